@@ -1,0 +1,46 @@
+# make demo, make test: all that a fresh machine needs is Python 3.11 or later. See README.md.
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.PHONY: demo test check bench clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+INSTALLED := .venv/installed
+EXAMPLE := docs/examples/transformer.py --steps 8
+PEAK := build/peak.json
+HALF := import json; print(json.load(open("$(PEAK)"))["peak_bytes"] // 2, end="B")
+
+# Two OpenMP threads on busy cores make everything slower and times noisy.
+export OMP_NUM_THREADS := 1
+
+demo: $(INSTALLED)
+	@mkdir -p $(dir $(PEAK))
+	@printf '\n1. What is its peak?\n\n'
+	$(BIN)/dtrrun --json $(PEAK) $(EXAMPLE)
+	@printf '\n2. Half of that. The losses are the same, to the last digit.\n\n'
+	@set -e; half=$$($(BIN)/python -c '$(HALF)'); set -x; $(BIN)/dtrrun --budget $$half $(EXAMPLE)
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -q tests/unit tests/inject tests/conformance
+
+check: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/python -m tests.bench
+
+clean:
+	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find dtrrun tests docs -name __pycache__ -prune -exec rm -rf {} +
+
+# setuptools first and no build isolation, so that the build too uses what constraints.txt names.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or later is needed; for example: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(PIP) setuptools
+	$(PIP) --no-build-isolation --editable '.[dev]'
+	@touch $@

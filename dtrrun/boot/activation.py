@@ -1,0 +1,37 @@
+"""What happens in a process of the target once torch has been imported: the runtime starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from dtrrun.boot import children, helpers
+from dtrrun.settings import RuntimeSettings
+
+
+def activate() -> None:
+    """Start the runtime here, and see to it in the processes to come. What this raises, ends the process."""
+    from dtrrun import runtime
+
+    _start()
+    helpers.watch(runtime.deactivate)
+    children.watch(_start, lambda: runtime.finish(os.getpid()))
+
+
+def _start() -> None:
+    """Start the runtime, once in a process: a spawned child comes here twice, a forked one once."""
+    from dtrrun import runtime
+
+    global _started_in
+    if _started_in == os.getpid():
+        return
+    _started_in = os.getpid()
+    settings = RuntimeSettings.from_environment()
+    if settings is None:  # the program took it out of its environment
+        return
+    if settings.record_dir is not None and not os.path.isdir(settings.record_dir):
+        settings = dataclasses.replace(settings, record_dir=None)  # the launcher has ended, and we live on
+    runtime.activate(settings)
+
+
+_started_in: int | None = None

@@ -1,0 +1,32 @@
+"""Trick: start the runtime anew in the children that `multiprocessing` forks, unless they are helpers.
+
+The runtime ends in every forked child, whose memory and threads are not what it knew. But a child of
+`multiprocessing` (start methods fork and forkserver) may train, and would do so without a budget.
+`multiprocessing` calls the functions of `register_after_fork` in its children before their own work begins:
+since 2.6, undocumented, and used by concurrent.futures and logging. A child made by `os.fork` itself stays
+without a budget.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing import util
+
+from dtrrun.boot.helpers import is_helper
+from dtrrun.boot.path._dtrrun_hook import fail
+
+
+def watch(activate: Callable[[], None], finish: Callable[[], None]) -> None:
+    """Call `activate` at the start of each such child from now on, and `finish` at its end."""
+
+    def start(_: object) -> None:
+        if is_helper(getattr(multiprocessing.current_process(), "_target", None)):
+            return
+        try:
+            activate()
+        except Exception as error:  # multiprocessing would swallow it
+            fail(error)
+        util.Finalize(None, finish, exitpriority=0)  # such a child ends without atexit (before 3.13)
+
+    util.register_after_fork(start, start)  # the first is held weakly, the second is not

@@ -1,0 +1,49 @@
+"""Trick: wrap the functions in which a process turns out to be a helper: the runtime ends there first.
+
+A data-loader worker makes batches and torchrun's agent watches over processes: neither trains. Both import
+torch before they get there, so the runtime runs already. Needed until PyTorch marks such processes itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+HELPERS = {
+    "torch.utils.data._utils.worker": "_worker_loop",  # looked up anew at each start of a worker
+    "torch.distributed.launcher.api": "launch_agent",  # torchrun, and accelerate with several processes
+    "accelerate.commands.launch": "launch_command",  # accelerate with one: it starts the script and waits
+}
+
+
+def watch(deactivate: Callable[[], None]) -> None:
+    """Wrap the functions that have been imported already, and the others when they are imported."""
+    from dtrrun.boot.path._dtrrun_hook import AfterImport
+
+    def wrap(module: ModuleType) -> None:
+        name = HELPERS[module.__name__]
+        function = getattr(module, name)
+
+        @functools.wraps(function)  # keeps the name by which it is pickled for a spawned worker
+        def helper(*args: object, **kwargs: object) -> object:
+            deactivate()
+            return function(*args, **kwargs)
+
+        _wrapped.append(helper)
+        setattr(module, name, helper)
+
+    for name in HELPERS:
+        if name in sys.modules:
+            wrap(sys.modules[name])
+        else:
+            sys.meta_path.insert(0, AfterImport(name, wrap))
+
+
+def is_helper(function: object) -> bool:
+    """Whether `function` is one that `watch` wrapped."""
+    return any(function is wrapped for wrapped in _wrapped)
+
+
+_wrapped: list[object] = []

@@ -1,0 +1,116 @@
+"""Trick: a finder, first on `sys.meta_path`, that calls back when a certain module has been imported.
+
+It finds nothing itself: it asks the other finders, and puts its call behind the `exec_module` of the loader
+that they return, for the length of one import. `importlib.util.find_spec`, `reload` and pickling see no
+difference. Needed since no Python until now has a callback after an import. Standard library only, and little
+of it: every Python process of the target loads this file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # as in typing, which would take longer to import than all of this
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def install() -> None:
+    """Activate the runtime in this process as soon as torch has been imported."""
+    mark("python")
+    sys.meta_path[:0] = [OwnPackage(), AfterImport("torch", _torch_imported)]
+    if "torch" in sys.modules:  # by a .pth file
+        _torch_imported(sys.modules["torch"])
+
+
+def mark(name: str, text: str = "") -> None:
+    """Leave a word for the launcher, in a file of the folder where the records are."""
+    try:
+        with open(os.path.join(os.environ["DTRRUN_RECORDS"], name), "a") as file:
+            file.write(text)
+    except (OSError, KeyError):
+        pass  # the launcher has gone: nobody to tell
+
+
+class OwnPackage:
+    """Finds `dtrrun` in the launcher's folder, whatever is installed here; adds nothing to the path."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "dtrrun":
+            return None
+        from importlib.util import spec_from_file_location
+
+        init = os.path.join(PACKAGE, "__init__.py")
+        return spec_from_file_location(name, init, submodule_search_locations=[PACKAGE])
+
+
+class AfterImport:
+    """Calls `action(module)` once, when the module called `name` has been imported without an error."""
+
+    def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
+        self.name = name
+        self.action = action
+        self.searching = False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != self.name or self.searching:
+            return None
+        self.searching = True  # another finder of this kind may ask everyone, us too
+        try:
+            spec = self._find(path, target)
+        finally:
+            self.searching = False
+        if spec is None:
+            mark("no-" + name, sys.executable + "\n")
+        elif spec.origin is not None and spec.loader is not None:  # not a folder that merely has the name
+            self._call_after(spec.loader)
+        return spec
+
+    def _find(self, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(self.name, path, target)
+                if spec is not None:
+                    return spec
+        return None
+
+    def _call_after(self, loader: Any) -> None:
+        exec_module = loader.exec_module
+
+        def exec_and_call(module: ModuleType) -> None:
+            vars(loader).pop("exec_module", None)
+            exec_module(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self.action(module)
+
+        loader.exec_module = exec_and_call
+
+
+def _torch_imported(_: ModuleType) -> None:
+    try:
+        from dtrrun.boot.activation import activate
+
+        activate()
+    except Exception as error:
+        fail(error)
+
+
+def fail(error: Exception) -> None:
+    """End this process: to go on without a budget would be worse."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    mark(f"failed-{os.getpid()}", reason)
+    sys.stderr.write(f"dtrrun: error: process {os.getpid()} cannot run under a budget: {reason}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(125)  # not SystemExit: a bare `except` around `import torch` would swallow it

@@ -1,0 +1,91 @@
+"""The command `dtrrun`: which verb is meant, which words are its options, and how errors are shown.
+
+Our options stop at the first word that is none. A verb is one of VERBS, each a file of this folder; where the
+first such word is no verb, the verb is `run` and the word begins the target.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import typer
+
+from dtrrun.cli.messages import say
+from dtrrun.launch.errors import FAILED, LaunchError
+
+VERBS = ("run",)
+TARGETS = ("-m", "-c")  # these begin a target of Python's, although they look like options
+
+# The root of typer's usage errors: click's, which newer versions of typer carry inside themselves.
+ParseError: type[Any] = typer.BadParameter.mro()[2]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line `arguments` (those of the process by default) and exit."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller (`2>&-`)
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the process ends
+    try:
+        status = _main(words)
+    except LaunchError as error:
+        say(f"error: {error}")
+        status = error.exit_status
+    except ParseError as error:
+        say(f"error: {error.format_message()} (see dtrrun --help)")
+        status = error.exit_code
+    except KeyboardInterrupt:
+        status = 130
+    except Exception as error:
+        if os.environ.get("DTRRUN_DEBUG"):
+            raise
+        say(f"error: {type(error).__name__}: {error} (DTRRUN_DEBUG=1 shows where)")
+        status = FAILED
+    sys.exit(status)
+
+
+def _main(words: list[str]) -> int:
+    verb = "run"
+    command = _command(verb)
+    ours, target = split(words, command)
+    if target and target[0] in VERBS and words[len(ours)] != "--":
+        verb = target[0]
+        command = _command(verb)
+        more, target = split(target[1:], command)
+        ours += more
+    # The target goes past typer, which would check that its words are valid text.
+    status = command.main(args=ours, prog_name="dtrrun", standalone_mode=False, obj=target)
+    return status if isinstance(status, int) else 0
+
+
+def split(words: Sequence[str], command: Any) -> tuple[list[str], list[str]]:
+    """The options at the head of `words`, and the rest without the `--` that may stand between."""
+    flags = {name: param.is_flag for param in command.params for name in (*param.opts, *param.secondary_opts)}
+    place = 0
+    while place < len(words):
+        word = words[place]
+        if word == "--":
+            return list(words[:place]), list(words[place + 1 :])
+        if not word.startswith("-") or word == "-" or (word.startswith(TARGETS) and word[1] != "-"):
+            break
+        place += 1 if flags.get(word, True) else 2
+    return list(words[:place]), list(words[place:])
+
+
+def _command(verb: str) -> Any:
+    """The verb's command object, from the function of its name in the file of its name."""
+    app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+    module = import_module(f"dtrrun.cli.{verb}")
+    function = getattr(module, verb)
+    help, epilog = _paragraphs(function.__doc__), _paragraphs(module.EPILOG)
+    app.command(**module.COMMAND, help=help, epilog=epilog)(function)
+    return typer.main.get_command(app)
+
+
+def _paragraphs(text: str) -> str:
+    """`text` without the line ends inside its paragraphs: typer breaks lines to the terminal's width."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))

@@ -1,0 +1,27 @@
+"""Our own lines on stderr: the script's standard output is its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def say(message: str) -> None:
+    """One line, with our name before it."""
+    line = " ".join(f"dtrrun: {message}".split())
+    with if_someone_reads():
+        print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def if_someone_reads() -> Iterator[None]:
+    """For writing to stderr: where it is a pipe that nobody reads any more, that is no error of the run."""
+    try:
+        yield
+    except BrokenPipeError:
+        # What is left in the buffer would fail again when the interpreter ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)

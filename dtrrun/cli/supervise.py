@@ -1,0 +1,95 @@
+"""One run from the announcement to the report: what the person at the terminal sees around the target."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from dtrrun.cli.messages import if_someone_reads, say
+from dtrrun.cli.options import Options
+from dtrrun.cli.report_file import report_writer
+from dtrrun.launch.environment import child_environment
+from dtrrun.launch.outcome import judge, read_marks
+from dtrrun.launch.process import run
+from dtrrun.launch.pty import Terminal
+from dtrrun.launch.signals import die_of
+from dtrrun.settings import RuntimeSettings
+from dtrrun.sizes import format_size
+from dtrrun.telemetry.record import read_all
+from dtrrun.views.final import print_final
+from dtrrun.views.live import live_view
+from dtrrun.views.report import build_report
+
+TICK_SECONDS = 0.1
+
+
+def supervise(options: Options, command: Sequence[str]) -> int:
+    """Run `command` under `options`, show what is to be shown, and return the exit status.
+
+    Does not return where the target was ended by a signal: then so are we.
+    """
+    with (
+        report_writer(options.json) as write_report,
+        tempfile.TemporaryDirectory(prefix="dtrrun-", ignore_cleanup_errors=True) as folder,
+    ):
+        settings = replace(options.settings, record_dir=folder)
+        if not options.quiet:
+            _announce(options)
+        started = time.monotonic()
+        returncode = _run(settings, command, options)
+        elapsed = time.monotonic() - started
+
+        snapshots = read_all(folder)
+        outcome = judge(returncode, snapshots, read_marks(Path(folder)))
+        report = build_report(snapshots, settings, outcome.exit_status, command, elapsed)
+        if snapshots and not options.quiet:
+            with if_someone_reads():
+                print_final(report, sys.stderr)
+        if outcome.error:
+            say(f"error: {outcome.error}")
+        elif outcome.note and not options.quiet:
+            say(outcome.note)
+        write_report(report)
+    if outcome.signal is not None:
+        die_of(outcome.signal)
+    return outcome.exit_status
+
+
+def _run(settings: RuntimeSettings, command: Sequence[str], options: Options) -> int:
+    environment = child_environment(settings)
+    sys.stdout.flush()
+    view = None if options.quiet else live_view(settings, sys.stderr, options.live)
+    if view is None:
+        return run(command, environment)
+    with closing(view), Terminal(view.write, lambda: view.rows) as terminal:
+        newest = 0.0
+
+        def attend() -> None:
+            nonlocal newest
+            terminal.pump(TICK_SECONDS)  # returns at once while the script writes
+            if time.monotonic() - newest >= TICK_SECONDS:
+                newest = time.monotonic()
+                with if_someone_reads():
+                    view.update(read_all(str(settings.record_dir)))
+
+        view.start()
+        returncode = run(command, environment, terminal.child_fds(), attend)
+        terminal.drain()
+        return returncode
+
+
+def _announce(options: Options) -> None:
+    """What was understood, in bytes: a budget that was meant otherwise shows here, not after an hour."""
+    for warning in options.warnings:
+        say(f"warning: {warning}")
+    budget = options.settings.budget_bytes
+    if budget is None:
+        say(f"no budget: counting only, on {options.device}")
+    else:
+        size = f"{format_size(budget)} ({budget:,} bytes)"
+        say(f"budget {size} on {options.device}, heuristic {options.settings.heuristic}")

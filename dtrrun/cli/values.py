@@ -1,0 +1,95 @@
+"""What each option's text means: one reader of values for the command line, the environment and the profiles.
+
+A reader takes the text and returns the value, or raises ValueError with a text for the person who wrote it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from dtrrun.launch.devices import DEVICE
+from dtrrun.policy.heuristics import HEURISTIC_NAMES, check_heuristic
+
+YES, NO = ("yes", "true", "on", "1"), ("no", "false", "off", "0")
+
+
+def flag(text: str) -> bool:
+    if text.lower() not in YES + NO:
+        raise ValueError(f"{text!r} is neither yes nor no")
+    return text.lower() in YES
+
+
+def choice(*names: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"{text!r} is none of {', '.join(names)}")
+        return text
+
+    return read
+
+
+def whole_number(least: int | None = None) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a whole number") from None
+        if least is not None and value < least:
+            raise ValueError(f"{text} is less than {least}")
+        return value
+
+    return read
+
+
+def slowdown(text: str) -> float:
+    """A multiple of the plain run's time, such as `3` or `1.5x`."""
+    value = _number(text.removesuffix("x"))
+    if value <= 1:
+        raise ValueError(f"{text!r} is not above 1: it is a multiple of the time without a budget")
+    return value
+
+
+def share(text: str) -> float:
+    """A share of the mean storage size, such as `0.01` or `1%`."""
+    value = _number(text[:-1]) / 100 if text.endswith("%") else _number(text)
+    if not 0 <= value <= 1:
+        raise ValueError(f"{text!r} is not between 0 and 1 (or 0% and 100%): it is a share of the mean size")
+    return value
+
+
+def device(text: str) -> str:
+    if not DEVICE.fullmatch(text):
+        raise ValueError(f"{text!r} is none of auto, cpu, cuda, cuda:N")
+    return text
+
+
+def heuristic(text: str) -> str:
+    """A name of the paper's, an h'(…), or `module:function`, which only the target's process can import."""
+    try:
+        check_heuristic(text)
+    except ValueError as error:
+        near = get_close_matches(text, HEURISTIC_NAMES, 1)
+        raise ValueError(f"{error} (did you mean {near[0]}?)" if near else str(error)) from None
+    return text
+
+
+def deallocation(text: str) -> str:
+    if choice("eager", "banish", "ignore")(text) == "banish":
+        raise ValueError("banish works in the simulator only; use eager or ignore")
+    return text
+
+
+def anything(text: str) -> str:
+    return text
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
+    if not math.isfinite(value):
+        raise ValueError(f"{text!r} is not a number")
+    return value

@@ -1,0 +1,73 @@
+"""Start the target, hand it its signals, wait for it."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+
+from dtrrun.launch.errors import NOT_EXECUTABLE, NOT_FOUND, LaunchError
+from dtrrun.launch.signals import passed_on
+
+Streams = Mapping[str, int | None]
+"""`stdin`, `stdout` and `stderr` for the target: a descriptor, or None for our own."""
+
+
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    streams: Streams | None = None,
+    attend: Callable[[], None] | None = None,
+) -> int:
+    """Run `command` to its end; its exit status, or minus the number of the signal that ended it.
+
+    The target is in our process group. While it runs, `attend` is called over and over, and should take a
+    moment each time. Raises LaunchError where the command cannot be started (126, 127).
+    """
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []  # signals that came while the child was being started
+
+    def send(number: int) -> None:
+        if child is None:
+            early.append(number)
+        else:
+            child.send_signal(number)
+
+    with passed_on(send):
+        child = _start(command, environment, streams or {})
+        for number in early:
+            child.send_signal(number)
+        try:
+            while attend is not None and child.poll() is None:
+                attend()
+        except BaseException:
+            child.terminate()  # nobody would look after it
+            raise
+        return child.wait()
+
+
+def _start(
+    command: Sequence[str], environment: Mapping[str, str], streams: Streams
+) -> subprocess.Popen[bytes]:
+    try:
+        # Descriptors that someone handed down to us (make, a pipe of the shell) are the target's: leave them
+        # open.
+        return subprocess.Popen(
+            command,
+            env=environment,
+            close_fds=False,
+            stdin=streams.get("stdin"),
+            stdout=streams.get("stdout"),
+            stderr=streams.get("stderr"),
+        )
+    except FileNotFoundError:
+        # The file was there a moment ago: it is the interpreter in its first line that is not.
+        raise LaunchError(
+            f"{command[0]}: no such command, or no such interpreter in its #! line", NOT_FOUND
+        ) from None
+    except OSError as error:
+        if error.errno == errno.E2BIG:
+            raise LaunchError(
+                "the target's arguments are longer than the system allows", NOT_EXECUTABLE
+            ) from None
+        raise LaunchError(f"{command[0]}: cannot be executed: {error.strerror}", NOT_EXECUTABLE) from None

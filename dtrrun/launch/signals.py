@@ -1,0 +1,63 @@
+"""Signals between the terminal, us, and the target, which is in our process group.
+
+What the terminal sends (Ctrl-C, Ctrl-\\) it sends to the target as well: we only must not die of it. What is
+sent to us alone is passed on. The two cannot be told apart for SIGINT and SIGQUIT, except that a terminal
+sends them to its foreground group only: there, they are taken to come from the terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
+FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@contextmanager
+def passed_on(send: Callable[[int], None]) -> Iterator[None]:
+    """While inside, hand the signals that are not the target's already to `send`."""
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        if number not in FROM_TERMINAL or not in_foreground():
+            send(number)
+
+    # A handler of Python's is reset in the child by exec; an ignored signal (nohup) stays ignored, in both.
+    previous = {
+        number: signal.signal(number, receive)
+        for number in FROM_TERMINAL + FORWARDED
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def in_foreground() -> bool:
+    """Whether the terminal that we run on, if any, sends its Ctrl-C to our process group."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+def die_of(number: int) -> None:
+    """End this process by the signal that ended the target: the shell sees the same. No second core file."""
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    with suppress(OSError):  # SIGKILL has no handler to reset
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    os.kill(os.getpid(), number)

@@ -1,0 +1,152 @@
+"""The paper's eviction heuristics: the storage with the least score is evicted (Sec. 2, 4.1, App. A, C, D).
+
+Every score has the signature
+
+    score(size, staleness, cost, projected_cost) -> number
+
+size            m(t): bytes, at least 1
+staleness       s(t): time since the last access, in units of the clock, at least 1: a storage that was
+                touched just now scores highest, without a division by zero
+cost            c_0(t): the cost of the operators that made it, in units of the clock
+projected_cost  c(t): c_0(t) plus the costs of its evicted neighbourhood
+
+and so has a function of the user's own, `module:function`. Which neighbourhood its projected cost is
+summed over, it may say in an attribute: `score.neighbourhood = "e_star"` (exact, dear), `"ancestors"`,
+`"eqclass"` (the default) or `"none"` (free; the projected cost is then the cost).
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Neighbourhood = Literal["none", "ancestors", "e_star", "eqclass"]
+"""Which evicted storages a projected cost includes: none, e_R, e*, or the relaxation ẽ*."""
+
+Score = Callable[[int, int, float, float], float]
+
+
+@dataclass(frozen=True)
+class Heuristic:
+    name: str
+    score: Score
+    neighbourhood: Neighbourhood
+    ages: bool
+    """The score depends on staleness."""
+    ordered: bool = True
+    """Staleness enters the score as a divisor or not at all, and a greater projected cost never lessens
+    it: so the score can be bounded ahead (`search`)."""
+
+
+def h_dtr(size: int, staleness: int, cost: float, projected_cost: float) -> float:
+    """c(t) / [m(t) · s(t)], c over e*, ẽ* or nothing: h_dtr, h_dtr_eq, h_dtr_local (Sec. 4.1)."""
+    return projected_cost / (size * staleness)
+
+
+def lru(size: int, staleness: int, cost: float, projected_cost: float) -> float:
+    """1 / s(t) (Sec. 4.1)."""
+    return 1 / staleness
+
+
+def largest(size: int, staleness: int, cost: float, projected_cost: float) -> float:
+    """1 / m(t): GreedyRemat (Sec. 4.1)."""
+    return 1 / size
+
+
+def msps(size: int, staleness: int, cost: float, projected_cost: float) -> float:
+    """c_R(t) / m(t), c_R over the evicted ancestors e_R (Sec. 4.1)."""
+    return projected_cost / size
+
+
+def e_star(size: int, staleness: int, cost: float, projected_cost: float) -> float:
+    """h_{e*}(t) = [c_0(t) + Σ_{e*} c_0] / m(t); |e*(t)| + 1 where all are of unit cost and size (App. A)."""
+    return projected_cost / size
+
+
+def h_prime(staleness: bool, size: bool, cost: bool) -> Score:
+    """h'(s, m, c)(t) = c(t) / [m(t) · s(t)], where a measure that is ablated is 1 (App. D.1)."""
+    with_s, with_m, with_c = staleness, size, cost
+
+    def score(size: int, staleness: int, cost: float, projected_cost: float) -> float:
+        c = projected_cost if with_c else 1
+        m = size if with_m else 1
+        s = staleness if with_s else 1
+        return c / (m * s)
+
+    return score
+
+
+_PAPER = {
+    heuristic.name: heuristic
+    for heuristic in (
+        Heuristic("h_dtr", h_dtr, "e_star", ages=True),
+        Heuristic("h_dtr_eq", h_dtr, "eqclass", ages=True),
+        Heuristic("h_dtr_local", h_dtr, "none", ages=True),
+        Heuristic("lru", lru, "none", ages=True),
+        Heuristic("size", largest, "none", ages=False),
+        Heuristic("msps", msps, "ancestors", ages=False),
+        Heuristic("e_star", e_star, "e_star", ages=False),
+    )
+}
+
+HEURISTIC_NAMES = (*_PAPER, "random")
+"""Those of Sec. 3 and 4.1; `ABLATION_NAMES` and `module:function` are accepted too."""
+
+ABLATION_NAMES = tuple(
+    f"h'(s={s},m={m},c={c})"
+    for c in ("e_star", "eqclass", "local", "no")
+    for s in ("yes", "no")
+    for m in ("yes", "no")
+)
+"""h'(s, m, c) of App. D.1, every combination."""
+
+_ABLATION = re.compile(r"h['′]\(s=(yes|no), *m=(yes|no), *c=(e_star|eqclass|local|no)\)")
+_FUNCTION = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<function>[^\W\d]\w*)")
+
+
+def check_heuristic(name: str) -> None:
+    """Raise ValueError if `make_heuristic(name)` would, without importing a module of the user's."""
+    if not (name in HEURISTIC_NAMES or _ABLATION.fullmatch(name) or _FUNCTION.fullmatch(name)):
+        raise ValueError(
+            f"unknown heuristic {name!r}: choose one of {', '.join(HEURISTIC_NAMES)}; "
+            "or h'(s=yes|no,m=yes|no,c=e_star|eqclass|local|no); or a function of your own, module:function"
+        )
+
+
+def make_heuristic(name: str, seed: int = 0) -> Heuristic:
+    """The heuristic of that name; `seed` is of the `random` one.
+
+    Raises ValueError for an unknown name, or for a function of the user's that cannot be had.
+    """
+    check_heuristic(name)
+    if name in _PAPER:
+        return _PAPER[name]
+    if name == "random":
+        generator = random.Random(seed)  # our own: the program's is not touched
+        return Heuristic(name, lambda *_: generator.random(), "none", ages=False, ordered=False)
+    if ablation := _ABLATION.fullmatch(name):
+        s, m, c = ablation.groups()
+        score = h_prime(s == "yes", m == "yes", c != "no")
+        neighbourhood: Neighbourhood = "e_star" if c == "e_star" else "eqclass" if c == "eqclass" else "none"
+        return Heuristic(name, score, neighbourhood, ages=s == "yes")
+    return _of_the_user(name)
+
+
+def _of_the_user(name: str) -> Heuristic:
+    module, _, function = name.partition(":")
+    try:
+        score = getattr(importlib.import_module(module), function)
+        float(score(1024, 1000, 10, 20.0))
+    except Exception as error:  # whatever the user's code raises
+        raise ValueError(f"heuristic {name!r} cannot be used: {type(error).__name__}: {error}") from error
+    neighbourhood: Neighbourhood = getattr(score, "neighbourhood", "eqclass")
+    if neighbourhood not in get_args(Neighbourhood):
+        raise ValueError(
+            f"heuristic {name!r}: its attribute neighbourhood is {neighbourhood!r}, "
+            f"not one of {', '.join(get_args(Neighbourhood))}"
+        )
+    return Heuristic(name, score, neighbourhood, ages=True, ordered=False)

@@ -1,0 +1,150 @@
+"""The pool of evictable storages (App. C.4), and the events that change it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any, Generic, Protocol
+
+from .eqclass import EvictedComponents
+from .heuristics import Heuristic
+from .neighbourhood import EvictedNeighbourhood
+from .node import N, Node
+
+
+class _Neighbourhood(Protocol):
+    def evicted(self, node: Node) -> None: ...
+    def left(self, node: Node) -> None: ...
+    def settle(self) -> None: ...
+    def changed(self, number: int) -> None: ...
+    def projected_cost(self, node: Node, number: int) -> int: ...
+    def watched_cost(self, node: Node, number: int) -> tuple[int, float]: ...
+
+
+class _NoNeighbourhood:
+    """For heuristics that look at the storage alone."""
+
+    def evicted(self, node: Node) -> None:
+        pass
+
+    def left(self, node: Node) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
+    def changed(self, number: int) -> None:
+        pass
+
+    def projected_cost(self, node: Node, number: int) -> int:
+        return node.cost
+
+    def watched_cost(self, node: Node, number: int) -> tuple[int, float]:
+        return node.cost, node.cost
+
+
+def _neighbourhood(heuristic: Heuristic, pool: dict[int, Any], due: set[int]) -> _Neighbourhood:
+    if heuristic.neighbourhood == "none":
+        return _NoNeighbourhood()
+    if heuristic.neighbourhood == "eqclass":
+        return EvictedComponents(pool, due)
+    return EvictedNeighbourhood(pool, due, ancestors_only=heuristic.neighbourhood == "ancestors")
+
+
+class Policy(ABC, Generic[N]):
+    """Chooses what to evict among the nodes inserted into it.
+
+    Its owner reports what happens to the nodes, each event once and in the order in which it happens,
+    and tells of no access: the clock value in `last_access` is read when a score is computed. Neither
+    thread-safe nor re-entrant, except that an evicted node may die at any moment, unannounced.
+    """
+
+    score_evaluations: int
+    scoring_ns: int
+    """Time in computing scores, the reading of neighbourhoods included."""
+    search_ns: int
+    """Time in `select` besides."""
+
+    def __init__(self, heuristic: Heuristic, ignore_small: float = 0.0) -> None:
+        """`ignore_small`: nodes under this share of the pool's mean size are chosen last (App. E.2)."""
+        self.heuristic = heuristic
+        self.score_evaluations = 0
+        self.scoring_ns = 0
+        self.search_ns = 0
+        self._ignore_small = ignore_small
+        self._pool: dict[int, N] = {}
+        self._pool_nbytes = 0
+        self._last_number = 0
+        self._due: set[int] = set()
+        """Numbers of nodes whose score has to be computed anew before the next choice."""
+        self._neighbourhood = _neighbourhood(heuristic, self._pool, self._due)
+
+    def __len__(self) -> int:
+        """How many nodes are in the pool."""
+        return len(self._pool)
+
+    def insert(self, node: N) -> None:
+        """`node` became resident and evictable; nothing if it is in the pool already, or holds no bytes."""
+        if node.bound is None and node.nbytes > 0:
+            self._last_number = number = self._last_number + 1
+            node.bound = number
+            self._pool[number] = node
+            self._pool_nbytes += node.nbytes
+            self._due.add(number)
+
+    def discard(self, node: N) -> None:
+        """`node` is evictable no longer: died, or was pinned. Nothing if it is not in the pool."""
+        number = node.bound
+        if number is not None:
+            node.bound = None
+            del self._pool[number]
+            self._pool_nbytes -= node.nbytes
+            self._due.discard(number)
+
+    def evicted(self, node: N) -> None:
+        """`node` was evicted, or released by the program while something evictable depends on it."""
+        self.discard(node)
+        if not node.constant:
+            self._neighbourhood.evicted(node)
+
+    def rematerialized(self, node: N) -> None:
+        """`node` is resident again; `insert` it when it is evictable too."""
+        self._neighbourhood.left(node)
+
+    def forget(self, node: N) -> None:
+        """`node`, evicted, will never be rematerialized. A record's death need not be told."""
+        self._neighbourhood.left(node)
+
+    def cost_changed(self, node: N) -> None:
+        """`node`, resident, has a new cost or other inputs."""
+        if node.bound is not None:
+            self._due.add(node.bound)
+            self._neighbourhood.changed(node.bound)
+
+    def select(self, now: int, evictable: Callable[[N], bool]) -> N | None:
+        """The resident node with the least score at clock value `now`, or None if there is none.
+
+        `evictable` is asked about the node that is about to be chosen; one that it refuses is passed
+        over, this time; to find out, it may discard nodes. Of equal scores, the node that was inserted
+        first is chosen. The chosen node stays in the pool until its eviction is reported.
+        """
+        started = perf_counter_ns()
+        scoring = self.scoring_ns
+        try:
+            self._neighbourhood.settle()
+            chosen = self._choose(now, lambda node: node.resident and evictable(node))
+        except BaseException:  # Ctrl-C, most likely: what was being looked at must not be lost
+            self._due.update(self._pool)
+            raise
+        self.search_ns += perf_counter_ns() - started - (self.scoring_ns - scoring)
+        return chosen
+
+    @abstractmethod
+    def _choose(self, now: int, evictable: Callable[[N], bool]) -> N | None: ...
+
+    def _least_nbytes(self) -> float:
+        """Nodes under this size are chosen last."""
+        if not self._ignore_small or not self._pool:
+            return 0
+        return self._ignore_small * self._pool_nbytes / len(self._pool)

@@ -1,0 +1,219 @@
+"""Search without a scan: a heap of lower bounds, each valid up to a moment of its own.
+
+Between the events that touch a storage's neighbourhood its score only falls, as 1/staleness does. So
+once a score has been computed the node sleeps: a bound is noted under which its score cannot get before
+its waking time, which lies halfway to the moment when it could become the least. A search looks at the
+nodes that are due (new, or told by the neighbourhood that their cost may have fallen), at those that
+wake, and at those whose bounds are not above the least score found; it computes only those scores of
+them that may be the least. The choice is that of the scan, exactly (`ScanSearch` is the tests' oracle).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from time import perf_counter_ns
+
+from .heuristics import Heuristic
+from .node import N
+from .pool import Policy
+
+ROUNDING = 1 - 1e-12
+"""Keeps a bound that is computed in another order than the score itself on the safe side of it."""
+
+FAR = 4
+"""Where a node's own cost alone makes it score so many times the least, its neighbourhood is not read."""
+
+_Entry = tuple[float, int, int, float, bool]
+"""Lower bound, number, last clock value at which the bound holds, what it is at staleness 1, and whether
+that includes the neighbourhood's cost."""
+
+_Candidate = tuple[float, int, N, float]
+"""Score, number, node, and a lower bound of the score at staleness 1 as long as the node is not due."""
+
+
+class HeapSearch(Policy[N]):
+    """The exact least score of the whole pool, for heuristics that are `ordered`."""
+
+    def __init__(self, heuristic: Heuristic, ignore_small: float = 0.0) -> None:
+        super().__init__(heuristic, ignore_small)
+        self._far = FAR if heuristic.neighbourhood != "none" else 1
+        self._bounds: list[_Entry] = []
+        """Heap."""
+        self._asleep: dict[int, _Entry] = {}
+        """Each number's entry in `_bounds` that counts; all others are left-overs."""
+        self._wakings: list[tuple[int, int]] = []
+        """Heap of (clock value, number): not after the number's bound ceases to hold."""
+        self._waking: dict[int, int] = {}
+        """Each number's clock value in `_wakings` that counts."""
+        self._small: list[tuple[int, int]] = []
+        """Heap of (-bytes, number): nodes that were too small to be candidates."""
+        self._origin: int | None = None
+        """When the program began, by the clock."""
+        self._longest = 0
+        """The longest sleep: the time in which as many nodes come in as are in the pool."""
+
+    def _choose(self, now: int, evictable: Callable[[N], bool]) -> N | None:
+        self._set_longest(now)
+        least_nbytes = self._least_nbytes()
+        candidates: list[_Candidate[N]] = []
+        woken = self._wake(now, least_nbytes)
+        self._look_at(self._below(candidates), candidates, now, least_nbytes)
+        self._look_at(woken, candidates, now, least_nbytes)
+        self._look_at([(number, None) for number in self._due], candidates, now, least_nbytes)
+        self._due.clear()
+        refused: list[_Candidate[N]] = []
+        chosen: _Candidate[N] | None = None
+        while chosen is None:
+            self._look_at(self._below(candidates), candidates, now, least_nbytes)
+            if not candidates:
+                break
+            candidate = heappop(candidates)
+            if candidate[1] in self._pool and evictable(candidate[2]):
+                chosen = candidate
+            else:
+                refused.append(candidate)
+        if chosen is not None:
+            self._due.add(chosen[1])  # for the case that it is not evicted after all
+        for _, number, node, share in candidates + refused:
+            self._put_to_sleep(number, node, share, now, chosen[0] if chosen else 0)
+        self._sweep()
+        return chosen[2] if chosen else self._choose_small(now, evictable)
+
+    def _set_longest(self, now: int) -> None:
+        if self._origin is None and self._pool:
+            self._origin = min(node.last_access for node in self._pool.values())
+        if self._origin is not None:
+            self._longest = (now - self._origin) * len(self._pool) // self._last_number
+
+    def _wake(self, now: int, least_nbytes: float) -> list[tuple[int, float | None]]:
+        """Take out the bounds that hold no longer; returns whose, and what it was at staleness 1."""
+        wakings, waking, asleep = self._wakings, self._waking, self._asleep
+        while self._small and -self._small[0][0] >= least_nbytes:
+            self._due.add(heappop(self._small)[1])
+        for number in self._due:
+            asleep.pop(number, None)
+        woken: list[tuple[int, float | None]] = []
+        while wakings and wakings[0][0] < now:
+            time, number = heappop(wakings)
+            if waking.get(number) != time:
+                continue
+            entry = asleep.get(number)
+            if entry is None:
+                del waking[number]
+            elif entry[2] < now:
+                del waking[number], asleep[number]
+                woken.append((number, entry[3] if entry[4] else None))
+            else:  # its bound has been renewed since
+                waking[number] = entry[2]
+                heappush(wakings, (entry[2], number))
+        return woken
+
+    def _below(self, candidates: list[_Candidate[N]]) -> Iterator[tuple[int, float | None]]:
+        """Take out every bound that is below the first of the candidates."""
+        bounds, asleep = self._bounds, self._asleep
+        while bounds:
+            bound, number, _, share, known = entry = bounds[0]
+            if candidates and (bound > candidates[0][0] or entry[:2] > candidates[0][:2]):
+                break
+            heappop(bounds)
+            if asleep.get(number) is entry:
+                del asleep[number]
+                yield number, share if known else None
+
+    def _look_at(
+        self,
+        numbers: Iterable[tuple[int, float | None]],
+        candidates: list[_Candidate[N]],
+        now: int,
+        least_nbytes: float,
+    ) -> None:
+        """Make candidates of those nodes that may score less than the first of them.
+
+        With each number comes a lower bound of its score at staleness 1, neighbourhood included, if known.
+        """
+        pool, score, ages = self._pool, self.heuristic.score, self.heuristic.ages
+        watched_cost = self._neighbourhood.watched_cost
+        above: list[tuple[int, N, float, bool]] = []
+        for number, share in numbers:
+            node = pool.get(number)
+            if node is None:
+                continue
+            size, own = node.nbytes, node.cost
+            if size < least_nbytes:
+                heappush(self._small, (-size, number))
+                continue
+            staleness = now - node.last_access if ages else 1
+            if staleness < 1:
+                staleness = 1
+            if candidates:
+                best_share = candidates[0][0] * staleness
+                if share is not None:
+                    if share * ROUNDING > best_share:
+                        above.append((number, node, share, True))
+                        continue
+                else:
+                    share = score(size, 1, own, own)
+                    if share * ROUNDING > best_share * self._far:
+                        above.append((number, node, share, self._far == 1))
+                        continue
+            started = perf_counter_ns()
+            cost, lower = watched_cost(node, number)
+            candidate = score(size, staleness, own, cost), number, node, score(size, 1, own, lower)
+            self.scoring_ns += perf_counter_ns() - started
+            self.score_evaluations += 1
+            heappush(candidates, candidate)
+        best = candidates[0][0] if candidates else 0
+        for number, node, share, known in above:  # only now, so that each is looked at once
+            self._put_to_sleep(number, node, share, now, best, known)
+
+    def _put_to_sleep(
+        self, number: int, node: N, share: float, now: int, best: float, known: bool = True
+    ) -> None:
+        """Note a lower bound for `node`; `best`: the least score now, 0 if there is none."""
+        if not self.heuristic.ages:
+            self._asleep[number] = entry = share, number, 0, share, known
+            heappush(self._bounds, entry)
+            return
+        staleness = now - node.last_access
+        if staleness < 1:
+            staleness = 1
+        if share > best * staleness > 0:
+            sleep = (share / best - staleness) / 2
+            stalest = staleness + int(sleep if sleep < self._longest else self._longest)
+        else:
+            stalest = staleness + staleness // 64 + 1
+        until = node.last_access + stalest
+        self._asleep[number] = entry = share / stalest * ROUNDING, number, until, share, known
+        heappush(self._bounds, entry)
+        if self._waking.get(number, until + 1) > until:
+            self._waking[number] = until
+            heappush(self._wakings, (until, number))
+
+    def _choose_small(self, now: int, evictable: Callable[[N], bool]) -> N | None:
+        """Nothing else is left: the least of those that were set aside as too small."""
+        candidates: list[_Candidate[N]] = []
+        for number in {number for _, number in self._small}:
+            alone: list[_Candidate[N]] = []  # compared with none, so that its score is computed
+            self._look_at([(number, None)], alone, now, 0)
+            candidates += alone
+        heapify(candidates)
+        while candidates:
+            _, number, node, _ = heappop(candidates)
+            if number in self._pool and evictable(node):
+                return node
+        return None
+
+    def _sweep(self) -> None:
+        """Drop the left-overs when they outnumber what counts."""
+        pool, limit = self._pool, 64 + 2 * len(self._pool)
+        if max(len(self._bounds), len(self._wakings)) > limit:
+            self._asleep = {n: entry for n, entry in self._asleep.items() if n in pool}
+            self._bounds = list(self._asleep.values())
+            heapify(self._bounds)
+            self._waking = {n: time for n, time in self._waking.items() if n in self._asleep}
+            self._wakings = [(time, n) for n, time in self._waking.items()]
+            heapify(self._wakings)
+        if len(self._small) > limit:
+            self._small = [(size, number) for size, number in self._small if number in pool]
+            heapify(self._small)

@@ -1,0 +1,93 @@
+"""The runtime inside the training process: standard library and torch only."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from dtrrun.runtime.errors import BudgetError
+from dtrrun.runtime.session import Session
+from dtrrun.settings import RuntimeSettings
+from dtrrun.sizes import parse_size
+
+__all__ = ["BudgetError", "Session", "activate", "budget", "deactivate"]
+
+_active: Session | None = None
+
+
+def activate(settings: RuntimeSettings) -> None:
+    """Start the session of a process that the launcher started; it ends with the process."""
+    global _active
+    from dtrrun.telemetry.record import Writer
+
+    writer = None
+    session = Session(settings)
+    if settings.record_dir is not None:
+        from dataclasses import asdict
+
+        writer = Writer(
+            settings.record_dir,
+            {
+                "torch": torch.__version__,
+                "device": session.ledger.device_type,
+                "heuristic": settings.heuristic,
+                "settings": asdict(settings),
+            },
+        )
+    session.start(writer)
+    _active = session
+    atexit.register(finish, os.getpid())
+
+
+def deactivate() -> None:
+    """This process turned out to be a helper: leave it as if the runtime had never been there."""
+    global _active
+    session, _active = _active, None
+    if session is not None:
+        writer, session.writer = session.writer, None
+        session.stop()
+        if writer is not None:
+            writer.discard()
+
+
+def finish(pid: int) -> None:
+    """The process `pid`, if this is still it, ends: close its record. What is evicted stays so."""
+    if _active is not None and os.getpid() == pid and _active.writer is not None:
+        writer, session = _active.writer, _active
+        session._publish()
+        session.writer = None
+        writer.close()
+
+
+@contextmanager
+def budget(size: int | str | None, device: str | None = None, **options: Any) -> Iterator[Session]:
+    """Keep the tensors of the enclosed code inside a budget.
+
+    size: bytes, or text such as "200MB"; None counts only. device: "cpu" (default). options: as the command's
+    (`heuristic`, `over_budget`, `verify`, ... see `RuntimeSettings`). Yields the `Session`, whose `report()`
+    is a dict of figures. Raises ValueError for a bad size or option, and inside the block `BudgetError` where
+    the budget can't hold an operator. Sessions do not nest.
+    """
+    if _active is not None and _active.running:
+        raise RuntimeError("dtrrun: a session is already running in this process")
+    nbytes = size if size is None or isinstance(size, int) else parse_size(size)
+    session = Session(RuntimeSettings(budget_bytes=nbytes, device=device or "cpu", **options))
+    with _running(session):
+        yield session
+
+
+@contextmanager
+def _running(session: Session) -> Iterator[None]:
+    global _active
+    _active = session
+    session.start()
+    try:
+        yield
+    finally:
+        session.stop()
+        _active = None

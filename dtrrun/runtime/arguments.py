@@ -1,0 +1,117 @@
+"""Taking an operator's arguments apart, and putting them together again for a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from dtrrun.runtime.record import HOLE, Geometry
+from dtrrun.runtime.storage import storage_of
+
+VALUE, TENSOR, SEQUENCE, UNKEYED = range(4)
+KINDS: dict[type, int] = {
+    torch.Tensor: TENSOR,
+    torch.nn.Parameter: TENSOR,
+    torch.nn.Buffer: TENSOR,
+    list: SEQUENCE,
+    tuple: SEQUENCE,
+    torch.Size: SEQUENCE,
+    # Numbers that vary from step to step (learning rates) say nothing about cost or size.
+    float: UNKEYED,
+    complex: UNKEYED,
+    torch.Generator: UNKEYED,
+}
+"""How an argument of each type is treated; types met later are added by `kind_of`."""
+
+PLAIN = (torch.Tensor,)
+"""The `types` of a dispatch that concerns no subclass (PyTorch names Tensor for some tensors)."""
+
+
+def kind_of(cls: type) -> int:
+    """Classify a type for the first time."""
+    if issubclass(cls, torch.Tensor):
+        kind = TENSOR
+    elif issubclass(cls, (list, tuple)):
+        kind = SEQUENCE
+    elif cls.__hash__ is None or issubclass(cls, torch.ScriptObject):
+        kind = UNKEYED
+    else:
+        kind = VALUE
+    KINDS[cls] = kind
+    return kind
+
+
+def flatten_into(value: Any, key: list[Any], tensors: list[torch.Tensor]) -> Any:
+    """Collect the tensors of a nested argument; returns it with HOLE in the place of each.
+
+    `key` receives what a signature needs to know of the rest.
+    """
+    kind = KINDS.get(type(value))
+    if kind is None:
+        kind = kind_of(type(value))
+    if kind == VALUE:
+        key.append(value)
+        return value
+    if kind == TENSOR:
+        tensors.append(value)
+        return HOLE
+    if kind == SEQUENCE:
+        key.append(len(value))
+        return [flatten_into(item, key, tensors) for item in value]
+    return value
+
+
+def fill(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    """The inverse of `flatten_into`: each HOLE gets the next tensor."""
+    if value is HOLE:
+        return next(tensors)
+    if type(value) is list:
+        return [fill(item, tensors) for item in value]
+    return value
+
+
+def outputs_of(result: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
+    """All tensors in an operator's result, in order."""
+    if isinstance(result, torch.Tensor):
+        found.append(result)
+    elif isinstance(result, (list, tuple)):
+        for item in result:
+            outputs_of(item, found)
+    return found
+
+
+def geometry_of(tensor: torch.Tensor) -> Geometry:
+    """Where in its storage a tensor lies; enough to make it again with `over`."""
+    geometry = (tensor.size(), tensor.stride(), tensor.storage_offset(), tensor.dtype)
+    if tensor.is_neg() or (tensor.is_complex() and tensor.is_conj()):
+        return (*geometry, tensor.is_conj(), tensor.is_neg())
+    return geometry
+
+
+def over(storage: torch.UntypedStorage, geometry: Geometry) -> torch.Tensor:
+    """A plain tensor over `storage`, as recorded by `geometry_of`."""
+    size, stride, offset, dtype = geometry[:4]
+    tensor = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
+    if len(geometry) > 4:
+        if geometry[4]:
+            tensor = tensor.conj()
+        if geometry[5]:
+            tensor = torch._neg_view(tensor)
+    return tensor
+
+
+def covers(tensor: torch.Tensor) -> bool:
+    """Whether writing every element of `tensor` writes every byte of its storage."""
+    if tensor.numel() * tensor.element_size() != storage_of(tensor).nbytes():
+        return False
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True

@@ -1,0 +1,188 @@
+"""One operator call, taken apart: which storages it touches, which of them it writes to, its signature."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dtrrun.runtime import shapes
+from dtrrun.runtime.arguments import flatten_into, geometry_of
+from dtrrun.runtime.ledger import Ledger
+from dtrrun.runtime.operators import Operator
+from dtrrun.runtime.record import Record, Signature
+from dtrrun.runtime.replay import Replay
+from dtrrun.runtime.storage import storage_of
+
+SIGNATURES_LIMIT = 50_000  # programs whose shapes never repeat: start afresh rather than grow forever
+
+
+class Call:
+    """One operator call while it is under way."""
+
+    __slots__ = (
+        "changing",
+        "func",
+        "generator",
+        "kwargs",
+        "opaque",
+        "operator",
+        "recordable",
+        "records",
+        "signature",
+        "template",
+        "tensors",
+        "written",
+    )
+
+    func: Any
+    operator: Operator
+    template: list[Any]
+    kwargs: dict[str, Any]
+    tensors: list[torch.Tensor]
+    records: list[Record]
+    signature: Signature
+    changing: list[Record]  # constants that it is about to write to: until then nothing may rely on them
+    written: dict[int, list[int]]  # id of a mutated record: the holes that it is written through
+    opaque: bool
+    recordable: bool
+    generator: Any
+
+
+class Calls:
+    """Takes calls apart; locks and brings back what they read."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        replay: Replay,
+        tick: Callable[[int], int],
+        met_leaf: Callable[[torch.Tensor], None],
+    ) -> None:
+        self.ledger = ledger
+        self.replay = replay
+        self.operators: dict[Any, Operator] = {}
+        self.signatures: dict[Any, Signature] = {}
+        self.always = False  # several threads, or conjugate views: the short cut does not apply
+        self.lock = threading.RLock()
+        self.next_tick = 0
+        self._tick = tick
+        self._met_leaf = met_leaf
+
+    def record_of(self, tensor: torch.Tensor) -> Record | None:
+        """The record of a tensor's storage, entered as a constant if it is new; None if it has no storage."""
+        try:
+            storage = storage_of(tensor)
+        except (NotImplementedError, RuntimeError):
+            return None
+        if tensor.is_nested or tensor.is_quantized:  # more than a geometry over a storage
+            return None
+        record = self.ledger.records.get(id(storage))
+        if record is None:
+            record = self.ledger.adopt(storage)
+            if tensor.requires_grad and tensor.is_leaf:
+                record.pin = "parameter"
+                self._met_leaf(tensor)
+        return record
+
+    def _prepare(self, operator: Operator, func: Any, args: Any, kwargs: dict[str, Any]) -> Call:
+        ledger = self.ledger
+        if ledger.dead:
+            ledger.drain()
+        call = Call()
+        call.func, call.operator = func, operator
+        key: list[Any] = [func]
+        tensors: list[torch.Tensor] = []
+        holes: list[int] = []
+        call.template = []
+        for arg in args:
+            holes.append(len(tensors))
+            call.template.append(flatten_into(arg, key, tensors))
+        named: dict[str, int] = {}
+        call.kwargs = {}
+        for name, arg in kwargs.items():
+            named[name] = len(tensors)
+            key.append(name)
+            call.kwargs[name] = flatten_into(arg, key, tensors)
+        call.generator = kwargs.get("generator")
+        holes.append(len(tensors))
+        call.tensors = tensors
+        call.opaque = False
+        call.records = []
+        geometries: list[Any] = []
+        for tensor in tensors:
+            record = self.record_of(tensor)
+            if record is None:
+                call.opaque = True
+                continue
+            call.records.append(record)
+            if record.pin is None and tensor.requires_grad and tensor.is_leaf:
+                record.pin = "parameter"
+                self._met_leaf(tensor)
+            geometry = geometry_of(tensor)
+            geometries.append(geometry)
+        key.extend(geometries)
+        call.recordable = (
+            operator.replayable
+            and not operator.uninitialised
+            and not call.opaque
+            and not any(record.exposed for record in call.records)
+        )
+        call.written = {}
+        call.changing = []
+        if operator.mutates and not call.opaque:
+            ends = [*holes[1:], *named.values(), len(tensors)]
+            for place in operator.mutates:
+                if isinstance(place, int):
+                    if place >= len(args):
+                        continue
+                    first, last = holes[place], holes[place + 1]
+                    if place == len(args) - 1 and named:
+                        last = min(named.values())
+                else:
+                    if place not in named:
+                        continue
+                    first = named[place]
+                    last = min(end for end in ends if end > first) if any(e > first for e in ends) else first
+                for hole in range(first, last):
+                    call.written.setdefault(id(call.records[hole]), []).append(hole)
+        call.signature = self._signature(call, tuple(key), geometries)
+        return call
+
+    def _signature(self, call: Call, key: tuple[Any, ...], geometries: list[Any]) -> Signature:
+        signature = self.signatures.get(key)
+        if signature is None:
+            if len(self.signatures) >= SIGNATURES_LIMIT:
+                self.signatures.clear()
+            signature = Signature(call.operator, tuple(geometries))
+            if self.ledger.budget_bytes is not None:
+                predicted = shapes.predict(call.func, call.operator, call.template, call.kwargs, geometries)
+                if predicted is None:
+                    # Not known before the first call: as much as the inputs is the best guess.
+                    predicted = sum(record.nbytes for record in call.records)
+                signature.output_bytes = predicted
+            self.signatures[key] = signature
+        return signature
+
+    def lock_records(self, records: list[Record]) -> None:
+        """Lock records and bring back those that are evicted; on failure nothing stays locked."""
+        clock = self.ledger.clock
+        for record in records:
+            record.locks += 1
+            record.last_access = clock
+        if any(not record.resident for record in records):
+            try:
+                self.replay.materialize(records)
+            except BaseException:
+                for record in records:
+                    record.locks -= 1
+                raise
+
+    @staticmethod
+    def _unlock(call: Call) -> None:
+        for record in call.changing:
+            record.exposed = False
+        for record in call.records:
+            record.locks -= 1

@@ -1,0 +1,146 @@
+"""Everything around an operator that is not the common case.
+
+Inputs that are evicted, memory that runs short, in-place and random operators, unknown storages, first calls,
+several threads. The order is the paper's (Sec. 2, figure 1): make the inputs resident and lock them, make
+room for the outputs, run, enter the outputs with the recipe that made them, unlock.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter_ns as now_ns
+from typing import Any
+
+import torch
+
+from dtrrun.runtime import rng
+from dtrrun.runtime.arguments import flatten_into
+from dtrrun.runtime.calls import Call
+from dtrrun.runtime.operators import Operator
+from dtrrun.runtime.outcomes import Outcomes
+
+
+class Careful(Outcomes):
+    """The complete handling of an operator; the dispatch mode has the short cut."""
+
+    def tick(self, now: int) -> None:
+        self.next_tick = self._tick(now)
+
+    def learn(self, func: Any) -> Operator:
+        operator = self.operators[func] = Operator(func)
+        if operator.lazy_bits:
+            self.always = True  # the short cut does not look for conjugate and negative views
+        return operator
+
+    def run(
+        self,
+        mode: Any,
+        operator: Operator,
+        func: Any,
+        types: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        entered: int,
+    ) -> Any:
+        for cls in types:
+            if (
+                cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+                and cls is not torch.nn.Parameter
+            ):
+                return NotImplemented  # a subclass with a dispatch of its own: its plain operators come to us
+        if operator.higher_order:
+            return self._run_higher_order(mode, func, args, kwargs)
+        if operator.composite:
+            with mode:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        ledger = self.ledger
+        making_room_before = ledger.making_room_ns
+        remat_before = self.replay.operators_ns
+        with self.lock:
+            call = self._prepare(operator, func, args, kwargs)
+            try:
+                self._admit(call)
+                recipe_rng = self._capture_rng(call)
+            except BaseException:
+                self._unlock(call)
+                raise
+        started = now_ns()
+        try:
+            result = func(*args, **kwargs)
+        except BaseException:
+            with self.lock:
+                self._failed(call)
+            raise
+        ended = now_ns()
+        cost = ended - started
+        with self.lock:
+            self._finish(call, result, cost, recipe_rng)
+        mode.operators_ns += cost
+        left = now_ns()
+        mode.bookkeeping_ns += (
+            left
+            - ended
+            + started
+            - entered
+            - (self.replay.operators_ns - remat_before)
+            - (ledger.making_room_ns - making_room_before)
+        )
+        if left > self.next_tick:
+            self.tick(left)
+        return result
+
+    def _run_higher_order(self, mode: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """`torch.cond` and kin: their bodies run under the mode, their operands are in memory."""
+
+        def seen(value: Any) -> Any:
+            if callable(value) and not isinstance(value, (torch.Tensor, type)):
+
+                def body(*inner: Any, **named: Any) -> Any:
+                    with mode:
+                        return value(*inner, **named)
+
+                return body
+            return value
+
+        tensors: list[torch.Tensor] = []
+        for arg in (*args, *kwargs.values()):
+            flatten_into(arg, [], tensors)
+        records = [record for tensor in tensors if (record := self.record_of(tensor)) is not None]
+        with self.lock:
+            self.lock_records(records)
+        try:
+            return func(*map(seen, args), **{name: seen(arg) for name, arg in kwargs.items()})
+        finally:
+            for record in records:
+                record.locks -= 1
+
+    def _admit(self, call: Call) -> None:
+        """Bring the inputs back, rescue what a mutation would lose, make room."""
+        ledger = self.ledger
+        if not call.operator.untouching:
+            try:
+                self.lock_records(call.records)
+            except BaseException:
+                call.records = []
+                raise
+        else:
+            for record in call.records:
+                record.locks += 1
+        if call.opaque:
+            for record in call.records:
+                self._expose(record, "shared with a tensor without plain storage")
+        if call.written:
+            self._prepare_mutation(call)
+        if call.operator.statistics is not None and call.operator.statistics.updates:
+            statistics = [call.records[hole] for hole in self._statistics_of(call)]
+            for record in statistics:
+                ledger.make_constant(record, "running statistics")
+            self._about_to_change(call, statistics)
+        ledger.make_room(call.signature.output_bytes, call.operator.name)
+
+    def _capture_rng(self, call: Call) -> Any:
+        if not call.operator.random or not call.recordable:
+            return None
+        device = call.tensors[0].device if call.tensors else torch.device(call.kwargs.get("device") or "cpu")
+        return rng.capture(device, call.generator)

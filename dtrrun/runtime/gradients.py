@@ -1,0 +1,67 @@
+"""Gradients of leaves are pinned as they arrive.
+
+The program reads them soon, after the weights that a replay would need have begun to change. Leaves are found
+where modules and optimizers register them, and where an operator meets one that is new to the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+
+class Gradients:
+    """Hooks on leaves; `pin` is called with each gradient once it has been accumulated."""
+
+    def __init__(self, pin: Callable[[torch.Tensor, str], None]) -> None:
+        self._pin = pin
+        self._hook = self._arrived  # one object, by which a leaf's hooks are searched
+        self._handles: list[Any] = []
+        self._prune_at = 64
+
+    def install(self) -> None:
+        def registered(_module: Any, _name: str, parameter: Any) -> None:
+            if parameter is not None:
+                self.watch(parameter)
+
+        self._registration = register_module_parameter_registration_hook(registered)
+        self._original = original = torch.optim.Optimizer.add_param_group
+        watch = self.watch
+
+        def add_param_group(optimizer: Any, group: dict[str, Any]) -> None:
+            original(optimizer, group)
+            for parameter in group["params"]:
+                watch(parameter)
+
+        torch.optim.Optimizer.add_param_group = add_param_group  # type: ignore[method-assign,assignment]
+
+    def remove(self) -> None:
+        torch.optim.Optimizer.add_param_group = self._original  # type: ignore[method-assign]
+        self._registration.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def watch(self, leaf: torch.Tensor) -> None:
+        """Pin the gradient of `leaf` whenever one arrives."""
+        if not (leaf.requires_grad and leaf.is_leaf):
+            return
+        # The leaf itself is asked: a weak reference to it would forbid `torch.utils.swap_tensors`.
+        present: Any = getattr(leaf, "_post_accumulate_grad_hooks", None)
+        if present and any(hook is self._hook for hook in present.values()):
+            return
+        try:
+            self._handles.append(leaf.register_post_accumulate_grad_hook(self._hook))
+        except RuntimeError:  # a subclass or a device without such hooks: its gradients stay evictable
+            return
+        if len(self._handles) > self._prune_at:
+            self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
+            self._prune_at = 2 * len(self._handles) + 64
+
+    def _arrived(self, leaf: torch.Tensor) -> None:
+        gradient = leaf.grad
+        if gradient is not None:
+            self._pin(gradient, "gradient")

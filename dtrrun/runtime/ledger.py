@@ -1,0 +1,149 @@
+"""The ledger: decides what is evicted to make room.
+
+Invariants (design note, section 2): `resident_bytes` is what the program's and our own tensors hold; what is
+evicted can be brought back with the same bits; the ledger holds no tensor of the program alive, except
+constants that something evicted is to be recomputed from.
+"""
+
+from __future__ import annotations
+
+import gc
+from time import perf_counter_ns as now_ns
+from typing import Any
+
+import torch
+
+from dtrrun.runtime import storage as memory
+from dtrrun.runtime.errors import BudgetError
+from dtrrun.runtime.recipes import Recipes
+from dtrrun.runtime.record import Record
+
+
+class Ledger(Recipes):
+    """Storages by version, their recipes, and the room for them; knows nothing of dispatch."""
+
+    def make_room(self, nbytes: int, operator: str, *, report: bool = True) -> None:
+        """Evict until `nbytes` more fit into the budget; raises BudgetError if that can't be."""
+        self.drain()
+        if self.resident_bytes + nbytes <= self.limit:
+            return
+        started = now_ns()
+        if not self.pressure:
+            self._begin_pressure()
+        while self.resident_bytes + nbytes > self.limit:
+            if self.held and self.evictions - self._swept_evictions >= len(self.held) >> 4:
+                self.sweep()
+                self._swept_evictions += 1
+                continue
+            victim = self.policy.select(self.clock, self._evictable)
+            if victim is None:
+                if self.dead:
+                    self.drain()
+                    continue
+                if self._collect_garbage():
+                    continue
+                self.making_room_ns += now_ns() - started
+                if self.warn_only:
+                    self.over_budget += 1
+                    return
+                error = self._too_small(nbytes, operator)
+                if report and self.on_too_small is not None:
+                    self.on_too_small(error)
+                raise error
+            self.evict(victim)
+        self.making_room_ns += now_ns() - started
+
+    def _collect_garbage(self) -> bool:
+        """Before giving up: tensors in reference cycles. At most once in a thousand operators."""
+        if self.age < self._next_collection:
+            return False
+        self._next_collection = self.age + 1000
+        before = self.resident_bytes
+        gc.collect()
+        self.drain()
+        return self.resident_bytes < before
+
+    _next_collection = 0
+
+    def _begin_pressure(self) -> None:
+        """Memory runs short for the first time: tell the policy of everything that there is."""
+        self.pressure = True
+        seen: set[int] = set()
+        stack: list[Record] = []
+        for record in self.records.values():
+            if record.op is not None:
+                stack.append(record)
+                if record.resident and record.nbytes >= self.least_bytes:
+                    self.policy.insert(record)
+        while stack:
+            for source in stack.pop().inputs:
+                if source.op is not None and not source.resident and id(source) not in seen:
+                    seen.add(id(source))
+                    stack.append(source)
+                    self.policy.evicted(source)
+
+    def _evictable(self, record: Record) -> bool:
+        if record.locks or not record.resident or record.op is None:
+            return False
+        if record.held is not None and self.warn_only and self.replaying:
+            return False  # a budget that can't be kept must not make one replay exponential
+        if record.held is None and record() is None:
+            return False  # died this moment; `drain` accounts for it
+        return self.secure(record)
+
+    def evict(self, record: Record) -> None:
+        """Free the memory of an evictable record (App. C.4)."""
+        assert record.op is not None
+        self.evictions += 1
+        self.evicted_bytes_total += record.nbytes
+        name = record.op.signature.operator.name
+        self.evicted_by[name] = self.evicted_by.get(name, 0) + 1
+        if record.held is not None:
+            self.drop(record)
+        else:
+            storage: Any = record()
+            if self.fingerprints is not None:
+                record.fingerprint = self.fingerprints.of(record)
+            memory.empty(storage)
+            record.resident = False
+            self.resident_bytes -= record.nbytes
+            self.evicted_bytes += record.nbytes
+        self.policy.evicted(record)
+
+    def restored(self, record: Record) -> None:
+        """Account for an evicted storage that has its memory again."""
+        record.resident = True
+        self.evicted_bytes -= record.nbytes
+        self.grow(record.nbytes)
+        if self.fingerprints is not None and record.fingerprint is not None:
+            self.fingerprints.compare(record)
+
+    def pinned_by_reason(self) -> dict[str, int]:
+        """Bytes in memory that can't be evicted now, by reason, largest first."""
+        held: dict[str, int] = {}
+        for record in (*self.records.values(), *self.held.values()):
+            if record.resident and (record.locks or record.op is None):
+                reason = "in use by the operator" if record.locks else record.pin or "constant"
+                held[reason] = held.get(reason, 0) + record.nbytes
+        return dict(sorted(held.items(), key=lambda item: -item[1]))
+
+    def _too_small(self, nbytes: int, operator: str) -> BudgetError:
+        assert self.budget_bytes is not None
+        return BudgetError(
+            operator, nbytes, self.budget_bytes, self.resident_bytes + nbytes, self.pinned_by_reason()
+        )
+
+    def restore_all(self) -> list[Record]:
+        """Bring back everything that the program still has; returns what could not be brought back."""
+        return [
+            record
+            for record in list(self.records.values())
+            if record.alive and not record.resident and not self._restored(record)
+        ]
+
+    def _restored(self, record: Record) -> bool:
+        try:
+            self.rematerialize((record,))
+        except (torch.OutOfMemoryError, AssertionError):
+            return False
+        return True

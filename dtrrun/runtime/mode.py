@@ -1,0 +1,222 @@
+"""The dispatch mode: what happens around every operator of the program.
+
+This is the hot path. An operator whose inputs are in memory and whose outputs fit is handled here, without a
+lock and with as few Python objects as a recipe needs; everything else is in `careful`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from time import perf_counter_ns as now_ns
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dtrrun.runtime.arguments import KINDS, PLAIN, SEQUENCE, TENSOR, VALUE, flatten_into, kind_of
+from dtrrun.runtime.careful import Careful
+from dtrrun.runtime.operators import Operator
+from dtrrun.runtime.recipes import CHAIN_LIMIT
+from dtrrun.runtime.record import HOLE, Op, Record
+from dtrrun.runtime.storage import storage_of
+
+Tensor = torch.Tensor
+is_grad_enabled = torch.is_grad_enabled
+_NOTHING: dict[str, Any] = {}
+
+
+class DTRMode(TorchDispatchMode):
+    """Dynamic Tensor Rematerialization as a dispatch mode (paper, Sec. 2)."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, careful: Careful) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.careful = careful
+        self.ledger = careful.ledger
+        self.operators = careful.operators
+        self.signatures = careful.signatures
+        self.operators_ns = 0  # of the program's own operators
+        self.bookkeeping_ns = 0  # of ours, but for replays and making room
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        entered = now_ns()
+        careful = self.careful
+        operator = self.operators.get(func)
+        if operator is None:
+            operator = careful.learn(func)
+        if not operator.simple or careful.always or (types and types != PLAIN):
+            return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
+        if operator.view:
+            result = self._view(operator, func, args, kwargs, entered)
+            if result is NotImplemented:
+                return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
+            return result
+        ledger = self.ledger
+        if ledger.dead:
+            ledger.drain()
+        # Take the arguments apart: records of the inputs, key of the signature, recipe.
+        records = ledger.records
+        clock = ledger.clock
+        key: list[Any] = [func]
+        template: list[Any] = []
+        inputs: list[Record] = []
+        geometries: list[Any] = []
+        for arg in args:
+            cls = type(arg)
+            kind = KINDS.get(cls)
+            if kind is None:
+                kind = kind_of(cls)
+            if kind == TENSOR:
+                try:
+                    record = records[id(storage_of(arg))]
+                except (KeyError, NotImplementedError):
+                    return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
+                if not record.resident or record.exposed:
+                    return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
+                record.last_access = clock
+                inputs.append(record)
+                geometries.append((arg.size(), arg.stride(), arg.storage_offset(), arg.dtype))
+                template.append(HOLE)
+            elif kind == VALUE:
+                template.append(arg)
+                key.append(arg)
+            elif kind == SEQUENCE:
+                found: list[Tensor] = []
+                template.append(flatten_into(arg, key, found))
+                for item in found:
+                    try:
+                        record = records[id(storage_of(item))]
+                    except (KeyError, NotImplementedError):
+                        return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
+                    if not record.resident or record.exposed:
+                        return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
+                    record.last_access = clock
+                    inputs.append(record)
+                    geometries.append((item.size(), item.stride(), item.storage_offset(), item.dtype))
+            else:
+                template.append(arg)
+        if kwargs:
+            for name, arg in kwargs.items():
+                kind = KINDS.get(type(arg))
+                key.append(name)
+                if kind == VALUE:
+                    key.append(arg)
+                elif kind is None or kind <= SEQUENCE:
+                    return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
+        key += geometries
+        signature = self.signatures.get(tuple(key))
+        if signature is None or ledger.resident_bytes + signature.output_bytes > ledger.limit:
+            return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
+        target = None
+        if operator.mutates:
+            target = inputs[0]
+            if target.op is None:
+                if target.secured_by is not None:
+                    return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
+            elif (
+                target.age < ledger.step_age
+                or target.version >= CHAIN_LIMIT
+                or (args[0].requires_grad and args[0].is_leaf)
+            ):
+                return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
+        started = now_ns()
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        ended = now_ns()
+        cost = ended - started
+        calls = signature.calls
+        if calls < 8:
+            if cost < signature.cost or not calls:
+                signature.cost = cost
+            signature.calls = calls + 1
+        ledger.clock = clock = clock + signature.cost
+        ledger.age += 1
+        self.operators_ns += cost
+        if ledger.dead:
+            ledger.drain()
+        if target is not None:
+            if target.op is not None:
+                op = _recipe(func, template, kwargs, inputs, signature)
+                op.outputs = ((~0, weakref.ref(ledger.supersede(target, op, signature.cost))),)
+            elif target.used:
+                ledger.supersede(target, None, 0)
+        elif type(result) is Tensor:
+            try:
+                storage = storage_of(result)
+            except NotImplementedError:  # sparse or opaque
+                careful.enter(result, func, operator, signature, template, kwargs, inputs)
+                return result
+            place = id(storage)
+            if place not in records:
+                # Twins of `_recipe` and `new_record`, for speed.
+                op = Op()
+                op.func = func
+                op.args = template
+                op.kwargs = kwargs
+                op.rng = op.outputs = op.held = None
+                op.secured = False
+                op.grad = is_grad_enabled()
+                op.signature = signature
+                op.tensors = op.inputs = inputs
+                for record in inputs:
+                    record.used = True
+                records[place] = made = Record(storage, ledger.on_death)
+                made.key = place
+                made.nbytes = nbytes = (storage.nbytes() + 63) & -64
+                made.age = ledger.age
+                made.last_access = clock
+                made.resident = True
+                made.constant = made.superseded = made.used = made.exposed = False
+                made.op = op
+                made.cost = signature.cost
+                made.locks = made.version = 0
+                made.extent = -1
+                made.pin = made.held = made.block = made.secured_by = made.fingerprint = None
+                made.component = made.dependents = made.bound = made.neighbourhood = None
+                ledger.resident_bytes = resident = ledger.resident_bytes + nbytes
+                if resident > ledger.step_peak_bytes:
+                    ledger.note_peak(resident)
+                    if resident > ledger.limit:
+                        careful.shrink(operator, result)
+                if ledger.pressure and nbytes >= ledger.least_bytes:
+                    ledger.policy.insert(made)
+        elif result is not None:
+            careful.enter(result, func, operator, signature, template, kwargs, inputs)
+        left = now_ns()
+        self.bookkeeping_ns += started - entered + left - ended
+        if left > careful.next_tick:
+            careful.tick(left)
+        return result
+
+    def _view(self, operator: Operator, func: Any, args: Any, kwargs: Any, entered: int) -> Any:
+        """A view of a storage that is in memory: nothing to enter."""
+        ledger = self.ledger
+        try:
+            record = ledger.records[id(storage_of(args[0]))]
+        except (KeyError, NotImplementedError, TypeError):
+            return NotImplemented
+        if ledger.dead or not (record.resident or operator.untouching):
+            return NotImplemented
+        record.last_access = ledger.clock
+        started = now_ns()
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        ended = now_ns()
+        ledger.age += 1
+        self.operators_ns += ended - started
+        self.bookkeeping_ns += started - entered
+        return result
+
+
+def _recipe(func: Any, template: list[Any], kwargs: Any, inputs: list[Record], signature: Any) -> Op:
+    op = Op()
+    op.func = func
+    op.args = template
+    op.kwargs = kwargs
+    op.rng = op.outputs = op.held = None
+    op.secured = False
+    op.grad = is_grad_enabled()
+    op.signature = signature
+    op.tensors = op.inputs = inputs
+    for record in inputs:
+        record.used = True
+    return op

@@ -1,0 +1,113 @@
+"""Mutation: in-place operators, running statistics, and code outside that writes to a storage."""
+
+from __future__ import annotations
+
+from dtrrun.runtime import shapes
+from dtrrun.runtime.arguments import covers
+from dtrrun.runtime.calls import Call, Calls
+from dtrrun.runtime.recipes import CHAIN_LIMIT
+from dtrrun.runtime.record import HOLE, Record, Signature
+
+STICKY = ("parameter", "gradient", "pinned")  # pins that an overwrite of the whole storage does not end
+
+
+class Mutations(Calls):
+    """Decides which mutations get a recipe, and rescues what the others destroy."""
+
+    def _expose(self, record: Record, why: str) -> None:
+        """Other code can reach the memory from now on: it stays, and nothing is replayed from it."""
+        if not record.exposed:
+            self.ledger.make_constant(record, why)
+            record.exposed = True
+            self.ledger.before_mutation(record)
+            record.pin = why
+
+    def written_outside(self, record: Record, why: str) -> None:
+        """Code that is no operator is about to write to the memory, or may."""
+        exposed, record.exposed = record.exposed, True
+        self.ledger.make_constant(record, why)
+        self.ledger.before_mutation(record)
+        record.exposed = exposed
+        record.pin = record.pin or why
+        if record.used:
+            self.ledger.supersede(record, None, 0)
+
+    def _prepare_mutation(self, call: Call) -> None:
+        """Decide which mutations get a recipe; what the others destroy is rescued before."""
+        ledger = self.ledger
+        operator = call.operator
+        chained = call.recordable and not operator.reshapes_storage
+        targets = [call.records[holes[0]] for holes in call.written.values()]
+        for key, holes in call.written.items():
+            record = call.records[holes[0]]
+            tensor = call.tensors[holes[0]]
+            if tensor.requires_grad and tensor.is_leaf:
+                ledger.make_constant(record, "parameter")
+                record.pin = "parameter"
+                chained = False
+            elif record.op is None:
+                whole = operator.overwrites and len(holes) == 1 and covers(tensor)
+                sources = sum(1 for other in call.records if id(other) == key)
+                if not (whole and sources == 1) or record.pin in STICKY:
+                    chained = False
+            elif record.age < ledger.step_age or record.version >= CHAIN_LIMIT:
+                # State that lives on over steps (running averages): its history is not worth keeping.
+                ledger.make_constant(record, "updated in place")
+                chained = False
+        if not chained:
+            call.recordable = False
+            for record in targets:
+                ledger.make_constant(record, "updated in place")
+        self._about_to_change(call, [record for record in targets if record.op is None])
+
+    def _about_to_change(self, call: Call, constants: list[Record]) -> None:
+        """Rescue what depends on constants; until the mutation nothing else may come to rely on them."""
+        for record in constants:
+            if not record.exposed:
+                record.exposed = True
+                call.changing.append(record)
+        for record in constants:
+            self.ledger.before_mutation(record)
+
+    def _statistics_of(self, call: Call) -> list[int]:
+        """Holes of the running statistics, if this call does not read them (training)."""
+        rule = call.operator.statistics
+        if rule is None or rule.flag >= len(call.template) or not call.template[rule.flag]:
+            return []
+        return [
+            sum(1 for arg in call.template[:position] if arg is HOLE)
+            for position in rule.positions
+            if call.template[position] is HOLE
+        ]
+
+    def _leave_out_statistics(self, call: Call) -> None:
+        """A replay neither reads nor updates running statistics (design note "schemas that lie")."""
+        holes = self._statistics_of(call)
+        rule = call.operator.statistics
+        if rule is None or not holes:
+            return
+        for hole in holes:
+            if rule.updates and call.records[hole].used:
+                self.ledger.supersede(call.records[hole], None, 0)
+        call.template = [None if place in rule.positions else arg for place, arg in enumerate(call.template)]
+        call.records = [record for hole, record in enumerate(call.records) if hole not in holes]
+        call.signature = self._without(call.signature, set(holes))
+        call.func = rule.replay or call.func
+
+    @staticmethod
+    def _without(signature: Signature, dropped: set[int]) -> Signature:
+        """The signature of a replay that leaves out some tensors."""
+        if signature.replayed_as is None:
+            kept = tuple(g for hole, g in enumerate(signature.geometries) if hole not in dropped)
+            other = Signature(signature.operator, kept)
+            other.calls, other.output_bytes = signature.calls, signature.output_bytes
+            signature.replayed_as = other
+        signature.replayed_as.cost = signature.cost
+        return signature.replayed_as
+
+    def _resized(self, record: Record) -> None:
+        """An `out=` or `resize_` may have grown the storage."""
+        storage = record()
+        if storage is not None and record.nbytes and shapes.rounded(storage.nbytes()) != record.nbytes:
+            self.ledger.grow(shapes.rounded(storage.nbytes()) - record.nbytes)
+            record.nbytes = shapes.rounded(storage.nbytes())

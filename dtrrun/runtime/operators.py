@@ -1,0 +1,166 @@
+"""What the runtime must know about an operator: what it mutates, and whether it can be replayed.
+
+Everything that PyTorch states itself is read from the schema and its tags; the tables hold what it does not
+state (design note "schemas that lie").
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+aten = torch.ops.aten
+
+# Outputs hold whatever the allocator returned: no recipe until something overwrites them whole.
+_UNINITIALISED = {
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::empty_permuted",
+    "aten::empty_quantized",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+}
+
+# In-place operators that write every element of the tensor they are called on without reading any.
+_OVERWRITES = {
+    "aten::fill_",
+    "aten::zero_",
+    "aten::copy_",
+    "aten::normal_",
+    "aten::uniform_",
+    "aten::bernoulli_",
+    "aten::random_",
+    "aten::exponential_",
+    "aten::geometric_",
+    "aten::cauchy_",
+    "aten::log_normal_",
+}
+
+# Only metadata changes hands, and no bounds are checked: an evicted storage may stay evicted.
+_UNTOUCHING = {"aten::detach", "aten::alias", "aten::lift_fresh"}
+
+# Change which storage a tensor has, or how large it is.
+_RESHAPES_STORAGE = {"aten::set_", "aten::resize_", "aten::resize_as_", "aten::_resize_output_"}
+
+# The results carry a conjugate or negative bit in place of new memory.
+_LAZY_BITS = {"aten::_conj", "aten::_neg_view"}
+
+# Talk to the world outside of the process, or hand out memory: run, never replayed.
+_UNREPLAYABLE = {
+    "aten::record_stream",
+    "aten::_pin_memory",
+    "aten::pin_memory",
+    "aten::from_file",
+    "aten::_nested_tensor_from_mask",
+}
+_UNREPLAYABLE_NAMESPACES = {
+    "c10d",
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "symm_mem",
+    "fsdp",
+    "profiler",
+}
+
+
+class Statistics(NamedTuple):
+    """Running statistics among an operator's arguments, which a training-mode call does not read."""
+
+    positions: tuple[int, int]
+    flag: int  # position of the argument which says that this is training
+    updates: bool  # whether the call writes to them
+    replay: Any = None  # the operator to replay with None for both, if not the same
+
+
+# These update their running statistics without (`native_batch_norm`) or in spite of a replay's needs. Without
+# the statistics the result is the same, so that a replay leaves them out.
+_STATISTICS = {
+    "aten::native_batch_norm": Statistics((3, 4), 5, True),
+    "aten::_native_batch_norm_legit": Statistics((3, 4), 5, True, aten.native_batch_norm.default),
+    "aten::cudnn_batch_norm": Statistics((3, 4), 5, True),
+    "aten::miopen_batch_norm": Statistics((3, 4), 5, True),
+    "aten::native_batch_norm_backward": Statistics((3, 4), 7, False),
+}
+
+
+class Operator:
+    """The facts about one `OpOverload`, computed once.
+
+    `mutates`: positions (int) and names (str) of the arguments that it writes to. `simple`: fit for the
+    dispatch mode's short cut.
+    """
+
+    __slots__ = (
+        "composite",
+        "dynamic",
+        "foreach",
+        "higher_order",
+        "lazy_bits",
+        "mutates",
+        "name",
+        "overwrites",
+        "random",
+        "replayable",
+        "reshapes_storage",
+        "simple",
+        "statistics",
+        "uninitialised",
+        "untouching",
+        "view",
+    )
+
+    def __init__(self, func: Any) -> None:
+        self.higher_order = not isinstance(func, torch._ops.OpOverload)
+        if self.higher_order:
+            self.name, self.simple, self.lazy_bits = func.name(), False, False
+            return
+        schema = func._schema
+        name: str = schema.name
+        namespace = name.partition("::")[0]
+        tags = func.tags
+        self.name = name.replace("::", ".")
+        # Inference mode hands these over whole; taken apart, their parts come to us one by one.
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        self.composite = has_kernel(func.name(), "CompositeImplicitAutograd") and not (
+            has_kernel(func.name(), "CPU") or has_kernel(func.name(), "CUDA")
+        )
+        self.mutates: tuple[int | str, ...] = ()
+        self.view = False
+        if torch.Tag.inplace_view in tags:  # t_, squeeze_, ...: writes the tensor's shape, not its memory
+            self.view = True
+        else:
+            self.mutates = tuple(
+                argument.name if argument.kwarg_only else position
+                for position, argument in enumerate(schema.arguments)
+                if argument.alias_info is not None and argument.alias_info.is_write
+            )
+            self.view = not self.mutates and any(
+                result.alias_info is not None and not result.alias_info.is_write for result in schema.returns
+            )
+        self.foreach = name.startswith(("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach"))
+        self.reshapes_storage = name in _RESHAPES_STORAGE
+        self.uninitialised = name in _UNINITIALISED
+        self.overwrites = name in _OVERWRITES or torch.Tag.out in tags
+        self.untouching = name in _UNTOUCHING
+        self.random = torch.Tag.nondeterministic_seeded in tags
+        self.dynamic = torch.Tag.dynamic_output_shape in tags
+        self.replayable = name not in _UNREPLAYABLE and namespace not in _UNREPLAYABLE_NAMESPACES
+        self.statistics = _STATISTICS.get(name) if func._overloadname == "default" else None
+        if self.statistics is not None:
+            self.mutates = ()
+        self.lazy_bits = name in _LAZY_BITS
+        special = (
+            self.composite
+            or self.uninitialised
+            or self.reshapes_storage
+            or self.random
+            or self.statistics is not None
+            or not self.replayable
+            or "nest" in name
+            or "quantize" in name
+        )
+        self.simple = not special and (
+            self.mutates == () or (self.mutates == (0,) and not self.overwrites and not self.foreach)
+        )

@@ -1,0 +1,159 @@
+"""What an operator leaves behind: new storages and versions, with the recipe that made them."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from dtrrun.runtime import shapes
+from dtrrun.runtime.arguments import covers, outputs_of
+from dtrrun.runtime.calls import Call
+from dtrrun.runtime.mutation import Mutations
+from dtrrun.runtime.operators import Operator
+from dtrrun.runtime.record import Blank, Op, Record, Signature, new_record
+from dtrrun.runtime.storage import storage_of
+
+
+class Outcomes(Mutations):
+    """Enters results into the ledger."""
+
+    def _finish(self, call: Call, result: Any, cost: int, recipe_rng: Any) -> None:
+        ledger = self.ledger
+        signature = call.signature
+        if signature.calls < Signature.SETTLED:
+            if cost < signature.cost or not signature.calls:
+                signature.cost = cost
+            signature.calls += 1
+        ledger.age += 1
+        ledger.clock += signature.cost
+        if ledger.dead:
+            ledger.drain()
+        self._unlock(call)
+        self._leave_out_statistics(call)
+        op = self._recipe(call, recipe_rng) if call.recordable else None
+        outputs: list[tuple[int, Any]] = []
+        for holes in call.written.values():
+            record = call.records[holes[0]]
+            if op is not None:
+                version = ledger.supersede(record, op, signature.cost)
+                outputs.extend((~hole, weakref.ref(version)) for hole in holes[:1])
+            else:
+                if record.used:
+                    record = ledger.supersede(record, None, 0)
+                self._resized(record)
+        if not call.operator.view or call.operator.reshapes_storage:
+            self._enter_outputs(call, op, result, outputs)
+        if op is not None:
+            simple = len(outputs) == 1 and outputs[0][0] == 0 and not call.written
+            op.outputs = None if simple else tuple(outputs)
+        if ledger.resident_bytes > ledger.limit:
+            self.shrink(call.operator, result)
+
+    def shrink(self, operator: Operator, result: Any) -> None:
+        """The operator allocated more than was foreseen: make up for it at once."""
+        if operator.view or operator.mutates:
+            return
+        made = [record for tensor in outputs_of(result, []) if (record := self.record_of(tensor)) is not None]
+        for record in made:
+            record.locks += 1
+        try:
+            self.ledger.make_room(0, operator.name)
+        finally:
+            for record in made:
+                record.locks -= 1
+
+    def _failed(self, call: Call) -> None:
+        """The operator raised: the user sees its own error; what it may have half written is a constant."""
+        self._unlock(call)
+        for holes in call.written.values():
+            record = call.records[holes[0]]
+            if self.ledger.records.get(record.key) is record:
+                self.ledger.supersede(record, None, 0)  # the old version keeps its recipe
+
+    def _recipe(self, call: Call, recipe_rng: Any) -> Op:
+        op = Op()
+        op.func, op.args, op.kwargs = call.func, call.template, call.kwargs or None
+        op.rng, op.signature = recipe_rng, call.signature
+        op.held, op.secured, op.outputs = None, False, None
+        op.grad = torch.is_grad_enabled()
+        tensors: list[Any] = []
+        inputs: list[Record] = []
+        for record in call.records:
+            holes = call.written.get(id(record))
+            if holes and self._overwritten(call, record, holes):
+                storage = record()
+                assert storage is not None
+                tensors.append(Blank(storage.nbytes(), storage.device))
+                continue
+            tensors.append(record)
+            if not any(record is other for other in inputs):
+                inputs.append(record)
+                record.used = True
+        op.tensors, op.inputs = tensors, inputs
+        return op
+
+    @staticmethod
+    def _overwritten(call: Call, record: Record, holes: list[int]) -> bool:
+        sources = sum(1 for other in call.records if other is record)
+        return call.operator.overwrites and sources == len(holes) == 1 and covers(call.tensors[holes[0]])
+
+    def _enter_outputs(self, call: Call, op: Op | None, result: Any, outputs: list[tuple[int, Any]]) -> None:
+        ledger = self.ledger
+        total = 0
+        for where, tensor in enumerate(outputs_of(result, [])):
+            try:
+                storage = storage_of(tensor)
+            except (NotImplementedError, RuntimeError):
+                for record in call.records:
+                    self._expose(record, "shared with a tensor without plain storage")
+                continue
+            if id(storage) in ledger.records:
+                continue
+            if op is None:
+                pin = "uninitialised" if call.operator.uninitialised else "not replayable"
+                record = ledger.adopt(storage, pin=pin)
+                record.exposed = record.exposed or tensor.is_nested or tensor.is_quantized
+                total += record.nbytes
+                continue
+            if storage.device.type != ledger.device_type:
+                ledger.adopt(storage)
+                continue
+            record = new_record(
+                storage, ledger.on_death, shapes.rounded(storage.nbytes()), ledger.age, ledger.clock
+            )
+            record.op, record.constant, record.cost = op, False, call.signature.cost
+            ledger.records[record.key] = record
+            ledger.grow(record.nbytes)
+            total += record.nbytes
+            outputs.append((where, weakref.ref(record)))
+            if ledger.fingerprints is not None:
+                ledger.fingerprints.note(record, tensor)
+            if ledger.pressure and record.nbytes >= ledger.least_bytes:
+                ledger.policy.insert(record)
+        if total > call.signature.output_bytes:
+            call.signature.output_bytes = total
+
+    def enter(
+        self,
+        result: Any,
+        func: Any,
+        operator: Operator,
+        signature: Signature,
+        template: list[Any],
+        kwargs: dict[str, Any],
+        inputs: list[Record],
+    ) -> None:
+        """Outputs of the short cut that are not one plain tensor."""
+        call = Call()
+        call.func, call.operator, call.signature = func, operator, signature
+        call.template, call.kwargs, call.records = template, kwargs, inputs
+        call.written, call.opaque = {}, False
+        with self.lock:
+            if self.ledger.dead:
+                self.ledger.drain()
+            op = self._recipe(call, None)
+            outputs: list[tuple[int, Any]] = []
+            self._enter_outputs(call, op, result, outputs)
+            op.outputs = tuple(outputs)

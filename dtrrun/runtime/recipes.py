@@ -1,0 +1,191 @@
+"""Recipes: which storages can be recomputed, and what keeps it so (design note, section 3, mutation)."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from dtrrun.runtime.record import Op, Record, new_record
+from dtrrun.runtime.storages import Storages
+
+CHAIN_LIMIT = 32  # mutations that a recipe may replay before the storage becomes a constant
+
+
+class Recipes(Storages):
+    """Versions of storages, and the recipes between them."""
+
+    def make_constant(self, record: Record, pin: str) -> None:
+        """Drop the recipe of a resident storage: from now on it can't be evicted."""
+        if record.op is not None:
+            if self.pressure:
+                self.policy.discard(record)
+            record.op = None
+            content = record.memory()
+            for reference in record.secured_by or ():
+                node = reference()
+                if node is not None and node.op is not None and node.op.secured:
+                    node.op.held = (*(node.op.held or ()), content)
+        record.constant = True
+        if record.pin is None:
+            record.pin = pin
+
+    def secure(self, record: Record) -> bool:
+        """Make sure that `record` can be recomputed whatever the program releases or mutates from now on.
+
+        Constants that its replay reads are kept alive by the recipes that need them. False if something is
+        lost already; then the record must stay. The search is over the part of the graph that is not
+        secured yet, with a stack of its own.
+        """
+        if record.op is None:
+            return False
+        stack: list[tuple[Record, int, list[Any]]] = [(record, 0, [])]
+        while stack:
+            node, position, held = stack.pop()
+            op = node.op
+            if op is None or op.secured:
+                continue
+            inputs = op.inputs
+            broken = False
+            while position < len(inputs):
+                source = inputs[position]
+                if source.op is not None:
+                    if not source.op.secured:
+                        stack.append((node, position, held))
+                        stack.append((source, 0, []))
+                        break
+                else:
+                    content = source.memory() if source.resident and not source.exposed else None
+                    if content is None:
+                        broken = True
+                        break
+                    held.append(content)
+                position += 1
+            else:
+                op.held = tuple(held)
+                op.secured = True
+                for output in op.records(node):
+                    for source in inputs:
+                        _note_dependent(source, output)
+                continue
+            if broken:
+                if node.resident and node.held is None:
+                    self.make_constant(node, "input lost")
+                else:
+                    # Neither here nor replayable: so are those above it in the stack, up to one that is here.
+                    self._lost(node)
+        return record.op is not None
+
+    def _lost(self, node: Record) -> None:
+        if self.pressure:
+            self.policy.forget(node)
+        if node.held is not None:
+            if self.pressure:
+                self.policy.discard(node)
+            self.drop(node)
+        node.op = None
+        node.constant = True
+
+    def before_mutation(self, record: Record) -> None:
+        """Rescue what was computed from the present content of a constant that is about to change.
+
+        Evicted storages that the program still has are brought back; resident ones become constants.
+        """
+        if record.secured_by is None:
+            return
+        rescued: list[Record] = []
+        lost: list[Record] = []
+        seen: set[int] = set()
+        stack: list[Record] = [record]
+        while stack:
+            for reference in stack.pop().secured_by or ():
+                node = reference()
+                if node is None or node.op is None or id(node) in seen:
+                    continue
+                seen.add(id(node))
+                if node.resident and node.held is None:
+                    self.make_constant(node, "input mutated")
+                elif node.alive and not node.resident:
+                    rescued.append(node)
+                else:
+                    lost.append(node)
+                    stack.append(node)
+        try:
+            for node in rescued:
+                node.locks += 1
+            for node in rescued:
+                self.rematerialize((node,))
+        finally:
+            for node in rescued:
+                node.locks -= 1
+        for node in rescued:
+            self.make_constant(node, "input mutated")
+        for node in lost:
+            self._lost(node)  # what is computed from it later must not take it for replayable
+        record.secured_by = None
+
+    def supersede(self, record: Record, op: Op | None, cost: int) -> Record:
+        """The storage of `record` has been mutated: a new version takes it over. Returns that version."""
+        storage = record()
+        assert storage is not None
+        version = new_record(storage, self.on_death, record.nbytes, record.age, self.clock)
+        version.version = record.version + 1
+        version.extent = record.extent
+        version.exposed = record.exposed
+        self.records[version.key] = version
+        record.superseded = True
+        record.resident = False
+        if op is None:
+            version.pin = record.pin or "mutated"
+        else:
+            version.op, version.constant, version.cost = op, False, cost
+        if record.op is not None and self.pressure:
+            self.policy.discard(record)
+            self.policy.evicted(record)
+        if self.pressure and op is not None and version.nbytes >= self.least_bytes:
+            self.policy.insert(version)
+        return version
+
+    def forget_history(self) -> None:
+        """At a step's end: what was computed from weights that have changed since has lost its recipe.
+
+        Without this a program that keeps every `loss` would keep the records of every step.
+        """
+        intact: dict[int, bool] = {}
+        for record in reversed(list(self.records.values())):
+            if record.age < self.step_age and record.version == 0:
+                break  # entered before this step
+            if record.op is not None and record.resident and not self._is_intact(record, intact):
+                self.make_constant(record, "input mutated")
+
+    @staticmethod
+    def _is_intact(record: Record, intact: dict[int, bool]) -> bool:
+        """Whether `record` could be recomputed now; like `secure`, but holds nothing."""
+        stack = [record]
+        while stack:
+            node = stack[-1]
+            if id(node) in intact:
+                stack.pop()
+                continue
+            op = node.op
+            if op is None:
+                intact[id(node)] = node.resident and not node.exposed and node.memory() is not None
+            elif op.secured:
+                intact[id(node)] = True
+            else:
+                unknown = [source for source in op.inputs if id(source) not in intact]
+                if unknown:
+                    stack.extend(unknown)
+                    continue
+                intact[id(node)] = all(intact[id(source)] for source in op.inputs)
+            stack.pop()
+        return intact[id(record)]
+
+
+def _note_dependent(source: Record, node: Record) -> None:
+    dependents = source.secured_by
+    if dependents is None:
+        source.secured_by = dependents = []
+    dependents.append(weakref.ref(node))
+    if len(dependents) & (len(dependents) - 1) == 0 and len(dependents) >= 64:
+        # A constant that is never mutated gathers dependents forever: forget the dead ones now and then.
+        dependents[:] = [reference for reference in dependents if reference() is not None]

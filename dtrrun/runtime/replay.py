@@ -1,0 +1,213 @@
+"""Rematerialization: running recorded operators again (paper, Sec. 2 and App. C.4).
+
+With an explicit stack, so that a chain of ten thousand evicted operators is neither a RecursionError nor in
+memory all at once: an operator's inputs are locked only while it is waiting for them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from time import perf_counter_ns as now_ns
+from typing import Any
+
+import torch
+
+from dtrrun.runtime import storage as memory
+from dtrrun.runtime.arguments import fill, outputs_of, over
+from dtrrun.runtime.guards import below
+from dtrrun.runtime.ledger import Ledger
+from dtrrun.runtime.record import Blank, Op, Record
+from dtrrun.runtime.rng import replaying
+
+storage_of = memory.storage_of
+
+
+class Replay:
+    """Brings evicted records back; counts what that cost."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.rematerializations = 0
+        self.rematerialized_bytes = 0
+        self.operators_ns = 0  # of recomputed operators alone
+        self.by_operator: dict[str, list[int]] = {}  # name: [count, ns, bytes]
+
+    def materialize(self, targets: Iterable[Record]) -> None:
+        """Make all targets resident. The caller has locked those that must stay together.
+
+        Raises BudgetError if the budget can't hold what a replay needs; all locks taken here are released.
+        """
+        entered: list[tuple[Record, Op]] = []  # records whose operator's inputs are locked by us
+        stack = [record for record in targets if not record.resident]
+        self.ledger.replaying += 1
+        try:
+            with below():
+                while stack:
+                    record = stack[-1]
+                    waiting = bool(entered) and entered[-1][0] is record
+                    if record.resident:
+                        stack.pop()
+                        if waiting:
+                            self._leave(entered.pop()[1])
+                        continue
+                    op = record.op
+                    if op is None:
+                        raise AssertionError("dtrrun: a storage was evicted that can't be recomputed")
+                    if not waiting:
+                        for source in op.inputs:
+                            source.locks += 1
+                            source.last_access = self.ledger.clock
+                        entered.append((record, op))
+                    missing = [source for source in op.inputs if not source.resident]
+                    if missing:
+                        stack.extend(reversed(missing))
+                        continue
+                    self._run(record, op)
+                    stack.pop()
+                    self._leave(entered.pop()[1])
+        finally:
+            while entered:
+                self._leave(entered.pop()[1])
+            self.ledger.replaying -= 1
+            if self.ledger.held:
+                self.ledger.trim()
+
+    def _leave(self, op: Op) -> None:
+        """Unlock the inputs of an operator; let go of those that were recomputed for it alone."""
+        for source in op.inputs:
+            source.locks -= 1
+            if source.held is None or source.locks:
+                continue
+            # References: the loop's variable, getrefcount's argument, the ledger's table.
+            if sys.getrefcount(source) - 3 > _references_from(op, source):
+                if self.ledger.pressure:
+                    self.ledger.policy.insert(
+                        source
+                    )  # another recipe may read it: keep it while there is room
+            else:  # App. C.4: ephemeral tensors go at once
+                self.ledger.drop(source)
+                self.ledger.policy.evicted(source)
+
+    def _run(self, wanted: Record, op: Op) -> None:
+        ledger = self.ledger
+        need = op.signature.output_bytes
+        if memory.REFILL_COPIES:
+            need += wanted.nbytes
+        mutated = _mutated(op)
+        stolen: list[Record] = []  # old versions that only this operator reads: it may write into them
+        seen: set[int] = set()
+        for entry in op.tensors:
+            if type(entry) is Blank:
+                need += entry.nbytes
+            elif id(entry) in mutated and id(entry) not in seen:
+                seen.add(id(entry))
+                # References: the loop's variable, getrefcount's argument, the ledger's table.
+                alone = sys.getrefcount(entry) - 3 <= _references_from(op, entry)
+                if entry.held is not None and entry.locks == 1 and alone:
+                    stolen.append(entry)
+                else:
+                    need += entry.nbytes
+        ledger.make_room(need, op.signature.operator.name)
+        written: dict[int, torch.UntypedStorage] = {}
+        tensors: list[torch.Tensor] = []
+        targets: list[torch.UntypedStorage | None] = []
+        for position, geometry in enumerate(op.signature.geometries):
+            entry = op.tensors[position]
+            target = None
+            if type(entry) is Blank:
+                storage = target = memory.allocate(entry.nbytes, entry.device)
+            elif id(entry) in mutated:
+                target = written.get(id(entry))
+                if target is None:
+                    take = any(record is entry for record in stolen)
+                    target = written[id(entry)] = self._take(entry) if take else _copy(entry)
+                storage = target
+            else:
+                storage = entry.memory()
+            tensors.append(over(storage, geometry))
+            targets.append(target)
+        feed = iter(tensors)
+        args = [fill(arg, feed) for arg in op.args]
+        kwargs = {name: fill(arg, feed) for name, arg in op.kwargs.items()} if op.kwargs else {}
+        torch._C._set_grad_enabled(op.grad)  # `below` puts it back
+        started = now_ns()
+        if op.rng is None:
+            result = op.func(*args, **kwargs)
+        else:
+            with replaying(op.rng):
+                result = op.func(*args, **kwargs)
+        cost = now_ns() - started
+        self.operators_ns += cost
+        ledger.clock += op.signature.cost
+        self._collect(wanted, op, result, targets)
+        tally = self.by_operator.setdefault(op.signature.operator.name, [0, 0, 0])
+        tally[0] += 1
+        tally[1] += cost
+        tally[2] += wanted.nbytes
+
+    def _take(self, source: Record) -> torch.UntypedStorage:
+        """The memory of an old version, to be accounted for as the new one."""
+        storage = source.held
+        assert storage is not None
+        self.ledger.drop(source)
+        self.ledger.policy.evicted(source)
+        return storage
+
+    def _collect(
+        self, wanted: Record, op: Op, result: Any, targets: list[torch.UntypedStorage | None]
+    ) -> None:
+        """Give the results of a replay to the records that miss them; drop the others."""
+        made: list[tuple[Record, torch.UntypedStorage]] = []
+        results = outputs_of(result, [])
+        if op.outputs is None:
+            made.append((wanted, storage_of(results[0])))
+        else:
+            for where, reference in op.outputs:
+                record = reference()
+                if record is None or record.resident:
+                    continue
+                storage = targets[~where] if where < 0 else storage_of(results[where])
+                assert storage is not None
+                made.append((record, storage))
+        ledger = self.ledger
+        transient = ledger.resident_bytes + (op.signature.output_bytes)
+        ledger.note_peak(transient)
+        for record, storage in made:
+            if record.alive:
+                memory.refill(record.memory(), storage)
+                ledger.restored(record)
+            elif record is wanted or record.locks:
+                ledger.hold(record, storage)
+            else:
+                continue
+            self.rematerializations += 1
+            self.rematerialized_bytes += record.nbytes
+            record.last_access = ledger.clock
+            if ledger.pressure:
+                ledger.policy.rematerialized(record)
+                if record.held is None and record.nbytes >= ledger.least_bytes:
+                    ledger.policy.insert(record)
+
+
+def _references_from(op: Op, source: Record) -> int:
+    """How often one recipe refers to a record."""
+    references = sum(1 for entry in op.tensors if entry is source)
+    if op.inputs is not op.tensors:
+        references += sum(1 for record in op.inputs if record is source)
+    return references
+
+
+def _mutated(op: Op) -> set[int]:
+    """Ids of the input records whose storage the operator writes to."""
+    if op.outputs is None:
+        return set()
+    return {id(op.tensors[~where]) for where, _ in op.outputs if where < 0}
+
+
+def _copy(source: Record) -> torch.UntypedStorage:
+    storage = source.memory()
+    assert storage is not None
+    copy = memory.allocate(storage.nbytes(), storage.device)
+    copy.copy_(storage)
+    return copy

@@ -1,0 +1,286 @@
+"""One session: the mode, the ledger and everything patched for them, switched on and off together."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings as python_warnings
+from collections.abc import Callable
+from contextlib import suppress
+from time import perf_counter_ns as now_ns
+from typing import Any
+
+import torch
+
+from dtrrun.policy import make_policy
+from dtrrun.runtime import compile_notice, fork, publish
+from dtrrun.runtime.careful import Careful
+from dtrrun.runtime.errors import BudgetError
+from dtrrun.runtime.escapes import Escapes
+from dtrrun.runtime.functions import Functions
+from dtrrun.runtime.gradients import Gradients
+from dtrrun.runtime.guards import below
+from dtrrun.runtime.ledger import Ledger
+from dtrrun.runtime.mode import DTRMode
+from dtrrun.runtime.record import Record
+from dtrrun.runtime.replay import Replay
+from dtrrun.runtime.steps import StepClock
+from dtrrun.runtime.threads import Threads
+from dtrrun.runtime.verify import Fingerprints
+from dtrrun.settings import RuntimeSettings
+
+PUBLISH_NS = 200_000_000  # between two writes of the record
+COMPACT_EVERY = 20_000  # operators
+SMALL = 4096  # bytes
+
+
+class Session:
+    """Keeps this process's tensors inside a budget from `start` until `stop`."""
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        if settings.deallocation != "eager":
+            raise ValueError(
+                f"deallocation {settings.deallocation!r} exists in the simulator only; use eager"
+            )
+        self.settings = settings
+        policy = make_policy(
+            settings.heuristic,
+            seed=settings.seed,
+            sample=settings.sample,
+            ignore_small=settings.ignore_small,
+        )
+        device = "cpu" if settings.device == "auto" else settings.device.partition(":")[0]
+        self.ledger = Ledger(
+            settings.budget_bytes,
+            policy,
+            device_type=device,
+            warn_only=settings.over_budget == "warn",
+        )
+        if settings.verify:
+            self.ledger.fingerprints = Fingerprints()
+        self.replay = Replay(self.ledger)
+        self.ledger.rematerialize = self.replay.materialize
+        self.ledger.on_too_small = self._too_small
+        self.careful = Careful(self.ledger, self.replay, self._tick, self._met_leaf)
+        self.careful.always = settings.verify  # it keeps more about each output than the short cut does
+        self.mode = DTRMode(self.careful)
+        self.warnings: dict[str, int] = {}
+        self.error: dict[str, Any] | None = None
+        self.running = False
+        self._started_ns = now_ns()
+        self._compacted_age = 0
+        self.steps = StepClock(self.times, self._step_ended)
+        self._gradients = Gradients(self._pin)
+        self._parts: list[Any] = [
+            Escapes(self._reach),
+            self._gradients,
+            Functions(self._lock_tensors),
+            Threads(lambda: self.mode if self.running else None, self._threaded),
+            self.steps,
+            compile_notice.CompileNotice(self.warn),
+        ]
+        self.writer: Any = None
+        self._pid = os.getpid()
+
+    # -- on and off ------------------------------------------------------------------------------
+
+    def start(self, writer: Any = None) -> None:
+        self.writer = writer
+        for part in self._parts:
+            part.install()
+        fork.watch(self._before_fork, self._after_fork_in_child)
+        self.running = True
+        self.mode.__enter__()  # type: ignore[no-untyped-call]
+        self._publish()
+
+    def stop(self) -> None:
+        """Bring everything reachable back and leave PyTorch as it was."""
+        if not self.running:
+            return
+        self.running = False
+        self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        fork.unwatch()
+        try:
+            self.ledger.drain()
+            self.ledger.set_budget(None)
+            lost = self.ledger.restore_all()
+            if lost:
+                self.warn(f"{len(lost)} storages could not be brought back at the session's end")
+        finally:
+            for part in reversed(self._parts):
+                part.remove()
+        self._publish()
+
+    def set_budget(self, budget_bytes: int | None) -> None:
+        """Change the budget of a running session; evicts at once what no longer fits."""
+        with self.careful.lock:
+            self.ledger.set_budget(budget_bytes)
+            self.careful.signatures.clear()  # they know no output sizes if there was no budget before
+            with below():
+                self.ledger.make_room(0, "set_budget")
+
+    # -- what the parts call ---------------------------------------------------------------------
+
+    def _record(self, tensor: torch.Tensor) -> Record | None:
+        if tensor.device.type != self.ledger.device_type:
+            return None
+        return self.careful.record_of(tensor)
+
+    def pin(self, tensor: torch.Tensor) -> None:
+        """Keep a tensor's storage in memory from now on: for native code that reads it unseen."""
+        self._pin(tensor, "pinned")
+
+    def _pin(self, tensor: torch.Tensor, why: str) -> None:
+        with self.careful.lock:
+            record = self._record(tensor)
+            if record is not None:
+                self.careful.lock_records([record])
+                record.locks -= 1
+                self.ledger.make_constant(record, why)
+                record.pin = why
+
+    def _lock_tensors(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
+        with self.careful.lock:
+            self.ledger.drain()
+            records = [record for tensor in tensors if (record := self._record(tensor)) is not None]
+            self.careful.lock_records(records)
+
+        def unlock() -> None:
+            for record in records:
+                # An in-place operator may have made a later version of the storage meanwhile.
+                record.locks -= 1
+
+        return unlock
+
+    def _reach(self, tensor: torch.Tensor, writes: bool, exposes: bool) -> Callable[[], None]:
+        """An escape is about to touch the memory of `tensor`."""
+        unlock = self._lock_tensors([tensor])
+        if writes:
+            with self.careful.lock:
+                record = self._record(tensor)
+                if record is not None:
+                    self.careful.written_outside(record, "handed out" if exposes else "written outside")
+                    record.exposed = record.exposed or exposes
+        return unlock
+
+    def _met_leaf(self, leaf: torch.Tensor) -> None:
+        self._gradients.watch(leaf)
+
+    def _threaded(self) -> None:
+        self.careful.always = True
+
+    def warn(self, text: str) -> None:
+        """One line for the user, once; counted if it comes again."""
+        self.warnings[text] = self.warnings.get(text, 0) + 1
+        if self.warnings[text] == 1:
+            print(f"dtrrun: warning: {text}", file=sys.stderr, flush=True)
+
+    def _too_small(self, error: BudgetError) -> None:
+        self.error = {
+            "operator": error.operator,
+            "needed_bytes": error.needed_bytes,
+            "pinned": error.pinned,
+            "least_budget_bytes": error.least_budget_bytes,
+        }
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def times(self) -> dict[str, int]:
+        """Nanoseconds since the session's start, by what they were spent on."""
+        policy = self.ledger.policy
+        return {
+            "wall_ns": now_ns() - self._started_ns,
+            "operators_ns": self.mode.operators_ns,
+            "rematerialization_ns": self.replay.operators_ns,
+            "scoring_ns": policy.scoring_ns,
+            "search_ns": policy.search_ns,
+            "bookkeeping_ns": self.mode.bookkeeping_ns
+            + self.ledger.making_room_ns
+            - policy.scoring_ns
+            - policy.search_ns,
+        }
+
+    def _tick(self, now: int) -> int:
+        """Called now and then by the mode; returns when to call again."""
+        if self.ledger.age - self._compacted_age > COMPACT_EVERY:
+            self._compact()
+        self._publish()
+        return now_ns() + PUBLISH_NS
+
+    def _publish(self) -> None:
+        if self.writer is not None and os.getpid() == self._pid:
+            with suppress(OSError, ValueError):
+                publish.write(self, self.writer)
+
+    def _compact(self) -> None:
+        """Small storages that live on and on (predictions, losses) need no history: it would pile up."""
+        with self.careful.lock:
+            for record in list(self.ledger.records.values()):
+                if record.age >= self._compacted_age:
+                    break
+                small = record.nbytes <= SMALL and record.op is not None and not record.op.secured
+                if small and record.resident and not record.locks:
+                    self.ledger.make_constant(record, "small and old")
+            self._compacted_age = self.ledger.age
+
+    def _step_ended(self) -> None:
+        with self.careful.lock:
+            self.ledger.drain()
+            self.ledger.forget_history()
+            self.ledger.sweep()
+            self.ledger.step_age = self.ledger.age + 1
+            if self.steps.last is not None:
+                self.steps.last["peak_bytes"] = self.ledger.step_peak_bytes
+            self.ledger.step_peak_bytes = self.ledger.resident_bytes
+        limit = self.settings.max_slowdown
+        if limit is not None and self.steps.slowdown() > limit:
+            self._thrashing(limit)
+        if self.settings.max_steps is not None and self.steps.count >= self.settings.max_steps:
+            self._publish()
+            raise SystemExit(0)
+
+    def _thrashing(self, limit: float) -> None:
+        step = self.steps.last
+        assert step is not None
+        text = (
+            f"a step took {self.steps.slowdown():.2f} times its own work, over the limit of {limit:g} "
+            f"(step {step['index']}); a larger budget would help"
+        )
+        if self.settings.on_thrash == "stop":
+            self.warn(text)
+            self._publish()
+            raise SystemExit(1)
+        generic = f"steps took more than {limit:g} times their own work (--max-slowdown)"
+        if generic in self.warnings:
+            self.warnings[generic] += 1
+        else:
+            self.warnings[generic] = 0
+            self.warnings[generic] += 1
+            print(f"dtrrun: warning: {text}", file=sys.stderr, flush=True)
+
+    # -- fork ------------------------------------------------------------------------------------
+
+    def _before_fork(self) -> None:
+        """The child inherits our memory, but not our threads: what fits into the budget comes back first."""
+        if self.running:
+            with self.careful.lock, suppress(torch.OutOfMemoryError):
+                self.ledger.restore_all()
+
+    def _after_fork_in_child(self) -> None:
+        if not self.running:
+            return
+        if self.writer is not None:
+            self.writer.forked()
+            self.writer = None
+        self.careful.lock = threading.RLock()
+        python_warnings.filterwarnings("ignore", message=".*dtrrun.*")
+        self.stop()
+
+    # -- report ----------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        """The counters of `telemetry.fields`, and the record's tables."""
+        with self.careful.lock:
+            self.ledger.drain()
+            return publish.counters(self) | publish.tables(self)

@@ -1,0 +1,56 @@
+"""The trick that DTR rests on: emptying and refilling the storage under the program's tensors.
+
+Needed because the program's tensors must keep their identity while their memory goes and comes back.
+`UntypedStorage._swap_data_ptr_` (PyTorch 2.13, absent in 2.11) hands the memory of a recomputed storage to
+the old one, without a copy. Where it is missing the old storage is grown again and copied into. Which way is
+taken is decided once, by asking PyTorch for the method. No longer needed once PyTorch has a public swap.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+CAN_SWAP = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
+
+storage_of = torch._C.TensorBase.untyped_storage  # the unpatched method: `escapes` patches torch.Tensor's
+_swap: Any = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
+
+
+def empty(storage: torch.UntypedStorage) -> None:
+    """Give the memory back to the allocator at once; tensors over it keep sizes, strides and identity."""
+    storage.resize_(0)
+
+
+def refill_by_swap(storage: Any, source: torch.UntypedStorage) -> None:
+    """Hand `source`'s memory to the emptied `storage`; `source` is empty afterwards."""
+    _swap(storage, source)
+
+
+def refill_by_copy(storage: Any, source: torch.UntypedStorage) -> None:
+    """Copy `source` into the emptied `storage`; both are allocated for a moment."""
+    storage.resize_(source.nbytes())
+    storage.copy_(source)
+
+
+refill = refill_by_swap if CAN_SWAP else refill_by_copy
+REFILL_COPIES = not CAN_SWAP
+"""Whether `refill` needs the storage's size a second time while it runs."""
+
+
+def use_refill(*, copy: bool) -> None:
+    """Choose the way of restoring (tests run over both)."""
+    global refill, REFILL_COPIES
+    refill = refill_by_copy if copy or not CAN_SWAP else refill_by_swap
+    REFILL_COPIES = refill is refill_by_copy
+
+
+def allocate(nbytes: int, device: torch.device) -> torch.UntypedStorage:
+    """Fresh, uninitialised storage of `nbytes`."""
+    return torch.UntypedStorage(nbytes, device=device)
+
+
+def is_ours(storage: torch.UntypedStorage) -> bool:
+    """Whether nobody but PyTorch's allocator owns the memory (not NumPy, a file, or another process)."""
+    return storage.resizable() and not (storage.device.type == "cpu" and storage.is_shared())

@@ -1,0 +1,167 @@
+"""Which storages there are, which are in memory, and the bytes of it all."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from dtrrun.runtime import storage as memory
+from dtrrun.runtime.errors import BudgetError
+from dtrrun.runtime.record import Record, new_record
+from dtrrun.runtime.shapes import rounded
+
+HELD_SHIFT = 4  # a sixteenth of the budget
+
+
+class Block(weakref.ref):  # type: ignore[type-arg]
+    """Accounts for a recomputed storage that the program does not have."""
+
+    __slots__ = ("nbytes",)
+    nbytes: int
+
+
+class Storages:
+    """The accounts: records by storage, and what is resident, evicted or held by ourselves."""
+
+    def __init__(
+        self,
+        budget_bytes: int | None,
+        policy: Any,
+        *,
+        device_type: str = "cpu",
+        warn_only: bool = False,
+    ) -> None:
+        self.device_type = device_type
+        self.on_too_small: Any = None
+        self.replaying = 0  # replays under way
+        self.policy = policy
+        self.warn_only = warn_only
+        self.records: dict[int, Record] = {}
+        self.blocks: dict[int, Block] = {}
+        self.held: dict[int, Record] = {}  # recomputed versions that the program does not have
+        self._swept_evictions = self.held_bytes = 0
+        self.dead: deque[Any] = deque()
+        self.on_death = self.dead.append  # runs at any moment, in any thread: it only queues
+        self.set_budget(budget_bytes)
+        self.clock = 0  # ns: the sum of the costs of all operators run
+        self.age = 0  # operators seen
+        self.step_age = 0  # of the last optimizer step's end
+        self.resident_bytes = self.peak_bytes = self.evicted_bytes = self.step_peak_bytes = 0
+        self.evictions = self.evicted_bytes_total = self.over_budget = 0
+        self.pressure = False  # whether memory ever ran short: until then the policy is told nothing
+        self.evicted_by: dict[str, int] = {}
+        self.fingerprints: Any = None  # set under verify
+        self.rematerialize: Any = None  # set by the session: Replay.materialize
+        self.making_room_ns = 0
+
+    def set_budget(self, budget_bytes: int | None) -> None:
+        self.budget_bytes = budget_bytes
+        self.limit = (1 << 62) if budget_bytes is None else budget_bytes
+        # Smaller storages are not worth a search, unless the budget asks for everything.
+        self.least_bytes = min(1024, self.limit // 10_000)
+
+    def adopt(self, storage: torch.UntypedStorage, *, pin: str = "constant") -> Record:
+        """Enter a storage that no recorded operator made: a constant."""
+        record = new_record(storage, self.on_death, rounded(storage.nbytes()), self.age, self.clock)
+        record.pin = pin
+        if storage.device.type != self.device_type:
+            # Another device's: neither counted nor replayed from (a copy from the host is a constant).
+            record.nbytes, record.exposed, record.pin = 0, True, "other device"
+        elif not memory.is_ours(storage):
+            record.exposed, record.pin = True, "foreign memory"
+        if self.resident_bytes + record.nbytes > self.limit:
+            with suppress(BudgetError):  # the memory exists already: what can be done is to make up for it
+                self.make_room(record.nbytes, "a tensor from outside", report=False)
+        self.records[record.key] = record
+        self.grow(record.nbytes)
+        return record
+
+    def grow(self, nbytes: int) -> None:
+        self.resident_bytes += nbytes
+        self.note_peak(self.resident_bytes)
+
+    def note_peak(self, nbytes: int) -> None:
+        if nbytes > self.step_peak_bytes:
+            self.step_peak_bytes = nbytes
+            if nbytes > self.peak_bytes:
+                self.peak_bytes = nbytes
+
+    def drain(self) -> None:
+        """Account for the storages that died since the last call."""
+        dead = self.dead
+        record: Any
+        while dead:
+            record = dead.popleft()
+            if type(record) is Block:
+                if self.blocks.pop(id(record), None) is not None:
+                    self.resident_bytes -= record.nbytes
+                continue
+            current: Any = self.records.get(record.key)
+            if current is not record:
+                continue  # superseded by a later version, which has a callback of its own
+            del self.records[record.key]
+            if record.resident:
+                self.resident_bytes -= record.nbytes
+                record.resident = False
+                if self.pressure and record.op is not None:
+                    self.policy.discard(record)
+                    if record.used:
+                        self.policy.evicted(record)  # what depends on it may need it again
+            else:
+                self.evicted_bytes -= record.nbytes
+                if not record.used:
+                    self.policy.forget(record)
+
+    def hold(self, record: Record, storage: torch.UntypedStorage) -> None:
+        """Keep a recomputed storage for a version that the program does not have."""
+        block = Block(storage, self.on_death)
+        block.nbytes = record.nbytes
+        self.blocks[id(block)] = record.block = block
+        self.held[id(record)] = record
+        self.held_bytes += record.nbytes
+        record.held = storage
+        record.resident = True
+        self.grow(record.nbytes)
+
+    def drop(self, record: Record) -> None:
+        """Let go of a recomputed storage."""
+        if self.held.pop(id(record), None) is not None:
+            self.held_bytes -= record.nbytes
+        if self.blocks.pop(id(record.block), None) is not None:
+            self.resident_bytes -= record.nbytes
+        record.held = record.block = None
+        record.resident = False
+
+    def sweep(self) -> None:
+        """Let go of recomputed storages that no recipe reads any more."""
+        self._swept_evictions = self.evictions
+        for place in reversed(list(self.held)):
+            record = self.held[place]
+            # References: the table, the variable, getrefcount's argument, and the policy's pool.
+            if not record.locks and sys.getrefcount(record) <= 3 + (record.bound is not None):
+                self.policy.discard(record)
+                self.drop(record)
+
+    def trim(self) -> None:
+        """Keep what was recomputed beside the target only to a share of the budget, the latest first.
+
+        All of it would be the paper's way (App. C.4); on an LSTM at 40 % of its peak it then crowded out what
+        the program itself was going to use, and the step did not end. None of it recomputes more.
+        """
+        for place in list(self.held):
+            if self.held_bytes <= self.limit >> HELD_SHIFT:
+                break
+            record = self.held[place]
+            if not record.locks:
+                self.policy.discard(record)
+                self.drop(record)
+                self.policy.evicted(record)
+
+    def make_room(self, nbytes: int, operator: str, *, report: bool = True) -> None:
+        """Evict until `nbytes` more fit (see `Ledger`)."""
+        raise NotImplementedError

@@ -1,0 +1,59 @@
+"""Amounts of memory as people write them: `6GB`, `1.5GiB`, `123456789B`, `50%`. Standard library only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+
+UNITS = {"b": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for suffix, base in (("b", 1000), ("ib", 1024))
+}
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z]+|%)?", re.IGNORECASE)
+
+
+def parse_size(text: str, whole: Callable[[], int] | None = None) -> int:
+    """Bytes of `text`: a number with a unit, or a percentage of `whole()` bytes (of the device's memory).
+
+    GB is 10^9 bytes and GiB 2^30; fractions of a byte are dropped. Raises ValueError, whose text is meant
+    for the person who wrote it.
+    """
+    match = _AMOUNT.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write one like 6GB, 1.5GiB, 512MB or 50%")
+    number, unit = Decimal(match[1]), (match[2] or "").lower()
+    if not unit:
+        raise ValueError(f"{text!r} has no unit; write {match[1]}MB, {match[1]}GB or {match[1]}B")
+    if unit == "%":
+        if whole is None:
+            raise ValueError(f"{text!r}: a percentage means nothing here; write a size like 6GB")
+        size = int(number / 100 * whole())
+    elif unit in UNITS:
+        size = int(number * UNITS[unit])
+    elif unit + "b" in UNITS:
+        long = match[2].upper().replace("I", "i") + "B"
+        meant = (
+            f"{match[1]}{long}" if "i" in unit else f"{match[1]}{unit.upper()}B or {match[1]}{unit.upper()}iB"
+        )
+        raise ValueError(f"{text!r} has half a unit; write {meant}")
+    else:
+        raise ValueError(
+            f"{text!r} has an unknown unit; known are B, kB, MB, GB, TB, KiB, MiB, GiB, TiB and %"
+        )
+    if size < 1:
+        raise ValueError(f"{text!r} is less than one byte")
+    return size
+
+
+def format_size(size: int) -> str:
+    """`size` bytes in the largest decimal unit that leaves at least 1, with up to three digits: `1.5 GB`."""
+    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
+        if abs(size) >= 1000**power:
+            return (
+                f"{size / 1000**power:.3g} {unit}"
+                if size < 999.5 * 1000**power
+                else f"{size // 1000**power} {unit}"
+            )
+    return f"{size} B"

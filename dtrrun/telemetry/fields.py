@@ -1,0 +1,32 @@
+"""The numbers of a training process's record, in the order in which they lie in its file.
+
+All are signed 64-bit integers; bytes are bytes, times are nanoseconds, the rest are counts.
+"""
+
+COUNTERS = (
+    "budget_bytes",  # -1: no budget, counting only
+    "resident_bytes",  # tensor memory held now, as the allocator rounds it
+    "peak_bytes",  # the most that was ever held at once
+    "evictable_bytes",  # of resident: what could be evicted
+    "pinned_bytes",  # of resident: what can't be evicted (constants, gradients, escapes, ...)
+    "evicted_bytes",  # reachable by the program, but not in memory now
+    "live_storages",
+    "evictions",
+    "evicted_bytes_total",
+    "rematerializations",
+    "rematerialized_bytes",
+    "operators",  # operators that the program itself ran
+    "steps",  # optimizer steps
+    "over_budget",  # times that the budget was exceeded although warned only
+    "verified",  # storages whose fingerprint was compared after rematerialization
+    "verify_mismatches",
+    "score_evaluations",
+    "wall_ns",
+    "operators_ns",  # the program's own operators
+    "rematerialization_ns",  # operators run again
+    "scoring_ns",  # computing scores
+    "search_ns",  # comparing scores, keeping the heap
+    "bookkeeping_ns",  # the rest of what DTR itself does
+    "least_budget_bytes",  # when a budget was too small: what would have done; 0 otherwise
+)
+"""`wall_ns` less the five others is "other": what the program does outside its operators."""

@@ -1,0 +1,255 @@
+"""A training process's record: a small memory-mapped file that it writes and everyone else reads.
+
+Standard library only, and cheap: a counter is one store into shared memory, so a process that dies by
+SIGKILL leaves its last numbers behind. The file holds
+
+    header      magic, status, sequence number of the tables
+    counters    int64, in the order of `fields.COUNTERS`
+    block 0     what the process is (JSON, written once)
+    blocks 1, 2 its tables (JSON, written in turn)
+
+Each block carries its sequence number, length and checksum. A reader takes the newest block that is whole,
+so it never sees a torn one, whatever the writer is doing and wherever it was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import sys
+import time
+import zlib
+from array import array
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from dtrrun.telemetry.fields import COUNTERS
+
+SUFFIX = ".record"
+MAGIC = b"dtrrun\x00\x01"  # the last byte is the format's version
+STATUS_AT, STATUS_BYTES = 16, 48
+COUNTERS_AT, COUNTERS_BYTES = 64, 8 * len(COUNTERS)
+BLOCK = struct.Struct("<qII")  # sequence number (0: never written), length, checksum
+BLOCK_BYTES = 256 * 1024
+BLOCKS_AT = 4096
+FILE_BYTES = BLOCKS_AT + 3 * BLOCK_BYTES
+WALL = COUNTERS.index("wall_ns")
+
+assert COUNTERS_AT + COUNTERS_BYTES <= BLOCKS_AT
+
+
+class Writer:
+    """The record of this process. Not thread-safe: the runtime calls it under the ledger's lock.
+
+    `meta` says what the process is (torch, device, heuristic, settings ...); pid, ppid, rank, argv and start
+    (seconds since the epoch) are filled in. `counters[i]` may be read and written directly; whoever keeps a
+    reference to it must drop that after `forked`. Raises OSError where the file can't be made.
+    """
+
+    counters: memoryview[int] | array[int]
+
+    def __init__(self, directory: str, meta: dict[str, Any]) -> None:
+        self.path = os.path.join(directory, f"{os.getpid()}-{time.time_ns()}{SUFFIX}")
+        self._map: mmap.mmap | None = _create(self.path)
+        self._bytes = memoryview(self._map)
+        self.counters = self._bytes[COUNTERS_AT : COUNTERS_AT + COUNTERS_BYTES].cast("q")
+        self._start_ns = time.monotonic_ns()
+        self._sequence = 0
+        self._write_block(0, 1, this_process() | meta)
+        self._map[: len(MAGIC)] = MAGIC  # last: a reader skips the file until it is whole
+
+    def publish(self, tables: dict[str, Any]) -> None:
+        """Replace the tables (JSON values), and bring wall_ns up to date."""
+        if self._map is None:
+            return
+        self._sequence += 1
+        self.counters[WALL] = time.monotonic_ns() - self._start_ns
+        self._write_block(1 + self._sequence % 2, self._sequence, tables)
+
+    def close(self, status: str = "ended") -> None:
+        """End the record: the process says itself that it is done, and how. The file stays."""
+        if self._map is None:
+            return
+        self.counters[WALL] = time.monotonic_ns() - self._start_ns
+        text = (status or "ended").encode()[:STATUS_BYTES]
+        self._map[STATUS_AT : STATUS_AT + len(text)] = text
+        self._let_go()
+
+    def discard(self) -> None:
+        """Remove the record: this process turned out not to be a training process."""
+        if self._map is None:
+            return
+        self._let_go()
+        with suppress(OSError):
+            os.unlink(self.path)
+
+    def forked(self) -> None:
+        """In a forked child: let go of the parent's record; all further calls here do nothing."""
+        if self._map is not None:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        assert self._map is not None
+        shared, self.counters = self.counters, array("q", self.counters)
+        # A reference that someone kept must fail, not go on counting in the file.
+        with suppress(BufferError):
+            if isinstance(shared, memoryview):
+                shared.release()
+            self._bytes.release()
+            self._map.close()
+        self._map = None
+
+    def _write_block(self, index: int, sequence: int, value: dict[str, Any]) -> None:
+        assert self._map is not None
+        data = _encode(value, BLOCK_BYTES - BLOCK.size)
+        at = BLOCKS_AT + index * BLOCK_BYTES
+        self._map[at + BLOCK.size : at + BLOCK.size + len(data)] = data
+        BLOCK.pack_into(self._map, at, sequence, len(data), zlib.crc32(data))
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one training process's record said when it was read."""
+
+    pid: int
+    meta: dict[str, Any]
+    counters: dict[str, int]
+    tables: dict[str, Any] = field(default_factory=dict)
+    ended: bool = False
+    """The process closed its record itself; False also for one that was killed."""
+    status: str = ""
+    alive: bool = True
+    """A process of that id existed at that moment."""
+    read_ns: int = 0
+    """When it was read, on the monotonic clock: two snapshots give a rate."""
+
+
+def read_all(directory: str) -> list[Snapshot]:
+    """The records in `directory`, oldest process first; what is no record, or not yet whole, is skipped."""
+    try:
+        names = [name for name in os.listdir(directory) if name.endswith(SUFFIX)]
+    except OSError:
+        return []
+    found = [snapshot for name in names if (snapshot := _read(os.path.join(directory, name)))]
+    return sorted(found, key=lambda snapshot: (_number(snapshot.meta.get("start")), snapshot.pid))
+
+
+def this_process() -> dict[str, Any]:
+    """What any process can say about itself; rank is None outside torchrun and its kin."""
+    rank = os.environ.get("RANK", "")
+    return {
+        "pid": os.getpid(),
+        "ppid": os.getppid(),
+        "rank": int(rank) if rank.isdecimal() else None,
+        "argv": list(getattr(sys, "argv", ())),
+        "start": time.time(),
+    }
+
+
+def _create(path: str) -> mmap.mmap:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        # Written, not truncated to size: a store into a hole on a full disk would be a SIGBUS.
+        zeros = memoryview(bytes(FILE_BYTES))
+        while zeros:
+            zeros = zeros[os.write(descriptor, zeros) :]
+        return mmap.mmap(descriptor, FILE_BYTES)
+    except BaseException:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _encode(value: dict[str, Any], limit: int) -> bytes:
+    """JSON of at most `limit` bytes: what is too long loses the tails of its lists and strings."""
+    for longest in (None, 4096, 256, 64, 16, 4, 1, 0):
+        text = json.dumps(value if longest is None else _shorten(value, longest), default=str)
+        if len(text) <= limit:  # json.dumps escapes: one byte a character
+            return text.encode()
+    return b"{}"
+
+
+def _shorten(value: Any, longest: int) -> Any:
+    if isinstance(value, str):
+        return value[: max(longest, 16)]
+    if isinstance(value, (list, tuple)):
+        return [_shorten(item, longest) for item in value[:longest]]
+    if isinstance(value, dict):
+        return {key: _shorten(item, longest) for key, item in value.items()}
+    return value
+
+
+def _read(path: str) -> Snapshot | None:
+    try:
+        # Neither follow a link nor wait for a pipe that someone put there.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        head = os.pread(descriptor, COUNTERS_AT + COUNTERS_BYTES, 0)
+        if len(head) < COUNTERS_AT + COUNTERS_BYTES or not head.startswith(MAGIC):
+            return None
+        meta = _read_block(descriptor, 0)
+        if meta is None or not isinstance(meta[1].get("pid"), int):
+            return None
+        tables = _newest_tables(descriptor)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    status = head[STATUS_AT : STATUS_AT + STATUS_BYTES].rstrip(b"\0").decode(errors="replace")
+    numbers = array("q", head[COUNTERS_AT:])
+    return Snapshot(
+        pid=meta[1]["pid"],
+        meta=meta[1],
+        counters=dict(zip(COUNTERS, numbers, strict=True)),
+        tables=tables,
+        ended=bool(status),
+        status=status,
+        alive=_exists(meta[1]["pid"]),
+        read_ns=time.monotonic_ns(),
+    )
+
+
+def _newest_tables(descriptor: int) -> dict[str, Any]:
+    for _ in range(8):  # both blocks torn takes two writes during one of our reads; eight times over, never
+        whole = [block for index in (1, 2) if (block := _read_block(descriptor, index))]
+        if whole:
+            return max(whole, key=lambda block: block[0])[1]
+    return {}
+
+
+def _read_block(descriptor: int, index: int) -> tuple[int, dict[str, Any]] | None:
+    at = BLOCKS_AT + index * BLOCK_BYTES
+    head = os.pread(descriptor, BLOCK.size, at)
+    if len(head) < BLOCK.size:
+        return None
+    sequence, length, checksum = BLOCK.unpack(head)
+    if sequence < 1 or length > BLOCK_BYTES - BLOCK.size:
+        return None
+    data = os.pread(descriptor, length, at + BLOCK.size)
+    if zlib.crc32(data) != checksum:
+        return None
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return None
+    return (sequence, value) if isinstance(value, dict) else None
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _number(value: Any) -> float:
+    return value if isinstance(value, (int, float)) else 0.0

@@ -1,0 +1,57 @@
+"""What the views derive from the records: sums over processes, the breakdown of time, the slowdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from dtrrun.telemetry.record import Snapshot
+
+PARTS = ("operators", "rematerialization", "scoring", "search", "bookkeeping")
+"""Of the time in a training process, as in the paper's Fig. 4; what is left of `wall` is `other`."""
+
+Row = dict[str, Any]
+LARGEST = ("peak_bytes", "steps", "least_budget_bytes")  # over several processes; all else adds up
+
+
+def total(snapshots: Sequence[Snapshot]) -> dict[str, int]:
+    """The counters of several processes as one: the largest peak and most steps, and sums."""
+    names = dict.fromkeys(name for snapshot in snapshots for name in snapshot.counters)
+    every = {name: [snapshot.counters.get(name, 0) for snapshot in snapshots] for name in names}
+    return {name: max(values) if name in LARGEST else sum(values) for name, values in every.items()}
+
+
+def breakdown(nanoseconds: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of `wall`, of each part and of `other`, from `…_ns` counters; the parts add up to `wall`."""
+    parts = {part: (nanoseconds.get(f"{part}_ns") or 0) / 1e9 for part in PARTS}
+    inside = sum(parts.values())
+    # A process that was killed has not brought its wall time up to date.
+    wall = max((nanoseconds.get("wall_ns") or 0) / 1e9, inside)
+    return {"wall": wall, **parts, "other": wall - inside}
+
+
+def slowdown(seconds: Mapping[str, float]) -> float | None:
+    """Estimated time over what the same run takes without a budget; None where nothing was measured."""
+    own = seconds["wall"] - sum(seconds[part] for part in PARTS[1:])
+    return seconds["wall"] / own if own > 0 else None
+
+
+def merged(rows: Iterable[Row], key: str, order: str) -> list[Row]:
+    """Rows of the same `key` as one, their numbers added; largest `order` first."""
+    found: dict[Any, Row] = {}
+    for row in rows:
+        into = found.setdefault(row.get(key), {key: row.get(key)})
+        for name, value in row.items():
+            if name != key and isinstance(value, (int, float)):
+                into[name] = into.get(name, 0) + value
+    return sorted(found.values(), key=lambda row: row.get(order) or 0, reverse=True)
+
+
+def table(snapshots: Iterable[Snapshot], name: str) -> list[Row]:
+    """One published table, the rows of all processes after each other."""
+    return [row for snapshot in snapshots for row in snapshot.tables.get(name) or [] if isinstance(row, dict)]
+
+
+def operators(snapshots: Iterable[Snapshot]) -> list[Row]:
+    """Operators by what it cost to rematerialize them, the costliest first."""
+    return merged(table(snapshots, "operators"), "name", "seconds")

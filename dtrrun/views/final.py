@@ -1,0 +1,151 @@
+"""The table at the end of a run, from its report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from dtrrun.sizes import format_size
+from dtrrun.views.figures import PARTS
+from dtrrun.views.panels import breakdown_table, columns_table, console_for, operators_table, rematerialized
+from dtrrun.views.text import duration, for_encoding, plain, rate, times
+
+MOST = 6
+"""Rows shown of each list; `--json` has them all."""
+WIDE = 100
+"""Columns from which the parts of the breakdown have their full names."""
+
+
+def print_final(report: dict[str, Any], stream: TextIO, *, width: int | None = None) -> None:
+    """Write the final table of `report` (see `build_report`) to `stream`; in colour only on a terminal.
+
+    Nothing is written where no process of the target ever was a training process.
+    """
+    if not report["processes"]:
+        return
+    console = console_for(stream, width)
+    with console.capture() as capture:
+        title = Rule("dtrrun", style="dim", align="left", characters="─")
+        console.print(Group(title, *_sections(report, console.width)))
+    text = "\n".join(line.rstrip() for line in capture.get().splitlines())
+    stream.write(for_encoding(text + "\n", stream.encoding))
+    stream.flush()
+
+
+def _sections(report: dict[str, Any], width: int) -> Iterator[RenderableType]:
+    yield _summary(report)
+    yield ""
+    yield breakdown_table([("in all", report["seconds"])], short=width < WIDE)
+    if costliest := rematerialized(report["operators"]):
+        yield ""
+        yield operators_table(costliest, MOST, width)
+    if len(report["processes"]) > 1:
+        yield ""
+        yield _processes(report["processes"])
+    if report["verify"]["mismatches"]:
+        yield ""
+        yield _mismatches(report["verify"])
+    if (report["error"] or report["over_budget"]) and report["pinned"]:
+        yield ""
+        yield _pinned(report["pinned"])
+    if report["warnings"] or report["least_budget_bytes"]:
+        yield ""
+    for warning in report["warnings"][:MOST]:
+        count = f" ({warning['count']:,} times)" if (warning.get("count") or 1) > 1 else ""
+        yield Text.assemble(("warning  ", "yellow"), plain(warning.get("text"), 400) + count)
+    if report["least_budget_bytes"]:
+        yield _too_small(report)
+
+
+def _summary(report: dict[str, Any]) -> Table:
+    seconds, budget, verify = report["seconds"], report["budget_bytes"], report["verify"]
+    rows = {"peak": _peak(report["peak_bytes"], budget)}
+    rows["evictions"] = f"{report['evictions']:,}"
+    if report["evictions"]:
+        rows["evictions"] += f"  ({format_size(report['evicted_bytes'])})"
+    rows["rematerializations"] = f"{report['rematerializations']:,}"
+    if report["rematerializations"]:
+        cost = duration(seconds["rematerialization"])
+        rows["rematerializations"] += f"  ({format_size(report['rematerialized_bytes'])} in {cost})"
+    if report["over_budget"]:
+        rows["over budget"] = times(report["over_budget"], "time")
+    if report["steps"]:
+        longest = max(process["seconds"]["wall"] for process in report["processes"])
+        speed = f"  ({rate(report['steps'] / longest)})" if longest > 0 else ""
+        rows["steps"] = f"{report['steps']:,}{speed}"
+    if report["slowdown_estimate"] is not None:
+        ours = f"{duration(sum(seconds[part] for part in PARTS[1:]))} of {duration(seconds['wall'])}"
+        rows["slowdown"] = f"about {report['slowdown_estimate']:.2f} ×  ({ours})"
+    if verify["enabled"]:
+        wrong = f"{verify['mismatches']:,} differ" if verify["mismatches"] else "all equal"
+        rows["verify"] = f"{times(verify['storages'], 'storage')} compared, {wrong}"
+    if report["exit_code"]:
+        rows["exit status"] = str(report["exit_code"])
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for label, value in rows.items():
+        bad = label == "over budget" or (label == "verify" and verify["mismatches"])
+        table.add_row(label, Text(value, style="red" if bad else ""))
+    return table
+
+
+def _peak(peak: int, budget: int | None) -> str:
+    if not budget:
+        return f"{format_size(peak)}  (no budget)"
+    return f"{format_size(peak)}  ({100 * peak / budget:.1f} % of the budget of {format_size(budget)})"
+
+
+def _processes(processes: list[dict[str, Any]]) -> RenderableType:
+    table = columns_table(
+        "process", "peak", "evictions", "rematerializations", "cost", "steps", "slowdown", ""
+    )
+    for process in processes[: 2 * MOST]:
+        rank, estimate = process["rank"], process["slowdown_estimate"]
+        table.add_row(
+            f"pid {process['pid']}" if rank is None else f"rank {plain(rank, 8)}",
+            format_size(process["peak_bytes"]),
+            f"{process['evictions']:,}",
+            f"{process['rematerializations']:,}",
+            duration(process["seconds"]["rematerialization"]),
+            f"{process['steps']:,}",
+            "–" if estimate is None else f"{estimate:.2f} ×",
+            Text("" if process["status"] == "ended" else plain(process["status"], 20), style="red"),
+        )
+    left = len(processes) - 2 * MOST
+    return Group(table, Text(f"… and {left} more", style="dim")) if left > 0 else table
+
+
+def _mismatches(verify: dict[str, Any]) -> Table:
+    table = columns_table("came back with other bits", "storages", "bytes")
+    for row in verify["operators"][: 2 * MOST]:
+        name = Text(plain(row.get("operator"), 60), style="red")
+        table.add_row(name, f"{row.get('count') or 0:,}", format_size(int(row.get("bytes") or 0)))
+    return table
+
+
+def _pinned(rows: list[dict[str, Any]]) -> Table:
+    table = columns_table("pinned (can't be evicted)", "storages", "bytes")
+    for row in rows[:MOST]:
+        name = Text(plain(row.get("reason"), 60))
+        table.add_row(name, f"{row.get('storages') or 0:,}", format_size(int(row.get("bytes") or 0)))
+    return table
+
+
+def _too_small(report: dict[str, Any]) -> Text:
+    least, error = report["least_budget_bytes"], report["error"] or {}
+    megabytes = -(-least // 1_000_000)
+    needed = (
+        f"{plain(error['operator'], 60)} needed {format_size(int(error.get('needed_bytes') or 0))} more. "
+        if error.get("operator")
+        else ""
+    )
+    return Text.assemble(
+        ("budget too small  ", "bold red"),
+        f"{needed}The least that would have done there: {least:,} bytes. Try --budget {megabytes}MB or more.",
+    )

@@ -1,0 +1,92 @@
+"""The pieces that the live and the final table are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dtrrun.sizes import format_size
+from dtrrun.views.figures import PARTS, Row
+from dtrrun.views.text import duration, plain, share
+
+PARTS_SHOWN = {  # the paper's Fig. 4: name, short name, colour
+    "operators": ("operators", "operators", "green"),
+    "rematerialization": ("rematerialization", "remat.", "yellow"),
+    "scoring": ("scoring", "scoring", "magenta"),
+    "search": ("search", "search", "blue"),
+    "bookkeeping": ("bookkeeping", "bookkeeping", "cyan"),
+    "other": ("rest", "rest", ""),
+}
+assert tuple(PARTS_SHOWN) == (*PARTS, "other")
+
+BAR = "█▓░"  # pinned, evictable, free: told apart without colour, too
+PINNED, EVICTABLE, FREE, OVER = "blue", "green", "dim", "bold red"
+
+
+def console_for(stream: TextIO, width: int | None, live: bool = False) -> Console:
+    """A console that takes nothing in the text for markup, emoji or something to highlight."""
+    return Console(
+        file=stream,
+        width=width,
+        force_terminal=True if live else None,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        legacy_windows=False,
+    )
+
+
+def columns_table(*labels: str) -> Table:
+    """A table without lines: the first column left, the numbers right."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for index, label in enumerate(labels):
+        table.add_column(label, justify="right" if index else "left", no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def memory_bar(pinned: int, evictable: int, resident: int, whole: int, width: int) -> Text:
+    """Resident against the budget (`whole`)."""
+    scale = width / max(whole, resident, 1)
+    full = round(resident * scale)
+    dark = min(full, round(pinned * scale))
+    return Text.assemble(
+        (BAR[0] * dark, PINNED),
+        (BAR[1] * (full - dark), OVER if resident > whole else EVICTABLE),
+        (BAR[2] * (width - full), FREE),
+    )
+
+
+def breakdown_table(rows: Sequence[tuple[str, Mapping[str, float]]], short: bool = False) -> Table:
+    """One line a row: its time in all, and the share of each part."""
+    table = columns_table("time", "")
+    for label, short_label, colour in PARTS_SHOWN.values():
+        table.add_column(
+            Text(short_label if short else label, style=colour), justify="right", no_wrap=True, min_width=5
+        )
+    for label, seconds in rows:
+        shares = (share(seconds[part], seconds["wall"]) for part in PARTS_SHOWN)
+        table.add_row(Text(label), duration(seconds["wall"]), *shares)
+    return table
+
+
+def rematerialized(rows: Sequence[Row]) -> list[Row]:
+    """Those of the operators that were not only evicted, but also run again."""
+    return [row for row in rows if row.get("rematerializations")]
+
+
+def operators_table(rows: Sequence[Row], count: int, width: int) -> Table:
+    """The operators that cost most to rematerialize; in less than 60 columns, without their bytes."""
+    labels = ["costliest to rematerialize", "times", "cost", "bytes"][: 4 if width >= 60 else 3]
+    table = columns_table(*labels)
+    for row in rows[:count]:
+        cells = (
+            f"{row.get('rematerializations') or 0:,}",
+            duration(row.get("seconds") or 0),
+            format_size(int(row.get("bytes") or 0)),
+        )
+        table.add_row(Text(plain(row.get("name"), width - 9 * len(labels[1:]))), *cells[: len(labels) - 1])
+    return table

@@ -1,0 +1,174 @@
+"""One picture of the live table: figures in, lines of text out. Knows nothing of terminals and time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dtrrun.settings import RuntimeSettings
+from dtrrun.sizes import format_size
+from dtrrun.telemetry.record import Snapshot
+from dtrrun.views.figures import breakdown, operators, table, total
+from dtrrun.views.panels import (
+    BAR,
+    EVICTABLE,
+    PINNED,
+    breakdown_table,
+    columns_table,
+    console_for,
+    memory_bar,
+    operators_table,
+    rematerialized,
+)
+from dtrrun.views.rates import Rates
+from dtrrun.views.text import duration, plain, rate, times
+
+LEFT, GAP, RIGHT = 74, 3, 43
+"""Columns of the two halves, on a terminal wide enough to have the operators beside the rest."""
+NARROW = 60
+"""Columns below which one line must do."""
+MOST_OPERATORS = 8
+EVENTS = ("evictions", "rematerializations")
+
+
+def running(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """The processes to show: those that still run; the last one, where none does."""
+    return [s for s in snapshots if s.alive and not s.ended] or list(snapshots[-1:])
+
+
+def line(snapshot: Snapshot, rates: Rates) -> str:
+    """One process in one line."""
+    counters, pid = snapshot.counters, snapshot.pid
+    budget = counters["budget_bytes"]
+    of_budget = f" of {format_size(budget)}" if budget > 0 else ""
+    return (
+        f"dtrrun {name(snapshot)}: resident {format_size(counters['resident_bytes'])}{of_budget}, "
+        f"{times(counters['steps'], 'step')} in {duration(counters['wall_ns'] / 1e9)} "
+        f"({rate(rates.steps(pid))}), " + ", ".join(_events(snapshot, rates))
+    )
+
+
+def _events(snapshot: Snapshot, rates: Rates) -> list[str]:
+    return [f"{what} {snapshot.counters[what]:,} ({rate(rates.rate(snapshot.pid, what))})" for what in EVENTS]
+
+
+def name(snapshot: Snapshot) -> str:
+    rank = snapshot.meta.get("rank")
+    return f"pid {snapshot.pid}" if rank is None else f"rank {plain(rank, 8)}"
+
+
+def picture(
+    snapshots: Sequence[Snapshot],
+    settings: RuntimeSettings,
+    rates: Rates,
+    stream: TextIO,
+    columns: int,
+    height: int,
+) -> list[str]:
+    """The table as lines of ANSI text for a terminal of that size; it takes half of the rows at most."""
+    console = console_for(stream, columns, live=True)
+    shown, room = running(snapshots), height // 2
+    if columns < NARROW or room < 5:
+        return _lines(console, Text(line(shown[0], rates)))[: min(room, 1)]
+    one = len(shown) == 1
+    wide = one and columns >= LEFT + GAP + RIGHT
+    most = max(1, room - 6)  # processes
+    parts: list[RenderableType] = [
+        _memory(shown[0], rates, LEFT if wide else columns) if one else _processes(shown, rates, most)
+    ]
+    used = 4 if one else 3 + min(len(shown), most)
+
+    times_of = [("in all", breakdown(total(shown)))]
+    step = shown[0].tables.get("step")
+    if one and isinstance(step, dict):
+        times_of.insert(0, ("last step", breakdown(step)))
+    times_of = times_of[-max(1, room - used - 1) :]
+    if used + 1 + len(times_of) <= room:
+        parts.append(breakdown_table(times_of, short=True))
+        used += 1 + len(times_of)
+
+    warning = _warning(shown)
+    count = min(MOST_OPERATORS, used - 2 if wide else room - used - 1 - len(warning))
+    if count > 0 and (costliest := rematerialized(operators(shown))):
+        costs = operators_table(costliest, count, columns - LEFT - GAP if wide else columns)
+        parts = [_side_by_side(Group(*parts), costs)] if wide else [*parts, costs]
+    return _lines(console, Group(_title(shown, settings, rates, columns), *parts, *warning))[:room]
+
+
+def _side_by_side(left: RenderableType, right: RenderableType) -> Table:
+    sides = Table.grid(padding=(0, GAP, 0, 0))
+    sides.add_column(width=LEFT, no_wrap=True, overflow="ellipsis")
+    sides.add_column()
+    sides.add_row(left, right)
+    return sides
+
+
+def _title(shown: Sequence[Snapshot], settings: RuntimeSettings, rates: Rates, columns: int) -> Text:
+    counters = total(shown)
+    device = shown[0].meta.get("device") or settings.device
+    left = f" · {plain(settings.heuristic, 30)} · {plain(device, 12)} "
+    seconds = max(s.counters["wall_ns"] for s in shown) / 1e9
+    speed = rate(max(rates.steps(s.pid) for s in shown))
+    right = f" {times(counters['steps'], 'step')} · {speed} · {duration(seconds)} "
+    fill = "─" * max(0, columns - cell_len("── dtrrun" + left + right + "──"))
+    return Text.assemble(("── ", "dim"), ("dtrrun", "bold"), left, (fill, "dim"), right, ("──", "dim"))
+
+
+def _memory(snapshot: Snapshot, rates: Rates, columns: int) -> Group:
+    counters = snapshot.counters
+    budget = counters["budget_bytes"] if counters["budget_bytes"] > 0 else None
+    pinned, evictable = counters["pinned_bytes"], counters["evictable_bytes"]
+    against = f" of {format_size(budget)}" if budget else ", no budget"
+    resident = f"  {format_size(counters['resident_bytes'])}{against}"
+    room = max(10, columns - len("resident ") - 24)
+    return Group(
+        Text.assemble(
+            ("resident ", "dim"),
+            memory_bar(pinned, evictable, counters["resident_bytes"], budget or counters["peak_bytes"], room),
+            (resident, "bold"),
+        ),
+        Text.assemble(
+            (f"         {BAR[0]}", PINNED),
+            f" pinned {format_size(pinned)}  ",
+            (BAR[1], EVICTABLE),
+            f" evictable {format_size(evictable)}  ",
+            f"evicted {format_size(counters['evicted_bytes'])}  ",
+            f"peak {format_size(counters['peak_bytes'])}",
+        ),
+        Text.assemble("         ", "  ".join(_events(snapshot, rates))),
+    )
+
+
+def _processes(shown: Sequence[Snapshot], rates: Rates, most: int) -> Table:
+    """A line a process, with events per second, and one for all of them, with events in all."""
+    rows = columns_table(
+        "process", "resident", "budget", "pinned", "evictable", "evicted", "evictions", "remat.", "steps"
+    )
+
+    def add(label: str, counters: Mapping[str, int], *events: str) -> None:
+        budget = format_size(counters["budget_bytes"]) if counters["budget_bytes"] > 0 else "–"
+        sizes = (format_size(counters[f"{what}_bytes"]) for what in ("pinned", "evictable", "evicted"))
+        rows.add_row(Text(label), format_size(counters["resident_bytes"]), budget, *sizes, *events)
+
+    for snapshot in shown[:most]:
+        speeds = (rate(rates.rate(snapshot.pid, what)) for what in EVENTS)
+        add(name(snapshot), snapshot.counters, *speeds, rate(rates.steps(snapshot.pid)))
+    counters = total(shown)
+    add(f"all {len(shown)}", counters, *(f"{counters[what]:,}" for what in (*EVENTS, "steps")))
+    return rows
+
+
+def _warning(shown: Sequence[Snapshot]) -> list[Text]:
+    newest = [row.get("text") for row in table(shown, "warnings")][-1:]
+    return [Text.assemble(("warning  ", "yellow"), plain(text)) for text in newest]
+
+
+def _lines(console: Console, what: RenderableType) -> list[str]:
+    with console.capture() as capture:
+        console.print(what, no_wrap=True, overflow="ellipsis")
+    return capture.get().rstrip("\n").split("\n")

@@ -1,0 +1,82 @@
+"""The report of a run: what `--json` writes and the final table shows. Its fields: docs/report.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from dtrrun.settings import RuntimeSettings
+from dtrrun.telemetry.record import Snapshot
+from dtrrun.views.figures import breakdown, merged, operators, slowdown, table, total
+
+SCHEMA = "dtrrun.report/1"
+
+
+def build_report(
+    snapshots: Sequence[Snapshot],
+    settings: RuntimeSettings,
+    exit_code: int,
+    command: Sequence[str],
+    wall_seconds: float,
+) -> dict[str, Any]:
+    """The report (JSON values) of a run whose training processes left `snapshots`.
+
+    `wall_seconds` is how long the whole command took, start of the interpreter included.
+    """
+    return {
+        "schema": SCHEMA,
+        "command": list(command),
+        "exit_code": exit_code,
+        "elapsed_seconds": wall_seconds,
+        "settings": {name: value for name, value in asdict(settings).items() if name != "record_dir"},
+        "budget_bytes": settings.budget_bytes,
+        **_figures(snapshots, settings.verify),
+        "processes": [
+            {
+                **{
+                    name: snapshot.meta.get(name)
+                    for name in ("pid", "ppid", "rank", "argv", "torch", "device")
+                },
+                "start": snapshot.meta.get("start"),
+                "status": snapshot.status or ("running" if snapshot.alive else "killed"),
+                "budget_bytes": _budget(snapshot, settings),
+                **_figures([snapshot], settings.verify),
+            }
+            for snapshot in snapshots
+        ],
+    }
+
+
+def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
+    counters = total(snapshots)
+    seconds = breakdown(counters)
+    errors = [error for snapshot in snapshots if isinstance(error := snapshot.tables.get("error"), dict)]
+    return {
+        "peak_bytes": counters.get("peak_bytes", 0),
+        "least_budget_bytes": counters.get("least_budget_bytes", 0) or None,
+        "evictions": counters.get("evictions", 0),
+        "evicted_bytes": counters.get("evicted_bytes_total", 0),
+        "rematerializations": counters.get("rematerializations", 0),
+        "rematerialized_bytes": counters.get("rematerialized_bytes", 0),
+        "over_budget": counters.get("over_budget", 0),
+        "steps": counters.get("steps", 0),
+        "seconds": seconds,
+        "slowdown_estimate": slowdown(seconds),
+        "operators": operators(snapshots),
+        "pinned": merged(table(snapshots, "pinned"), "reason", "bytes"),
+        "warnings": merged(table(snapshots, "warnings"), "text", "count"),
+        "verify": {
+            "enabled": verify,
+            "storages": counters.get("verified", 0),
+            "mismatches": counters.get("verify_mismatches", 0),
+            "operators": merged(table(snapshots, "mismatches"), "operator", "count"),
+        },
+        "error": errors[0] if errors else None,
+    }
+
+
+def _budget(snapshot: Snapshot, settings: RuntimeSettings) -> int | None:
+    """What this process worked to: a script may have set another budget through the Python API."""
+    counted = snapshot.counters.get("budget_bytes", 0)
+    return settings.budget_bytes if counted == 0 else None if counted < 0 else counted

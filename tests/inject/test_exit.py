@@ -1,0 +1,218 @@
+"""How a run ends: exit statuses, signals, tracebacks."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+
+def test_a_script_that_raises_has_its_own_traceback_and_status(program, plain, dtrrun):
+    program(
+        "fails.py",
+        "import torch\n"
+        "def inner(t):\n"
+        "    return t.reshape(7)\n"
+        "try:\n"
+        "    inner(torch.ones(3))\n"
+        "except RuntimeError as error:\n"
+        "    raise SyntaxError('mine') from ValueError('because')\n",
+    )
+    without = plain(sys.executable, "fails.py")
+    ended = dtrrun("--quiet", "--budget", "1GB", "fails.py")
+    assert (ended.status, ended.err) == (1, without.err)
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [("raise SystemExit(42)", 42), ("import os; os._exit(7)", 7), ("import sys; sys.exit('no')", 1)],
+)
+def test_the_targets_status_is_ours(program, dtrrun, text, status):
+    program("ends.py", text)
+    assert dtrrun("--budget", "1GB", "ends.py").status == status
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+def test_death_by_signal_is_passed_on_with_the_final_table(program, dtrrun, name):
+    program(
+        "dies.py", f"import torch, os, signal\ntorch.ones(1000).sum()\nos.kill(os.getpid(), signal.{name})\n"
+    )
+    ended = dtrrun("--budget", "1GB", "dies.py")
+    number = getattr(signal, name)
+    assert ended.status == -number  # as `subprocess` tells that we were ended by it
+    assert ended.report["exit_code"] == 128 + number
+    assert "evictions" in ended.err
+
+
+def test_the_shell_sees_137(program, plain):
+    program("dies.py", "import os; os.kill(os.getpid(), 9)")
+    ended = plain("sh", "-c", f"{sys.executable} -m dtrrun --budget 1GB dies.py; echo $?")
+    assert ended.out == "137\n"
+
+
+WAITS = """
+import os, signal, sys, time
+def end(number, frame):
+    os.write(1, f"got {signal.Signals(number).name}\\n".encode())  # print may be under way
+    sys.exit(5)
+for name in sys.argv[1:]:
+    signal.signal(getattr(signal, name), end)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def start(tmp_path, environment, *words, **more):
+    child = subprocess.Popen(
+        [sys.executable, "-m", "dtrrun", "--budget", "1GB", *words],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        **more,
+    )
+    assert child.stdout.readline() == "ready\n"
+    return child
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGINT"])
+def test_a_signal_to_us_reaches_the_target_once(program, tmp_path, environment, name):
+    program("waits.py", WAITS)
+    child = start(tmp_path, environment, "waits.py", name, start_new_session=True)
+    child.send_signal(getattr(signal, name))
+    out, _ = child.communicate(timeout=60)
+    assert (child.returncode, out) == (5, f"got {name}\n")
+
+
+def test_a_signal_that_ends_the_target_ends_us(program, tmp_path, environment):
+    program("waits.py", WAITS)
+    child = start(tmp_path, environment, "waits.py", start_new_session=True)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(60) == -signal.SIGTERM
+    assert [name for name in os.listdir(tmp_path) if name.startswith("dtrrun-")] == []
+
+
+TERMINAL = """
+import os, pty, signal, sys, time
+pid, master = pty.fork()
+if pid == 0:
+    os.execv(sys.executable, [sys.executable, "-m", "dtrrun", "--live", "never", *sys.argv[1:]])
+seen = b""
+sent = 0
+while True:
+    try:
+        data = os.read(master, 1000)
+    except OSError:
+        break
+    if not data:
+        break
+    seen += data
+    if seen.count(b"ready") > sent:
+        sent += 1
+        os.write(master, b"\\x03")
+print(seen.decode())
+print("status", os.waitpid(pid, 0)[1] >> 8)
+"""
+
+
+def test_ctrl_c_reaches_the_target_once_and_leaves_it_the_decision(program, plain):
+    program("terminal.py", TERMINAL)
+    program(
+        "waits.py",
+        "import sys, time\n"
+        "for _ in range(2):\n"
+        "    try:\n"
+        "        print('ready', flush=True)\n"
+        "        time.sleep(60)\n"
+        "    except KeyboardInterrupt:\n"
+        "        print('caught', flush=True)\n"
+        "        time.sleep(0.3)  # a second one, from us, would come now\n"
+        "print('cleaned up', flush=True)\n"
+        "sys.exit(4)\n",
+    )
+    ended = plain(sys.executable, "terminal.py", "waits.py")
+    assert ended.out.count("caught") == 2
+    assert "cleaned up" in ended.out
+    assert "status 4" in ended.out
+    assert "Traceback" not in ended.out
+
+
+def test_a_keyboard_interrupt_ends_as_it_does_without_us(program, plain, tmp_path, environment):
+    program("waits.py", "import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    child = start(tmp_path, environment, "waits.py", start_new_session=True)
+    time.sleep(0.1)
+    child.send_signal(signal.SIGINT)
+    assert child.wait(60) == -signal.SIGINT
+
+
+BAD = {
+    "no such script": (["nosuch.py"], 127, "error: no such script: nosuch.py"),
+    "no such command": (["nosuchcommand"], 127, "error: no such script or command: nosuchcommand"),
+    "not executable": (["./data.bin"], 126, "error: ./data.bin: is not executable, and no script either"),
+    "not a size": (["--budget", "200", "ok.py"], 2, "error: --budget: '200' has no unit"),
+    "unknown heuristic": (
+        ["--heuristic", "lruu", "ok.py"],
+        2,
+        "error: --heuristic: unknown heuristic 'lruu'",
+    ),
+    "unknown profile": (["--profile", "papre", "ok.py"], 2, "error: --profile: no profile is called 'papre'"),
+    "malformed profile": (["--profile", "./bad.yaml", "ok.py"], 2, "error: bad.yaml:2: malformed YAML"),
+    "unwritable report": (["--json", "no/x", "ok.py"], 2, "error: --json: no/x cannot be written"),
+    "isolated": (["python", "-I", "ok.py"], 2, "error: -I (isolated mode)"),
+    "unknown option": (["--bugdet", "1GB", "ok.py"], 2, "error: No such option: --bugdet"),
+    "nothing": ([], 2, "error: nothing to run"),
+}
+
+
+@pytest.mark.parametrize(("words", "status", "message"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_one_clear_line(program, plain, tmp_path, words, status, message):
+    program("ok.py", "open('ran', 'w')\n")
+    program("bad.yaml", "budget: 1GB\nseed: [1\n")
+    (tmp_path / "data.bin").write_bytes(b"\0")
+    ended = plain(sys.executable, "-m", "dtrrun", *words)
+    assert (ended.status, ended.out) == (status, "")
+    assert ended.err.startswith(f"dtrrun: {message}")
+    assert ended.err.count("\n") == 1
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_budget_larger_than_the_device_is_a_warning(program, dtrrun):
+    program("ok.py", "raise SystemExit(0)")
+    assert (
+        dtrrun("--budget", "900TB", "ok.py")
+        .ours[0]
+        .startswith("warning: the budget of 900,000,000,000,000 bytes")
+    )
+
+
+def test_nothing_that_imports_torch(program, dtrrun):
+    """... and we import it nowhere either: a torch that is first on every path would tell."""
+    program("watch/torch.py", "import os\nos.write(2, b'torch was imported')\n")
+    began = time.monotonic()
+    ended = dtrrun("--budget", "1GB", "true", env={"PYTHONPATH": "watch"})
+    assert ended.status == 125
+    assert ended.ours[-1].startswith("error: nothing ran under the budget: the target started no Python")
+    assert "torch was imported" not in ended.err
+    assert time.monotonic() - began < 10
+
+
+def test_a_script_that_never_imports_torch(program, dtrrun):
+    program("ok.py", "print('done')")
+    ended = dtrrun("--budget", "1GB", "ok.py")
+    assert (ended.status, ended.out) == (125, "done\n")
+    assert ended.ours[-1] == "error: nothing ran under the budget: the target's Python never imported torch"
+
+
+def test_a_runtime_that_cannot_start_ends_the_process(program, dtrrun):
+    program(
+        "train.py",
+        "try:\n    import torch\nexcept BaseException:\n    pass\nprint('trains without a budget')\n",
+    )
+    ended = dtrrun("--budget", "1GB", "--heuristic", "nosuchmodule:score", "train.py")
+    assert (ended.status, ended.out) == (125, "")
+    assert "Traceback" not in ended.err
+    assert "nosuchmodule" in ended.ours[-1]
+    assert ended.ours[-1].startswith("error: a process could not be put under the budget")

@@ -1,0 +1,114 @@
+"""Which processes of a target run under the budget: those that may train, not their helpers."""
+
+import pytest
+from modes import MODES
+
+LOADER = (
+    MODES
+    + """
+import multiprocessing, sys, torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+class Modes(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        assert get_worker_info() is not None
+        return torch.full((2,), float(len(modes())))
+def train(queue):
+    weight = torch.nn.Parameter(torch.ones(1000))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for _ in range(3):
+        weight.square().sum().backward()
+        optimizer.step()
+    queue.put(modes())
+if __name__ == "__main__":
+    method = sys.argv[1]
+    loader = DataLoader(Modes(), num_workers=1, batch_size=2, multiprocessing_context=method)
+    print("loader", torch.cat(list(loader)).sum().item())
+    context = multiprocessing.get_context(method)
+    queue = context.SimpleQueue()
+    child = context.Process(target=train, args=(queue,))
+    child.start()
+    print("child", queue.get())
+    child.join()
+    print("parent", modes(), child.exitcode)
+"""
+)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_data_loader_workers_are_left_alone_and_other_children_are_not(program, dtrrun, method):
+    program("train.py", LOADER)
+    ended = dtrrun("--budget", "1GB", "train.py", method)
+    assert (ended.status, ended.out) == (0, "loader 0.0\nchild ['DTRMode']\nparent ['DTRMode'] 0\n"), (
+        ended.err
+    )
+    assert sorted(process["steps"] for process in ended.processes) == [0, 3]
+    assert [process["status"] for process in ended.processes] == ["ended", "ended"]
+
+
+def test_mp_spawn_trains_under_the_budget(program, dtrrun):
+    program(
+        "train.py",
+        "import torch\n"
+        "def train(rank):\n"
+        "    weight = torch.nn.Parameter(torch.ones(1000))\n"
+        "    optimizer = torch.optim.SGD([weight], 0.1)\n"
+        "    for _ in range(rank + 1):\n"
+        "        weight.square().sum().backward()\n"
+        "        optimizer.step()\n"
+        "if __name__ == '__main__':\n"
+        "    torch.multiprocessing.spawn(train, nprocs=2)\n",
+    )
+    ended = dtrrun("--budget", "1GB", "train.py")
+    assert ended.status == 0, ended.err
+    assert sorted(process["steps"] for process in ended.processes) == [0, 1, 2]
+
+
+def test_a_subprocess_trains_under_the_budget(program, dtrrun):
+    program("child.py", f"import torch{MODES}\nprint('child', modes(), flush=True)")
+    program("parent.py", "import subprocess, sys\nsubprocess.run([sys.executable, 'child.py'], check=True)\n")
+    ended = dtrrun("--budget", "1GB", "parent.py")
+    assert (ended.status, ended.out, len(ended.processes)) == (0, "child ['DTRMode']\n", 1)
+
+
+DISTRIBUTED = (
+    MODES
+    + """
+import torch, torch.distributed
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+if __name__ == "__main__":
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(32, 16), torch.randn(32, 1))
+    layers = [layer for _ in range(6) for layer in (torch.nn.Linear(16, 16), torch.nn.Tanh())]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers, torch.nn.Linear(16, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for x, y in DataLoader(data, batch_size=8, sampler=DistributedSampler(data), num_workers=1):
+        optimizer.zero_grad()
+        loss = (model(x.repeat(500, 1)) - y.repeat(500, 1)).square().mean()
+        loss.backward()
+        optimizer.step()
+    torch.distributed.barrier()
+    with open(f"rank{rank}", "w") as file:
+        print(loss.item().hex(), *[p.sum().item().hex() for p in model.parameters()], file=file)
+        print(modes(), file=file)
+    torch.distributed.destroy_process_group()
+"""
+)
+
+
+def test_torchrun_with_ddp_and_data_loader_workers(program, plain, dtrrun, tmp_path):
+    program("train.py", DISTRIBUTED)
+    words = ["torchrun", "--standalone", "--nproc-per-node", "2", "train.py"]
+    assert plain(*words).status == 0
+    without = [(tmp_path / f"rank{rank}").read_text().splitlines() for rank in range(2)]
+    ended = dtrrun("--budget", "2MB", *words)
+    assert ended.status == 0, ended.err
+    found = [(tmp_path / f"rank{rank}").read_text().splitlines() for rank in range(2)]
+    assert [lines[0] for lines in found] == [lines[0] for lines in without]
+    assert [lines[1] for lines in found] == ["['DTRMode']"] * 2
+    assert sorted(process["rank"] for process in ended.processes) == [0, 1]  # and no agent, no worker
+    assert all(process["steps"] == 2 and process["evictions"] > 0 for process in ended.processes)

@@ -1,0 +1,119 @@
+"""`views.final`: the table at the end of a run."""
+
+from typing import Any
+
+import pytest
+from fake_records import EVIL, SETTINGS, snapshot, stream, written
+from rich.cells import cell_len
+from view_snapshots import check
+
+from dtrrun.settings import RuntimeSettings
+from dtrrun.telemetry.record import Snapshot
+from dtrrun.views.final import print_final
+from dtrrun.views.report import build_report
+
+PINNED = [
+    {"reason": "parameter", "bytes": 30_000_000, "storages": 120},
+    {"reason": "gradient", "bytes": 30_000_000, "storages": 118},
+]
+SMALL = {
+    "operator": "aten.convolution",
+    "needed_bytes": 25_000_000,
+    "pinned": {},
+    "least_budget_bytes": 213_456_789,
+}
+VERIFY = RuntimeSettings(budget_bytes=200_000_000, verify=True)
+CASES: dict[str, tuple[list[Snapshot], RuntimeSettings, int]] = {
+    "good": ([snapshot(ended=True)], SETTINGS, 0),
+    "nothing_evicted": (
+        [
+            snapshot(
+                ended=True,
+                evictions=0,
+                rematerializations=0,
+                rematerialization_ns=0,
+                tables={"operators": []},
+            )
+        ],
+        RuntimeSettings(),
+        0,
+    ),
+    "too_small": (
+        [snapshot(ended=True, least_budget_bytes=213_456_789, tables={"error": SMALL, "pinned": PINNED})],
+        SETTINGS,
+        1,
+    ),
+    "over_budget": (
+        [
+            snapshot(
+                ended=True,
+                over_budget=3,
+                tables={
+                    "pinned": PINNED,
+                    "warnings": [{"text": EVIL, "count": 3}, {"text": "once", "count": 1}],
+                },
+            )
+        ],
+        SETTINGS,
+        0,
+    ),
+    "verified": ([snapshot(ended=True, verified=1000)], VERIFY, 0),
+    "mismatches": (
+        [
+            snapshot(
+                ended=True,
+                verified=1000,
+                verify_mismatches=2,
+                tables={"mismatches": [{"operator": EVIL, "bytes": 4096, "count": 2}]},
+            )
+        ],
+        VERIFY,
+        3,
+    ),
+    "killed": ([snapshot(alive=False)], SETTINGS, 137),
+    "ranks": ([snapshot(100 + rank, rank, ended=rank != 2, alive=False) for rank in range(4)], SETTINGS, 1),
+    "many_ranks": ([snapshot(100 + rank, rank, ended=True) for rank in range(16)], SETTINGS, 0),
+}
+
+
+def shown(case: str, width: int, encoding: str = "utf-8") -> str:
+    snapshots, settings, code = CASES[case]
+    to = stream(encoding)
+    print_final(build_report(snapshots, settings, code, ["train.py"], 25.0), to, width=width)
+    return written(to)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("case", CASES)
+def test_looks_as_it_did(case: str, width: int) -> None:
+    text = shown(case, width)
+    assert "\x1b" not in text  # not a terminal: no colour
+    assert all(cell_len(line) <= width and line == line.rstrip() for line in text.splitlines())
+    check(f"final_{case}_{width}", text)
+
+
+def test_says_which_budget_would_have_done() -> None:
+    text = shown("too_small", 120)
+    assert "213,456,789 bytes" in text
+    assert "--budget 214MB" in text
+
+
+def test_colour_only_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    to = stream()
+    monkeypatch.setattr(to, "isatty", lambda: True)
+    print_final(build_report(CASES["mismatches"][0], VERIFY, 3, ["x"], 1.0), to, width=80)
+    assert "\x1b[31m" in written(to)
+
+
+def test_a_stream_that_knows_only_ascii() -> None:
+    text = shown("good", 80, "ascii")
+    assert "about 1.33 x" in text
+
+
+def test_nothing_where_there_was_no_training_process() -> None:
+    to = stream()
+    report: dict[str, Any] = build_report([], SETTINGS, 0, ["true"], 0.1)
+    print_final(report, to)
+    assert written(to) == ""

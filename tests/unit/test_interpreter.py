@@ -1,0 +1,70 @@
+"""dtrrun.launch.interpreter"""
+
+import os
+import sys
+
+import pytest
+
+from dtrrun.launch.errors import LaunchError
+from dtrrun.launch.interpreter import choose
+
+
+def program(path, text="#!/bin/sh\nexit 1\n"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def on_path(tmp_path):
+    """dtrrun is found on PATH, as after `pipx install dtrrun`."""
+    return program(tmp_path / "tools" / "dtrrun")
+
+
+def environ(tmp_path, **more):
+    return {"PATH": f"{tmp_path / 'tools'}:{tmp_path / 'system'}", **more}
+
+
+def test_what_is_asked_for(tmp_path, on_path):
+    python = program(tmp_path / "other" / "python")
+    assert choose(python, environ(tmp_path, VIRTUAL_ENV="/x"), on_path) == python
+    for wanted, status in ((str(tmp_path / "none"), 127), (str(tmp_path), 126)):
+        with pytest.raises(LaunchError, match="--python") as caught:
+            choose(wanted, environ(tmp_path), on_path)
+        assert caught.value.exit_status == status
+
+
+@pytest.mark.parametrize("called", [".venv/bin/dtrrun", "/somewhere/dtrrun/__main__.py"])
+def test_our_own_where_dtrrun_is_called_by_its_path_or_as_a_module(tmp_path, on_path, called):
+    program(tmp_path / "env" / "bin" / "python")
+    assert choose(None, environ(tmp_path, VIRTUAL_ENV=str(tmp_path / "env")), called) == sys.executable
+
+
+@pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
+def test_the_active_environments(tmp_path, on_path, variable):
+    python = program(tmp_path / "env" / "bin" / "python")
+    assert choose(None, environ(tmp_path, **{variable: str(tmp_path / "env")}), on_path) == python
+
+
+def test_the_innermost_environment_wins_and_a_broken_one_does_not(tmp_path, on_path):
+    outer = program(tmp_path / "conda" / "bin" / "python")
+    both = environ(tmp_path, VIRTUAL_ENV=str(tmp_path / "venv"), CONDA_PREFIX=str(tmp_path / "conda"))
+    assert choose(None, both, on_path) == outer
+    inner = program(tmp_path / "venv" / "bin" / "python")
+    assert choose(None, both, on_path) == inner
+
+
+def test_our_own_environment_when_it_is_the_active_one(tmp_path, on_path):
+    assert choose(None, environ(tmp_path, VIRTUAL_ENV=sys.prefix), on_path) == sys.executable
+
+
+@pytest.mark.parametrize(("has_torch", "status"), [(True, 0), (False, 1)])
+def test_python3_on_path_if_it_has_torch(tmp_path, on_path, has_torch, status):
+    system = program(tmp_path / "system" / "python3", f"#!/bin/sh\nexit {status}\n")
+    assert choose(None, environ(tmp_path), on_path) == (system if has_torch else sys.executable)
+
+
+def test_our_own_where_there_is_nothing_else(tmp_path, on_path):
+    assert choose(None, environ(tmp_path), on_path) == sys.executable
+    assert os.path.isabs(sys.executable)

@@ -1,0 +1,132 @@
+"""The properties of the layout that other people build on; see docs/design/overview.md."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "dtrrun"
+LINES = 320
+
+ARROWS = {
+    "__init__": {"runtime"},
+    "__main__": {"cli"},
+    "cli": {"launch", "views", "policy", "telemetry", "settings", "sizes"},
+    "launch": {"telemetry", "settings"},
+    "views": {"telemetry", "settings", "sizes"},
+    "boot": {"runtime", "settings"},
+    "runtime": {"policy", "telemetry", "settings", "sizes"},
+    "policy": set(),
+    "telemetry": set(),
+    "settings": set(),
+    "sizes": set(),
+}
+"""What each part may import of the others, with the names at the package's head open to all."""
+
+INJECTED = {
+    "__init__": set(),
+    "boot": set(),
+    "runtime": {"torch"},
+    "policy": set(),
+    "telemetry": set(),
+    "settings": set(),
+    "sizes": set(),
+}
+"""These run in the program's processes, where our dependencies may be missing: what else they may import."""
+
+OWN_PATH = {"sitecustomize", "_dtrrun_hook"}
+"""Top-level modules, since boot/path is put on Python's path; the first is the one that ours shadows."""
+
+
+def parts():
+    return sorted({path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in sources()})
+
+
+def sources(part=None):
+    found = [path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts]
+    return [p for p in found if part is None or p.relative_to(PACKAGE).parts[0].removesuffix(".py") == part]
+
+
+def imports(path, text=None):
+    """The full name of every module that a file imports, wherever in the file, for type checkers too."""
+    package = ["dtrrun", *path.relative_to(PACKAGE).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text() if text is None else text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            # `from dtrrun import runtime` names a part, `from dtrrun import __version__` does not.
+            yield from (f"{module}.{alias.name}" if module == "dtrrun" else module for alias in node.names)
+
+
+def ours(name):
+    """The part of dtrrun that an imported name belongs to, or None."""
+    top, _, rest = name.partition(".")
+    part = rest.partition(".")[0]
+    return part if top == "dtrrun" and part in ARROWS else None
+
+
+def test_every_part_is_listed():
+    assert set(parts()) == set(ARROWS)
+
+
+@pytest.mark.parametrize("part", ARROWS)
+def test_arrows_point_one_way(part):
+    for path in sources(part):
+        used = {other for name in imports(path) if (other := ours(name))} - {part}
+        assert used <= ARROWS[part], f"{path} imports {used - ARROWS[part]}"
+
+
+def test_no_arrow_leads_back():
+    left = dict(ARROWS)
+    while left:
+        ends = {part for part, used in left.items() if not used & set(left)}
+        assert ends, f"a circle among {sorted(left)}"
+        left = {part: used for part, used in left.items() if part not in ends}
+
+
+@pytest.mark.parametrize("part", INJECTED)
+def test_injected_code_needs_no_package_but_torch(part):
+    allowed = {"dtrrun", *sys.stdlib_module_names, *INJECTED[part], *(OWN_PATH if part == "boot" else ())}
+    for path in sources(part):
+        used = {name.partition(".")[0] for name in imports(path)}
+        assert used <= allowed, f"{path} imports {used - allowed}"
+
+
+def test_injected_code_reaches_injected_code_only():
+    for part in INJECTED:
+        assert ARROWS[part] <= set(INJECTED), part
+
+
+@pytest.mark.parametrize("part", ARROWS)
+def test_files_are_short(part):
+    for path in sources(part):
+        lines = len(path.read_text().splitlines())
+        assert lines <= LINES, f"{path} has {lines} lines"
+
+
+def test_all_forms_of_import_are_seen():
+    text = """
+import numpy.linalg
+from dtrrun import cli
+from . import rng
+from .. import views
+from ..launch.pty import Terminal
+if TYPE_CHECKING:
+    from dtrrun.cli.main import main
+def later():
+    import yaml
+"""
+    seen = set(imports(PACKAGE / "runtime" / "imagined.py", text))
+    assert seen == {
+        "numpy.linalg",
+        "dtrrun.cli",
+        "dtrrun.runtime",
+        "dtrrun.views",
+        "dtrrun.launch.pty",
+        "dtrrun.cli.main",
+        "yaml",
+    }
+    assert [ours(name) for name in ("dtrrun.cli.main", "dtrrun.__version__", "torch")] == ["cli", None, None]

@@ -1,0 +1,157 @@
+"""dtrrun.cli.main"""
+
+import subprocess
+import sys
+
+import pytest
+
+import dtrrun
+from dtrrun.cli import main as module
+from dtrrun.cli.main import main, split
+from dtrrun.launch.errors import LaunchError
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What reaches the verb `run`: its options and its target; nothing is started."""
+    calls = []
+    monkeypatch.setattr("dtrrun.cli.run.resolve", lambda words, python: words)
+    monkeypatch.setattr(
+        "dtrrun.cli.run.supervise", lambda options, command: calls.append((options, command)) or 0
+    )
+    return calls
+
+
+def status(*words):
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    return caught.value.code
+
+
+@pytest.mark.parametrize(
+    ("words", "target"),
+    [
+        ("train.py", ["train.py"]),
+        ("--budget 1GB train.py --budget 2GB", ["train.py", "--budget", "2GB"]),
+        ("--budget=1GB train.py --help", ["train.py", "--help"]),
+        ("--budget 1GB -m pkg.train -x", ["-m", "pkg.train", "-x"]),
+        ("--budget 1GB -mpkg.train", ["-mpkg.train"]),
+        ("--budget 1GB -c pass --version", ["-c", "pass", "--version"]),
+        ("--budget 1GB -- -m pkg -- a", ["-m", "pkg", "--", "a"]),
+        ("--budget 1GB train.py -- a", ["train.py", "--", "a"]),
+        ("--budget 1GB run train.py", ["train.py"]),
+        ("run --budget 1GB train.py", ["train.py"]),
+        ("--quiet run --budget 1GB -- train.py", ["train.py"]),
+        ("--budget 1GB run ./run", ["./run"]),
+        ("--budget 1GB run run", ["run"]),
+        ("--budget 1GB -- run", ["run"]),
+        ("--budget 1GB -", ["-"]),
+        ("--profile paper --verify --no-sample torchrun --nproc-per-node 2 t.py", None),
+        ("", []),
+    ],
+)
+def test_our_options_end_where_the_target_begins(seen, words, target):
+    words = words.split()
+    assert status(*words) == 0
+    ((_, command),) = seen
+    assert command == (target if target is not None else words[words.index("torchrun") :])
+
+
+def test_the_targets_words_are_not_looked_at(seen):
+    words = ["train.py", "", "a\nb", "\udcff", "--budget"]
+    assert status("--budget", "1GB", *words) == 0
+    assert seen[0][1] == words
+
+
+def test_options_on_both_sides_of_the_verb_count(seen):
+    assert status("--budget", "1GB", "run", "--seed", "3", "train.py") == 0
+    settings = seen[0][0].settings
+    assert (settings.budget_bytes, settings.seed) == (10**9, 3)
+
+
+def test_later_verbs_have_their_place(monkeypatch, seen):
+    """A word of VERBS is a verb; behind `run` or `--` it is a target."""
+    monkeypatch.setattr(module, "VERBS", ("run", "profile"))
+    assert status("run", "profile") == 0
+    assert status("--", "profile") == 0
+    assert [command for _, command in seen] == [["profile"], ["profile"]]
+    monkeypatch.delenv("DTRRUN_DEBUG", raising=False)
+    assert status("profile", "train.py") == 125  # its file is not there yet
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--bugdet 1GB train.py", "No such option: --bugdet"),
+        ("--budget", "requires an argument"),
+        ("--quiet=yes train.py", "--quiet"),
+        ("--budget 200 train.py", "--budget: '200' has no unit"),
+    ],
+)
+def test_usage_errors_are_one_line_and_status_2(seen, capsys, words, message):
+    assert status(*words.split()) == 2
+    assert not seen
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("dtrrun: error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_launch_error_brings_its_own_status(monkeypatch, capsys):
+    def fail(options, command):
+        raise LaunchError("it is so", 126)
+
+    monkeypatch.setattr("dtrrun.cli.run.supervise", fail)
+    assert status("true") == 126
+    assert capsys.readouterr().err == "dtrrun: error: it is so\n"
+
+
+def test_a_mistake_of_ours_is_one_line_and_125(monkeypatch, capsys):
+    monkeypatch.setattr("dtrrun.cli.run.supervise", lambda *_: 1 / 0)
+    monkeypatch.delenv("DTRRUN_DEBUG", raising=False)
+    assert status("true") == 125
+    assert (
+        capsys.readouterr().err
+        == "dtrrun: error: ZeroDivisionError: division by zero (DTRRUN_DEBUG=1 shows where)\n"
+    )
+    monkeypatch.setenv("DTRRUN_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        main(["true"])
+
+
+def test_split_leaves_an_unknown_option_to_the_parser():
+    command = module._command("run")
+    assert split(["--what", "train.py"], command) == (["--what"], ["train.py"])
+
+
+def test_help_names_every_option_and_the_exit_statuses(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert status("--help") == 0
+    text = capsys.readouterr().out
+    command = module._command("run")
+    for param in command.params:
+        for name in param.opts:
+            assert name in text
+    for word in ("TARGET", "DTRRUN_BUDGET", "125", "126", "127", "pyproject.toml", "torchrun"):
+        assert word in text
+
+
+def test_version(capsys):
+    assert status("--version") == 0
+    assert capsys.readouterr().out == f"dtrrun {dtrrun.__version__}\n"
+
+
+def test_the_command_line_loads_no_torch():
+    code = "import sys, dtrrun.cli.main, dtrrun.cli.run; print('torch' in sys.modules, 'yaml' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False True\n"
+
+
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "1>&- 2>&-"])
+def test_closed_streams(closed, tmp_path):
+    command = f'"{sys.executable}" -m dtrrun --json "{tmp_path}/report.json" sh -c "exit 5" {closed}'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (5, "")
+    assert ("dtrrun:" in done.stderr) == ("2" not in closed)
+    assert (tmp_path / "report.json").exists()

@@ -1,0 +1,172 @@
+"""dtrrun.cli.options"""
+
+import inspect
+
+import pytest
+
+from dtrrun.cli import options
+from dtrrun.cli.options import PREFIX, READERS, collect
+from dtrrun.cli.run import run
+from dtrrun.launch.errors import LaunchError
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A project's folder, with nothing of the user's own around it."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "pyproject.toml").write_text("")
+    return tmp_path / "project"
+
+
+def profile(folder, text):
+    (folder / "p.yaml").write_text(text)
+    return str(folder / "p.yaml")
+
+
+def pyproject(folder, text):
+    (folder / "pyproject.toml").write_text(f"[tool.dtrrun]\n{text}\n")
+
+
+def test_every_option_of_the_command_line_has_a_reader_and_the_reverse():
+    assert set(inspect.signature(run).parameters) == {*READERS, "profile", "ctx", "version"}
+
+
+def test_with_nothing_said_memory_is_counted_only(folder):
+    found = collect({}, {}, folder)
+    assert found.settings.budget_bytes is None
+    assert found.settings.heuristic == "h_dtr_eq"
+    assert (found.json, found.live, found.quiet, found.python, found.warnings) == (
+        None,
+        "auto",
+        False,
+        None,
+        (),
+    )
+
+
+def test_all_reach_the_settings(folder):
+    typed = {
+        "budget": "1GB",
+        "device": "auto",
+        "heuristic": "lru",
+        "deallocation": "ignore",
+        "ignore_small": "1%",
+        "sample": True,
+        "seed": "7",
+        "cost": "model",
+        "over_budget": "warn",
+        "max_slowdown": "2",
+        "on_thrash": "stop",
+        "max_steps": "5",
+        "verify": True,
+        "json": "out.json",
+        "live": "never",
+        "quiet": True,
+        "python": "python3",
+        "profile": None,
+    }
+    assert set(typed) == {*READERS, "profile"}
+    found = collect(typed, {}, folder)
+    settings = found.settings
+    assert settings.budget_bytes == 10**9
+    assert (settings.device, settings.heuristic, settings.deallocation) == ("auto", "lru", "ignore")
+    assert (settings.ignore_small, settings.sample, settings.seed, settings.cost) == (0.01, True, 7, "model")
+    assert (settings.over_budget, settings.max_slowdown, settings.on_thrash) == ("warn", 2.0, "stop")
+    assert (settings.max_steps, settings.verify, settings.record_dir) == (5, True, None)
+    assert (found.json, found.live, found.quiet, found.python) == ("out.json", "never", True, "python3")
+
+
+def test_command_line_then_environment_then_profile_then_pyproject(folder):
+    typed, environ = {"profile": profile(folder, "seed: 3\nbudget: 3GB")}, {}
+    pyproject(folder, "seed = 4\nbudget = '4GB'\nheuristic = 'lru'")
+    steps = []
+    for layer in ({}, {"environ": "2"}, {"typed": "1"}):
+        if "environ" in layer:
+            environ["DTRRUN_SEED"] = layer["environ"]
+        if "typed" in layer:
+            typed["seed"] = layer["typed"]
+        steps.append(collect(typed, environ, folder).settings.seed)
+    assert steps == [3, 2, 1]
+    settings = collect(typed, environ, folder).settings
+    assert settings.budget_bytes == 3 * 10**9
+    assert settings.heuristic == "lru"
+    assert collect({}, {}, folder).settings.seed == 4
+
+
+def test_a_switch_of_the_command_line_overrules_a_yes_of_the_environment(folder):
+    assert collect({}, {"DTRRUN_SAMPLE": "yes"}, folder).settings.sample
+    assert not collect({"sample": False}, {"DTRRUN_SAMPLE": "yes"}, folder).settings.sample
+
+
+def test_a_profile_that_pyproject_names_yields_to_what_pyproject_says(folder):
+    pyproject(folder, f"profile = '{profile(folder, 'seed: 3' + chr(10) + 'cost: model')}'\nseed = 4")
+    settings = collect({}, {}, folder).settings
+    assert (settings.seed, settings.cost) == (4, "model")
+    settings = collect(
+        {"profile": "paper"}, {}, folder
+    ).settings  # and to the one that the command line names
+    assert (settings.seed, settings.cost, settings.sample) == (4, "measured", True)
+
+
+def test_the_users_default_profile_counts_where_no_other_is_named(folder, tmp_path):
+    own = tmp_path / "config" / "dtrrun" / "profiles"
+    own.mkdir(parents=True)
+    (own / "default.yaml").write_text("heuristic: lru\n")
+    assert collect({}, {}, folder).settings.heuristic == "lru"
+    assert collect({"profile": "paper"}, {}, folder).settings.heuristic == "h_dtr_eq"
+
+
+@pytest.mark.parametrize(
+    ("typed", "environ", "message"),
+    [
+        ({"budget": "200"}, {}, "--budget: '200' has no unit"),
+        ({"max_steps": "0"}, {}, "--max-steps: 0 is less than 1"),
+        ({}, {"DTRRUN_SAMPLE": "maybe"}, "DTRRUN_SAMPLE: 'maybe' is neither yes nor no"),
+        ({}, {"DTRRUN_LIVE": "sometimes"}, "DTRRUN_LIVE: 'sometimes' is none of auto, always, never"),
+        ({"profile": "papre"}, {}, "--profile: no profile is called 'papre'"),
+        ({}, {"DTRRUN_PROFILE": "papre"}, "DTRRUN_PROFILE: no profile is called 'papre'"),
+    ],
+)
+def test_an_error_names_the_place_of_the_value(folder, typed, environ, message):
+    with pytest.raises(LaunchError) as caught:
+        collect(typed, environ, folder)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_bad_value_in_a_profile_is_told_with_its_line(folder):
+    path = profile(folder, "# mine\nbudget: much\n")
+    with pytest.raises(LaunchError, match=f"{path}:2: budget: 'much' is not a size"):
+        collect({"profile": path}, {}, folder)
+
+
+def test_a_value_that_is_overruled_need_not_be_right(folder):
+    assert collect({"seed": "1"}, {"DTRRUN_SEED": "x"}, folder).settings.seed == 1
+
+
+def test_an_empty_variable_is_none(folder):
+    assert collect({}, {"DTRRUN_BUDGET": ""}, folder).settings.budget_bytes is None
+
+
+def test_a_variable_that_looks_like_ours_is_warned_of(folder):
+    found = collect({}, {"DTRRUN_BUGDET": "1GB", "DTRRUN_RUNTIME": "{}", "DTRRUN_DEBUG": "1"}, folder)
+    assert found.warnings == ("DTRRUN_BUGDET is no variable of dtrrun's; did you mean DTRRUN_BUDGET?",)
+    assert PREFIX == "DTRRUN_"
+
+
+def test_a_percentage_is_of_the_device(folder, monkeypatch):
+    monkeypatch.setattr(options, "total_bytes", {"cpu": 1000}.__getitem__)
+    found = collect({"budget": "50%", "device": "cpu"}, {}, folder)
+    assert (found.settings.budget_bytes, found.device, found.warnings) == (500, "cpu", ())
+
+
+def test_a_device_that_is_not_there(folder):
+    with pytest.raises(LaunchError, match="DTRRUN_DEVICE: no CUDA device 77 is visible"):
+        collect({}, {"DTRRUN_DEVICE": "cuda:77"}, folder)
+
+
+def test_a_budget_larger_than_the_device_is_warned_of(folder, monkeypatch):
+    monkeypatch.setattr(options, "total_bytes", lambda device: 1000)
+    assert collect({"budget": "1000B"}, {}, folder).warnings == ()
+    (warning,) = collect({"budget": "1001B", "device": "cpu"}, {}, folder).warnings
+    assert warning == "the budget of 1,001 bytes is more than the 1,000 bytes that cpu has"

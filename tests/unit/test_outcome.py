@@ -1,0 +1,75 @@
+"""dtrrun.launch.outcome"""
+
+import signal
+
+import pytest
+
+from dtrrun.launch.outcome import Marks, judge, read_marks
+from dtrrun.telemetry.fields import COUNTERS
+from dtrrun.telemetry.record import Snapshot
+
+QUIET = Marks(python=True)
+
+
+def snapshot(**counters):
+    return Snapshot(pid=1, meta={"pid": 1}, counters=dict.fromkeys(COUNTERS, 0) | counters)
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 125, 137, 255])
+def test_the_targets_status_is_ours(status):
+    outcome = judge(status, [snapshot()], QUIET)
+    assert (outcome.exit_status, outcome.signal, outcome.error, outcome.note) == (status, None, None, None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_a_signal_is_passed_on(number):
+    outcome = judge(-number, [snapshot()], QUIET)
+    assert (outcome.exit_status, outcome.signal) == (128 + number, number)
+
+
+def test_success_without_the_runtime_is_a_failure_of_ours():
+    outcome = judge(0, [], QUIET)
+    assert outcome.exit_status == 125
+    assert outcome.error == "nothing ran under the budget: the target's Python never imported torch"
+
+
+@pytest.mark.parametrize("returncode", [1, -15])
+def test_a_failure_of_the_target_stays_its_own_with_a_note(returncode):
+    outcome = judge(returncode, [], Marks(python=True, without_torch=("/x/python",)))
+    assert outcome.exit_status == (returncode if returncode > 0 else 143)
+    assert outcome.error is None
+    assert outcome.note.startswith("torch is not installed for /x/python")
+
+
+@pytest.mark.parametrize(
+    ("marks", "why"),
+    [
+        (Marks(), "started no Python"),
+        (Marks(old_python=True), "older than 3.10"),
+        (Marks(python=True, old_python=True), "never imported torch"),
+        (Marks(python=True, without_torch=("/x/python",)), "not installed for /x/python"),
+    ],
+)
+def test_why_nothing_ran_under_the_budget(marks, why):
+    assert why in judge(0, [], marks).error
+
+
+@pytest.mark.parametrize("returncode", [0, 1, -9])
+def test_a_process_that_could_not_be_put_under_the_budget(returncode):
+    outcome = judge(returncode, [snapshot()], Marks(python=True, failures=("ValueError: no", "x")))
+    assert (outcome.exit_status, outcome.signal) == (125, None)
+    assert outcome.error == "2 processes could not be put under the budget: ValueError: no"
+
+
+@pytest.mark.parametrize(("returncode", "status"), [(0, 3), (1, 1)])
+def test_a_difference_that_verify_found(returncode, status):
+    assert judge(returncode, [snapshot(), snapshot(verify_mismatches=2)], QUIET).exit_status == status
+
+
+def test_marks(tmp_path):
+    assert read_marks(tmp_path) == Marks()
+    (tmp_path / "python").touch()
+    (tmp_path / "no-torch").write_text("/a/python\n/b/python\n/a/python\n")
+    (tmp_path / "no-accelerate.commands.launch").write_text("/a/python\n")
+    (tmp_path / "failed-7").write_text("ValueError: no")
+    assert read_marks(tmp_path) == Marks(True, False, ("/a/python", "/b/python"), ("ValueError: no",))

@@ -1,0 +1,184 @@
+"""ẽ*: the union-find structure against components kept as plain sets (App. C.2)."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policy_world import Record
+
+from dtrrun.policy.eqclass import EvictedComponents
+
+
+def chain(length: int, cost: int = 10) -> list[Record]:
+    records: list[Record] = []
+    for name in range(length):
+        records.append(Record(name, 8, cost, inputs=records[-1:]))
+    return records
+
+
+def test_neighbouring_components_are_summed_not_merged() -> None:
+    components = EvictedComponents({}, set())
+    a, b, c, d, e = records = chain(5)
+    for record in (a, b, d):
+        components.evicted(record)
+    assert [components.projected_cost(record, 0) for record in (c, e)] == [10 + 20 + 10, 10 + 10]
+    components.evicted(c)
+    assert components.projected_cost(e, 0) == 50
+    assert [record.component.parent is None for record in records[:4]].count(True) == 1
+
+
+def test_rematerialization_takes_its_own_cost_out_and_leaves_phantom_connections() -> None:
+    components = EvictedComponents({}, set())
+    a, b, c, d, e = chain(5)
+    for record in (b, c, d):
+        components.evicted(record)
+    components.left(c)
+    assert c.component is None
+    # b and d stay one component, so c counts it once, and a counts d too
+    assert [components.projected_cost(record, 0) for record in (a, c, e)] == [30, 30, 30]
+    components.evicted(c)
+    assert components.projected_cost(a, 0) == 40
+
+
+def test_constants_are_in_no_neighbourhood() -> None:
+    components = EvictedComponents({}, set())
+    weight = Record(0, 8, 0, constant=True)
+    x = Record(1, 8, 10, inputs=[weight])
+    y = Record(2, 8, 10, inputs=[weight, x])
+    components.evicted(x)
+    assert weight.dependents is None
+    assert components.projected_cost(y, 0) == 20
+
+
+def test_a_record_that_dies_leaves_its_component() -> None:
+    components = EvictedComponents({}, set())
+    parent, child = chain(2)
+    grandchild = Record(2, 8, 5, inputs=[child])
+    for record in (child, grandchild):
+        components.evicted(record)
+    assert components.projected_cost(parent, 0) == 25
+    del grandchild, record
+    components.settle()
+    assert components.projected_cost(parent, 0) == 20
+    del child  # nothing but the parent knows of it: weakly
+    components.settle()
+    assert components.projected_cost(parent, 0) == 10
+
+
+def test_what_was_reached_through_the_dead_only_is_not_counted() -> None:
+    components = EvictedComponents({}, set())
+    resident, evicted = Record(0, 8, 1), Record(1, 8, 10)
+    both = Record(2, 8, 100, inputs=[resident, evicted])
+    components.evicted(evicted)
+    components.evicted(both)
+    assert components.projected_cost(resident, 0) == 111
+    del both
+    components.settle()
+    assert components.projected_cost(resident, 0) == 1
+
+
+def test_who_is_gone_does_not_pile_up_at_a_parent_that_lives() -> None:
+    components = EvictedComponents({}, set())
+    parent = Record(0, 8, 10)
+    children = [Record(name, 8, 1, inputs=[parent]) for name in range(1000)]
+    for child in children:
+        components.evicted(child)
+        components.left(child)
+    assert components.projected_cost(parent, 0) == 10
+    assert len(parent.dependents) <= 64
+
+
+def test_watchers_are_due_when_the_cost_falls_below_their_bound() -> None:
+    due: set[int] = set()
+    pool: dict[int, Record] = {}
+    components = EvictedComponents(pool, due)
+    records = chain(200)
+    for record in records[1:]:
+        components.evicted(record)
+    pool[7] = records[0]
+    cost, lower = components.watched_cost(records[0], 7)
+    assert cost == 2000
+    assert 1900 < lower <= 2000
+    components.left(records[150])  # far away, and little
+    assert not due
+    for record in records[100:150]:
+        components.left(record)
+        assert due or components.projected_cost(records[0], 7) >= lower
+    assert due == {7}
+    due.clear()
+    components.watched_cost(records[0], 7)
+    components.left(records[1])  # beside it: its component may be lost altogether
+    assert due == {7}
+
+
+def test_bounds_hold_when_components_merge() -> None:
+    """S reads a and b, of components {a, a2, …} and {b}; a bridge joins the two, then most of a's goes."""
+    due: set[int] = set()
+    components = EvictedComponents({}, due)
+    first = chain(50)
+    b = Record(50, 8, 400)
+    s = Record(51, 8, 1, inputs=[first[-1], b])
+    beside_a = [Record(name, 8, 1, inputs=[first[-1]]) for name in (60, 61, 62)]
+    beside_b = Record(52, 8, 1, inputs=[b])
+    bridge = Record(53, 8, 0, inputs=[first[0], b])
+    for record in (*first, b):
+        components.evicted(record)
+    assert components.watched_cost(s, 7)[0] == 1 + 500 + 400
+    assert components.watched_cost(beside_b, 8)[0] == 1 + 400
+    for number, record in enumerate(beside_a, 9):
+        components.watched_cost(record, number)
+    components.evicted(bridge)
+    assert not due
+    for record in first[1:20]:
+        components.left(record)
+    assert components.projected_cost(s, 7) == 1 + 310 + 400
+    assert due == {7, 8, 9, 10, 11}
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_costs_are_those_of_plain_sets(seed: int) -> None:
+    """Each evicted storage's component as a set of names; rematerialized members only give up their cost."""
+    rng = random.Random(seed)
+    due: set[int] = set()
+    pool: dict[int, Record] = {}
+    components = EvictedComponents(pool, due)
+    records: list[Record] = []
+    model: dict[int, set[int]] = {}  # of each evicted storage, its component: shared by the members
+    bounds: dict[int, float] = {}
+
+    def components_beside(record: Record) -> list[set[int]]:
+        above = [other.name for other in record.inputs]
+        below = [other.name for other in records if any(parent is record for parent in other.inputs)]
+        found = {id(model[name]): model[name] for name in above + below if name in model}
+        return list(found.values())
+
+    for _ in range(150):
+        if rng.random() < 0.4 or not records:
+            inputs = rng.sample(records, min(len(records), rng.randrange(4)))
+            records.append(Record(len(records), 8, rng.randrange(20), inputs=inputs))
+            pool[len(records) - 1] = records[-1]
+            continue
+        record = rng.choice(records)
+        if record.name in model:
+            components.left(record)
+            model.pop(record.name).remove(record.name)
+        else:
+            components.evicted(record)
+            bounds.pop(record.name, None)
+            component = {record.name}.union(*components_beside(record))
+            model.update(dict.fromkeys(component, component))
+        for number in due:
+            bounds.pop(number, None)
+        due.clear()
+        for record in records:
+            if record.name not in model:
+                members = set().union(*components_beside(record))
+                cost = components.projected_cost(record, record.name)
+                assert cost == record.cost + sum(records[name].cost for name in members)
+                assert bounds.get(record.name, 0) <= cost
+        record = rng.choice(records)
+        if record.name not in model:
+            bounds[record.name] = components.watched_cost(record, record.name)[1]

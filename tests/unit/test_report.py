@@ -1,0 +1,108 @@
+"""`views.report`: the report, and that its page in docs names what is in it."""
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from fake_records import EVIL, SETTINGS, snapshot
+
+from dtrrun.settings import RuntimeSettings
+from dtrrun.telemetry.record import Snapshot
+from dtrrun.views.report import build_report
+
+PAGE = Path(__file__).parents[2] / "docs" / "report.md"
+TABLES = {
+    "pinned": [{"reason": "gradient", "bytes": 5, "storages": 2}],
+    "warnings": [{"text": EVIL, "count": 3}],
+    "mismatches": [{"operator": "my.op", "bytes": 7, "count": 1}],
+    "error": {"operator": "aten.mm", "needed_bytes": 9, "pinned": {"gradient": 5}, "least_budget_bytes": 14},
+}
+
+
+def test_one_process() -> None:
+    report = build_report([snapshot(ended=True)], SETTINGS, 0, ["train.py", "--lr", "1"], 25.0)
+    assert report["schema"] == "dtrrun.report/1"
+    assert report["command"] == ["train.py", "--lr", "1"]
+    assert report["budget_bytes"] == 200_000_000
+    assert report["peak_bytes"] == 199_800_000
+    assert report["evictions"] == 1234
+    assert report["rematerialized_bytes"] == 3_200_000_000
+    assert report["elapsed_seconds"] == 25.0
+    assert report["slowdown_estimate"] == pytest.approx(23.4 / (23.4 - 4.2 - 0.4 - 0.06 - 1.2))
+    assert report["operators"][0]["name"] == "aten.convolution"
+    assert report["least_budget_bytes"] is None
+    assert report["error"] is None
+    assert "record_dir" not in report["settings"]
+    [process] = report["processes"]
+    assert (process["pid"], process["status"]) == (4711, "ended")
+    assert {name: report[name] for name in process if name in report} == {
+        name: value for name, value in process.items() if name in report
+    }
+
+
+def test_several_processes() -> None:
+    report = build_report(
+        [snapshot(1, 0), snapshot(2, 1, peak_bytes=7, alive=False)], SETTINGS, 0, ["x"], 25.0
+    )
+    assert report["peak_bytes"] == 199_800_000
+    assert report["evictions"] == 2468
+    assert report["steps"] == 42
+    assert report["seconds"]["wall"] == pytest.approx(46.8)
+    assert [(p["rank"], p["peak_bytes"], p["status"]) for p in report["processes"]] == [
+        (0, 199_800_000, "running"),
+        (1, 7, "killed"),
+    ]
+
+
+def test_no_process() -> None:
+    report = build_report([], SETTINGS, 125, ["true"], 0.1)
+    assert (report["processes"], report["peak_bytes"], report["slowdown_estimate"]) == ([], 0, None)
+
+
+@pytest.mark.parametrize(("counted", "said"), [(-1, None), (0, 200_000_000), (5, 5)])
+def test_budget_of_a_process(counted: int, said: int | None) -> None:
+    report = build_report([snapshot(budget_bytes=counted)], SETTINGS, 0, ["x"], 1.0)
+    assert report["processes"][0]["budget_bytes"] == said
+
+
+def test_a_budget_too_small() -> None:
+    report = build_report([snapshot(tables=TABLES, least_budget_bytes=14)], SETTINGS, 1, ["x"], 1.0)
+    assert report["least_budget_bytes"] == 14
+    assert report["error"] == TABLES["error"]
+    assert report["pinned"] == TABLES["pinned"]
+
+
+def test_it_is_json() -> None:
+    report = build_report([snapshot(tables=TABLES), snapshot(2)], SETTINGS, 0, ["x"], 1.0)
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+
+
+def test_a_record_that_had_only_begun() -> None:
+    report = build_report([Snapshot(5, {"pid": 5}, {})], SETTINGS, 137, ["x"], 1.0)
+    assert (report["evictions"], report["processes"][0]["rank"]) == (0, None)
+
+
+def described(heading: str) -> set[str]:
+    """The fields in the table of a section of the page."""
+    section = PAGE.read_text().split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    return set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+
+
+def test_the_page_describes_each_field_and_no_other() -> None:
+    report = build_report([snapshot(tables=TABLES, least_budget_bytes=14)], SETTINGS, 1, ["x"], 1.0)
+    [process] = report["processes"]
+    assert described("The run") == set(report)
+    assert described("`seconds`") == set(report["seconds"])
+    assert described("`verify`") == set(report["verify"])
+    assert described("`error`") == set(report["error"])
+    for name in ("operators", "pinned", "warnings"):
+        assert described(f"`{name}[]`") == set(report[name][0])
+    assert described("`processes[]`") == set(process) - set(report) - {"budget_bytes"}
+    text = PAGE.read_text()
+    shared = re.search(r"Each entry has the fields(.*?), for that", text, re.DOTALL)
+    assert shared
+    assert set(re.findall(r"`(\w+)`", shared[1])) == set(process) & set(report)
+    settings = text.split("\n## `settings`\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"`(\w+)`", settings)) == {f.name for f in fields(RuntimeSettings)} - {"record_dir"}

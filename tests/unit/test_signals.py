@@ -1,0 +1,49 @@
+"""dtrrun.launch.signals"""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from dtrrun.launch import signals
+from dtrrun.launch.signals import FORWARDED, FROM_TERMINAL, passed_on
+
+
+@pytest.mark.parametrize("number", FORWARDED)
+def test_what_was_sent_to_us_is_passed_on(number):
+    sent = []
+    with passed_on(sent.append):
+        signal.raise_signal(number)
+    assert sent == [number]
+
+
+@pytest.mark.parametrize("number", FROM_TERMINAL)
+@pytest.mark.parametrize(("foreground", "count"), [(True, 0), (False, 1)])
+def test_what_the_terminal_sends_it_has_sent_to_the_target_too(monkeypatch, number, foreground, count):
+    monkeypatch.setattr(signals, "in_foreground", lambda: foreground)
+    sent = []
+    with passed_on(sent.append):
+        signal.raise_signal(number)
+    assert sent == [number] * count
+
+
+def test_handlers_are_put_back():
+    before = {number: signal.getsignal(number) for number in FORWARDED + FROM_TERMINAL}
+    with passed_on(lambda number: None):
+        assert signal.getsignal(signal.SIGTERM) is not before[signal.SIGTERM]
+    assert {number: signal.getsignal(number) for number in FORWARDED + FROM_TERMINAL} == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSEGV])
+def test_dying_of_a_signal(number, tmp_path):
+    code = f"from dtrrun.launch.signals import die_of; die_of({int(number)})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (-number, b"", b"")
+    assert os.listdir(tmp_path) == []  # no core
+
+
+def test_without_a_terminal_nothing_comes_from_one():
+    code = "from dtrrun.launch.signals import in_foreground; raise SystemExit(in_foreground())"
+    assert subprocess.run([sys.executable, "-c", code], start_new_session=True).returncode == 0
