@@ -18,6 +18,15 @@ KINDS: dict[type, int] = {
     list: SEQUENCE,
     tuple: SEQUENCE,
     torch.Size: SEQUENCE,
+    # Few values each: part of a signature.
+    int: VALUE,
+    bool: VALUE,
+    str: VALUE,
+    type(None): VALUE,
+    torch.dtype: VALUE,
+    torch.device: VALUE,
+    torch.layout: VALUE,
+    torch.memory_format: VALUE,
     # Numbers that vary from step to step (learning rates) say nothing about cost or size.
     float: UNKEYED,
     complex: UNKEYED,
@@ -35,10 +44,8 @@ def kind_of(cls: type) -> int:
         kind = TENSOR
     elif issubclass(cls, (list, tuple)):
         kind = SEQUENCE
-    elif cls.__hash__ is None or issubclass(cls, torch.ScriptObject):
+    else:  # storages among them: a signature must keep none alive
         kind = UNKEYED
-    else:
-        kind = VALUE
     KINDS[cls] = kind
     return kind
 

@@ -60,7 +60,10 @@ class Calls:
         replay: Replay,
         tick: Callable[[int], int],
         met_leaf: Callable[[torch.Tensor], None],
+        *,
+        modelled: bool = False,
     ) -> None:
+        self.modelled = modelled  # costs are computed, not measured
         self.ledger = ledger
         self.replay = replay
         self.operators: dict[Any, Operator] = {}

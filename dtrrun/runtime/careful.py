@@ -54,6 +54,14 @@ class Careful(Outcomes):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
+        if operator.random:  # nothing may draw between the capture of the generator's state and the call
+            with self.lock:
+                return self._run(mode, operator, func, args, kwargs, entered)
+        return self._run(mode, operator, func, args, kwargs, entered)
+
+    def _run(
+        self, mode: Any, operator: Operator, func: Any, args: Any, kwargs: dict[str, Any], entered: int
+    ) -> Any:
         ledger = self.ledger
         making_room_before = ledger.making_room_ns
         remat_before = self.replay.operators_ns
@@ -75,7 +83,7 @@ class Careful(Outcomes):
         ended = now_ns()
         cost = ended - started
         with self.lock:
-            self._finish(call, result, cost, recipe_rng)
+            self._finish(call, args, kwargs, result, cost, recipe_rng)
         mode.operators_ns += cost
         left = now_ns()
         mode.bookkeeping_ns += (

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 READS = ("__repr__", "tolist", "__deepcopy__", "__reduce_ex__", "__format__")
 """Read the memory while they run (`repr` by operators, but with all modes switched off)."""
@@ -51,6 +53,7 @@ WRITTEN_BY_COMPOSITES = tuple(
         "_sobol_engine_scramble_",
     )
 )
+"""Also read the memory of intermediates of their own: they run with the mode switched off."""
 
 CONSTRUCTORS = ((torch, "tensor"), (torch, "as_tensor"), (torch, "asarray"), (torch.Tensor, "new_tensor"))
 """Read the elements of a list of tensors below every mode."""
@@ -79,7 +82,7 @@ class Escapes:
         for owner, name in READ_BY_COMPOSITES:
             self._patch(owner, name, writes=False, exposes=False, integers_only=True)
         for owner, name in WRITTEN_BY_COMPOSITES:
-            self._patch(owner, name, writes=True, exposes=False)
+            self._patch(owner, name, writes=True, exposes=False, unseen=True)
         for owner, name in CONSTRUCTORS:
             self._patch(owner, name, writes=False, exposes=False, nested=True)
         for owner, name in EXPOSING_FUNCTIONS:
@@ -104,6 +107,7 @@ class Escapes:
         exposes: bool,
         integers_only: bool = False,
         nested: bool = False,
+        unseen: bool = False,
     ) -> None:
         original = getattr(owner, name, None)
         if original is None:
@@ -121,7 +125,8 @@ class Escapes:
                 if isinstance(arg, torch.Tensor) and not (integers_only and arg.is_floating_point())
             ]
             try:
-                return original(*args, **kwargs)
+                with _disable_current_modes() if unseen else nullcontext():
+                    return original(*args, **kwargs)
             finally:
                 for end in ends:
                     end()

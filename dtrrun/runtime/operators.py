@@ -54,6 +54,7 @@ _UNREPLAYABLE = {
     "aten::pin_memory",
     "aten::from_file",
     "aten::_nested_tensor_from_mask",
+    "aten::_efficientzerotensor",
 }
 _UNREPLAYABLE_NAMESPACES = {
     "c10d",

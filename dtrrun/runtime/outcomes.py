@@ -10,6 +10,7 @@ import torch
 from dtrrun.runtime import shapes
 from dtrrun.runtime.arguments import covers, outputs_of
 from dtrrun.runtime.calls import Call
+from dtrrun.runtime.cost_model import modelled_ns
 from dtrrun.runtime.mutation import Mutations
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.record import Blank, Op, Record, Signature, new_record
@@ -19,9 +20,15 @@ from dtrrun.runtime.storage import storage_of
 class Outcomes(Mutations):
     """Enters results into the ledger."""
 
-    def _finish(self, call: Call, result: Any, cost: int, recipe_rng: Any) -> None:
+    def _finish(
+        self, call: Call, args: Any, kwargs: dict[str, Any], result: Any, cost: int, recipe_rng: Any
+    ) -> None:
         ledger = self.ledger
         signature = call.signature
+        if self.modelled and not signature.calls:
+            nbytes = sum(record.nbytes for record in call.records) + signature.output_bytes
+            signature.cost = modelled_ns(call.func, args, kwargs, result, nbytes)
+            signature.calls = Signature.SETTLED
         if signature.calls < Signature.SETTLED:
             if cost < signature.cost or not signature.calls:
                 signature.cost = cost
@@ -111,10 +118,12 @@ class Outcomes(Mutations):
                 continue
             if id(storage) in ledger.records:
                 continue
-            if op is None:
+            # More than a geometry over a storage, or less: neither evicted nor replayed from.
+            odd = tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor()
+            if op is None or odd:
                 pin = "uninitialised" if call.operator.uninitialised else "not replayable"
                 record = ledger.adopt(storage, pin=pin)
-                record.exposed = record.exposed or tensor.is_nested or tensor.is_quantized
+                record.exposed = record.exposed or odd
                 total += record.nbytes
                 continue
             if storage.device.type != ledger.device_type:

@@ -31,6 +31,8 @@ class Replay:
         self.rematerializations = 0
         self.rematerialized_bytes = 0
         self.operators_ns = 0  # of recomputed operators alone
+        self.tick: Any = None  # called now and then, also in the middle of a long replay
+        self.next_tick = 0
         self.by_operator: dict[str, list[int]] = {}  # name: [count, ns, bytes]
 
     def materialize(self, targets: Iterable[Record]) -> None:
@@ -145,6 +147,8 @@ class Replay:
         tally[0] += 1
         tally[1] += cost
         tally[2] += wanted.nbytes
+        if started > self.next_tick and self.tick is not None:
+            self.tick(started)
 
     def _take(self, source: Record) -> torch.UntypedStorage:
         """The memory of an old version, to be accounted for as the new one."""

@@ -25,7 +25,7 @@ from dtrrun.runtime.ledger import Ledger
 from dtrrun.runtime.mode import DTRMode
 from dtrrun.runtime.record import Record
 from dtrrun.runtime.replay import Replay
-from dtrrun.runtime.steps import StepClock
+from dtrrun.runtime.steps import StepClock, overhead_ns, slowdown
 from dtrrun.runtime.threads import Threads
 from dtrrun.runtime.verify import Fingerprints
 from dtrrun.settings import RuntimeSettings
@@ -33,6 +33,9 @@ from dtrrun.settings import RuntimeSettings
 PUBLISH_NS = 200_000_000  # between two writes of the record
 COMPACT_EVERY = 20_000  # operators
 SMALL = 4096  # bytes
+THRASHING = 10.0  # a slowdown that is worth a warning unasked
+THRASH_GRACE_NS = 5_000_000_000  # of overhead in a step that is still under way
+THRASHED = 1  # exit status of --on-thrash stop
 
 
 class Session:
@@ -62,7 +65,10 @@ class Session:
         self.replay = Replay(self.ledger)
         self.ledger.rematerialize = self.replay.materialize
         self.ledger.on_too_small = self._too_small
-        self.careful = Careful(self.ledger, self.replay, self._tick, self._met_leaf)
+        self.careful = Careful(
+            self.ledger, self.replay, self._tick, self._met_leaf, modelled=settings.cost == "model"
+        )
+        self.replay.tick = self.careful.tick
         self.careful.always = settings.verify  # it keeps more about each output than the short cut does
         self.mode = DTRMode(self.careful)
         self.warnings: dict[str, int] = {}
@@ -70,6 +76,7 @@ class Session:
         self.running = False
         self._started_ns = now_ns()
         self._compacted_age = 0
+        self._thrash_warning = ""
         self.steps = StepClock(self.times, self._step_ended)
         self._gradients = Gradients(self._pin)
         self._parts: list[Any] = [
@@ -206,7 +213,9 @@ class Session:
         if self.ledger.age - self._compacted_age > COMPACT_EVERY:
             self._compact()
         self._publish()
-        return now_ns() + PUBLISH_NS
+        self.careful.next_tick = self.replay.next_tick = now_ns() + PUBLISH_NS
+        self._watch_thrashing(self.steps.under_way(), THRASH_GRACE_NS)
+        return self.careful.next_tick
 
     def _publish(self) -> None:
         if self.writer is not None and os.getpid() == self._pid:
@@ -233,31 +242,33 @@ class Session:
             if self.steps.last is not None:
                 self.steps.last["peak_bytes"] = self.ledger.step_peak_bytes
             self.ledger.step_peak_bytes = self.ledger.resident_bytes
-        limit = self.settings.max_slowdown
-        if limit is not None and self.steps.slowdown() > limit:
-            self._thrashing(limit)
+        assert self.steps.last is not None
+        self._watch_thrashing(self.steps.last)
         if self.settings.max_steps is not None and self.steps.count >= self.settings.max_steps:
             self._publish()
             raise SystemExit(0)
 
-    def _thrashing(self, limit: float) -> None:
-        step = self.steps.last
-        assert step is not None
-        text = (
-            f"a step took {self.steps.slowdown():.2f} times its own work, over the limit of {limit:g} "
-            f"(step {step['index']}); a larger budget would help"
-        )
-        if self.settings.on_thrash == "stop":
-            self.warn(text)
+    def _watch_thrashing(self, step: dict[str, int], grace_ns: int = 0) -> None:
+        """Warn, and stop if asked to, when a step (perhaps still under way) is mostly recomputation."""
+        if overhead_ns(step) <= grace_ns:
+            return
+        found = slowdown(step)
+        if found <= (self.settings.max_slowdown or THRASHING):
+            return
+        if self.settings.max_slowdown is not None and self.settings.on_thrash == "stop":
+            self.warn(
+                f"step {step['index']} takes {found:.1f} times its own work; a larger budget would "
+                "help: stopped (--on-thrash stop)"
+            )
             self._publish()
-            raise SystemExit(1)
-        generic = f"steps took more than {limit:g} times their own work (--max-slowdown)"
-        if generic in self.warnings:
-            self.warnings[generic] += 1
-        else:
-            self.warnings[generic] = 0
-            self.warnings[generic] += 1
-            print(f"dtrrun: warning: {text}", file=sys.stderr, flush=True)
+            raise SystemExit(THRASHED)
+        if not self._thrash_warning:
+            limit = self.settings.max_slowdown or THRASHING
+            self._thrash_warning = (
+                f"steps take more than {limit:g} times their own work (step {step['index']}: {found:.1f} "
+                "times); a larger budget would help"
+            )
+        self.warn(self._thrash_warning)
 
     # -- fork ------------------------------------------------------------------------------------
 

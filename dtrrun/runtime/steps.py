@@ -34,12 +34,20 @@ class StepClock:
     def remove(self) -> None:
         self._handle.remove()
 
-    def slowdown(self) -> float:
-        """How many times longer the last step took for recomputation and our own work (1.0: none)."""
-        if self.last is None:
-            return 1.0
-        ours = sum(self.last[name] for name in OVERHEADS)
-        return self.last["wall_ns"] / max(self.last["wall_ns"] - ours, 1)
+    def under_way(self) -> dict[str, int]:
+        """The step that has not ended yet, so far."""
+        now = self._totals()
+        return {name: now[name] - self._before[name] for name in now} | {"index": self.count + 1}
 
 
 OVERHEADS = ("rematerialization_ns", "scoring_ns", "search_ns", "bookkeeping_ns")
+
+
+def overhead_ns(step: dict[str, int]) -> int:
+    """What a step spent on recomputation and on our own work."""
+    return sum(step[name] for name in OVERHEADS)
+
+
+def slowdown(step: dict[str, int]) -> float:
+    """How many times longer a step took for that (1.0: none)."""
+    return step["wall_ns"] / max(step["wall_ns"] - overhead_ns(step), 1)
