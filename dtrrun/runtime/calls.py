@@ -10,6 +10,7 @@ import torch
 
 from dtrrun.runtime import shapes
 from dtrrun.runtime.arguments import flatten_into, geometry_of
+from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.ledger import Ledger
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.record import Record, Signature
@@ -60,6 +61,7 @@ class Calls:
         replay: Replay,
         tick: Callable[[int], int],
         met_leaf: Callable[[torch.Tensor], None],
+        too_small: Callable[[BudgetError], None],
         *,
         modelled: bool = False,
     ) -> None:
@@ -73,6 +75,7 @@ class Calls:
         self.next_tick = 0
         self._tick = tick
         self._met_leaf = met_leaf
+        self._too_small = too_small
 
     def record_of(self, tensor: torch.Tensor) -> Record | None:
         """The record of a tensor's storage, entered as a constant if it is new; None if it has no storage."""

@@ -15,6 +15,7 @@ import torch
 from dtrrun.runtime import rng
 from dtrrun.runtime.arguments import flatten_into
 from dtrrun.runtime.calls import Call
+from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.outcomes import Outcomes
 
@@ -70,8 +71,10 @@ class Careful(Outcomes):
             try:
                 self._admit(call)
                 recipe_rng = self._capture_rng(call)
-            except BaseException:
+            except BaseException as error:
                 self._unlock(call)
+                if isinstance(error, BudgetError):
+                    self._too_small(error)
                 raise
         started = now_ns()
         try:

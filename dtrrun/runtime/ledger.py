@@ -22,7 +22,7 @@ from dtrrun.runtime.record import Record
 class Ledger(Recipes):
     """Storages by version, their recipes, and the room for them; knows nothing of dispatch."""
 
-    def make_room(self, nbytes: int, operator: str, *, report: bool = True) -> None:
+    def make_room(self, nbytes: int, operator: str) -> None:
         """Evict until `nbytes` more fit into the budget; raises BudgetError if that can't be."""
         self.drain()
         if self.resident_bytes + nbytes <= self.limit:
@@ -46,10 +46,7 @@ class Ledger(Recipes):
                 if self.warn_only:
                     self.over_budget += 1
                     return
-                error = self._too_small(nbytes, operator)
-                if report and self.on_too_small is not None:
-                    self.on_too_small(error)
-                raise error
+                raise self._too_small(nbytes, operator)
             self.evict(victim)
         self.making_room_ns += now_ns() - started
 

@@ -166,12 +166,11 @@ class DTRMode(TorchDispatchMode):
                 made.age = ledger.age
                 made.last_access = clock
                 made.resident = True
-                made.constant = made.superseded = made.used = made.exposed = False
+                made.superseded = made.used = made.exposed = False
                 made.op = op
                 made.cost = signature.cost
                 made.locks = made.version = 0
-                made.extent = -1
-                made.pin = made.held = made.block = made.secured_by = made.fingerprint = None
+                made.pin = made.held = made.block = made.secured_by = None
                 made.component = made.dependents = made.bound = made.neighbourhood = None
                 ledger.resident_bytes = resident = ledger.resident_bytes + nbytes
                 if resident > ledger.step_peak_bytes:

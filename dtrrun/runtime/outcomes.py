@@ -132,7 +132,7 @@ class Outcomes(Mutations):
             record = new_record(
                 storage, ledger.on_death, shapes.rounded(storage.nbytes()), ledger.age, ledger.clock
             )
-            record.op, record.constant, record.cost = op, False, call.signature.cost
+            record.op, record.cost = op, call.signature.cost
             ledger.records[record.key] = record
             ledger.grow(record.nbytes)
             total += record.nbytes

@@ -25,7 +25,6 @@ class Recipes(Storages):
                 node = reference()
                 if node is not None and node.op is not None and node.op.secured:
                     node.op.held = (*(node.op.held or ()), content)
-        record.constant = True
         if record.pin is None:
             record.pin = pin
 
@@ -83,7 +82,6 @@ class Recipes(Storages):
                 self.policy.discard(node)
             self.drop(node)
         node.op = None
-        node.constant = True
 
     def before_mutation(self, record: Record) -> None:
         """Rescue what was computed from the present content of a constant that is about to change.
@@ -92,8 +90,32 @@ class Recipes(Storages):
         """
         if record.secured_by is None:
             return
-        rescued: list[Record] = []
-        lost: list[Record] = []
+        while True:
+            rescued, lost = self._dependents(record)
+            if not rescued:
+                break
+            try:
+                for node in rescued:
+                    node.locks += 1
+                for node in rescued:
+                    self.rematerialize((node,))
+            finally:
+                for node in rescued:
+                    node.locks -= 1
+            for node in rescued:
+                self.make_constant(node, "input mutated")
+            # To make room, the rescue may have evicted another dependent: look again.
+        for node in lost:
+            self._lost(node)  # what is computed from it later must not take it for replayable
+        record.secured_by = None
+
+    def _dependents(self, record: Record) -> tuple[list[Record], list[Record]]:
+        """What relies on `record` being recomputable from: evicted storages of the program, and dead ones.
+
+        Those that are in memory become constants here, and shield what depends on them.
+        """
+        evicted: list[Record] = []
+        dead: list[Record] = []
         seen: set[int] = set()
         stack: list[Record] = [record]
         while stack:
@@ -105,23 +127,11 @@ class Recipes(Storages):
                 if node.resident and node.held is None:
                     self.make_constant(node, "input mutated")
                 elif node.alive and not node.resident:
-                    rescued.append(node)
+                    evicted.append(node)
                 else:
-                    lost.append(node)
+                    dead.append(node)
                     stack.append(node)
-        try:
-            for node in rescued:
-                node.locks += 1
-            for node in rescued:
-                self.rematerialize((node,))
-        finally:
-            for node in rescued:
-                node.locks -= 1
-        for node in rescued:
-            self.make_constant(node, "input mutated")
-        for node in lost:
-            self._lost(node)  # what is computed from it later must not take it for replayable
-        record.secured_by = None
+        return evicted, dead
 
     def supersede(self, record: Record, op: Op | None, cost: int) -> Record:
         """The storage of `record` has been mutated: a new version takes it over. Returns that version."""
@@ -129,7 +139,8 @@ class Recipes(Storages):
         assert storage is not None
         version = new_record(storage, self.on_death, record.nbytes, record.age, self.clock)
         version.version = record.version + 1
-        version.extent = record.extent
+        if self.fingerprints is not None:
+            version.extent = record.extent
         version.exposed = record.exposed
         self.records[version.key] = version
         record.superseded = True
@@ -137,7 +148,7 @@ class Recipes(Storages):
         if op is None:
             version.pin = record.pin or "mutated"
         else:
-            version.op, version.constant, version.cost = op, False, cost
+            version.op, version.cost = op, cost
         if record.op is not None and self.pressure:
             self.policy.discard(record)
             self.policy.evicted(record)

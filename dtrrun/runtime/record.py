@@ -30,7 +30,6 @@ class Record(weakref.ref):  # type: ignore[type-arg]
         "block",
         "bound",
         "component",
-        "constant",
         "cost",
         "dependents",
         "exposed",
@@ -59,7 +58,6 @@ class Record(weakref.ref):  # type: ignore[type-arg]
     resident: bool
     locks: int  # > 0 while an operator needs it
     op: Op | None  # what makes it; None for a constant
-    constant: bool  # no recipe: never evicted
     pin: str | None  # why it can't be evicted
     exposed: bool  # other code may write to the memory unseen, now and later
     superseded: bool  # a later version has taken over the storage
@@ -73,6 +71,11 @@ class Record(weakref.ref):  # type: ignore[type-arg]
     component: Any
     dependents: Any
     neighbourhood: Any
+
+    @property
+    def constant(self) -> bool:
+        """Without a recipe: never evicted."""
+        return self.op is None
 
     @property
     def inputs(self) -> Sequence[Record]:
@@ -100,7 +103,6 @@ def new_record(storage: torch.UntypedStorage, on_death: Any, nbytes: int, age: i
     record.age = age
     record.last_access = clock
     record.resident = True
-    record.constant = True
     record.pin = None
     record.op = None
     record.locks = 0

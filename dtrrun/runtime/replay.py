@@ -15,12 +15,15 @@ import torch
 
 from dtrrun.runtime import storage as memory
 from dtrrun.runtime.arguments import fill, outputs_of, over
+from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.ledger import Ledger
 from dtrrun.runtime.record import Blank, Op, Record
 from dtrrun.runtime.rng import replaying
 
 storage_of = memory.storage_of
+
+MAX_RELAXATIONS = 8  # in one replay: two inputs that never fit together must not take turns forever
 
 
 class Replay:
@@ -42,6 +45,7 @@ class Replay:
         """
         entered: list[tuple[Record, Op]] = []  # records whose operator's inputs are locked by us
         stack = [record for record in targets if not record.resident]
+        relaxations = MAX_RELAXATIONS
         self.ledger.replaying += 1
         try:
             with below():
@@ -65,7 +69,18 @@ class Replay:
                     if missing:
                         stack.extend(reversed(missing))
                         continue
-                    self._run(record, op)
+                    try:
+                        self._run(record, op)
+                    except BudgetError:
+                        if len(entered) < 2 or not relaxations:
+                            raise
+                        # Operators further out need not hold their inputs yet: these can come back in turn.
+                        relaxations -= 1
+                        for _, outer in entered[:-1]:
+                            for source in outer.inputs:
+                                source.locks -= 1
+                        del entered[:-1]
+                        continue
                     stack.pop()
                     self._leave(entered.pop()[1])
         finally:

@@ -64,9 +64,13 @@ class Session:
             self.ledger.fingerprints = Fingerprints()
         self.replay = Replay(self.ledger)
         self.ledger.rematerialize = self.replay.materialize
-        self.ledger.on_too_small = self._too_small
         self.careful = Careful(
-            self.ledger, self.replay, self._tick, self._met_leaf, modelled=settings.cost == "model"
+            self.ledger,
+            self.replay,
+            self._tick,
+            self._met_leaf,
+            self._too_small,
+            modelled=settings.cost == "model",
         )
         self.replay.tick = self.careful.tick
         self.careful.always = settings.verify  # it keeps more about each output than the short cut does

@@ -37,7 +37,6 @@ class Storages:
         warn_only: bool = False,
     ) -> None:
         self.device_type = device_type
-        self.on_too_small: Any = None
         self.replaying = 0  # replays under way
         self.policy = policy
         self.warn_only = warn_only
@@ -76,7 +75,7 @@ class Storages:
             record.exposed, record.pin = True, "foreign memory"
         if self.resident_bytes + record.nbytes > self.limit:
             with suppress(BudgetError):  # the memory exists already: what can be done is to make up for it
-                self.make_room(record.nbytes, "a tensor from outside", report=False)
+                self.make_room(record.nbytes, "a tensor from outside")
         self.records[record.key] = record
         self.grow(record.nbytes)
         return record
@@ -162,6 +161,6 @@ class Storages:
                 self.drop(record)
                 self.policy.evicted(record)
 
-    def make_room(self, nbytes: int, operator: str, *, report: bool = True) -> None:
+    def make_room(self, nbytes: int, operator: str) -> None:
         """Evict until `nbytes` more fit (see `Ledger`)."""
         raise NotImplementedError
