@@ -46,7 +46,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(("found", "change"), CHANGES.items())
+@pytest.mark.parametrize(("found", "change"), CHANGES.items(), ids=list(CHANGES))
 def test_one_bit_is_found(found, change):
     program = Program()
     before = program.captured()

@@ -7,7 +7,7 @@ import pytest
 from tests.bench.runs import difference, inside, plain
 
 SMALL = {
-    "resnet": ["--batch-size", "48"],
+    "resnet": ["--batch-size", "48", "--blocks", "3"],
     "densenet": ["--batch-size", "12"],
     "unet": ["--batch-size", "8", "--size", "96"],
     "transformer": ["--batch-size", "8"],
@@ -15,7 +15,7 @@ SMALL = {
     "treelstm": ["--batch-size", "128", "--max-leaves", "70"],
     "unrolled_gan": ["--batch-size", "2048"],
     "vae": ["--batch-size", "32"],
-    "amp": ["--batch-size", "32"],
+    "amp": ["--batch-size", "32", "--depth", "4"],
 }
 """Three steps of these take seconds, and most of their memory is still activations."""
 

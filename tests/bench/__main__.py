@@ -1,0 +1,41 @@
+"""Measures what dtrrun promises: `python -m tests.bench [NAME…] [--quick]`, from the project's folder."""
+
+import argparse
+import importlib
+import os
+import sys
+
+from rich.console import Console
+
+from tests.bench.runs import ROOT
+from tests.bench.section import replace_sections
+
+NAMES = ("exactness", "residence", "slowdown", "overhead", "growth")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all if none is given"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer steps and rounds; writes nothing")
+    args = parser.parse_args()
+    if unknown := set(args.names) - set(NAMES):
+        parser.error(f"no measurement is called {', '.join(sorted(unknown))}")
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+    console = Console()
+    sections = {}
+    missed = 0
+    for name in args.names or NAMES:
+        section = importlib.import_module(f"tests.bench.{name}").measure(args.quick)
+        section.print(console)
+        sections[section.title] = section.markdown(f"python -m tests.bench {name}")
+        missed += len(section.missed)
+    if not args.quick:
+        replace_sections(ROOT / "docs" / "measurements.md", sections)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""What one eviction decision costs, by scan and by heap: python tests/bench/bench_policy.py [heuristic …]
+
+A program without end is played to the policy: each operator reads one of the last results, and now and
+then an older one, which is brought back if it was evicted; each result is dropped after a while. The
+pool is kept at its size, so every new result evicts one storage.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections import deque
+from typing import Any
+
+from dtrrun.policy import HeapSearch, Policy, ScanSearch, make_heuristic
+
+
+class Node:
+    __slots__ = (
+        "__weakref__",
+        "bound",
+        "component",
+        "constant",
+        "cost",
+        "dependents",
+        "inputs",
+        "last_access",
+        "nbytes",
+        "neighbourhood",
+        "resident",
+    )
+
+    def __init__(self, nbytes: int, cost: int, now: int, inputs: tuple[Any, ...]) -> None:
+        self.nbytes, self.cost, self.last_access, self.inputs = nbytes, cost, now, inputs
+        self.resident, self.constant = True, False
+        self.bound = self.component = self.dependents = self.neighbourhood = None
+
+
+class Program:
+    def __init__(self, policy: Policy[Any], pool: int) -> None:
+        self.policy, self.pool, self.now = policy, pool, 0
+        self.random = random.Random(0)
+        self.results: deque[Node] = deque()
+        self.selects = self.select_ns = self.rematerializations = 0
+        self.selecting = False
+
+    def operator(self) -> None:
+        rng, results = self.random, self.results
+        inputs: list[Node] = []
+        if results:
+            inputs.append(results[-1 - min(int(rng.expovariate(0.5)), len(results) - 1)])
+            if rng.random() < 0.3:
+                inputs.append(results[int(rng.random() * len(results))])
+        for node in inputs:
+            self.bring_back(node)
+        cost = int(10_000 * 10 ** (2 * rng.random()))
+        self.now += cost
+        for node in inputs:
+            node.last_access = self.now
+        node = Node(int(1024 * 10 ** (4 * rng.random())), cost, self.now, tuple(inputs))
+        results.append(node)
+        self.policy.insert(node)
+        self.shrink()
+        if len(results) > 2 * self.pool:
+            old = results.popleft()
+            self.policy.discard(old)
+            if old.resident:  # a released storage stays in the graph while something depends on it
+                old.resident = False
+                self.policy.evicted(old)
+
+    def bring_back(self, node: Node) -> None:
+        """Rematerialize `node`, and before it every evicted storage that it needs."""
+        pending = [node]
+        while pending:
+            node = pending[-1]
+            missing = [parent for parent in node.inputs if not parent.resident]
+            if node.resident or not missing:
+                pending.pop()
+                if not node.resident:
+                    self.now += node.cost
+                    node.resident, node.last_access = True, self.now
+                    self.policy.rematerialized(node)
+                    self.policy.insert(node)
+                    self.rematerializations += 1
+            else:
+                pending += missing
+        self.shrink()
+
+    def shrink(self) -> None:
+        while self.selecting and len(self.policy) > self.pool:
+            started = time.thread_time_ns()
+            node = self.policy.select(self.now, lambda node: True)
+            self.select_ns += time.thread_time_ns() - started
+            self.selects += 1
+            assert node is not None
+            node.resident = False
+            self.policy.evicted(node)
+
+
+def measure(search: type[Any], heuristic: str, pool: int) -> tuple[float, float, float]:
+    """Scores computed per eviction, µs of CPU time per search, and rematerializations per eviction."""
+    program = Program(search(make_heuristic(heuristic)), pool)
+    while len(program.policy) < pool:
+        program.operator()
+    program.selecting = True
+    # A scan takes its time whatever happens; the heap is measured when a pool full has been evicted.
+    warm_up, selects = (pool, 3_000) if search is HeapSearch else (10, 100_000 // pool)
+    while program.selects < warm_up:
+        program.operator()
+    evaluations, before = program.policy.score_evaluations, program.rematerializations
+    program.selects = program.select_ns = 0
+    while program.selects < selects:
+        program.operator()
+    evaluations = program.policy.score_evaluations - evaluations
+    again = program.rematerializations - before
+    return evaluations / program.selects, program.select_ns / program.selects / 1e3, again / program.selects
+
+
+def main(heuristics: list[str]) -> None:
+    print(f"{'heuristic':12} {'pool':>6} {'search':>6} {'scores/eviction':>16} {'µs/search':>10}")
+    for heuristic in heuristics:
+        for pool in (100, 1_000, 10_000):
+            for name, search in (("scan", ScanSearch), ("heap", HeapSearch)):
+                evaluations, micros, _ = measure(search, heuristic, pool)
+                print(f"{heuristic:12} {pool:6} {name:>6} {evaluations:16.1f} {micros:10.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or ["h_dtr_eq", "h_dtr_local", "lru", "size"])

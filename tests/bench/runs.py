@@ -1,0 +1,117 @@
+"""Runs an example plainly or inside a budget, each in a process of its own."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CAPTURE = Path(__file__).with_name("capture.py")
+
+PATIENCE = 400
+"""Seconds; plain runs take 10 to 60."""
+
+TINY = {
+    "resnet": ["--batch-size", "2"],
+    "densenet": ["--batch-size", "2"],
+    "unet": ["--batch-size", "2", "--size", "32"],
+    "transformer": ["--batch-size", "1"],
+    "lstm": ["--batch-size", "2"],
+    "treelstm": ["--batch-size", "1"],
+    "unrolled_gan": ["--batch-size", "2"],
+    "vae": ["--batch-size", "1"],
+    "amp": ["--batch-size", "1"],
+}
+"""The examples, and arguments with which next to nothing but weights and program is in memory."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a run ended. `capture` is empty if the script failed, `report` if it ran plainly."""
+
+    exit_code: int
+    stderr: str
+    capture: dict = field(default_factory=dict)
+    report: dict = field(default_factory=dict)
+
+    @property
+    def infeasible(self) -> bool:
+        """Ended by the clear error that the budget is too small."""
+        return self.exit_code == 1 and "BudgetError: " in self.stderr
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean over the steps after the second; by then sizes are known and caches are warm."""
+        steps = self.capture["step_seconds"][2:]
+        return sum(steps) / len(steps)
+
+
+def plain(example: str, *arguments: str, **variables: str) -> Run:
+    """Without dtrrun; `variables` are added to the environment."""
+    return _run([], example, arguments, variables)
+
+
+def inside(budget: int | None, example: str, *arguments: str, **variables: str) -> Run:
+    """Under dtrrun; `budget` in bytes, None to count only."""
+    options = [] if budget is None else ["--budget", f"{budget}B"]
+    return _run([sys.executable, "-m", "dtrrun", "--quiet", *options], example, arguments, variables)
+
+
+def share(percent: int, peak: int) -> int:
+    return peak * percent // 100
+
+
+def difference(a: Run, b: Run) -> str:
+    """The first thing in which two runs that both ended well differ; "" if they are equal bit for bit."""
+    for part in ("state", "rng"):
+        if a.capture[part].keys() != b.capture[part].keys():
+            return f"{part}: other names"
+        for name, sha in a.capture[part].items():
+            if b.capture[part][name] != sha:
+                return f"{part}: {name}"
+    for line, other in zip(a.capture["stdout"], b.capture["stdout"], strict=False):
+        if line != other:
+            return f"output: {line!r}, {other!r}"
+    return "" if a.capture["stdout"] == b.capture["stdout"] else "output: other length"
+
+
+plain_once = functools.cache(plain)
+inside_once = functools.cache(inside)
+"""For figures that one run gives as well as another: bits and bytes, not times."""
+
+
+def _run(prefix: list[str], example: str, arguments: tuple[str, ...], variables: dict[str, str]) -> Run:
+    with tempfile.TemporaryDirectory() as folder:
+        capture, report = Path(folder, "capture.json"), Path(folder, "report.json")
+        if prefix:
+            prefix = [*prefix, "--json", str(report)]
+        script = ROOT / "docs" / "examples" / f"{example}.py"
+        process = subprocess.Popen(
+            [*prefix, sys.executable, str(CAPTURE), str(capture), str(script), *arguments],
+            cwd=ROOT,
+            env=environment() | variables,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            _, stderr = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # dtrrun passes it on
+            _, stderr = process.communicate()
+            return Run(process.returncode, f"{stderr}\nnot done after {PATIENCE} s")
+        return Run(process.returncode, stderr, _json(capture), _json(report))
+
+
+def environment() -> dict[str, str]:
+    """Ours without options of dtrrun, on one thread: two OpenMP threads on busy cores make times noisy."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DTRRUN_")}
+    return kept | {"OMP_NUM_THREADS": "1"}
+
+
+def _json(path: Path) -> dict:
+    return json.loads(path.read_text()) if path.exists() else {}

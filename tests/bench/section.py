@@ -1,0 +1,75 @@
+"""A measurement as a table: on the terminal, and as a section of docs/measurements.md."""
+
+import os
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import torch
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass
+class Section:
+    """`missed` lists, in words, what the measurement should have shown and did not."""
+
+    title: str
+    text: str
+    headers: list[str]
+    rows: list[list[str]] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+
+    def print(self, console: Console) -> None:
+        table = Table(title=self.title, title_justify="left")
+        for i, header in enumerate(self.headers):
+            table.add_column(header, justify="right" if i else "left")
+        for row in self.rows:
+            table.add_row(*row)
+        console.print(table)
+        for line in self.missed:
+            console.print(f"[red]missed:[/] {line}")
+
+    def markdown(self, command: str) -> str:
+        lines = [self.text, "", f"`{command}` on {machine()}.", ""]
+        lines += [_row(self.headers), "|---" + "|---:" * (len(self.headers) - 1) + "|"]
+        lines += [_row(row) for row in self.rows]
+        lines += ["", *(f"- Missed: {line}" for line in self.missed)]
+        return "\n".join(lines).strip() + "\n"
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def machine() -> str:
+    """The machine in one line."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        cpu = next((line.split(":")[1].strip() for line in info.open() if line.startswith("model name")), cpu)
+    memory = psutil.virtual_memory().total / 2**30
+    return (
+        f"{cpu}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}, Python "
+        f"{platform.python_version()}, torch {torch.__version__}, OMP_NUM_THREADS=1"
+    )
+
+
+INTRODUCTION = """# Measurements
+
+`make bench` (`python -m tests.bench`) measures all of this again and replaces the sections below. Ratios are
+between runs on the same machine in turn. "Plain" means without dtrrun, "peak" the most bytes of tensors that
+were held at once.
+"""
+
+
+def replace_sections(path: Path, sections: dict[str, str]) -> None:
+    """Write `sections` (title to Markdown) into the page; its other sections stay."""
+    kept = {}
+    if path.exists():
+        for block in path.read_text().split("\n## ")[1:]:
+            title, _, body = block.partition("\n")
+            kept[title] = body.strip() + "\n"
+    blocks = [f"## {title}\n\n{body}" for title, body in sorted((kept | sections).items())]
+    path.write_text("\n".join([INTRODUCTION, *blocks]))

@@ -1,0 +1,44 @@
+"""Time of a step inside half the peak, and inside a budget that never binds, against the plain run."""
+
+from statistics import median
+
+from tests.bench.runs import TINY, inside, inside_once, plain, share
+from tests.bench.section import Section
+
+HALF, AMPLE = 50, 150
+COARSE = ("resnet", "densenet", "unet", "transformer", "vae")
+AT_MOST_HALF = dict.fromkeys(TINY, 1.5) | dict.fromkeys(COARSE, 1.3)
+AT_MOST_AMPLE = 1.1
+
+TEXT = """\
+Mean time of a step after the second, as a ratio to the plain run of the same round: median (least to most) of
+the rounds, in each of which the three kinds of run take turns."""
+
+
+def measure(quick: bool) -> Section:
+    rounds = 2 if quick else 5
+    arguments = ["--steps", "5" if quick else "8"]
+    headers = ["Example", "Plain step", f"{AMPLE} % of the peak", f"{HALF} % of the peak", "At most"]
+    section = Section("3. Time", TEXT, headers)
+    for example in TINY:
+        peak = inside_once(None, example, *arguments).report["peak_bytes"]
+        seconds, ratios = [], {AMPLE: [], HALF: []}
+        for _ in range(rounds):
+            seconds.append(plain(example, *arguments).step_seconds)
+            for percent in ratios:
+                run = inside(share(percent, peak), example, *arguments)
+                if run.capture:
+                    ratios[percent].append(run.step_seconds / seconds[-1])
+        limits = {AMPLE: AT_MOST_AMPLE, HALF: AT_MOST_HALF[example]}
+        row = [example, f"{median(seconds) * 1e3:.0f} ms"]
+        for percent, limit in limits.items():
+            if len(ratios[percent]) < rounds:
+                row.append("failed")
+                section.missed.append(f"{example} at {percent} %: did not run")
+                continue
+            ratio = median(ratios[percent])
+            row.append(f"{ratio:.2f} ({min(ratios[percent]):.2f} to {max(ratios[percent]):.2f})")
+            if ratio > limit:
+                section.missed.append(f"{example} at {percent} %: {ratio:.2f}, should be at most {limit}")
+        section.rows.append([*row, f"{limits[AMPLE]:.2f}, {limits[HALF]:.2f}"])
+    return section
