@@ -130,6 +130,8 @@ class Calls:
             geometry = geometry_of(tensor)
             geometries.append(geometry)
         key.extend(geometries)
+        if operator.opaque_output >= 0:
+            key.append(torch.is_grad_enabled())  # with gradients off there is no workspace
         call.recordable = (
             operator.replayable
             and not operator.uninitialised

@@ -47,6 +47,9 @@ _RESHAPES_STORAGE = {"aten::set_", "aten::resize_", "aten::resize_as_", "aten::_
 # The results carry a conjugate or negative bit in place of new memory.
 _LAZY_BITS = {"aten::_conj", "aten::_neg_view"}
 
+# A workspace among the results, parts of which are never written: `--verify` must not compare it.
+_OPAQUE_OUTPUT = {"aten::mkldnn_rnn_layer": 3}
+
 # Talk to the world outside of the process, or hand out memory: run, never replayed.
 _UNREPLAYABLE = {
     "aten::record_stream",
@@ -102,8 +105,10 @@ class Operator:
         "lazy_bits",
         "mutates",
         "name",
+        "opaque_output",
         "overwrites",
         "random",
+        "reduces",
         "replayable",
         "reshapes_storage",
         "simple",
@@ -152,6 +157,8 @@ class Operator:
         self.statistics = _STATISTICS.get(name) if func._overloadname == "default" else None
         if self.statistics is not None:
             self.mutates = ()
+        self.opaque_output = _OPAQUE_OUTPUT.get(name, -1)
+        self.reduces = any(argument.name == "reduction" for argument in schema.arguments)
         self.lazy_bits = name in _LAZY_BITS
         special = (
             self.composite
@@ -160,6 +167,7 @@ class Operator:
             or self.random
             or self.statistics is not None
             or not self.replayable
+            or self.opaque_output >= 0
             or "nest" in name
             or "quantize" in name
         )

@@ -139,9 +139,11 @@ class Outcomes(Mutations):
             outputs.append((where, weakref.ref(record)))
             if ledger.fingerprints is not None:
                 ledger.fingerprints.note(record, tensor)
+                if where == call.operator.opaque_output:
+                    record.extent = 0
             if ledger.pressure and record.nbytes >= ledger.least_bytes:
                 ledger.policy.insert(record)
-        if total > call.signature.output_bytes:
+        if total > call.signature.output_bytes or call.operator.opaque_output >= 0:
             call.signature.output_bytes = total
 
     def enter(
