@@ -1,0 +1,177 @@
+"""Runs a small program plain and under dtrrun, and compares what it returns bit for bit.
+
+A program is a function without arguments that returns anything built of tensors, numbers, text, lists, tuples
+and dicts. Everything that it returns is compared twice: as read inside of the session, and after its end.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+import dtrrun
+
+Program = Callable[[], Any]
+Report = dict[str, Any]
+
+
+def bits(value: Any) -> list[Any]:
+    """Everything that a result holds, in order, as comparable values."""
+    return [one for part in leaves(value) for one in bits_of(part)]
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, nn.Module):
+        named = {**dict(value.named_parameters()), **dict(value.named_buffers())}
+        yield from leaves(named)
+        yield from leaves([p.grad for p in value.parameters()])
+    elif isinstance(value, torch.optim.Optimizer):
+        yield from leaves(value.state_dict()["state"])
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield str(name)
+            yield from leaves(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+def bits_of(value: Any) -> list[Any]:
+    if not isinstance(value, torch.Tensor):
+        return [repr(value)]
+    if value.requires_grad:
+        value = value.detach()
+    if value.layout == torch.sparse_coo:
+        value = value.coalesce()
+        return bits([list(value.shape), value.indices(), value.values()])
+    if value.layout == torch.sparse_csr:
+        return bits([list(value.shape), value.crow_indices(), value.col_indices(), value.values()])
+    if value.is_quantized:
+        return bits([value.q_scale(), value.q_zero_point(), value.int_repr()])
+    flat = value.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    # tolist of the bytes: nothing that compares equal but differs, and NaN equals itself.
+    return [str(value.dtype), list(value.shape), list(value.stride()), flat.view(torch.uint8).tolist()]
+
+
+def outcome(program: Program) -> tuple[Any, list[Any]]:
+    """The result of a fresh run, and its bits with the final state of the generators."""
+    torch.manual_seed(7)
+    random.seed(7)
+    result = program()
+    return result, bits([result, torch.get_rng_state(), random.random()])
+
+
+def plain(program: Program) -> list[Any]:
+    return outcome(program)[1]
+
+
+def difference(expected: list[Any], found: list[Any]) -> str:
+    """Where two lists of bits differ first; empty if they don't."""
+    for place, (one, other) in enumerate(zip(expected, found, strict=False)):
+        if one != other:
+            return f"value {place} of {len(expected)}: {str(one)[:200]} became {str(other)[:200]}"
+    return "" if len(expected) == len(found) else f"{len(expected)} values became {len(found)}"
+
+
+def assert_same(expected: list[Any], found: list[Any], when: str) -> None:
+    told = difference(expected, found)
+    assert not told, f"{when}: {told}"
+
+
+def run_inside(
+    program: Program, budget_bytes: int | None, **options: Any
+) -> tuple[list[Any], dict[str, Any]]:
+    """Run under dtrrun; the bits after the session's end, which equal those inside of it, and the report."""
+    with dtrrun.budget(budget_bytes, verify=True, **options) as session:
+        result, inside = outcome(program)
+        report = session.report()
+        generator = torch.get_rng_state()
+    mismatches = session.report()["mismatches"]
+    assert mismatches == [], mismatches
+    torch.set_rng_state(generator)
+    random.seed(7)
+    assert_same(inside, bits([result, torch.get_rng_state(), random.random()]), "after the session's end")
+    return inside, report
+
+
+def check_stress(
+    program: Program, expected: list[Any] | None = None, *, evictions: int = 1
+) -> dict[str, Any]:
+    """Under a budget of one byte, where everything is evicted that can be: the same bits."""
+    expected = plain(program) if expected is None else expected
+    found, report = run_inside(program, 1, over_budget="warn")
+    assert_same(expected, found, "under stress")
+    assert report["evictions"] > 0, "nothing was evicted: the test does not bite"
+    return report
+
+
+def check_budget(program: Program, expected: list[Any] | None = None) -> Report:
+    """At half of the program's peak, or the least feasible share above it: the same bits, never over."""
+    expected = plain(program) if expected is None else expected
+    found, counted = run_inside(program, None)
+    assert_same(expected, found, "counted only")
+    for share in (0.5, 0.7, 0.9):
+        budget_bytes = int(counted["peak_bytes"] * share)
+        try:
+            found, report = run_inside(program, budget_bytes)
+        except dtrrun.BudgetError:
+            continue
+        assert_same(expected, found, f"at {share:.0%} of the peak")
+        assert report["evictions"] > 0
+        assert report["peak_bytes"] <= budget_bytes
+        return report
+    raise AssertionError("no budget below the peak was feasible")
+
+
+def check(program: Program) -> None:
+    """Both ways against a plain run."""
+    expected = plain(program)
+    assert_same(expected, plain(program), "the program itself repeats")
+    check_stress(program, expected)
+    check_budget(program, expected)
+
+
+def train(
+    model: nn.Module,
+    make_batch: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+    optimizer: torch.optim.Optimizer,
+    steps: int = 3,
+) -> dict[str, Any]:
+    """A plain training loop; what a user would want to be equal afterwards."""
+    losses = []
+    for _ in range(steps):
+        inputs, targets = make_batch()
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss)
+    return {"losses": losses, "model": model, "optimizer": optimizer}
+
+
+def mlp(depth: int = 6, width: int = 32, *extra: Callable[[], nn.Module]) -> nn.Sequential:
+    """Linear layers with ReLU, and `extra` modules after each."""
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        layers += [nn.Linear(width, width), nn.ReLU(), *(make() for make in extra)]
+    return nn.Sequential(*layers)
+
+
+def batch(rows: int = 64, width: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(rows, width), torch.randn(rows, width)
+
+
+def chain(x: torch.Tensor, length: int = 8) -> list[torch.Tensor]:
+    """Activations that are all kept, each computed from the one before."""
+    kept = [x]
+    for step in range(length):
+        kept.append(torch.sin(kept[-1] * 1.1 + step))
+    return kept

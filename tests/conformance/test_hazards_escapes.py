@@ -1,0 +1,279 @@
+"""Memory that is read or handed out without an operator, and what comes back from there."""
+
+import copy
+import ctypes
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from programs import check, check_stress, mlp
+from torch import nn
+
+import dtrrun
+
+
+def evicted(step: int = 0) -> torch.Tensor:
+    """A tensor that is evicted under stress by the time it is returned."""
+    x = torch.sin(torch.randn(16, 32) + step)
+    torch.cos(torch.randn(16, 32))
+    return x
+
+
+def pickled(x):
+    return pickle.loads(pickle.dumps(x))
+
+
+def saved(x):
+    file = io.BytesIO()
+    torch.save({"x": x}, file)
+    file.seek(0)
+    return torch.load(file)["x"]
+
+
+def by_address(x):
+    return bytes((ctypes.c_char * x.numel() * 4).from_address(x.data_ptr())).hex()
+
+
+READS = {
+    "tolist": lambda x: x.tolist(),
+    "numpy": lambda x: x.numpy().tolist(),
+    "numpy of a part": lambda x: x[3, ::2].numpy().tolist(),
+    "asarray": lambda x: np.asarray(x).tolist(),
+    "array": lambda x: np.array(x).tolist(),
+    "ufunc": lambda x: np.exp(x).tolist(),
+    "dlpack to numpy": lambda x: np.from_dlpack(x).tolist(),
+    "dlpack": lambda x: torch.from_dlpack(x).clone(),
+    "to_dlpack": lambda x: torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x)).clone(),
+    "data_ptr": by_address,
+    "untyped_storage": lambda x: x.untyped_storage()[64:96].tolist(),
+    "storage": lambda x: x.storage()[5],
+    "pickle": pickled,
+    "save and load": saved,
+    "save of a view": lambda x: saved(x[2:4]),
+    "deepcopy": copy.deepcopy,
+    "copy": lambda x: copy.copy(x).clone(),
+    "item": lambda x: x[3, 4].item(),
+    "float, bool, int": lambda x: (float(x[0, 0]), bool(x[0, 1] > 0), int(x[0, 2] * 9), complex(x[0, 3])),
+    "index": lambda x: [10, 20, 30][(x[0, 0] > 0).long()],
+    "repr": repr,
+    "print": lambda x: print(x, file=io.StringIO()) or str(x),
+    "format": lambda x: f"{x[0, 0]:.4f} {x[0, 1]}",
+    "iteration": lambda x: [float(row.sum()) for row in x],
+    "contains": lambda x: 2.0 in x,
+    "equal and allclose": lambda x: (
+        torch.equal(x, x * 1),
+        torch.allclose(x, x + 1e-9),
+        bool((x == x).all()),
+    ),
+    "tensor of scalars": lambda x: torch.tensor([x[0, 0], x[0, 1], x.sum()]),
+    "tensor of rows of scalars": lambda x: torch.tensor([[x[0, 0], x[0, 1]], [x[1, 0], 2.0]]),
+    "as_tensor of scalars": lambda x: torch.as_tensor([x.sum(), x.mean()]),
+    "stack of tensor()": lambda x: torch.stack([x.sum().detach(), x.mean()]),
+    "new_tensor": lambda x: x.new_tensor([x[0, 0], 3.0]),
+    "legacy constructor": lambda x: torch.FloatTensor([x[0, 0], x[0, 1]]),
+    "numpy of scalars": lambda x: np.array([x[0, 0], x[0, 1]]).tolist(),
+    "python range": lambda x: list(range((x > 0).sum())),
+    "size from a tensor": lambda x: torch.zeros((x > 0).sum(), 2).shape,
+    "slice by tensors": lambda x: x[(x[0] > 0).sum() // 4 :],
+    "tensor_split by a tensor": lambda x: torch.tensor_split(x, torch.tensor([2, 5]) * 2 // 1),
+    "repeat_interleave": lambda x: torch.repeat_interleave(x, (x[:, 0] > 0).long() + 1, dim=0),
+    "bincount": lambda x: torch.bincount((x.flatten() * 5).long().clamp(min=0)),
+    "unique": lambda x: torch.unique((x * 3).round(), return_counts=True),
+    "masked_select": lambda x: (x[x > 0], x.nonzero(), torch.where(x > 0)),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_reads(read):
+    def program():
+        kept = []
+        for step in range(3):
+            x = evicted(step)
+            y = x * 2
+            kept += [READS[read](x), x, y, READS[read](evicted(step)), READS[read](y)]
+        return kept
+
+    check_stress(program)
+
+
+def test_reading_a_scalar_for_the_generator():
+    def program():
+        generator = torch.Generator().manual_seed(3)
+        kept = []
+        for step in range(3):
+            states = [generator.get_state().clone(), torch.get_rng_state().clone() + 0]
+            evicted(step)
+            kept += [torch.rand(8, 32, generator=generator), torch.rand(8, 32), *states]
+            evicted(step)
+            generator.set_state(states[0])
+            torch.set_rng_state(states[1])
+            kept += [torch.rand(8, 32, generator=generator), torch.rand(8, 32)]
+        return kept
+
+    check_stress(program)
+
+
+def test_composite_operators_that_read_lengths():
+    def program():
+        kept = []
+        for step in range(2):
+            logits = torch.log_softmax(torch.randn(12, 4, 8, requires_grad=True), 2)
+            targets = torch.randint(1, 8, (4, 5)) + 0
+            lengths, others = torch.full((4,), 12) - 1, torch.full((4,), 5) - torch.arange(4)
+            evicted(step)
+            loss = nn.functional.ctc_loss(logits, targets, lengths, others)
+            bag = nn.functional.embedding_bag(torch.arange(6) % 4, evicted(step), torch.tensor([0, 4]) + 0)
+            kept += [loss, bag, torch.quasirandom.SobolEngine(3, scramble=True, seed=step).draw(8)]
+        return kept
+
+    check_stress(program)
+
+
+WRITES = {
+    "numpy": lambda x: x.numpy().__setitem__((2, 3), 9.0),
+    "numpy of an alias": lambda x: x.view(-1)[5:].numpy().fill(4.0),
+    "dlpack": lambda x: torch.from_dlpack(x).mul_(3),
+    "address": lambda x: ctypes.memset(x.data_ptr(), 0, 64),
+    "apply_": lambda x: x.apply_(lambda value: value + 1),
+    "map_": lambda x: x.map_(x + 1, lambda one, other: one * other),
+    "storage": lambda x: x.untyped_storage().fill_(1),
+    "typed storage": lambda x: x.storage().__setitem__(7, 2.0),
+    "data": lambda x: x.data.mul_(2),
+    "detach": lambda x: x.detach().zero_(),
+    "shared memory": lambda x: x.share_memory_().add_(1),
+    "setitem": lambda x: x.__setitem__((slice(None), 0), 5.0),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_writes(write):
+    def program():
+        kept = []
+        for step in range(3):
+            x = evicted(step)
+            y, z = x.exp(), x[1] * 2  # computed from the content before
+            evicted()
+            WRITES[write](x)
+            after = x * 3
+            evicted()
+            WRITES[write](x)
+            kept += [x, y, z, after, x + 1]
+        return kept
+
+    check_stress(program)
+
+
+def test_arrays_stay_valid_and_are_written_to_later():
+    def program():
+        kept = []
+        for step in range(4):
+            x = evicted(step)
+            array = x.numpy()
+            y = x * 2
+            evicted(step)
+            array += 1  # long after it was handed out; the program sees it through x
+            z = x * 2
+            array[:] = 0.5
+            kept += [x, y, z, array.sum()]
+        return kept
+
+    check_stress(program)
+
+
+def test_memory_that_is_not_ours():
+    def program():
+        kept = []
+        for step in range(4):
+            source = np.full((16, 32), step + 0.5, dtype=np.float32)
+            x = torch.from_numpy(source)
+            buffer = torch.frombuffer(bytearray(source.tobytes()), dtype=torch.float32)
+            as_tensor = torch.as_tensor(source)
+            y, z, w = x.sin(), buffer.exp(), as_tensor.cos() + torch.tensor(source)
+            deeper = y.tanh()
+            evicted()
+            source[:] = 100 + step  # the array is the loader's page for the next batch
+            x.mul_(2)
+            kept += [x, y, z, w, deeper, torch.from_numpy(source) * 1]
+        return kept
+
+    check_stress(program)
+
+
+def test_sharing_a_model_and_saving_it():
+    def program():
+        model, target = mlp(2), mlp(2)
+        model.share_memory()
+        y = model(evicted())
+        y.sum().backward()
+        file = io.BytesIO()
+        torch.save([model.state_dict(), y.detach()], file)
+        file.seek(0)
+        state, output = torch.load(file)
+        target.load_state_dict(state)
+        return model, target, output, copy.deepcopy(model), pickled(model), target(evicted())
+
+    check_stress(program)
+
+
+def test_a_budget_with_escapes_in_it():
+    def program():
+        kept = []
+        for step in range(10):
+            x = evicted(step) if step % 3 else torch.from_numpy(evicted(step).numpy() * 2)
+            kept += [x, (x * 2).exp()]
+        return kept, [x.sum().item() for x in kept]
+
+    check(program)
+
+
+PATCHED = [(torch.Tensor, name) for name in dir(torch.Tensor) if name not in ("__weakref__", "__dict__")] + [
+    (torch, "compile"),
+    (torch.autograd.Function, "apply"),
+    (torch.optim.Optimizer, "add_param_group"),
+    (torch.utils.dlpack, "to_dlpack"),
+    (torch.autograd.function.BackwardCFunction, "apply"),
+    (torch.autograd.function.BackwardCFunction, "saved_tensors"),
+]
+
+
+def test_everything_is_as_before_after_the_session():
+    import inspect
+    import threading
+
+    places = [*PATCHED, (threading.Thread, "_bootstrap_inner")]
+    before = [inspect.getattr_static(owner, name, None) for owner, name in places]
+    own = set(vars(torch.Tensor))
+    model = mlp(2)
+    with dtrrun.budget(1, over_budget="warn") as session:
+        y = model(torch.randn(64, 32))
+        y.sum().backward()
+        mlp(2)
+        assert torch.Tensor.numpy is not before[[name for _, name in places].index("numpy")]
+    assert session.report()["evictions"] > 0
+    assert session.report()["evicted_bytes"] == 0
+    for (owner, name), original in zip(places, before, strict=True):
+        assert inspect.getattr_static(owner, name, None) is original, name
+    assert set(vars(torch.Tensor)) == own
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    assert not nn.modules.module._global_parameter_registration_hooks
+    assert torch._C.TensorBase.data_ptr(y) != 0
+
+
+def test_the_session_ends_cleanly_when_the_program_raises():
+    kept = []
+
+    def program():
+        kept.extend(evicted(step) for step in range(4))
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"), dtrrun.budget(1, over_budget="warn"):
+        program()
+    assert all(torch._C.TensorBase.data_ptr(x) != 0 for x in kept)
+    with dtrrun.budget(1, over_budget="warn"):
+        with pytest.raises(RuntimeError, match="already running"), dtrrun.budget(1):
+            pass
+        kept.append(evicted())
+    assert torch._C.TensorBase.data_ptr(kept[-1]) != 0

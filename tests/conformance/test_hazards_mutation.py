@@ -1,0 +1,290 @@
+"""In-place operators, `out=`, views that are written through, constants that change, uninitialised memory."""
+
+import gc
+
+import pytest
+import torch
+from programs import batch, chain, check, check_stress, mlp
+from torch import nn
+
+import dtrrun
+from dtrrun.runtime.record import Op, Record
+
+
+def test_chain_of_mutations_whose_old_versions_are_needed():
+    def program():
+        kept = []
+        x = torch.sin(torch.randn(64, 32))
+        for step in range(10):
+            before = x.exp()  # computed from this version, evicted and recomputed after the next
+            x.mul_(0.9).add_(step * 0.1).clamp_(-2, 2)
+            x += before * 0.01
+            kept.append(before)
+        return kept, x
+
+    check(program)
+
+
+def test_mutation_with_itself_as_input():
+    def program():
+        kept = []
+        for step in range(8):
+            x = torch.cos(torch.randn(64, 32) + step)
+            x.add_(x)
+            x.mul_(x)
+            x.addcmul_(x, x, value=0.5)
+            x.sub_(x.detach(), alpha=0.25)
+            kept.append(x)
+        return kept
+
+    check(program)
+
+
+def test_mutation_through_views():
+    def program():
+        kept = []
+        for step in range(8):
+            x = torch.sin(torch.randn(32, 32) + step)
+            y = x * 2
+            x[3:9] += y[3:9]
+            x[:, ::2].mul_(3)
+            x.t()[5].copy_(y[7])
+            x.view(-1)[::7].zero_()
+            x.diagonal().fill_(0.5)
+            x[torch.tensor([1, 4])] = y[torch.tensor([2, 3])]
+            x.index_add_(0, torch.tensor([0, 2]), y[:2])
+            x.masked_fill_(y > 1, -1.0)
+            x.unfold(0, 4, 4)[0].neg_()
+            x.transpose_(0, 1).unsqueeze_(0).squeeze_(0)
+            kept += [x, y, x[2]]
+        return kept
+
+    check(program)
+
+
+def test_mutation_seen_by_autograd():
+    def program():
+        w = torch.randn(64, 32, requires_grad=True)
+        total = 0.0
+        for step in range(6):
+            x = torch.sin(w * step)
+            x[::2] *= 2
+            x = x.clone()
+            x.relu_()
+            x = (x + 0.1).sqrt_()
+            x = torch.nn.functional.hardtanh_(x + 1, -1, 1.7)
+            total = total + (x * x.exp()).sum()
+        total.backward()
+        return total, w.grad
+
+    check(program)
+
+
+def test_out_arguments():
+    def program():
+        x, y = (torch.sin(torch.randn(64, 32)) for _ in range(2))
+        kept = []
+        for step in range(6):
+            out, other = torch.empty(64, 32), torch.empty(0)
+            torch.add(x, y, alpha=step, out=out)
+            older = out * 2
+            torch.mul(out, out, out=out)  # its own input
+            values, indices = torch.empty(0), torch.empty(0, dtype=torch.long)
+            torch.max(out, 1, out=(values, indices))
+            torch.cat([out, older], out=other)  # resized by the operator
+            half = torch.zeros(64, 32)
+            torch.exp(x[:32], out=half[32:])  # only a part of it
+            kept += [out, older, values, indices, other, half]
+        return kept
+
+    check(program)
+
+
+def test_foreach_operators():
+    def program():
+        many = [torch.sin(torch.randn(32, 32) + i) for i in range(6)]
+        kept = []
+        for step in range(2):
+            sums = torch._foreach_add(many, step)
+            older = [x.exp() for x in many]
+            torch._foreach_mul_(many, 0.5)
+            torch._foreach_add_(many, sums, alpha=0.1)
+            torch._foreach_addcdiv_(many, sums, older, 0.1)
+            torch._foreach_sqrt_(sums[:3])
+            torch._foreach_lerp_(many, older, 0.1)
+            torch._foreach_copy_(older[2:], many[2:])
+            torch._foreach_clamp_max_(many, 3.0)
+            kept += [sums, older, torch._foreach_norm(many)]
+        return kept, many
+
+    check_stress(program)
+    check(lambda: [program(), chain(torch.randn(64, 64), 12)])
+
+
+def test_uninitialised_memory_becomes_replayable_when_it_is_overwritten():
+    def program():
+        source = torch.sin(torch.randn(64, 32))
+        kept = []
+        for step in range(5):
+            made = [torch.empty(64, 32) for _ in range(6)]
+            made[0].fill_(step)
+            made[1].copy_(source)
+            made[2].normal_()
+            made[3][:32] = source[:32]  # in parts
+            made[3][32:] = 1.0
+            torch.mul(source, 3, out=made[4])
+            made[5].t().zero_()
+            like = torch.empty_like(source).bernoulli_(0.3)
+            new = source.new_empty(32, 64).t().uniform_()
+            strided = torch.empty_strided((64, 32), (1, 64)).copy_(source)
+            made[1].add_(made[0])
+            kept += [*made, like, new, strided, torch.zeros(64, 32), torch.full((64, 32), 2.5)]
+        return kept
+
+    report = check_stress(program)
+    assert report["pinned_bytes"] <= 5 * 8192 + 4096, "only what is written in parts can't be replayed"
+    check(program)
+
+
+def test_weights_change_while_what_they_made_is_evicted():
+    def program():
+        weight = nn.Parameter(torch.randn(32, 32))
+        buffer = torch.randn(32, 32)
+        kept = []
+        for step in range(5):
+            x = torch.randn(64, 32)
+            first = x @ weight
+            second = torch.sin(first) @ buffer
+            third = second.tanh()  # two recipes away from the weight
+            kept += [first, second, third]
+            with torch.no_grad():
+                weight -= 0.1 * step
+                buffer.mul_(0.5)
+                weight.data.clamp_(-1, 1)
+        return kept, weight, buffer
+
+    check_stress(program)
+    check(lambda: [program(), chain(torch.randn(64, 64))])
+
+
+def test_input_mutated_by_the_program_after_its_use():
+    def program():
+        pages, kept = torch.randn(64, 32), []
+        for step in range(6):
+            kept.append((pages * step).sin())
+            kept.append(kept[-1].exp())
+            pages.normal_()  # the same memory for every batch
+            pages[0] = step
+        return kept, pages
+
+    check_stress(program)
+
+
+@pytest.mark.parametrize("budget_bytes", [80_000, 8_000_000])
+def test_kept_losses_do_not_pile_up_records(budget_bytes):
+    """After 50 steps as many records and operators as after 10, but for the losses that the program keeps."""
+    model = mlp(4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    kept, counts = [], {}
+
+    def alive() -> int:
+        gc.collect()
+        return sum(type(thing) in (Op, Record) for thing in gc.get_objects())
+
+    with dtrrun.budget(budget_bytes, over_budget="warn") as session:
+        for step in range(50):
+            inputs, targets = batch()
+            optimizer.zero_grad()
+            loss = nn.functional.l1_loss(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            kept.append(loss)
+            if step in (9, 29, 49):
+                counts[step] = alive() - len(kept)
+        assert (session.report()["evictions"] > 0) == (budget_bytes < 100_000)
+        assert session.report()["live_storages"] < 100 + len(kept)
+    assert counts[49] <= counts[9] + 10, counts
+
+
+@pytest.mark.parametrize("keep", ["loss", "activation"])
+def test_dead_graphs_are_freed_with_their_storages(keep):
+    """What a step leaves behind does not stay in memory because something of it is kept."""
+    model = mlp(4, 64)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    kept, resident = [], []
+    with dtrrun.budget(1 << 20, over_budget="warn") as session:
+        for _ in range(12):
+            hidden = model[:2](torch.randn(64, 64))
+            loss = model[2:](hidden).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            kept.append(loss.detach() if keep == "loss" else hidden.detach())
+            session.report()
+            resident.append(session.report()["resident_bytes"])
+    each = 64 if keep == "loss" else 64 * 64 * 4
+    assert resident[-1] - resident[3] <= 8 * each, resident
+
+
+def test_failed_mutation_leaves_a_constant():
+    def program():
+        kept = []
+        for _ in range(6):
+            x = torch.sin(torch.randn(64, 32))
+            y = x.exp()
+            with pytest.raises(RuntimeError):
+                x.add_(torch.ones(7))
+            with pytest.raises(IndexError):
+                x.index_add_(5, torch.tensor([0]), y)
+            x.mul_(2)
+            kept += [x, y]
+        return kept
+
+    check(program)
+
+
+def test_resize_set_data_and_swap():
+    def program():
+        kept = []
+        for step in range(6):
+            x, y = (torch.sin(torch.randn(32, 32) + step) for _ in range(2))
+            first = x * 2
+            x.data = y.exp()
+            second = x * 3
+            x.resize_(16, 32)
+            third = x + 1
+            x.resize_(64, 32).fill_(step)
+            z = torch.cos(y)
+            z.set_(first)
+            fourth = z * 4
+            z.set_(second.untyped_storage(), 32, (8, 4), (4, 1))
+            w = torch.randn(3).resize_as_(first).copy_(first)
+            torch.utils.swap_tensors(fourth, third)
+            kept += [x, y, z, w, first, second, third, fourth, z * 5]
+        return kept
+
+    check(program)
+
+
+def test_parameters_replaced_by_data_and_swap():
+    def program():
+        model = mlp(4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        losses = []
+        for step in range(3):
+            inputs, targets = batch()
+            optimizer.zero_grad()
+            loss = nn.functional.l1_loss(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss)
+            for parameter in model.parameters():
+                parameter.data = parameter.data * 0.9
+                parameter.grad.data = parameter.grad.data + 1
+            other = nn.Linear(32, 32)
+            torch.utils.swap_tensors(model[0].weight, other.weight)
+            if step == 1:
+                model.double().float()
+        return losses, model
+
+    check_stress(program)
