@@ -92,9 +92,9 @@ def run(
         _Text,
         _text(
             _POLICY,
-            "eager|ignore",
-            "When the program lets go of a storage: evict it (eager, the default), or wait until memory "
-            "runs short.",
+            "eager",
+            "When the program lets go of a storage: evict it (eager). The paper's others, banish and ignore, "
+            "exist in the simulator only.",
         ),
     ] = None,
     ignore_small: Annotated[

@@ -76,8 +76,8 @@ def heuristic(text: str) -> str:
 
 
 def deallocation(text: str) -> str:
-    if choice("eager", "banish", "ignore")(text) == "banish":
-        raise ValueError("banish works in the simulator only; use eager or ignore")
+    if choice("eager", "banish", "ignore")(text) != "eager":
+        raise ValueError(f"{text} works in the simulator only; use eager")
     return text
 
 

@@ -9,15 +9,12 @@ from torch import nn
 from torch.nn import functional as F
 
 OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, 0.05),
     "sgd momentum": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
-    "sgd foreach": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, foreach=True),
     "adam": lambda p: torch.optim.Adam(p, 1e-2),
     "adamw foreach": lambda p: torch.optim.AdamW(p, 1e-2, foreach=True, amsgrad=True),
     "adam fused": lambda p: torch.optim.Adam(p, 1e-2, fused=True),
     "sgd fused": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, fused=True),
     "rmsprop": lambda p: torch.optim.RMSprop(p, 1e-2, momentum=0.5, centered=True),
-    "adagrad": lambda p: torch.optim.Adagrad(p, 1e-2),
     "adadelta": lambda p: torch.optim.Adadelta(p, foreach=True),
     "radam": lambda p: torch.optim.RAdam(p, 1e-2, foreach=False),
 }

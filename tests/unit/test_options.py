@@ -50,7 +50,7 @@ def test_all_reach_the_settings(folder):
         "budget": "1GB",
         "device": "auto",
         "heuristic": "lru",
-        "deallocation": "ignore",
+        "deallocation": "eager",
         "ignore_small": "1%",
         "sample": True,
         "seed": "7",
@@ -70,7 +70,7 @@ def test_all_reach_the_settings(folder):
     found = collect(typed, {}, folder)
     settings = found.settings
     assert settings.budget_bytes == 10**9
-    assert (settings.device, settings.heuristic, settings.deallocation) == ("auto", "lru", "ignore")
+    assert (settings.device, settings.heuristic, settings.deallocation) == ("auto", "lru", "eager")
     assert (settings.ignore_small, settings.sample, settings.seed, settings.cost) == (0.01, True, 7, "model")
     assert (settings.over_budget, settings.max_slowdown, settings.on_thrash) == ("warn", 2.0, "stop")
     assert (settings.max_steps, settings.verify, settings.record_dir) == (5, True, None)
