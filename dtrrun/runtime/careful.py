@@ -43,6 +43,8 @@ class Careful(Outcomes):
         entered: int,
     ) -> Any:
         for cls in types:
+            if cls.__module__.startswith("torch._subclasses."):
+                return func(*args, **kwargs)  # fake tensors have no memory, and nobody else would take them
             if (
                 cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
                 and cls is not torch.nn.Parameter

@@ -113,6 +113,7 @@ class Operator:
         "reshapes_storage",
         "simple",
         "statistics",
+        "takes_storage",
         "uninitialised",
         "untouching",
         "view",
@@ -157,6 +158,7 @@ class Operator:
         self.statistics = _STATISTICS.get(name) if func._overloadname == "default" else None
         if self.statistics is not None:
             self.mutates = ()
+        self.takes_storage = "Storage" in func._overloadname
         self.opaque_output = _OPAQUE_OUTPUT.get(name, -1)
         self.reduces = any(argument.name == "reduction" for argument in schema.arguments)
         self.lazy_bits = name in _LAZY_BITS

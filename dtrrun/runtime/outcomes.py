@@ -116,6 +116,11 @@ class Outcomes(Mutations):
                 for record in call.records:
                     self._expose(record, "shared with a tensor without plain storage")
                 continue
+            if call.operator.takes_storage:  # the program has the storage itself, and may write to it
+                given = self.record_of(tensor)
+                if given is not None:
+                    self._expose(given, "handed out")
+                continue
             if id(storage) in ledger.records:
                 continue
             # More than a geometry over a storage, or less: neither evicted nor replayed from.

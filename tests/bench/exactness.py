@@ -16,7 +16,7 @@ small, which names the least budget for the operator that failed."""
 
 def measure(quick: bool) -> Section:
     shares = (100, 50) if quick else SHARES
-    arguments = ["--steps", "4"] if quick else []
+    arguments = ["--steps", "4" if quick else "6"]
     headers = ["Example", "Plain peak", *map("{} %".format, shares)]
     section = Section("1. Equal bits inside the budget", TEXT, headers)
     feasible = 0

@@ -17,9 +17,9 @@ STEPS, WARM = 200, 40
 TEXT = f"""\
 A convnet with batch normalisation under Adam inside half its peak, {STEPS} steps in one process. The program
 keeps every loss, and a running average that it changes in place, as programs do. Compared are the states
-after {WARM} steps and at the end, and the median times of the {WARM} steps before. Storages are those in the
-ledger less the losses that the program keeps; objects are all that Python's garbage collector knows, less the
-same."""
+after {WARM} steps and at the end, and the median processor times of the {WARM} steps before. Storages are
+those in the ledger less the losses that the program keeps; objects are all that Python's garbage collector
+knows, less the same."""
 
 
 class Training:

@@ -201,6 +201,22 @@ def test_memory_that_is_not_ours():
     check_stress(program)
 
 
+def test_storages_that_the_program_made():
+    def program():
+        kept = []
+        for step in range(3):
+            storage = torch.UntypedStorage(4096).fill_(step)
+            x = torch.tensor([]).set_(storage, 0, (32, 32), (32, 1))
+            y = (x + 1).sin()
+            deeper = y.exp()
+            evicted()
+            storage.fill_(64)
+            kept += [x, y, deeper, x * 2]
+        return kept
+
+    check_stress(program)
+
+
 def test_sharing_a_model_and_saving_it():
     def program():
         model, target = mlp(2), mlp(2)

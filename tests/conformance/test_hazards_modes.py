@@ -3,6 +3,7 @@
 import torch
 from programs import chain, check, check_stress, mlp
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 
@@ -153,5 +154,22 @@ def test_traced_and_frozen_modules():
         with torch.no_grad():
             kept += [frozen(x), [frozen(y) for y in chain(x, 4)]]
         return kept
+
+    check_stress(program)
+
+
+def test_fake_and_meta_tensors_pass_through():
+    def program():
+        kept = chain(torch.sin(torch.randn(64, 32)))
+        with FakeTensorMode() as mode:
+            made = torch.empty(4, 4) @ torch.empty(4, 8)
+            imitated = mode.from_tensor(kept[2]) * 2
+        with torch.device("meta"):
+            layer = nn.Linear(32, 32)
+        shape = layer(kept[1].to("meta")).shape
+        layer = layer.to_empty(device="cpu")
+        nn.init.ones_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        return kept, made.shape, imitated.shape, shape, layer(kept[3]), layer
 
     check_stress(program)

@@ -163,3 +163,53 @@ def test_losses_and_gradients_that_are_kept_over_steps():
         return kept
 
     check_stress(program)
+
+
+class Averaging(nn.Module):
+    """Buffers that are replaced, and written to in parts, by every forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+        self.register_buffer("mean", torch.zeros(32))
+        self.register_buffer("history", torch.zeros(8, 32))
+
+    def forward(self, x):
+        y = self.layer(x)
+        self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
+        self.history = torch.roll(self.history, 1, 0)
+        self.history[0] = self.mean
+        return y + self.mean
+
+
+def test_buffers_that_every_forward_replaces_and_tied_weights():
+    def program():
+        model = nn.Sequential(Averaging(), nn.ReLU(), Averaging(), nn.ReLU(), *mlp(4))
+        model[4].weight = model[0].layer.weight
+        return train(model, lambda: batch(256), torch.optim.SGD(model.parameters(), 0.1))
+
+    check(program)
+
+
+def test_a_memory_of_earlier_steps():
+    """As in reinforcement learning: what earlier weights computed is used again steps later."""
+
+    def program():
+        model, memory, losses = mlp(3), [], []
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(6):
+            with torch.no_grad():
+                state = model(torch.randn(64, 32))
+                memory.append((state, state.mean()))
+            inputs = torch.stack([state for state, _ in memory[-3:]]).mean(0)
+            reward = torch.tensor([reward for _, reward in memory])
+            loss = (model(inputs) - reward.mean()).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss)
+            flat = nn.utils.parameters_to_vector(model.parameters())
+            nn.utils.vector_to_parameters(flat * 0.99, model.parameters())
+        return losses, memory, model
+
+    check_stress(program)
