@@ -25,15 +25,14 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
 
     console = Console()
-    sections = {}
     missed = 0
     for name in args.names or NAMES:
         section = importlib.import_module(f"tests.bench.{name}").measure(args.quick)
         section.print(console)
-        sections[section.title] = section.markdown(f"python -m tests.bench {name}")
         missed += len(section.missed)
-    if not args.quick:
-        replace_sections(ROOT / "docs" / "measurements.md", sections)
+        if not args.quick:  # after each: an interrupted run keeps what it has
+            text = section.markdown(f"python -m tests.bench {name}")
+            replace_sections(ROOT / "docs" / "measurements.md", {section.title: text})
     return 1 if missed else 0
 
 

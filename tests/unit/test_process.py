@@ -104,7 +104,7 @@ def test_a_target_that_cannot_be_attended_to_is_ended(tmp_path):
     code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(20)"
 
     def attend():
-        if (tmp_path / "pid").exists():
+        if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text():
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
