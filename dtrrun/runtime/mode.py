@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dtrrun.runtime import compiler
 from dtrrun.runtime.arguments import KINDS, PLAIN, SEQUENCE, TENSOR, VALUE, flatten_into, kind_of
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.operators import Operator
@@ -29,6 +30,11 @@ class DTRMode(TorchDispatchMode):
     """Dynamic Tensor Rematerialization as a dispatch mode (paper, Sec. 2)."""
 
     supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether PyTorch is to wrap the handler."""
+        return not compiler.CAN_MARK
 
     def __init__(self, careful: Careful) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -204,6 +210,10 @@ class DTRMode(TorchDispatchMode):
         self.operators_ns += ended - started
         self.bookkeeping_ns += started - entered
         return result
+
+
+if compiler.CAN_MARK:
+    compiler.keep_off(DTRMode.__torch_dispatch__)
 
 
 def _recipe(func: Any, template: list[Any], kwargs: Any, inputs: list[Record], signature: Any) -> Op:

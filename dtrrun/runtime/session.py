@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dtrrun.policy import make_policy
-from dtrrun.runtime import compile_notice, fork, publish
+from dtrrun.runtime import compiler, fork, publish
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.escapes import Escapes
@@ -89,7 +89,7 @@ class Session:
             Functions(self._lock_tensors),
             Threads(lambda: self.mode if self.running else None, self._threaded),
             self.steps,
-            compile_notice.CompileNotice(self.warn),
+            compiler.CompileNotice(self.warn),
         ]
         self.writer: Any = None
         self._pid = os.getpid()

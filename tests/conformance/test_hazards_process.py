@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+import torch._dynamo.utils
 from programs import assert_same, batch, bits, chain, check_stress, mlp, plain, run_inside, train
 from torch import nn
 
@@ -173,6 +174,12 @@ def test_compile_says_once_that_nothing_is_compiled(capsys):
         x = torch.sin(torch.randn(64, 32))
         return compiled(x), other(x)
 
+    torch._dynamo.utils.counters.clear()
+    with dtrrun.budget("1GB"):
+        program()
+    # Neither the program nor, while Dynamo listens, the runtime itself.
+    assert not torch._dynamo.utils.counters["frames"]
+    capsys.readouterr()
     check_stress(program)
     err = capsys.readouterr().err
     assert err.count("torch.compile compiles nothing under dtrrun") == 1
