@@ -19,6 +19,7 @@ OverBudget = Literal["error", "warn"]
 Deallocation = Literal["eager", "banish", "ignore"]
 CostSource = Literal["measured", "model"]
 OnThrash = Literal["warn", "stop"]
+ReturnMemory = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class RuntimeSettings:
     """Of the `random` heuristic and of sampling; never touches the program's own generators."""
     cost: CostSource = "measured"
     over_budget: OverBudget = "error"
+    return_memory: ReturnMemory = "auto"
+    """When the pages of evicted storages go back to the system (`runtime.heap`)."""
     max_slowdown: float | None = None
     on_thrash: OnThrash = "warn"
     max_steps: int | None = None

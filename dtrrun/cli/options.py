@@ -35,6 +35,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "seed": values.whole_number(),
     "cost": values.choice("measured", "model"),
     "over_budget": values.choice("error", "warn"),
+    "return_memory": values.choice("auto", "always", "never"),
     "max_slowdown": values.slowdown,
     "on_thrash": values.choice("warn", "stop"),
     "max_steps": values.whole_number(least=1),

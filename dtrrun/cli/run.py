@@ -78,6 +78,15 @@ def run(
             "and go over.",
         ),
     ] = None,
+    return_memory: Annotated[
+        _Text,
+        _text(
+            _BUDGET,
+            "auto|always|never",
+            "On the CPU, return the pages of evicted tensors to the system: when the machine is short of "
+            "memory (auto, the default), always (slower), or never.",
+        ),
+    ] = None,
     heuristic: Annotated[
         _Text,
         _text(

@@ -21,6 +21,7 @@ from dtrrun.runtime.escapes import Escapes
 from dtrrun.runtime.functions import Functions
 from dtrrun.runtime.gradients import Gradients
 from dtrrun.runtime.guards import below
+from dtrrun.runtime.heap import Heap
 from dtrrun.runtime.ledger import Ledger
 from dtrrun.runtime.mode import DTRMode
 from dtrrun.runtime.record import Record
@@ -91,6 +92,9 @@ class Session:
             self.steps,
             compiler.CompileNotice(self.warn),
         ]
+        if device == "cpu" and settings.budget_bytes is not None:
+            self.ledger.heap = Heap(settings.return_memory)
+            self._parts.append(self.ledger.heap)
         self.writer: Any = None
         self._pid = os.getpid()
 

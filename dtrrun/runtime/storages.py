@@ -16,6 +16,7 @@ from dtrrun.runtime.record import Record, new_record
 from dtrrun.runtime.shapes import rounded
 
 HELD_SHIFT = 4  # a sixteenth of the budget
+LOOK_SHIFT = 4  # at the process's memory, when a sixteenth of the budget has been freed
 
 
 class Block(weakref.ref):  # type: ignore[type-arg]
@@ -56,6 +57,8 @@ class Storages:
         self.evicted_by: dict[str, int] = {}
         self.fingerprints: Any = None  # set under verify
         self.rematerialize: Any = None  # set by the session: Replay.materialize
+        self.heap: Any = None  # set by the session on the CPU
+        self._freed_bytes = 0
         self.making_room_ns = 0
 
     def set_budget(self, budget_bytes: int | None) -> None:
@@ -93,6 +96,7 @@ class Storages:
     def drain(self) -> None:
         """Account for the storages that died since the last call."""
         dead = self.dead
+        before = self.resident_bytes
         record: Any
         while dead:
             record = dead.popleft()
@@ -110,11 +114,21 @@ class Storages:
                 if self.pressure and record.op is not None:
                     self.policy.discard(record)
                     if record.used:
-                        self.policy.evicted(record)  # what depends on it may need it again
+                        self.policy.released(record)  # what depends on it may need it again
             else:
                 self.evicted_bytes -= record.nbytes
-                if not record.used:
-                    self.policy.forget(record)
+                self.policy.forget(record)
+                if record.used:
+                    self.policy.released(record)
+        if self.heap is not None:
+            self.freed(before - self.resident_bytes)
+
+    def freed(self, nbytes: int) -> None:
+        """Look now and then at what has become of the memory that was given back to the C library."""
+        self._freed_bytes += nbytes
+        if self._freed_bytes > self.limit >> LOOK_SHIFT and self.pressure:
+            self._freed_bytes = 0
+            self.heap.check(self.resident_bytes, self.limit)
 
     def hold(self, record: Record, storage: torch.UntypedStorage) -> None:
         """Keep a recomputed storage for a version that the program does not have."""
@@ -157,9 +171,8 @@ class Storages:
                 break
             record = self.held[place]
             if not record.locks:
-                self.policy.discard(record)
                 self.drop(record)
-                self.policy.evicted(record)
+                self.policy.released(record)
 
     def make_room(self, nbytes: int, operator: str) -> None:
         """Evict until `nbytes` more fit (see `Ledger`)."""

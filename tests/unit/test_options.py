@@ -56,6 +56,7 @@ def test_all_reach_the_settings(folder):
         "seed": "7",
         "cost": "model",
         "over_budget": "warn",
+        "return_memory": "always",
         "max_slowdown": "2",
         "on_thrash": "stop",
         "max_steps": "5",
@@ -73,6 +74,7 @@ def test_all_reach_the_settings(folder):
     assert (settings.device, settings.heuristic, settings.deallocation) == ("auto", "lru", "eager")
     assert (settings.ignore_small, settings.sample, settings.seed, settings.cost) == (0.01, True, 7, "model")
     assert (settings.over_budget, settings.max_slowdown, settings.on_thrash) == ("warn", 2.0, "stop")
+    assert settings.return_memory == "always"
     assert (settings.max_steps, settings.verify, settings.record_dir) == (5, True, None)
     assert (found.json, found.live, found.quiet, found.python) == ("out.json", "never", True, "python3")
 
