@@ -197,11 +197,13 @@ class EvictedComponents:
     @staticmethod
     def _behind(node: Node, neighbours: list[Component]) -> None:
         """Add what a dormant storage is computed from and is not in memory either."""
+        seen = set(neighbours)
         pending = list(node.inputs)
         while pending:
             parent = pending.pop()
             element = parent.component
-            if element is not None and not any(element is other for other in neighbours):
+            if element is not None and element not in seen:
+                seen.add(element)
                 neighbours.append(element)
                 if element.dormant:
                     pending.extend(parent.inputs)

@@ -18,12 +18,14 @@ import ctypes
 import os
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 NO_LIMIT = (1 << 31) - 1
 MMAP_THRESHOLD, TRIM_THRESHOLD = 32 << 20, 64 << 20  # where glibc's own adjustment ends on 64 bits
 SCARCE_SHIFT = 3  # memory is short when less than an eighth of the machine is available
+PERIOD = 0.05  # seconds between two looks, while nothing was asked for
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -34,6 +36,7 @@ class Heap:
         self._mode = mode
         self._library: Any = None
         self._base = 0  # bytes that the process holds beside its tensors
+        self._next_look = 0.0
         self.trims = 0
 
     def install(self) -> None:
@@ -55,6 +58,11 @@ class Heap:
         """Return the free pages if the resident set is more than it should be for tensors within `limit`."""
         if self._library is None or self._mode == "never":
             return
+        if self._mode == "auto":
+            now = monotonic()
+            if now < self._next_look:
+                return
+            self._next_look = now + PERIOD
         resident = resident_set()
         self._base = min(self._base, resident - tensor_bytes)
         if resident - self._base > limit + limit // 2 and (self._mode == "always" or memory_is_short()):

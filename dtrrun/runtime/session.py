@@ -16,6 +16,7 @@ import torch
 from dtrrun.policy import make_policy
 from dtrrun.runtime import compiler, fork, publish
 from dtrrun.runtime.careful import Careful
+from dtrrun.runtime.collector import Collector
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.escapes import Escapes
 from dtrrun.runtime.functions import Functions
@@ -91,6 +92,7 @@ class Session:
             Threads(lambda: self.mode if self.running else None, self._threaded),
             self.steps,
             compiler.CompileNotice(self.warn),
+            Collector(),
         ]
         if device == "cpu" and settings.budget_bytes is not None:
             self.ledger.heap = Heap(settings.return_memory)

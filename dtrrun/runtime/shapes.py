@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dtrrun.runtime import formulas
 from dtrrun.runtime.arguments import fill, outputs_of
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.operators import Operator
@@ -20,27 +21,37 @@ def rounded(nbytes: int) -> int:
     return (nbytes + ROUNDING - 1) & -ROUNDING
 
 
-def allocated_bytes(result: Any, known: Any) -> int:
-    """Bytes of the storages in an operator's result that are not in `known` (ids of storages)."""
-    storages = {}
+def made_by(result: Any, known: Any) -> list[torch.Tensor]:
+    """Tensors in an operator's result, one for each storage that is not in `known` (ids of storages)."""
+    made = {}
     for tensor in outputs_of(result, []):
         try:
-            storage = storage_of(tensor)
+            place = id(storage_of(tensor))
         except (NotImplementedError, RuntimeError):
             continue  # sparse, opaque: no plain storage
-        if id(storage) not in known:
-            storages[id(storage)] = storage
-    return sum(rounded(storage.nbytes()) for storage in storages.values())
+        if place not in known:
+            made[place] = tensor
+    return list(made.values())
 
 
 def predict(
     func: Any, operator: Operator, template: list[Any], kwargs: dict[str, Any], geometries: list[Geometry]
 ) -> int | None:
-    """Bytes that a call will allocate, by PyTorch's shape functions; None where they can't tell."""
+    """Bytes that a call will allocate; None where that can't be told."""
     if operator.view or (operator.mutates and not operator.reshapes_storage):
         return 0
     if operator.dynamic:
         return _bound(geometries)
+    storages = formulas.new_storages(func, operator, template, kwargs, geometries)
+    if storages is not None:
+        return sum(map(rounded, storages))
+    return by_shape_function(func, operator, template, kwargs, geometries)
+
+
+def by_shape_function(
+    func: Any, operator: Operator, template: list[Any], kwargs: dict[str, Any], geometries: list[Geometry]
+) -> int | None:
+    """The same from PyTorch's own functions, which run the operator on tensors without memory."""
     try:
         with below():
             tensors = [
@@ -56,7 +67,9 @@ def predict(
                 named["pin_memory"] = False
             named.pop("generator", None)
             result = func(*args, **named)
-            nbytes = allocated_bytes(result, {id(storage_of(tensor)) for tensor in tensors})
+            made = made_by(result, {id(storage_of(tensor)) for tensor in tensors})
+            formulas.learn(func, template, kwargs, geometries, made)
+            nbytes = sum(rounded(storage_of(tensor).nbytes()) for tensor in made)
             if (
                 operator.reduces
             ):  # losses: the kernel allocates the unreduced size, then resizes the tensor only

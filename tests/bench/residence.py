@@ -10,8 +10,8 @@ TEXT = f"""\
 The peak of the resident set (`VmHWM`) above that of the same script on a tiny batch, in MB, and as a share of
 the plain run's. `auto`, the default, keeps freed pages for the next tensor while the machine has memory to
 spare. With `--return-memory always` they go back, and the resident set must fall with the budget: it counts
-as missed if its share of the plain figure is more than {TOLERANCE * 100:.0f} points over the budget's share of
-the peak."""
+as missed if its share of the plain figure is more than {TOLERANCE * 100:.0f} points over the budget's share
+of the peak."""
 
 
 def cell(part: int | None, whole: int) -> str:

@@ -1,0 +1,242 @@
+"""How much memory common operators allocate, from the sizes of their inputs alone.
+
+PyTorch's shape functions know every operator, but take as long as a small kernel: too long for programs whose
+shapes hardly repeat. The formulas here give the number of elements of each result. Of which type they are is
+learned: the shape function is asked once for every family of calls, that is an operator with inputs of the
+same types. Its answer is also the proof that the formula holds for the family. Whatever is unusual has no
+formula and no family, and the shape function is asked every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import prod
+from operator import mul
+from typing import Any
+
+import torch
+
+from dtrrun.runtime.arguments import KINDS, VALUE
+from dtrrun.runtime.operators import Operator
+from dtrrun.runtime.record import HOLE, Geometry
+from dtrrun.runtime.storage import storage_of
+
+aten = torch.ops.aten
+
+FAMILIES_LIMIT = 10_000  # programs that make up types without end: start afresh rather than grow forever
+
+Formula = Callable[[list[Any], list[torch.Size]], tuple[int, ...]]
+"""From the template and the sizes of all tensors to the number of elements of each new storage. Raises
+ValueError, IndexError or TypeError where the arguments are not those that it is made for."""
+
+# For arguments whose type can matter for the type of a result, but not the value.
+_NUMBERS = frozenset({int, float, complex})
+
+# One result, dense, of the (broadcast) size of the inputs; those tagged as pointwise are found by themselves.
+_ELEMENTWISE = {
+    "aten::_to_copy",
+    "aten::empty_like",
+    "aten::zeros_like",
+    "aten::ones_like",
+    "aten::_softmax",
+    "aten::_log_softmax",
+    "aten::_softmax_backward_data",
+    "aten::_log_softmax_backward_data",
+}
+
+
+def _elementwise(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    largest = max(sizes, key=len)
+    for size in sizes:
+        if size and size != largest:
+            break
+    else:
+        return (largest.numel(),)
+    broadcast = [1] * len(largest)
+    for size in sizes:
+        for place in range(-len(size), 0):
+            if size[place] != 1:
+                if broadcast[place] not in (1, size[place]):
+                    raise ValueError("not broadcastable")
+                broadcast[place] = size[place]
+    return (prod(broadcast),)
+
+
+def _mm(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    (rows, inner), (same, columns) = sizes[-2:]  # addmm has a bias before them
+    if inner != same:
+        raise ValueError("sizes do not match")
+    return (rows * columns,)
+
+
+def _bmm(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    (batch, rows, inner), (as_many, same, columns) = sizes[-2:]
+    if batch != as_many or inner != same:
+        raise ValueError("sizes do not match")
+    return (batch * rows * columns,)
+
+
+def _all(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    return (sum([size.numel() for size in sizes]),)
+
+
+def _given(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    return (prod(args[1]),)
+
+
+def _reduced(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    left = list(sizes[0])
+    if not args[1]:
+        raise ValueError("no dimensions: some operators take it for all of them")
+    for dim in args[1]:
+        left[dim] = 1
+    return (prod(left),)
+
+
+def _nothing(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    return ()
+
+
+def _embedding(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    (_, width), indices = sizes
+    return (indices.numel() * width,)
+
+
+def _embedding_backward(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    return (args[2] * sizes[0][-1],)
+
+
+def _batch_norm(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    if args[5] is not True:
+        raise ValueError("not training: the shape function makes statistics, the kernel none")
+    channels = sizes[0][1]
+    return (sizes[0].numel(), channels, channels)
+
+
+def _batch_norm_backward(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    if not args[9][0]:
+        raise ValueError("the shape function makes the gradient of the input all the same")
+    channels = sizes[1][1]
+    return (sizes[1].numel(), *[channels for wanted in args[9][1:] if wanted])
+
+
+_TABLE: dict[Any, Formula] = {
+    aten.mm.default: _mm,
+    aten.addmm.default: _mm,
+    aten.bmm.default: _bmm,
+    aten.baddbmm.default: _bmm,
+    aten.cat.default: _all,
+    aten.stack.default: _all,
+    aten.slice_backward.default: _given,
+    aten.select_backward.default: _given,
+    aten.sum.dim_IntList: _reduced,
+    aten.mean.dim: _reduced,
+    aten.unsafe_split.Tensor: _nothing,  # views, though the schema does not say so
+    aten.unsafe_split_with_sizes.default: _nothing,
+    aten.embedding.default: _embedding,
+    aten.embedding_dense_backward.default: _embedding_backward,
+    aten.native_batch_norm.default: _batch_norm,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+}
+
+_formulas: dict[Any, Formula | None] = {}  # of each operator met so far
+_families: dict[tuple[Any, ...], tuple[int, ...]] = {}  # bytes of an element of each new storage
+
+
+def new_storages(
+    func: Any, operator: Operator, template: list[Any], kwargs: dict[str, Any], geometries: list[Geometry]
+) -> list[int] | None:
+    """Bytes of each storage that a call will allocate; None where the shape function must be asked."""
+    try:
+        formula = _formulas[func]
+    except KeyError:
+        formula = _formulas[func] = _formula_of(func, operator)
+    if formula is None:
+        return None
+    try:
+        itemsizes = _families.get(_family(func, template, kwargs, geometries))
+        if itemsizes is None:
+            return None
+        numels = formula(template, [geometry[0] for geometry in geometries])
+        return list(map(mul, numels, itemsizes))
+    except (ValueError, IndexError, TypeError):
+        return None
+
+
+def learn(
+    func: Any,
+    template: list[Any],
+    kwargs: dict[str, Any],
+    geometries: list[Geometry],
+    made: list[torch.Tensor],
+) -> None:
+    """Take over what the shape function said of a call: `made` are the tensors over new storages."""
+    formula = _formulas.get(func)
+    if formula is None:
+        return
+    try:
+        family = _family(func, template, kwargs, geometries)
+        numels = formula(template, [geometry[0] for geometry in geometries])
+    except (ValueError, IndexError, TypeError):
+        return
+    if 0 in numels:
+        return  # would fit any type
+    itemsizes = tuple(tensor.itemsize for tensor in made)
+    nbytes = [storage_of(tensor).nbytes() for tensor in made]
+    if len(numels) != len(made) or nbytes != list(map(mul, numels, itemsizes)):
+        _formulas[func] = None  # not the operator that the formula was made for
+        return
+    if len(_families) >= FAMILIES_LIMIT:
+        _families.clear()
+    _families[family] = itemsizes
+
+
+def _formula_of(func: Any, operator: Operator) -> Formula | None:
+    if (
+        operator.mutates
+        or operator.view
+        or operator.composite  # may return an input as it is
+        or operator.reduces
+        or operator.opaque_output >= 0
+    ):
+        return None
+    schema = func._schema
+    if schema.name in _ELEMENTWISE and func._overloadname == "default":
+        return _elementwise
+    if (
+        torch.Tag.pointwise in func.tags
+        and func.namespace == "aten"  # others are tagged by whoever wrote them
+        and [str(result.type) for result in schema.returns] == ["Tensor"]
+    ):
+        return _elementwise
+    return _TABLE.get(func)
+
+
+def _family(
+    func: Any, template: list[Any], kwargs: dict[str, Any], geometries: list[Geometry]
+) -> tuple[Any, ...]:
+    """All that the types of a call's results depend on; ValueError for arguments of other kinds."""
+    key: list[Any] = [func, torch.get_default_dtype()]
+    feed = iter(geometries)
+    for arg in template:
+        key.append(_kind(arg, feed))
+    for name, arg in kwargs.items():
+        key.append(name)
+        key.append(_kind(arg, feed))
+    return tuple(key)
+
+
+def _kind(arg: Any, feed: Iterator[Geometry]) -> Any:
+    if arg is HOLE:
+        # A tensor without plain storage has no geometry; one with lazy bits has more than this.
+        size, _, _, dtype = next(feed, ())
+        return dtype, not size  # 0-dim tensors count less in type promotion
+    cls = type(arg)
+    if cls in _NUMBERS:
+        return cls
+    if KINDS.get(cls) == VALUE:
+        return arg
+    if cls is list:
+        kinds = [_kind(item, feed) for item in arg]
+        return frozenset(kinds) if HOLE in arg else tuple(kinds)  # cat, stack: of any length
+    raise ValueError("a kind of argument that no formula knows")

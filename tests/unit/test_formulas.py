@@ -1,0 +1,319 @@
+"""Predictions by formula are those of PyTorch's shape functions, and what the operator really allocates."""
+
+import random
+
+import pytest
+import torch
+
+from dtrrun.runtime import formulas, shapes
+from dtrrun.runtime.arguments import flatten_into, geometry_of, outputs_of
+from dtrrun.runtime.operators import Operator
+from dtrrun.runtime.storage import storage_of
+
+aten = torch.ops.aten
+TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+
+
+@pytest.fixture(autouse=True)
+def nothing_learned():
+    formulas._families.clear()
+    formulas._formulas.clear()
+
+
+def taken_apart(func, args, kwargs=None):
+    """What the runtime hands to `predict`."""
+    tensors = []
+    template = [flatten_into(arg, [], tensors) for arg in args]
+    named = {name: flatten_into(arg, [], tensors) for name, arg in (kwargs or {}).items()}
+    return func, Operator(func), template, named, [geometry_of(tensor) for tensor in tensors]
+
+
+def really(func, args, kwargs):
+    """Bytes that the operator allocates for its results on this device; None where it refuses."""
+    tensors = []
+    flatten_into(args, [], tensors)
+    known = {id(storage_of(tensor)) for tensor in tensors}
+    try:
+        made = outputs_of(func(*args, **kwargs), [])
+    except (RuntimeError, NotImplementedError, IndexError, ZeroDivisionError):
+        return None
+    storages = {id(storage_of(tensor)): storage_of(tensor).nbytes() for tensor in made}
+    return sum(-(-nbytes // 64) * 64 for place, nbytes in storages.items() if place not in known)
+
+
+def make(rng, size, dtype):
+    """A tensor of ones in some layout."""
+    layout = rng.choice(["contiguous", "permuted", "sliced", "expanded", "overlapping"])
+    if layout == "permuted":
+        order = rng.sample(range(len(size)), len(size))
+        made = torch.ones([size[place] for place in order], dtype=dtype)
+        return made.permute([order.index(place) for place in range(len(size))])
+    if layout == "sliced":
+        return torch.ones([2 * n + 1 for n in size], dtype=dtype)[tuple(slice(1, None, 2) for _ in size)]
+    if layout == "expanded":
+        return torch.ones([rng.choice([n, 1]) for n in size], dtype=dtype).expand(size)
+    if layout == "overlapping":
+        return torch.ones(sum(size) + 1, dtype=dtype).as_strided(size, [1] * len(size))
+    return torch.ones(size, dtype=dtype)
+
+
+def some_size(rng, least=0, most=4):
+    return [rng.choice([0, 1, 2, 3, 5, 17]) for _ in range(rng.randint(least, most))]
+
+
+def part_of(rng, size):
+    """A size that broadcasts to `size`."""
+    return [rng.choice([n, n, 1]) for n in size[rng.choice([0, 0, rng.randint(0, len(size))]) :]]
+
+
+CHOICES = {
+    "mask": [torch.bool],
+    "condition": [torch.bool],
+    "dim": [-1],
+    "dtype": TYPES,
+    "layout": [None],
+    "memory_format": [torch.contiguous_format, torch.preserve_format],
+    "rounding_mode": ["floor", "trunc"],
+    "approximate": ["none", "tanh"],
+    "number": [int, int, float, bool],
+    "int": [int],
+    "float": [float],
+    "bool": [False],
+}
+"""For arguments of elementwise operators, by name or kind: values, or the type of a tensor or number."""
+
+
+# Arguments for one call: what decides on its family is drawn from `family`, all else from `rng`.
+
+
+def elementwise(func, family, rng):
+    same = family.choice(TYPES)
+    types = [same, same, same, same if "backward" in func._schema.name else family.choice(TYPES)]
+    whole = func._schema.name in formulas._ELEMENTWISE or rng.random() < 0.3
+    size = some_size(rng)
+    args, kwargs = [], {}
+    for argument in func._schema.arguments:
+        kind = str(argument.type).removeprefix("Optional[").removesuffix("]")
+        usual = types if kind == "Tensor" or argument.name == "input_dtype" else CHOICES.get(kind, [None])
+        value = family.choice(CHOICES.get(argument.name, usual))
+        if str(argument.type) != kind and family.random() < 0.3:
+            value = None
+        elif kind == "Tensor":
+            value = make(rng, size if whole else part_of(rng, size), value)
+        elif value in (int, float, bool):
+            value = {int: rng.randint(1, 3), float: rng.random(), bool: True}[value]
+        args.append(value)
+        if argument.kwarg_only:
+            kwargs[argument.name] = args.pop()
+    return args, kwargs
+
+
+def matrices(func, family, rng):
+    dtype = family.choice(TYPES)
+    n, k, p = some_size(rng, 3, 3)
+    batch = some_size(rng, 1, 1) if func in (aten.bmm.default, aten.baddbmm.default) else []
+    args = [make(rng, [*batch, n, k], dtype), make(rng, [*batch, k, p], dtype)]
+    if func in (aten.addmm.default, aten.baddbmm.default):
+        args.insert(0, make(rng, part_of(rng, [*batch, n, p]), dtype))
+    return args, family.choice([{}, {"alpha": 2, "beta": 1}]) if len(args) == 3 else {}
+
+
+def joined(func, family, rng):
+    types = family.sample(TYPES, family.choice([1, 1, 2]))
+    size = some_size(rng, 1)
+    dim = rng.randrange(-len(size), len(size))
+    tensors = []
+    for place in range(rng.randint(1, 5)):
+        if func is aten.cat.default:
+            size[dim] = rng.randint(0, 4)
+        tensors.append(make(rng, size, types[place % len(types)]))
+    if func is aten.cat.default and rng.random() < 0.2:
+        tensors.append(torch.ones(0, dtype=types[-1]))  # may be joined to any size
+    return [tensors, dim], {}
+
+
+def inserted(func, family, rng):
+    dtype = family.choice(TYPES)
+    size = [n + 1 for n in some_size(rng, 1)]
+    dim = rng.randrange(len(size))
+    if func is aten.select_backward.default:
+        return [make(rng, size[:dim] + size[dim + 1 :], dtype), size, dim, rng.randrange(size[dim])], {}
+    first, step = rng.randrange(size[dim]), rng.randint(1, 2)
+    part = [*size[:dim], len(range(first, size[dim], step)), *size[dim + 1 :]]
+    return [make(rng, part, dtype), size, dim, first, 2**63 - 1, step], {}
+
+
+def reduced(func, family, rng):
+    dtype, kwargs = family.choice(TYPES), family.choice([{}, {}, {"dtype": torch.float64}])
+    size = some_size(rng)
+    dims = [place - rng.choice([0, len(size)]) for place in range(len(size)) if rng.random() < 0.5]
+    return [make(rng, size, dtype), dims or None, *family.choice([[], [True], [False]])], kwargs
+
+
+def split(func, family, rng):
+    size = [n + 1 for n in some_size(rng, 1)]
+    dim = rng.randrange(len(size))
+    parts = rng.randint(1, size[dim])
+    if func is aten.unsafe_split_with_sizes.default:
+        parts = [1] * (size[dim] - parts) + [parts]
+    return [make(rng, size, family.choice(TYPES)), parts, dim], {}
+
+
+def looked_up(func, family, rng):
+    dtype, places, rows = family.choice(TYPES[:3]), some_size(rng), rng.randint(2, 7)
+    indices = make(rng, places, family.choice([torch.int64, torch.int32]))
+    width = rng.randint(0, 7)
+    if func is aten.embedding.default:
+        return [make(rng, [rows, width], dtype), indices, *family.choice([[], [0]])], {}
+    return [make(rng, [*places, width], dtype), indices, rows, -1, False], {}
+
+
+def normalised(func, family, rng):
+    dtype, of_rest = family.choice([TYPES[:1] * 2, TYPES[1:2] * 2, [torch.bfloat16, torch.float32]])
+    weighted, tracked, training = [family.random() < 0.7 for _ in range(3)]
+    weighted |= dtype is not of_rest
+    size = [n + 2 for n in some_size(rng, 2)]
+    row = torch.ones(size[1], dtype=of_rest)
+    weight = row if weighted else None
+    statistics = [row.clone(), row.clone()] if tracked or not training else [None, None]
+    if func is aten.native_batch_norm.default:
+        return [make(rng, size, dtype), weight, weight, *statistics, training, 0.1, 1e-5], {}
+    both = [make(rng, size, dtype), make(rng, size, dtype)]
+    wanted = [family.random() < 0.7, weighted, weighted]
+    return [*both, weight, *statistics, row.clone(), row.clone(), training, 1e-5, wanted], {}
+
+
+KERNELS_DIFFER = {
+    aten.ldexp.Tensor,  # keeps the memory of a larger intermediate result
+    aten.pow.Tensor_Scalar,  # a boolean to the power of True is a boolean
+}
+"""Where the shape function is not right in odd cases, and so neither is the formula. Others are not tried:
+mixed types in `threshold_backward`, and `native_batch_norm` all in bfloat16."""
+
+
+def elementwise_operators():
+    for name in sorted(dir(aten)):
+        packet = getattr(aten, name)
+        for overload in packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ():
+            func = getattr(packet, overload)
+            tagged = torch.Tag.pointwise in func.tags or func._schema.name in formulas._ELEMENTWISE
+            if tagged and formulas._formula_of(func, Operator(func)) is formulas._elementwise:
+                yield func
+
+
+MAKERS = {
+    matrices: [aten.mm, aten.addmm, aten.bmm, aten.baddbmm],
+    joined: [aten.cat, aten.stack],
+    inserted: [aten.slice_backward, aten.select_backward],
+    reduced: [aten.sum.dim_IntList, aten.mean.dim],
+    split: [aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes],
+    looked_up: [aten.embedding, aten.embedding_dense_backward],
+    normalised: [aten.native_batch_norm, aten.native_batch_norm_backward],
+}
+CALLS = dict.fromkeys(elementwise_operators(), elementwise) | {
+    getattr(func, "default", func): maker for maker, funcs in MAKERS.items() for func in funcs
+}
+
+
+def test_every_formula_is_tested():
+    assert set(formulas._TABLE) < set(CALLS)
+    assert {func._schema.name for func in CALLS} > formulas._ELEMENTWISE | {"aten::add"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("func", CALLS, ids=str)
+def test_as_the_shape_function_and_as_pytorch(func):
+    rng, answered = random.Random(str(func)), 0
+    for count in range(24 if CALLS[func] is elementwise else 100):
+        args, kwargs = CALLS[func](func, random.Random(f"{func} {count // 4}"), rng)
+        call = taken_apart(func, args, kwargs)
+        by_formula = formulas.new_storages(*call) is not None  # from what earlier calls taught
+        predicted = shapes.predict(*call)
+        assert shapes.by_shape_function(*call) in (predicted, None), call[2:]
+        if by_formula:
+            answered += 1
+            assert func in KERNELS_DIFFER or really(func, args, kwargs) in (predicted, None), call[2:]
+    assert answered or "shift" in str(func)  # which takes integers only
+    assert formulas._formulas[func] is not None
+
+
+def asked(func, args, kwargs=None):
+    """Whether a prediction asks the shape function."""
+    call = taken_apart(func, args, kwargs)
+    by_formula = formulas.new_storages(*call) is not None
+    assert shapes.predict(*call) == shapes.by_shape_function(*call)
+    return not by_formula
+
+
+def test_a_family_is_asked_of_once():
+    x, y, zero = torch.ones(40, 3), torch.ones(50, 7), torch.ones(())
+    whole, double = torch.ones(40, dtype=torch.int64), torch.ones(40, dtype=torch.float64)
+    assert asked(aten.mul.Tensor, [x, x])
+    assert not asked(aten.mul.Tensor, [y, y[0]])
+    assert asked(aten.mul.Tensor, [x, 2.0])
+    assert not asked(aten.mul.Tensor, [y, 3.5])
+    for other in (2, 2.0, True, zero, x[:, 0]):
+        assert asked(aten.mul.Tensor, [whole, other])
+    assert asked(aten.mul.Tensor, [double, zero])
+    assert asked(aten.mul.Tensor, [double, x[:, 0]])
+    for mode in (None, "floor", "trunc"):
+        assert asked(aten.div.Tensor_mode, [whole, whole], {"rounding_mode": mode})
+    assert not asked(aten.div.Tensor_mode, [whole[:9], whole[:9]], {"rounding_mode": "floor"})
+    try:
+        assert asked(aten.sin.default, [whole])
+        torch.set_default_dtype(torch.float64)
+        assert asked(aten.sin.default, [whole])
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_what_is_unusual_is_asked_every_time():
+    x, z = torch.ones(40), torch.ones(40, dtype=torch.complex64)
+    usual = [(aten.mul.Tensor, [x, x]), (aten.mul.Tensor, [z, z]), (aten.sum.dim_IntList, [x, [0]])]
+    usual.append((aten.mm.default, [torch.ones(4, 5), torch.ones(5, 4)]))
+    usual.append((aten.bmm.default, [torch.ones(3, 4, 5), torch.ones(3, 5, 4)]))
+    for call in usual:
+        assert asked(*call)
+    for _ in range(2):
+        assert asked(aten.mul.Tensor, [z.conj(), z])
+        assert asked(aten.mul.Tensor, [x, z.conj().imag])
+        assert asked(aten.mul.Tensor, [x, torch.ones(41)])  # refuses, as do the next three
+        assert asked(aten.mm.default, [torch.ones(4, 5), torch.ones(4, 5)])
+        assert asked(aten.bmm.default, [torch.ones(3, 4, 5), torch.ones(2, 5, 4)])
+        assert asked(aten.sum.dim_IntList, [x, [1]])
+        assert asked(aten.sum.dim_IntList, [x, []])
+        assert asked(aten.conj_physical.default, [x])  # the input itself
+    for call in usual:
+        assert not asked(*call)
+
+
+def test_a_tensor_without_a_geometry_is_not_overlooked():
+    *call, geometries = taken_apart(aten.mm.default, [torch.ones(40, 40), torch.ones(40, 40)])
+    assert shapes.predict(*call, geometries) == 6400
+    assert shapes.predict(*call, geometries[:1]) is None
+
+
+@pytest.mark.parametrize("numels", [(39,), (40, 40), ()])
+def test_a_wrong_formula_is_never_used(monkeypatch, numels):
+    monkeypatch.setitem(formulas._TABLE, aten.cumsum.default, lambda args, sizes: numels)
+    monkeypatch.setitem(formulas._TABLE, aten.mse_loss.default, lambda args, sizes: (1,))
+    x = torch.ones(40)
+    for _ in range(3):
+        assert asked(aten.cumsum.default, [x, 0])
+        assert asked(aten.mse_loss.default, [x, x])  # losses take the memory of their squares for a moment
+
+
+def test_what_teaches_nothing():
+    x, empty = torch.ones(40), torch.ones(0)
+    assert asked(aten.mul.Tensor, [empty, empty])
+    assert asked(aten.mul.Tensor, [x, x])
+    assert not asked(aten.mul.Tensor, [empty, empty])
+    for layout in (torch.sparse_coo, torch.strided, torch.strided):  # the first has no storage
+        assert asked(aten.zeros_like.default, [x], {"layout": layout})
+
+
+def test_families_are_bounded(monkeypatch):
+    monkeypatch.setattr(formulas, "FAMILIES_LIMIT", 3)
+    for dtype in TYPES:
+        asked(aten.add.Tensor, [torch.ones(40, dtype=dtype), 1])
+        assert 1 <= len(formulas._families) <= 3
