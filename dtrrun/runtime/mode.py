@@ -196,11 +196,13 @@ class DTRMode(TorchDispatchMode):
     def _view(self, operator: Operator, func: Any, args: Any, kwargs: Any, entered: int) -> Any:
         """A view of a storage that is in memory: nothing to enter."""
         ledger = self.ledger
+        if ledger.dead:
+            ledger.drain()
         try:
             record = ledger.records[id(storage_of(args[0]))]
         except (KeyError, NotImplementedError, TypeError):
             return NotImplemented
-        if ledger.dead or not (record.resident or operator.untouching):
+        if not (record.resident or operator.untouching):
             return NotImplemented
         record.last_access = ledger.clock
         started = now_ns()

@@ -47,8 +47,7 @@ class Mutations(Calls):
                 chained = False
             elif record.op is None:
                 whole = operator.overwrites and len(holes) == 1 and covers(tensor)
-                sources = sum(1 for other in call.records if id(other) == key)
-                if not (whole and sources == 1) or record.pin in STICKY:
+                if not whole or record.pin in STICKY or _sources(call, key) > 1:
                     chained = False
             elif record.age < ledger.step_age or record.version >= CHAIN_LIMIT:
                 # State that lives on over steps (running averages): its history is not worth keeping.
@@ -111,3 +110,8 @@ class Mutations(Calls):
         if storage is not None and record.nbytes and shapes.rounded(storage.nbytes()) != record.nbytes:
             self.ledger.grow(shapes.rounded(storage.nbytes()) - record.nbytes)
             record.nbytes = shapes.rounded(storage.nbytes())
+
+
+def _sources(call: Call, key: int) -> int:
+    """How many of a call's tensors are over the storage of one record."""
+    return sum(1 for record in call.records if id(record) == key)

@@ -185,6 +185,19 @@ def test_compile_says_once_that_nothing_is_compiled(capsys):
     assert err.count("torch.compile compiles nothing under dtrrun") == 1
 
 
+def test_the_garbage_collector_s_threshold_is_put_back():
+    before = gc.get_threshold()
+    with dtrrun.budget("1GB"):
+        assert gc.get_threshold()[0] > before[0]
+    assert gc.get_threshold() == before
+    try:
+        with dtrrun.budget("1GB"):
+            gc.set_threshold(900, 5, 5)
+        assert gc.get_threshold() == (900, 5, 5)
+    finally:
+        gc.set_threshold(*before)
+
+
 def test_nothing_of_the_program_is_kept_alive():
     """Storages die when the program lets go of them, evicted or not, whatever was recorded of them."""
     with dtrrun.budget(1, over_budget="warn") as session:
