@@ -34,17 +34,15 @@ __all__ = [
 
 
 def make_policy(
-    heuristic: str, *, seed: int = 0, sample: bool = False, ignore_small: float = 0.0, renews: bool = True
+    heuristic: str, *, seed: int = 0, sample: bool = False, ignore_small: float = 0.0
 ) -> Policy[Any]:
     """The policy that evicts by `heuristic` (one of HEURISTIC_NAMES, h'(s=…,m=…,c=…) or module:function).
 
     seed: of the `random` heuristic and of sampling. sample: search only a random √n of the n nodes.
     ignore_small: nodes under this share of the mean size are chosen only when nothing else is left.
-    renews: the components of h_dtr_eq are parted again when most of their storages have left; False: never,
-    as in the paper.
     Raises ValueError for a heuristic that is unknown or cannot be loaded.
     """
     chosen = make_heuristic(heuristic, seed)
     if sample or not chosen.ordered:
-        return ScanSearch(chosen, ignore_small, renews, sample, seed)
-    return HeapSearch(chosen, ignore_small, renews)
+        return ScanSearch(chosen, ignore_small, sample, seed)
+    return HeapSearch(chosen, ignore_small)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .evicted import Evicted, depended_on, link, watch
+from .evicted import Evicted, link, watch
 from .node import Node
 
 SLACK = 1 / 64
@@ -13,29 +13,14 @@ SLACK = 1 / 64
 Wide: bounds are loose, more scores are computed per search. Narrow: more after rematerializations.
 """
 
-DORMANT = 64
-"""How many dormant storages a projected cost may count; beyond, they are joined as evicted ones are."""
-
-RENEWAL = 16
-"""A component is not looked at anew before so many of its storages have left."""
-
 
 class Component(Evicted):
-    """An evicted storage as an element of the union-find forest; a root speaks for its component.
+    """An evicted storage as an element of the union-find forest; a root speaks for its component."""
 
-    A dormant one is a component by itself.
-    """
-
-    __slots__ = ("above", "elements", "floor", "left", "parent", "total", "watchers_of_all")
-
-    above: int
-    """Dormant: how many dormant storages it is computed from, itself included; an upper bound."""
+    __slots__ = ("floor", "members", "parent", "total", "watchers_of_all")
 
     parent: Component | None
-    elements: list[Component]
-    """Root: itself and all that ever joined."""
-    left: int
-    """Root: how many of these are gone."""
+    members: int
     total: int
     """Root: the sum of the members' costs."""
     floor: float
@@ -64,12 +49,10 @@ def union(a: Component, b: Component) -> Component:
     """Join two components, given by their roots; returns the root of both."""
     if a is b:
         return a
-    if len(a.elements) < len(b.elements):
+    if a.members < b.members:
         a, b = b, a
     b.parent = a
-    a.elements += b.elements
-    b.elements = []
-    a.left += b.left
+    a.members += b.members
     a.total += b.total
     a.floor += b.floor  # who is beside both counted on both
     if len(a.watchers_of_all) < len(b.watchers_of_all):
@@ -83,66 +66,29 @@ class EvictedComponents:
     """The relaxed evicted neighbourhood ẽ* of every storage.
 
     Leaving a component removes the storage's cost from it but no connection, so phantom connections
-    stay, as in the paper; with `renews`, until most of a component has left.
+    stay, as in the paper.
     """
 
-    def __init__(self, pool: dict[int, Any], due: set[int], renews: bool = False) -> None:
+    def __init__(self, pool: dict[int, Any], due: set[int]) -> None:
         """`due`: gets the numbers of the `pool` nodes whose lower bound is no longer one."""
-        self._renews = renews
         self._pool = pool
         self._due = due
         self._dead: list[Component] = []
 
     def evicted(self, node: Node) -> None:
-        element = node.component
-        if element is not None and not element.dormant:
-            return
-        self.settle()
-        pending = [node]
-        while pending:
-            node = pending.pop()
-            element = node.component or self._enter(node)
-            if not element.dormant:
-                continue
-            link(node, element)
-            root = find(element)
-            for parent in node.inputs:
-                other = parent.component
-                if other is None:
-                    continue
-                if other.dormant:
-                    pending.append(parent)  # it finds us among its dependents
-                else:
-                    root = union(root, find(other))
-            for other in node.dependents.values() if node.dependents else ():
-                if not other.gone:
-                    root = union(root, find(other))
-
-    def released(self, node: Node) -> None:
         if node.component is not None:
             return
-        if depended_on(node):
-            self.evicted(node)
-            return
         self.settle()
-        element = self._enter(node)
-        for parent in node.inputs:
-            if parent.component is not None and parent.component.dormant:
-                element.above += parent.component.above
-        if element.above > DORMANT:
-            self.evicted(node)
-
-    def _enter(self, node: Node) -> Component:
         element = Component(node, self._dead.append)
         element.parent = None
-        element.above = 1
-        element.elements = [element]
-        element.left = 0
+        element.members = 1
         element.total = element.cost
         element.floor = 0
         element.watchers_of_all = set()
-        node.component = element
-        return element
+        node.component = root = element
+        link(node, element)
+        for neighbour in self._evicted_neighbours(node):
+            root = union(root, find(neighbour))
 
     def left(self, node: Node) -> None:
         """`node` was rematerialized, or died, or lost its recipe."""
@@ -183,30 +129,10 @@ class EvictedComponents:
         """Nothing is cached here."""
 
     def _evicted_neighbours(self, node: Node) -> list[Component]:
-        neighbours: list[Component] = []
-        for parent in node.inputs:
-            element = parent.component
-            if element is not None:
-                neighbours.append(element)
-                if element.dormant:
-                    self._behind(parent, neighbours)
+        neighbours = [parent.component for parent in node.inputs if parent.component is not None]
         if node.dependents:
             neighbours += [member for member in node.dependents.values() if not member.gone]
         return neighbours
-
-    @staticmethod
-    def _behind(node: Node, neighbours: list[Component]) -> None:
-        """Add what a dormant storage is computed from and is not in memory either."""
-        seen = set(neighbours)
-        pending = list(node.inputs)
-        while pending:
-            parent = pending.pop()
-            element = parent.component
-            if element is not None and element not in seen:
-                seen.add(element)
-                neighbours.append(element)
-                if element.dormant:
-                    pending.extend(parent.inputs)
 
     def _leave(self, element: Component) -> None:
         if element.gone:
@@ -216,31 +142,7 @@ class EvictedComponents:
         element.watchers.clear()
         root = find(element)
         root.total -= element.cost
-        root.left += 1
-        if self._renews and root.left >= RENEWAL and root.left * 2 > len(root.elements):
-            self._renew(root)
-        elif root.total < root.floor:
+        if root.total < root.floor:
             self._due |= root.watchers_of_all
             root.watchers_of_all.clear()
             root.floor = 0
-
-    def _renew(self, root: Component) -> None:
-        """Part what only those that are gone held together."""
-        self._due |= root.watchers_of_all
-        elements = [element for element in root.elements if not element.gone]
-        for element in elements:
-            element.parent = None
-            element.elements = [element]
-            element.left = 0
-            element.total = element.cost
-            element.floor = 0
-            element.watchers_of_all = set()
-        for element in elements:
-            node = element()
-            if node is None:
-                continue  # just died: it is about to leave
-            mine = find(element)
-            for parent in node.inputs:
-                other = parent.component
-                if other is not None and not other.dormant:
-                    mine = union(mine, find(other))

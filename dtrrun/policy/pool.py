@@ -15,7 +15,6 @@ from .node import N, Node
 
 class _Neighbourhood(Protocol):
     def evicted(self, node: Node) -> None: ...
-    def released(self, node: Node) -> None: ...
     def left(self, node: Node) -> None: ...
     def settle(self) -> None: ...
     def changed(self, number: int) -> None: ...
@@ -27,9 +26,6 @@ class _NoNeighbourhood:
     """For heuristics that look at the storage alone."""
 
     def evicted(self, node: Node) -> None:
-        pass
-
-    def released(self, node: Node) -> None:
         pass
 
     def left(self, node: Node) -> None:
@@ -48,11 +44,11 @@ class _NoNeighbourhood:
         return node.cost, node.cost
 
 
-def _neighbourhood(heuristic: Heuristic, pool: dict[int, Any], due: set[int], renews: bool) -> _Neighbourhood:
+def _neighbourhood(heuristic: Heuristic, pool: dict[int, Any], due: set[int]) -> _Neighbourhood:
     if heuristic.neighbourhood == "none":
         return _NoNeighbourhood()
     if heuristic.neighbourhood == "eqclass":
-        return EvictedComponents(pool, due, renews)
+        return EvictedComponents(pool, due)
     return EvictedNeighbourhood(pool, due, ancestors_only=heuristic.neighbourhood == "ancestors")
 
 
@@ -70,11 +66,8 @@ class Policy(ABC, Generic[N]):
     search_ns: int
     """Time in `select` besides."""
 
-    def __init__(self, heuristic: Heuristic, ignore_small: float = 0.0, renews: bool = True) -> None:
-        """`ignore_small`: nodes under this share of the pool's mean size are chosen last (App. E.2).
-
-        `renews`: see `EvictedComponents`.
-        """
+    def __init__(self, heuristic: Heuristic, ignore_small: float = 0.0) -> None:
+        """`ignore_small`: nodes under this share of the pool's mean size are chosen last (App. E.2)."""
         self.heuristic = heuristic
         self.score_evaluations = 0
         self.scoring_ns = 0
@@ -85,7 +78,7 @@ class Policy(ABC, Generic[N]):
         self._last_number = 0
         self._due: set[int] = set()
         """Numbers of nodes whose score has to be computed anew before the next choice."""
-        self._neighbourhood = _neighbourhood(heuristic, self._pool, self._due, renews)
+        self._neighbourhood = _neighbourhood(heuristic, self._pool, self._due)
 
     def __len__(self) -> int:
         """How many nodes are in the pool."""
@@ -110,16 +103,10 @@ class Policy(ABC, Generic[N]):
             self._due.discard(number)
 
     def evicted(self, node: N) -> None:
-        """`node` was evicted; as the paper has it, also: released while something evictable depends on it."""
+        """`node` was evicted, or released by the program while something evictable depends on it."""
         self.discard(node)
         if not node.constant:
             self._neighbourhood.evicted(node)
-
-    def released(self, node: N) -> None:
-        """`node` has no memory and will not be asked for, but something evictable depends on it."""
-        self.discard(node)
-        if not node.constant:
-            self._neighbourhood.released(node)
 
     def rematerialized(self, node: N) -> None:
         """`node` is resident again; `insert` it when it is evictable too."""

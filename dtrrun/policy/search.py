@@ -35,8 +35,8 @@ _Candidate = tuple[float, int, N, float]
 class HeapSearch(Policy[N]):
     """The exact least score of the whole pool, for heuristics that are `ordered`."""
 
-    def __init__(self, heuristic: Heuristic, ignore_small: float = 0.0, renews: bool = True) -> None:
-        super().__init__(heuristic, ignore_small, renews)
+    def __init__(self, heuristic: Heuristic, ignore_small: float = 0.0) -> None:
+        super().__init__(heuristic, ignore_small)
         self._far = FAR if heuristic.neighbourhood != "none" else 1
         self._bounds: list[_Entry] = []
         """Heap."""

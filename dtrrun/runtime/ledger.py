@@ -77,7 +77,7 @@ class Ledger(Recipes):
                 if source.op is not None and not source.resident and id(source) not in seen:
                     seen.add(id(source))
                     stack.append(source)
-                    self.policy.released(source)
+                    self.policy.evicted(source)
 
     def _evictable(self, record: Record) -> bool:
         if record.locks or not record.resident or record.op is None:
@@ -97,7 +97,6 @@ class Ledger(Recipes):
         self.evicted_by[name] = self.evicted_by.get(name, 0) + 1
         if record.held is not None:
             self.drop(record)
-            self.policy.released(record)
         else:
             storage: Any = record()
             if self.fingerprints is not None:
@@ -106,7 +105,7 @@ class Ledger(Recipes):
             record.resident = False
             self.resident_bytes -= record.nbytes
             self.evicted_bytes += record.nbytes
-            self.policy.evicted(record)
+        self.policy.evicted(record)
         if self.heap is not None:
             self.freed(record.nbytes)
 

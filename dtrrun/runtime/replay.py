@@ -104,7 +104,7 @@ class Replay:
                     )  # another recipe may read it: keep it while there is room
             else:  # App. C.4: ephemeral tensors go at once
                 self.ledger.drop(source)
-                self.ledger.policy.released(source)
+                self.ledger.policy.evicted(source)
 
     def _run(self, wanted: Record, op: Op) -> None:
         ledger = self.ledger
@@ -170,7 +170,7 @@ class Replay:
         storage = source.held
         assert storage is not None
         self.ledger.drop(source)
-        self.ledger.policy.released(source)
+        self.ledger.policy.evicted(source)
         return storage
 
     def _collect(

@@ -15,7 +15,7 @@ from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.record import Record, new_record
 from dtrrun.runtime.shapes import rounded
 
-HELD_SHIFT = 4  # a sixteenth of the budget
+HELD_SHIFT = 3  # an eighth of the budget
 LOOK_SHIFT = 4  # at the process's memory, when a sixteenth of the budget has been freed
 
 
@@ -114,12 +114,11 @@ class Storages:
                 if self.pressure and record.op is not None:
                     self.policy.discard(record)
                     if record.used:
-                        self.policy.released(record)  # what depends on it may need it again
+                        self.policy.evicted(record)  # what depends on it may need it again
             else:
                 self.evicted_bytes -= record.nbytes
-                self.policy.forget(record)
-                if record.used:
-                    self.policy.released(record)
+                if not record.used:
+                    self.policy.forget(record)
         if self.heap is not None:
             self.freed(before - self.resident_bytes)
 
@@ -172,7 +171,7 @@ class Storages:
             record = self.held[place]
             if not record.locks:
                 self.drop(record)
-                self.policy.released(record)
+                self.policy.evicted(record)
 
     def make_room(self, nbytes: int, operator: str) -> None:
         """Evict until `nbytes` more fit (see `Ledger`)."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_world import Record
 
-from dtrrun.policy import eqclass
 from dtrrun.policy.eqclass import EvictedComponents
 
 
@@ -139,113 +137,26 @@ def test_bounds_hold_when_components_merge() -> None:
     assert due == {7, 8, 9, 10, 11}
 
 
-def test_a_released_storage_counts_for_what_depends_on_it_alone() -> None:
-    components = EvictedComponents({}, set())
-    a, b, c, d = chain(4)
-    components.released(b)
-    assert [components.projected_cost(record, 0) for record in (a, c, d)] == [10, 20, 10]
-    components.evicted(c)  # now b will have to be rematerialized, and be given a
-    assert [components.projected_cost(record, 0) for record in (a, d)] == [30, 30]
-    components.left(c)
-    assert components.projected_cost(a, 0) == 20  # phantom
-
-
-def test_a_released_storage_joins_when_something_evicted_depends_on_it() -> None:
-    components = EvictedComponents({}, set())
-    a, b, c, d = chain(4)
-    components.evicted(c)
-    components.released(b)
-    assert [components.projected_cost(record, 0) for record in (a, d)] == [30, 30]
-
-
-def test_long_chains_of_released_storages_are_joined() -> None:
-    components = EvictedComponents({}, set())
-    records = chain(3 * eqclass.DORMANT)
-    for record in records[1:-1]:
-        components.released(record)
-    assert components.projected_cost(records[-1], 0) == 10 * (len(records) - 1)
-    counted = components._evicted_neighbours(records[-1])
-    assert len(counted) <= eqclass.DORMANT + 1
-
-
-def test_most_of_a_component_gone_it_is_parted() -> None:
-    due: set[int] = set()
-    components = EvictedComponents({}, due, renews=True)
-    records = chain(100)
-    for record in records[1:]:
-        components.evicted(record)
-    components.watched_cost(records[0], 7)
-    for record in records[10:70]:
-        components.left(record)
-    assert due == {7}
-    assert components.projected_cost(records[0], 7) == 100
-    assert components.projected_cost(records[69], 8) == 10 + 300
-    components.evicted(records[10])
-    assert components.projected_cost(records[0], 7) == 110
-
-
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), renews=st.booleans())
-@patch.object(eqclass, "RENEWAL", 2)
-def test_costs_are_those_of_plain_sets(seed: int, renews: bool) -> None:
-    """Each evicted storage's component as a set of names; rematerialized members only give up their cost.
-
-    With `renews` a cost lies between that and the sum over what is truly connected.
-    """
+@given(seed=st.integers(0, 2**32))
+def test_costs_are_those_of_plain_sets(seed: int) -> None:
+    """Each evicted storage's component as a set of names; rematerialized members only give up their cost."""
     rng = random.Random(seed)
     due: set[int] = set()
     pool: dict[int, Record] = {}
-    components = EvictedComponents(pool, due, renews)
+    components = EvictedComponents(pool, due)
     records: list[Record] = []
     model: dict[int, set[int]] = {}  # of each evicted storage, its component: shared by the members
-    dormant: set[int] = set()
     bounds: dict[int, float] = {}
 
-    def dependents(record: Record) -> list[int]:
-        return [other.name for other in records if any(parent is record for parent in other.inputs)]
-
-    def behind(record: Record) -> set[int]:
-        """What it is computed from and is out of memory, through the dormant."""
-        found: set[int] = set()
-        pending = [parent.name for parent in record.inputs]
-        while pending:
-            name = pending.pop()
-            if name not in found and (name in model or name in dormant):
-                found.add(name)
-                if name in dormant:
-                    pending += [parent.name for parent in records[name].inputs]
-        return found
-
-    def members_beside(record: Record) -> set[int]:
-        near = behind(record) | {name for name in dependents(record) if name in model}
-        return near.union(*(model[name] for name in near if name in model))
-
-    def connected_beside(record: Record) -> set[int]:
-        near = behind(record) | {name for name in dependents(record) if name in model}
-        found: set[int] = set()
-        pending = list(near)
-        while pending:
-            name = pending.pop()
-            if name in found:
-                continue
-            found.add(name)
-            if name in model:
-                above = [parent.name for parent in records[name].inputs]
-                pending += [other for other in above + dependents(records[name]) if other in model]
-        return found
-
-    def evict(record: Record) -> None:
-        dormant.discard(record.name)
-        near = {parent.name for parent in record.inputs} | set(dependents(record))
-        component = {record.name}.union(*(model[name] for name in near if name in model))
-        model.update(dict.fromkeys(component, component))
-        for parent in record.inputs:
-            if parent.name in dormant:
-                evict(parent)
+    def components_beside(record: Record) -> list[set[int]]:
+        above = [other.name for other in record.inputs]
+        below = [other.name for other in records if any(parent is record for parent in other.inputs)]
+        found = {id(model[name]): model[name] for name in above + below if name in model}
+        return list(found.values())
 
     for _ in range(150):
-        draw = rng.random()
-        if draw < 0.4 or not records:
+        if rng.random() < 0.4 or not records:
             inputs = rng.sample(records, min(len(records), rng.randrange(4)))
             records.append(Record(len(records), 8, rng.randrange(20), inputs=inputs))
             pool[len(records) - 1] = records[-1]
@@ -254,35 +165,20 @@ def test_costs_are_those_of_plain_sets(seed: int, renews: bool) -> None:
         if record.name in model:
             components.left(record)
             model.pop(record.name).remove(record.name)
-        elif record.name in dormant:
-            components.left(record)
-            dormant.remove(record.name)
         else:
+            components.evicted(record)
             bounds.pop(record.name, None)
-            if draw < 0.85:
-                components.evicted(record)
-                evict(record)
-            else:
-                components.released(record)
-                if any(name in model for name in dependents(record)):
-                    evict(record)
-                else:
-                    if not record.component.dormant:
-                        return  # too many above it
-                    dormant.add(record.name)
+            component = {record.name}.union(*components_beside(record))
+            model.update(dict.fromkeys(component, component))
         for number in due:
             bounds.pop(number, None)
         due.clear()
         for record in records:
-            if record.name not in model and record.name not in dormant:
+            if record.name not in model:
+                members = set().union(*components_beside(record))
                 cost = components.projected_cost(record, record.name)
-                most = record.cost + sum(records[name].cost for name in members_beside(record))
-                if renews:
-                    least = record.cost + sum(records[name].cost for name in connected_beside(record))
-                    assert least <= cost <= most
-                else:
-                    assert cost == most
+                assert cost == record.cost + sum(records[name].cost for name in members)
                 assert bounds.get(record.name, 0) <= cost
         record = rng.choice(records)
-        if record.name not in model and record.name not in dormant:
+        if record.name not in model:
             bounds[record.name] = components.watched_cost(record, record.name)[1]
