@@ -59,7 +59,7 @@ class Calls:
         self,
         ledger: Ledger,
         replay: Replay,
-        tick: Callable[[int], int],
+        tick: Callable[[], None],
         met_leaf: Callable[[torch.Tensor], None],
         too_small: Callable[[BudgetError], None],
         *,
@@ -73,7 +73,7 @@ class Calls:
         self.always = False  # several threads, or conjugate views: the short cut does not apply
         self.lock = threading.RLock()
         self.next_tick = 0
-        self._tick = tick
+        self.tick = tick
         self._met_leaf = met_leaf
         self._too_small = too_small
 

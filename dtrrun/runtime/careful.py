@@ -23,9 +23,6 @@ from dtrrun.runtime.outcomes import Outcomes
 class Careful(Outcomes):
     """The complete handling of an operator; the dispatch mode has the short cut."""
 
-    def tick(self, now: int) -> None:
-        self.next_tick = self._tick(now)
-
     def learn(self, func: Any) -> Operator:
         operator = self.operators[func] = Operator(func)
         if operator.lazy_bits:
@@ -100,7 +97,7 @@ class Careful(Outcomes):
             - (ledger.making_room_ns - making_room_before)
         )
         if left > self.next_tick:
-            self.tick(left)
+            self.tick()
         return result
 
     def _run_higher_order(self, mode: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -19,7 +19,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal
+from typing import Any
+
+from dtrrun.settings import ReturnMemory
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 NO_LIMIT = (1 << 31) - 1
@@ -32,7 +34,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 class Heap:
     """Watches the resident set of this process."""
 
-    def __init__(self, mode: Literal["auto", "always", "never"]) -> None:
+    def __init__(self, mode: ReturnMemory) -> None:
         self._mode = mode
         self._library: Any = None
         self._base = 0  # bytes that the process holds beside its tensors

@@ -190,7 +190,7 @@ class DTRMode(TorchDispatchMode):
         left = now_ns()
         self.bookkeeping_ns += started - entered + left - ended
         if left > careful.next_tick:
-            careful.tick(left)
+            careful.tick()
         return result
 
     def _view(self, operator: Operator, func: Any, args: Any, kwargs: Any, entered: int) -> Any:

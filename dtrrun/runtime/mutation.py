@@ -38,7 +38,7 @@ class Mutations(Calls):
         operator = call.operator
         chained = call.recordable and not operator.reshapes_storage
         targets = [call.records[holes[0]] for holes in call.written.values()]
-        for key, holes in call.written.items():
+        for holes in call.written.values():
             record = call.records[holes[0]]
             tensor = call.tensors[holes[0]]
             if tensor.requires_grad and tensor.is_leaf:
@@ -46,8 +46,7 @@ class Mutations(Calls):
                 record.pin = "parameter"
                 chained = False
             elif record.op is None:
-                whole = operator.overwrites and len(holes) == 1 and covers(tensor)
-                if not whole or record.pin in STICKY or _sources(call, key) > 1:
+                if record.pin in STICKY or not overwritten(call, record, holes):
                     chained = False
             elif record.age < ledger.step_age or record.version >= CHAIN_LIMIT:
                 # State that lives on over steps (running averages): its history is not worth keeping.
@@ -112,6 +111,11 @@ class Mutations(Calls):
             record.nbytes = shapes.rounded(storage.nbytes())
 
 
-def _sources(call: Call, key: int) -> int:
-    """How many of a call's tensors are over the storage of one record."""
-    return sum(1 for record in call.records if id(record) == key)
+def overwritten(call: Call, record: Record, holes: list[int]) -> bool:
+    """Whether a call writes all of a record's storage through one tensor, and does not read it."""
+    return (
+        call.operator.overwrites
+        and len(holes) == 1
+        and covers(call.tensors[holes[0]])
+        and sum(1 for other in call.records if other is record) == 1
+    )

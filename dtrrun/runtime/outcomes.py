@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from dtrrun.runtime import shapes
-from dtrrun.runtime.arguments import covers, outputs_of
+from dtrrun.runtime.arguments import outputs_of
 from dtrrun.runtime.calls import Call
 from dtrrun.runtime.cost_model import modelled_ns
-from dtrrun.runtime.mutation import Mutations
+from dtrrun.runtime.mutation import Mutations, overwritten
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.record import Blank, Op, Record, Signature, new_record
 from dtrrun.runtime.storage import storage_of
@@ -89,7 +89,7 @@ class Outcomes(Mutations):
         inputs: list[Record] = []
         for record in call.records:
             holes = call.written.get(id(record))
-            if holes and self._overwritten(call, record, holes):
+            if holes and overwritten(call, record, holes):
                 storage = record()
                 assert storage is not None
                 tensors.append(Blank(storage.nbytes(), storage.device))
@@ -100,11 +100,6 @@ class Outcomes(Mutations):
                 record.used = True
         op.tensors, op.inputs = tensors, inputs
         return op
-
-    @staticmethod
-    def _overwritten(call: Call, record: Record, holes: list[int]) -> bool:
-        sources = sum(1 for other in call.records if other is record)
-        return call.operator.overwrites and sources == len(holes) == 1 and covers(call.tensors[holes[0]])
 
     def _enter_outputs(self, call: Call, op: Op | None, result: Any, outputs: list[tuple[int, Any]]) -> None:
         ledger = self.ledger

@@ -163,7 +163,7 @@ class Replay:
         tally[1] += cost
         tally[2] += wanted.nbytes
         if started > self.next_tick and self.tick is not None:
-            self.tick(started)
+            self.tick()
 
     def _take(self, source: Record) -> torch.UntypedStorage:
         """The memory of an old version, to be accounted for as the new one."""

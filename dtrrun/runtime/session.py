@@ -74,7 +74,7 @@ class Session:
             self._too_small,
             modelled=settings.cost == "model",
         )
-        self.replay.tick = self.careful.tick
+        self.replay.tick = self._tick
         self.careful.always = settings.verify  # it keeps more about each output than the short cut does
         self.mode = DTRMode(self.careful)
         self.warnings: dict[str, int] = {}
@@ -218,14 +218,13 @@ class Session:
             - policy.search_ns,
         }
 
-    def _tick(self, now: int) -> int:
-        """Called now and then by the mode; returns when to call again."""
+    def _tick(self) -> None:
+        """Called now and then, by the mode and in replays; sets when to be called again."""
         if self.ledger.age - self._compacted_age > COMPACT_EVERY:
             self._compact()
         self._publish()
         self.careful.next_tick = self.replay.next_tick = now_ns() + PUBLISH_NS
         self._watch_thrashing(self.steps.under_way(), THRASH_GRACE_NS)
-        return self.careful.next_tick
 
     def _publish(self) -> None:
         if self.writer is not None and os.getpid() == self._pid:

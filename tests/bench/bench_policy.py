@@ -1,4 +1,4 @@
-"""What one eviction decision costs, by scan and by heap: python tests/bench/bench_policy.py [heuristic …]
+"""What one eviction decision costs, by scan and by heap: python -m tests.bench.bench_policy [heuristic …]
 
 A program without end is played to the policy: each operator reads one of the last results, and now and
 then an older one, which is brought back if it was evicted; each result is dropped after a while. The
@@ -14,40 +14,20 @@ from collections import deque
 from typing import Any
 
 from dtrrun.policy import HeapSearch, Policy, ScanSearch, make_heuristic
-
-
-class Node:
-    __slots__ = (
-        "__weakref__",
-        "bound",
-        "component",
-        "constant",
-        "cost",
-        "dependents",
-        "inputs",
-        "last_access",
-        "nbytes",
-        "neighbourhood",
-        "resident",
-    )
-
-    def __init__(self, nbytes: int, cost: int, now: int, inputs: tuple[Any, ...]) -> None:
-        self.nbytes, self.cost, self.last_access, self.inputs = nbytes, cost, now, inputs
-        self.resident, self.constant = True, False
-        self.bound = self.component = self.dependents = self.neighbourhood = None
+from tests.unit.policy_world import Record
 
 
 class Program:
     def __init__(self, policy: Policy[Any], pool: int) -> None:
         self.policy, self.pool, self.now = policy, pool, 0
         self.random = random.Random(0)
-        self.results: deque[Node] = deque()
+        self.results: deque[Record] = deque()
         self.selects = self.select_ns = self.rematerializations = 0
         self.selecting = False
 
     def operator(self) -> None:
         rng, results = self.random, self.results
-        inputs: list[Node] = []
+        inputs: list[Record] = []
         if results:
             inputs.append(results[-1 - min(int(rng.expovariate(0.5)), len(results) - 1)])
             if rng.random() < 0.3:
@@ -58,7 +38,7 @@ class Program:
         self.now += cost
         for node in inputs:
             node.last_access = self.now
-        node = Node(int(1024 * 10 ** (4 * rng.random())), cost, self.now, tuple(inputs))
+        node = Record(0, int(1024 * 10 ** (4 * rng.random())), cost, self.now, tuple(inputs))
         results.append(node)
         self.policy.insert(node)
         self.shrink()
@@ -69,7 +49,7 @@ class Program:
                 old.resident = False
                 self.policy.evicted(old)
 
-    def bring_back(self, node: Node) -> None:
+    def bring_back(self, node: Record) -> None:
         """Rematerialize `node`, and before it every evicted storage that it needs."""
         pending = [node]
         while pending:
