@@ -18,6 +18,7 @@ from dtrrun.runtime.calls import Call
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.outcomes import Outcomes
+from dtrrun.runtime.record import Record, Signature
 
 
 class Careful(Outcomes):
@@ -99,6 +100,26 @@ class Careful(Outcomes):
         if left > self.next_tick:
             self.tick()
         return result
+
+    def make_ready(self, inputs: list[Record], signature: Signature) -> int:
+        """For the short cut: bring the inputs back and make room for the outputs.
+
+        Returns the ns of that which are accounted for elsewhere. Raises BudgetError.
+        """
+        ledger, replay = self.ledger, self.replay
+        elsewhere = ledger.making_room_ns + replay.operators_ns
+        with self.lock:
+            try:
+                self.lock_records(inputs)
+                try:
+                    ledger.make_room(signature.output_bytes, signature.operator.name)
+                finally:
+                    for record in inputs:
+                        record.locks -= 1
+            except BudgetError as error:
+                self._too_small(error)
+                raise
+        return ledger.making_room_ns + replay.operators_ns - elsewhere
 
     def _run_higher_order(self, mode: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """`torch.cond` and kin: their bodies run under the mode, their operands are in memory."""

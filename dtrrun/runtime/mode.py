@@ -1,7 +1,7 @@
 """The dispatch mode: what happens around every operator of the program.
 
-This is the hot path. An operator whose inputs are in memory and whose outputs fit is handled here, without a
-lock and with as few Python objects as a recipe needs; everything else is in `careful`.
+This is the hot path. A plain operator of one thread is handled here, without a lock and with as few Python
+objects as a recipe needs; everything else is in `careful`, as is the way to bring inputs back and make room.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class DTRMode(TorchDispatchMode):
         template: list[Any] = []
         inputs: list[Record] = []
         geometries: list[Any] = []
+        whole = True
         for arg in args:
             cls = type(arg)
             kind = KINDS.get(cls)
@@ -78,8 +79,10 @@ class DTRMode(TorchDispatchMode):
                     record = records[id(storage_of(arg))]
                 except (KeyError, NotImplementedError):
                     return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
-                if not record.resident or record.exposed:
+                if record.exposed:
                     return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
+                if not record.resident:
+                    whole = False
                 record.last_access = clock
                 inputs.append(record)
                 geometries.append((arg.size(), arg.stride(), arg.storage_offset(), arg.dtype))
@@ -95,8 +98,10 @@ class DTRMode(TorchDispatchMode):
                         record = records[id(storage_of(item))]
                     except (KeyError, NotImplementedError):
                         return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
-                    if not record.resident or record.exposed:
+                    if record.exposed:
                         return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
+                    if not record.resident:
+                        whole = False
                     record.last_access = clock
                     inputs.append(record)
                     geometries.append((item.size(), item.stride(), item.storage_offset(), item.dtype))
@@ -112,8 +117,11 @@ class DTRMode(TorchDispatchMode):
                     return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
         key += geometries
         signature = self.signatures.get(tuple(key))
-        if signature is None or ledger.resident_bytes + signature.output_bytes > ledger.limit:
+        if signature is None:
             return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
+        if not whole or ledger.resident_bytes + signature.output_bytes > ledger.limit:
+            entered += careful.make_ready(inputs, signature)
+            clock = ledger.clock
         target = None
         if operator.mutates:
             target = inputs[0]
@@ -181,12 +189,12 @@ class DTRMode(TorchDispatchMode):
                 ledger.resident_bytes = resident = ledger.resident_bytes + nbytes
                 if resident > ledger.step_peak_bytes:
                     ledger.note_peak(resident)
-                    if resident > ledger.limit:
-                        careful.shrink(operator, result)
                 if ledger.pressure and nbytes >= ledger.least_bytes:
                     ledger.policy.insert(made)
         elif result is not None:
             careful.enter(result, func, operator, signature, template, kwargs, inputs)
+        if ledger.resident_bytes > ledger.limit:
+            careful.shrink(operator, result)
         left = now_ns()
         self.bookkeeping_ns += started - entered + left - ended
         if left > careful.next_tick:
