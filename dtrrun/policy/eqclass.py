@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .evicted import Evicted, link, watch
+from .evicted import Evicted, depended_on, link, watch
 from .node import Node
 
 SLACK = 1 / 64
@@ -13,11 +13,20 @@ SLACK = 1 / 64
 Wide: bounds are loose, more scores are computed per search. Narrow: more after rematerializations.
 """
 
+DORMANT = 64
+"""How many dormant storages a projected cost may count; beyond, they are joined as evicted ones are."""
+
 
 class Component(Evicted):
-    """An evicted storage as an element of the union-find forest; a root speaks for its component."""
+    """An evicted storage as an element of the union-find forest; a root speaks for its component.
 
-    __slots__ = ("floor", "members", "parent", "total", "watchers_of_all")
+    A dormant one is a component by itself.
+    """
+
+    __slots__ = ("above", "floor", "members", "parent", "total", "watchers_of_all")
+
+    above: int
+    """Dormant: how many dormant storages it is computed from, itself included; an upper bound."""
 
     parent: Component | None
     members: int
@@ -76,19 +85,53 @@ class EvictedComponents:
         self._dead: list[Component] = []
 
     def evicted(self, node: Node) -> None:
-        if node.component is not None:
+        element = node.component
+        if element is not None and not element.dormant:
             return
         self.settle()
+        pending = [node]
+        while pending:
+            node = pending.pop()
+            element = node.component or self._enter(node)
+            if not element.dormant:
+                continue
+            link(node, element)
+            root = find(element)
+            for parent in node.inputs:
+                other = parent.component
+                if other is None:
+                    continue
+                if other.dormant:
+                    pending.append(parent)  # it finds us among its dependents
+                else:
+                    root = union(root, find(other))
+            for other in node.dependents.values() if node.dependents else ():
+                if not other.gone:
+                    root = union(root, find(other))
+
+    def released(self, node: Node) -> None:
+        if node.component is not None:
+            return
+        if depended_on(node):
+            self.evicted(node)
+            return
+        self.settle()
+        element = self._enter(node)
+        for parent in node.inputs:
+            if parent.component is not None and parent.component.dormant:
+                element.above += parent.component.above
+        if element.above > DORMANT:
+            self.evicted(node)
+
+    def _enter(self, node: Node) -> Component:
         element = Component(node, self._dead.append)
         element.parent = None
-        element.members = 1
+        element.above = element.members = 1
         element.total = element.cost
         element.floor = 0
         element.watchers_of_all = set()
-        node.component = root = element
-        link(node, element)
-        for neighbour in self._evicted_neighbours(node):
-            root = union(root, find(neighbour))
+        node.component = element
+        return element
 
     def left(self, node: Node) -> None:
         """`node` was rematerialized, or died, or lost its recipe."""
@@ -129,10 +172,30 @@ class EvictedComponents:
         """Nothing is cached here."""
 
     def _evicted_neighbours(self, node: Node) -> list[Component]:
-        neighbours = [parent.component for parent in node.inputs if parent.component is not None]
+        neighbours: list[Component] = []
+        for parent in node.inputs:
+            element = parent.component
+            if element is not None:
+                neighbours.append(element)
+                if element.dormant:
+                    self._behind(parent, neighbours)
         if node.dependents:
             neighbours += [member for member in node.dependents.values() if not member.gone]
         return neighbours
+
+    @staticmethod
+    def _behind(node: Node, neighbours: list[Component]) -> None:
+        """Add what a dormant storage is computed from and is not in memory either."""
+        seen = set(neighbours)
+        pending = list(node.inputs)
+        while pending:
+            parent = pending.pop()
+            element = parent.component
+            if element is not None and element not in seen:
+                seen.add(element)
+                neighbours.append(element)
+                if element.dormant:
+                    pending.extend(parent.inputs)
 
     def _leave(self, element: Component) -> None:
         if element.gone:

@@ -1,4 +1,10 @@
-"""Evicted storages, seen weakly: a record dies as soon as the program and its dependents let go of it."""
+"""Evicted storages, seen weakly: a record dies as soon as the program and its dependents let go of it.
+
+A storage that the program has released is *dormant* as long as nothing that depends on it is evicted: nobody
+is going to ask for it, so it is in no neighbourhood of what it was computed from. What depends on it counts
+its cost, since it would have to be rematerialized first. (The paper counts a released storage as evicted at
+once, and so an activation that was updated in place against the eviction of what it was computed from.)
+"""
 
 from __future__ import annotations
 
@@ -15,10 +21,12 @@ class Evicted(weakref.ref[Any]):
     Its inputs find it in their `dependents`: weakly, since a parent must not keep its child alive.
     """
 
-    __slots__ = ("cost", "gone", "watchers")
+    __slots__ = ("cost", "dormant", "gone", "watchers")
 
     cost: int
     """c_0, as it was at the eviction."""
+    dormant: bool
+    """Not among the evicted dependents of its inputs yet."""
     gone: bool
     """Rematerialized or dead: whoever still finds it must pass it over."""
     watchers: set[int]
@@ -31,12 +39,19 @@ class Evicted(weakref.ref[Any]):
     def __init__(self, node: Node, on_death: Callable[[Any], None]) -> None:
         super().__init__(node, on_death)  # type: ignore[call-arg]
         self.cost = node.cost
+        self.dormant = True
         self.gone = False
         self.watchers = set()
 
 
+def depended_on(node: Node) -> bool:
+    """Whether something evicted is computed from `node`."""
+    return bool(node.dependents) and any(not member.gone for member in node.dependents.values())
+
+
 def link(node: Node, member: Evicted) -> None:
-    """Enter `node` among the evicted dependents of its inputs (deps_e^T)."""
+    """Enter `node` among the evicted dependents of its inputs (deps_e^T); it is dormant no longer."""
+    member.dormant = False
     key = id(node)
     for parent in node.inputs:
         if parent.constant:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .evicted import Evicted, link, watch
+from .evicted import Evicted, depended_on, link, watch
 from .node import Node
 
 
@@ -35,23 +35,41 @@ class EvictedNeighbourhood:
         self._below: dict[int, set[Member]] = {}
 
     def evicted(self, node: Node) -> None:
-        if node.component is not None:
+        member = node.component
+        if member is not None and not member.dormant:
             return
         self.settle()
+        pending = [node]
+        while pending:
+            node = pending.pop()
+            member = node.component or self._enter(node)
+            if not member.dormant or self._ancestors_only:
+                continue
+            link(node, member)
+            for parent in node.inputs:
+                above = parent.component
+                if above is None:
+                    if parent.bound is not None:
+                        self._below.pop(parent.bound, None)
+                    continue
+                self._forget(self._below, above.watchers)
+                if above.dormant:
+                    pending.append(parent)
+
+    def released(self, node: Node) -> None:
+        if depended_on(node):
+            self.evicted(node)
+        elif node.component is None:
+            self.settle()
+            self._enter(node)
+
+    def _enter(self, node: Node) -> Member:
         if node.neighbourhood:
             self._forget(self._above, node.neighbourhood)
             node.neighbourhood.clear()
-        if not self._ancestors_only:
-            for parent in node.inputs:
-                member = parent.component
-                if member is not None:
-                    self._forget(self._below, member.watchers)
-                elif parent.bound is not None:
-                    self._below.pop(parent.bound, None)
         node.component = member = Member(node, self._dead.append)
         member.watchers_below = set()
-        if not self._ancestors_only:
-            link(node, member)
+        return member
 
     def left(self, node: Node) -> None:
         """`node` was rematerialized, or died, or lost its recipe."""

@@ -40,7 +40,7 @@ class Node(Protocol):
         """Has no recipe, so is never evicted and in no neighbourhood."""
 
     component: Any
-    """S's membership among the evicted (`evicted.Evicted`); None while S is resident."""
+    """S's membership among the evicted and released (`evicted.Evicted`); None while S is resident."""
     dependents: Any
     """deps_e^T(S): the evicted dependents of S, as {id: Evicted}."""
     bound: Any

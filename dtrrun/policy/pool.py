@@ -15,6 +15,7 @@ from .node import N, Node
 
 class _Neighbourhood(Protocol):
     def evicted(self, node: Node) -> None: ...
+    def released(self, node: Node) -> None: ...
     def left(self, node: Node) -> None: ...
     def settle(self) -> None: ...
     def changed(self, number: int) -> None: ...
@@ -26,6 +27,9 @@ class _NoNeighbourhood:
     """For heuristics that look at the storage alone."""
 
     def evicted(self, node: Node) -> None:
+        pass
+
+    def released(self, node: Node) -> None:
         pass
 
     def left(self, node: Node) -> None:
@@ -103,10 +107,19 @@ class Policy(ABC, Generic[N]):
             self._due.discard(number)
 
     def evicted(self, node: N) -> None:
-        """`node` was evicted, or released by the program while something evictable depends on it."""
+        """`node` was evicted."""
         self.discard(node)
         if not node.constant:
             self._neighbourhood.evicted(node)
+
+    def released(self, node: N) -> None:
+        """The program let go of `node`, whose memory is gone, while something evictable depends on it.
+
+        The paper counts this as an eviction.
+        """
+        self.discard(node)
+        if not node.constant:
+            self._neighbourhood.released(node)
 
     def rematerialized(self, node: N) -> None:
         """`node` is resident again; `insert` it when it is evictable too."""

@@ -18,6 +18,8 @@ from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.recipes import Recipes
 from dtrrun.runtime.record import Record
 
+KEPT = 4  # times as much time a byte
+
 
 class Ledger(Recipes):
     """Storages by version, their recipes, and the room for them; knows nothing of dispatch."""
@@ -77,7 +79,7 @@ class Ledger(Recipes):
                 if source.op is not None and not source.resident and id(source) not in seen:
                     seen.add(id(source))
                     stack.append(source)
-                    self.policy.evicted(source)
+                    self.policy.released(source)
 
     def _evictable(self, record: Record) -> bool:
         if record.locks or not record.resident or record.op is None:
@@ -97,20 +99,48 @@ class Ledger(Recipes):
         self.evicted_by[name] = self.evicted_by.get(name, 0) + 1
         if record.held is not None:
             self.drop(record)
+            self.policy.released(record)
         else:
             storage: Any = record()
+            self._keep_inputs(record, storage)
             if self.fingerprints is not None:
                 record.fingerprint = self.fingerprints.of(record)
             memory.empty(storage)
             record.resident = False
             self.resident_bytes -= record.nbytes
             self.evicted_bytes += record.nbytes
-        self.policy.evicted(record)
+            self.policy.evicted(record)
         if self.heap is not None:
             self.freed(record.nbytes)
 
+    @staticmethod
+    def _keep_inputs(record: Record, storage: Any) -> None:
+        """Keep those inputs of an evicted storage that would be much dearer to have again than it is.
+
+        The program may release them before it needs the storage: a DenseNet's feature maps, of which cheap
+        concatenations are made. They stay evictable.
+        """
+        op = record.op
+        assert op is not None
+        kept = [
+            content
+            for source in op.inputs
+            if source.op is not None
+            and source.resident
+            and source.held is None
+            and source.cost * record.nbytes > KEPT * record.cost * source.nbytes
+            and (content := source()) is not None
+        ]
+        op.kept = tuple(kept) or None
+        for reference in record.secured_by or ():
+            node = reference()
+            if node is not None and node.op is not None and node.op.kept:
+                node.op.kept = tuple([other for other in node.op.kept if other is not storage]) or None
+
     def restored(self, record: Record) -> None:
         """Account for an evicted storage that has its memory again."""
+        if record.op is not None:
+            record.op.kept = None
         record.resident = True
         self.evicted_bytes -= record.nbytes
         self.grow(record.nbytes)

@@ -167,7 +167,7 @@ class DTRMode(TorchDispatchMode):
                 op.func = func
                 op.args = template
                 op.kwargs = kwargs
-                op.rng = op.outputs = op.held = None
+                op.rng = op.outputs = op.held = op.kept = None
                 op.secured = False
                 op.grad = is_grad_enabled()
                 op.signature = signature
@@ -231,7 +231,7 @@ def _recipe(func: Any, template: list[Any], kwargs: Any, inputs: list[Record], s
     op.func = func
     op.args = template
     op.kwargs = kwargs
-    op.rng = op.outputs = op.held = None
+    op.rng = op.outputs = op.held = op.kept = None
     op.secured = False
     op.grad = is_grad_enabled()
     op.signature = signature

@@ -150,7 +150,7 @@ class Recipes(Storages):
         else:
             version.op, version.cost = op, cost
         if record.op is not None and self.pressure:
-            self.policy.evicted(record)
+            self.policy.released(record)
         if self.pressure and op is not None and version.nbytes >= self.least_bytes:
             self.policy.insert(version)
         return version

@@ -1,7 +1,8 @@
 """Rematerialization: running recorded operators again (paper, Sec. 2 and App. C.4).
 
-With an explicit stack, so that a chain of ten thousand evicted operators is neither a RecursionError nor in
-memory all at once: an operator's inputs are locked only while it is waiting for them.
+With an explicit stack, so that a chain of ten thousand evicted operators is no RecursionError. What is in
+memory is locked while an operator waits for its other inputs; what has been recomputed, until the last
+operator of this replay has read it, so that nothing is recomputed twice as long as memory suffices.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ storage_of = memory.storage_of
 
 MAX_RELAXATIONS = 8  # in one replay: two inputs that never fit together must not take turns forever
 
+Plan = dict[int, tuple[Op, list[Record]]]
+"""The operators that a replay is going to run, by id, and which of their inputs it has locked for each."""
+
 
 class Replay:
     """Brings evicted records back; counts what that cost."""
@@ -43,8 +47,9 @@ class Replay:
 
         Raises BudgetError if the budget can't hold what a replay needs; all locks taken here are released.
         """
-        entered: list[tuple[Record, Op]] = []  # records whose operator's inputs are locked by us
         stack = [record for record in targets if not record.resident]
+        entered: list[tuple[Record, Op]] = []  # records whose operator's inputs are locked
+        plan: Plan = {}
         relaxations = MAX_RELAXATIONS
         self.ledger.replaying += 1
         try:
@@ -55,12 +60,18 @@ class Replay:
                     if record.resident:
                         stack.pop()
                         if waiting:
+                            self._unplan(plan, entered[-1][1])
                             self._leave(entered.pop()[1])
                         continue
                     op = record.op
                     if op is None:
                         raise AssertionError("dtrrun: a storage was evicted that can't be recomputed")
                     if not waiting:
+                        if id(op) not in plan:
+                            # In the program's order: then as little is needed at a time as when it ran.
+                            stack.extend(sorted(_add_to(plan, op), key=_age, reverse=True))
+                            if stack[-1] is not record:
+                                continue
                         for source in op.inputs:
                             source.locks += 1
                             source.last_access = self.ledger.clock
@@ -69,26 +80,43 @@ class Replay:
                     if missing:
                         stack.extend(reversed(missing))
                         continue
+                    self._unplan(plan, op)
                     try:
                         self._run(record, op)
                     except BudgetError:
-                        if len(entered) < 2 or not relaxations:
+                        if (len(entered) < 2 and not plan) or not relaxations:
                             raise
-                        # Operators further out need not hold their inputs yet: these can come back in turn.
+                        # What is needed later need not be held yet: it can come back in its turn.
                         relaxations -= 1
+                        self._unplan(plan)
                         for _, outer in entered[:-1]:
-                            for source in outer.inputs:
-                                source.locks -= 1
+                            self._unlock(outer.inputs)
                         del entered[:-1]
                         continue
                     stack.pop()
                     self._leave(entered.pop()[1])
         finally:
+            self._unplan(plan)
             while entered:
                 self._leave(entered.pop()[1])
             self.ledger.replaying -= 1
-            if self.ledger.held:
-                self.ledger.trim()
+
+    def _unplan(self, plan: Plan, op: Op | None = None) -> None:
+        """Unlock what has been planned for an operator (its turn has come), or for all."""
+        if op is None:
+            for _, sources in plan.values():
+                self._unlock(sources)
+            plan.clear()
+        elif id(op) in plan:
+            for source in plan.pop(id(op))[1]:
+                source.locks -= 1
+
+    def _unlock(self, sources: Iterable[Record]) -> None:
+        """Unlock inputs of operators that have not run."""
+        for source in sources:
+            source.locks -= 1
+            if source.held is not None and not source.locks and self.ledger.pressure:
+                self.ledger.policy.insert(source)
 
     def _leave(self, op: Op) -> None:
         """Unlock the inputs of an operator; let go of those that were recomputed for it alone."""
@@ -98,13 +126,14 @@ class Replay:
                 continue
             # References: the loop's variable, getrefcount's argument, the ledger's table.
             if sys.getrefcount(source) - 3 > _references_from(op, source):
+                # Another recipe may read it: keep it while there is room.
                 if self.ledger.pressure:
-                    self.ledger.policy.insert(
-                        source
-                    )  # another recipe may read it: keep it while there is room
+                    self.ledger.policy.insert(source)
             else:  # App. C.4: ephemeral tensors go at once
                 self.ledger.drop(source)
-                self.ledger.policy.evicted(source)
+                self.ledger.policy.released(source)
+        if self.ledger.held:
+            self.ledger.trim()
 
     def _run(self, wanted: Record, op: Op) -> None:
         ledger = self.ledger
@@ -158,6 +187,8 @@ class Replay:
         self.operators_ns += cost
         ledger.clock += op.signature.cost
         self._collect(wanted, op, result, targets)
+        for source in stolen:  # only now: nothing that is evicted depends on it any more
+            ledger.policy.released(source)
         tally = self.by_operator.setdefault(op.signature.operator.name, [0, 0, 0])
         tally[0] += 1
         tally[1] += cost
@@ -170,7 +201,7 @@ class Replay:
         storage = source.held
         assert storage is not None
         self.ledger.drop(source)
-        self.ledger.policy.evicted(source)
+        self.ledger.policy.discard(source)
         return storage
 
     def _collect(
@@ -207,6 +238,35 @@ class Replay:
                 ledger.policy.rematerialized(record)
                 if record.held is None and record.nbytes >= ledger.least_bytes:
                     ledger.policy.insert(record)
+
+
+def _add_to(plan: Plan, op: Op) -> list[Record]:
+    """Lock what is out of memory and will be recomputed for `op`, each until all of these have read it.
+
+    So that everything is recomputed once: without it, what two operators of a replay read can be evicted
+    between the two, at every depth of their recipes again. `plan` gets the operators and what they lock.
+    Returns a record to be made by each.
+    """
+    wanted: list[Record] = []
+    pending = [op]
+    plan[id(op)] = op, []
+    while pending:
+        op = pending.pop()
+        locked = plan[id(op)][1]
+        for source in op.inputs:
+            if source.resident or source.op is None:
+                continue
+            source.locks += 1
+            locked.append(source)
+            if id(source.op) not in plan:
+                plan[id(source.op)] = source.op, []
+                pending.append(source.op)
+                wanted.append(source)
+    return wanted
+
+
+def _age(record: Record) -> int:
+    return record.age
 
 
 def _references_from(op: Op, source: Record) -> int:

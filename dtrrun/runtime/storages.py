@@ -114,11 +114,12 @@ class Storages:
                 if self.pressure and record.op is not None:
                     self.policy.discard(record)
                     if record.used:
-                        self.policy.evicted(record)  # what depends on it may need it again
+                        self.policy.released(record)  # what depends on it may need it again
             else:
                 self.evicted_bytes -= record.nbytes
-                if not record.used:
-                    self.policy.forget(record)
+                self.policy.forget(record)
+                if record.used:
+                    self.policy.released(record)
         if self.heap is not None:
             self.freed(before - self.resident_bytes)
 
@@ -165,13 +166,17 @@ class Storages:
         All of it would be the paper's way (App. C.4); on an LSTM at 40 % of its peak it then crowded out what
         the program itself was going to use, and the step did not end. None of it recomputes more.
         """
-        for place in list(self.held):
-            if self.held_bytes <= self.limit >> HELD_SHIFT:
+        allowed = self.limit >> HELD_SHIFT
+        if self.held_bytes <= allowed:
+            return
+        idle = [record for record in self.held.values() if not record.locks]
+        excess = sum(record.nbytes for record in idle) - allowed
+        for record in idle:
+            if excess <= 0:
                 break
-            record = self.held[place]
-            if not record.locks:
-                self.drop(record)
-                self.policy.evicted(record)
+            excess -= record.nbytes
+            self.drop(record)
+            self.policy.released(record)
 
     def make_room(self, nbytes: int, operator: str) -> None:
         """Evict until `nbytes` more fit (see `Ledger`)."""

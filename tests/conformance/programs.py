@@ -175,3 +175,11 @@ def chain(x: torch.Tensor, length: int = 8) -> list[torch.Tensor]:
     for step in range(length):
         kept.append(torch.sin(kept[-1] * 1.1 + step))
     return kept
+
+
+def most_recent(size: int, staleness: int, cost: float, projected_cost: float) -> float:
+    """A heuristic that evicts what was used last, so that it protects nothing that is about to be used."""
+    return staleness
+
+
+most_recent.neighbourhood = "none"

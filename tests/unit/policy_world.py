@@ -113,6 +113,16 @@ class World:
         elif announced:
             self.policy.forget(record)
 
+    def release(self, index: int) -> None:
+        """The program lets go of a storage that recipes still read; the record is out of reach, but lives."""
+        record = self.get(index)
+        if record.constant:
+            return
+        del self.held[record.name]
+        self.policy.forget(record)
+        record.resident = False
+        self.policy.released(record)
+
     def select(self, refused: int, evict: bool) -> int | None:
         """The chosen record's name; every seventh name from `refused` on is locked."""
         asked: list[int] = []
@@ -153,6 +163,8 @@ def random_event(rng: random.Random) -> tuple[str, Any]:
         return "access", (any_record,)
     if draw < 0.85:
         return "evict", (any_record,)
+    if draw < 0.90:
+        return "release", (any_record,)
     if draw < 0.95:
         return "drop", (any_record, rng.random() < 0.5)
     return rng.choice(

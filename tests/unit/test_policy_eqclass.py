@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_world import Record
 
+from dtrrun.policy import eqclass
 from dtrrun.policy.eqclass import EvictedComponents
 
 
@@ -137,6 +138,35 @@ def test_bounds_hold_when_components_merge() -> None:
     assert due == {7, 8, 9, 10, 11}
 
 
+def test_a_released_storage_counts_for_what_depends_on_it_alone() -> None:
+    components = EvictedComponents({}, set())
+    a, b, c, d = chain(4)
+    components.released(b)
+    assert [components.projected_cost(record, 0) for record in (a, c, d)] == [10, 20, 10]
+    components.evicted(c)  # now b will have to be rematerialized, and be given a
+    assert [components.projected_cost(record, 0) for record in (a, d)] == [30, 30]
+    components.left(c)
+    assert components.projected_cost(a, 0) == 20  # phantom
+
+
+def test_a_released_storage_joins_when_something_evicted_depends_on_it() -> None:
+    components = EvictedComponents({}, set())
+    a, b, c, d = chain(4)
+    components.evicted(c)
+    components.released(b)
+    assert [components.projected_cost(record, 0) for record in (a, d)] == [30, 30]
+
+
+def test_long_chains_of_released_storages_are_joined() -> None:
+    components = EvictedComponents({}, set())
+    records = chain(3 * eqclass.DORMANT)
+    for record in records[1:-1]:
+        components.released(record)
+    assert components.projected_cost(records[-1], 0) == 10 * (len(records) - 1)
+    counted = components._evicted_neighbours(records[-1])
+    assert len(counted) <= eqclass.DORMANT + 1
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_costs_are_those_of_plain_sets(seed: int) -> None:
@@ -147,16 +177,40 @@ def test_costs_are_those_of_plain_sets(seed: int) -> None:
     components = EvictedComponents(pool, due)
     records: list[Record] = []
     model: dict[int, set[int]] = {}  # of each evicted storage, its component: shared by the members
+    dormant: set[int] = set()
     bounds: dict[int, float] = {}
 
-    def components_beside(record: Record) -> list[set[int]]:
-        above = [other.name for other in record.inputs]
-        below = [other.name for other in records if any(parent is record for parent in other.inputs)]
-        found = {id(model[name]): model[name] for name in above + below if name in model}
-        return list(found.values())
+    def dependents(record: Record) -> list[int]:
+        return [other.name for other in records if any(parent is record for parent in other.inputs)]
+
+    def behind(record: Record) -> set[int]:
+        """What it is computed from and is out of memory, through the dormant."""
+        found: set[int] = set()
+        pending = [parent.name for parent in record.inputs]
+        while pending:
+            name = pending.pop()
+            if name not in found and (name in model or name in dormant):
+                found.add(name)
+                if name in dormant:
+                    pending += [parent.name for parent in records[name].inputs]
+        return found
+
+    def members_beside(record: Record) -> set[int]:
+        near = behind(record) | {name for name in dependents(record) if name in model}
+        return near.union(*(model[name] for name in near if name in model))
+
+    def evict(record: Record) -> None:
+        dormant.discard(record.name)
+        near = {parent.name for parent in record.inputs} | set(dependents(record))
+        component = {record.name}.union(*(model[name] for name in near if name in model))
+        model.update(dict.fromkeys(component, component))
+        for parent in record.inputs:
+            if parent.name in dormant:
+                evict(parent)
 
     for _ in range(150):
-        if rng.random() < 0.4 or not records:
+        draw = rng.random()
+        if draw < 0.4 or not records:
             inputs = rng.sample(records, min(len(records), rng.randrange(4)))
             records.append(Record(len(records), 8, rng.randrange(20), inputs=inputs))
             pool[len(records) - 1] = records[-1]
@@ -165,20 +219,31 @@ def test_costs_are_those_of_plain_sets(seed: int) -> None:
         if record.name in model:
             components.left(record)
             model.pop(record.name).remove(record.name)
+        elif record.name in dormant:
+            components.left(record)
+            dormant.remove(record.name)
         else:
-            components.evicted(record)
             bounds.pop(record.name, None)
-            component = {record.name}.union(*components_beside(record))
-            model.update(dict.fromkeys(component, component))
+            if draw < 0.85:
+                components.evicted(record)
+                evict(record)
+            else:
+                components.released(record)
+                if any(name in model for name in dependents(record)):
+                    evict(record)
+                else:
+                    if not record.component.dormant:
+                        return  # too many above it
+                    dormant.add(record.name)
         for number in due:
             bounds.pop(number, None)
         due.clear()
         for record in records:
-            if record.name not in model:
-                members = set().union(*components_beside(record))
+            if record.name not in model and record.name not in dormant:
                 cost = components.projected_cost(record, record.name)
-                assert cost == record.cost + sum(records[name].cost for name in members)
+                most = record.cost + sum(records[name].cost for name in members_beside(record))
+                assert cost == most
                 assert bounds.get(record.name, 0) <= cost
         record = rng.choice(records)
-        if record.name not in model:
+        if record.name not in model and record.name not in dormant:
             bounds[record.name] = components.watched_cost(record, record.name)[1]

@@ -91,10 +91,15 @@ def test_costs_are_those_of_the_definition(seed: int, ancestors_only: bool) -> N
     exact = EvictedNeighbourhood(pool, due, ancestors_only)
     records: list[Record] = []
     evicted: set[int] = set()
+    dormant: set[int] = set()
     bounds: dict[int, float] = {}
 
     def closure(record: Record, up: bool) -> set[int]:
-        """D_e (up) or D_e^T: the evicted that are reached from `record` through the evicted."""
+        """D_e (up) or D_e^T: the evicted that are reached from `record` through the evicted.
+
+        Upwards also through the dormant.
+        """
+        absent = evicted | dormant if up else evicted
         found: set[int] = set()
         pending = [record]
         while pending:
@@ -104,9 +109,16 @@ def test_costs_are_those_of_the_definition(seed: int, ancestors_only: bool) -> N
                 if up
                 else [other.name for other in records if any(i is storage for i in other.inputs)]
             )
-            pending += [records[name] for name in near if name in evicted - found]
-            found |= evicted.intersection(near)
+            pending += [records[name] for name in near if name in absent - found]
+            found |= absent.intersection(near)
         return found
+
+    def evict(record: Record) -> None:
+        evicted.add(record.name)
+        dormant.discard(record.name)
+        for parent in record.inputs:
+            if parent.name in dormant:
+                evict(parent)
 
     def insert(record: Record) -> None:
         record.bound = len(pool)  # a new number each time, as the pool does
@@ -120,25 +132,33 @@ def test_costs_are_those_of_the_definition(seed: int, ancestors_only: bool) -> N
             insert(records[-1])
         elif draw < 0.45:  # mutation makes cycles
             record, source = rng.choice(records), rng.choice(records)
-            if record is not source and record.name not in evicted and source.name not in evicted:
+            if record is not source and not {record.name, source.name} & (evicted | dormant):
                 record.inputs += (source,)
                 exact.changed(record.bound)
                 bounds.pop(record.bound, None)
         else:
             record = rng.choice(records)
-            if record.name in evicted:
-                evicted.remove(record.name)
+            if record.name in evicted | dormant:
+                evicted.discard(record.name)
+                dormant.discard(record.name)
                 exact.left(record)
                 insert(record)
             else:
-                evicted.add(record.name)
                 record.bound = None
-                exact.evicted(record)
+                if draw < 0.75:
+                    evict(record)
+                    exact.evicted(record)
+                else:
+                    if closure(record, up=False):
+                        evict(record)
+                    else:
+                        dormant.add(record.name)
+                    exact.released(record)
         for number in due:
             bounds.pop(number, None)
         due.clear()
         for record in rng.sample(records, len(records) // 2):
-            if record.name not in evicted:
+            if record.name not in evicted | dormant:
                 names = closure(record, up=True)
                 if not ancestors_only:
                     names |= closure(record, up=False)

@@ -1,0 +1,48 @@
+"""How much is recomputed: not more than the recipes of what is evicted."""
+
+import torch
+
+import dtrrun
+
+MIB = 1 << 20
+
+
+def tensor():
+    return torch.rand(512, 512)  # 1 MiB
+
+
+def ladder(x, rungs):
+    for _ in range(rungs):
+        x = (x.tanh() + 1) * (x.sigmoid() + 2)
+    return x
+
+
+def test_a_replay_runs_nothing_twice_as_long_as_memory_suffices():
+    foot = tensor()
+    expected = ladder(foot, 12)
+    # What was used last is evicted first, so that whatever a replay does not protect is lost at once.
+    with dtrrun.budget(64 * MIB, heuristic="programs:most_recent") as session:
+        top = ladder(foot, 12)
+        session.set_budget(MIB)  # as much as is pinned
+        assert session.report()["evictions"] == 1
+        session.set_budget(7 * MIB)
+        assert torch.equal(top, expected)
+        assert session.report()["rematerializations"] == 12 * 5
+
+
+def test_dear_inputs_of_a_cheap_evicted_storage_outlive_their_release():
+    a, b = tensor(), tensor()
+    expected = torch.cat([a @ b, a @ b])
+    with dtrrun.budget(64 * MIB, cost="model") as session:
+        dear = a @ b
+        cheap = torch.cat([dear, dear])
+        assert torch.equal(cheap, expected)
+        session.set_budget(session.report()["resident_bytes"] - MIB)
+        del dear
+        session.set_budget(64 * MIB)
+        assert torch.equal(cheap, expected)
+        recomputed = {operator["name"] for operator in session.report()["operators"]}
+        resident = session.report()["resident_bytes"]
+        del cheap
+        assert recomputed == {"aten.cat"}
+        assert session.report()["resident_bytes"] <= resident - 2 * MIB, "no longer kept"
