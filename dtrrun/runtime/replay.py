@@ -26,8 +26,8 @@ storage_of = memory.storage_of
 
 MAX_RELAXATIONS = 8  # in one replay: two inputs that never fit together must not take turns forever
 
-Plan = dict[int, tuple[Op, list[Record]]]
-"""The operators that a replay is going to run, by id, and which of their inputs it has locked for each."""
+Plan = dict[int, tuple[Record, list[Record]]]
+"""By id of each operator that a replay is going to run: a record that it makes, and inputs locked for it."""
 
 
 class Replay:
@@ -47,7 +47,7 @@ class Replay:
 
         Raises BudgetError if the budget can't hold what a replay needs; all locks taken here are released.
         """
-        stack = [record for record in targets if not record.resident]
+        stack: list[Record | Op] = [record for record in targets if not record.resident]
         entered: list[tuple[Record, Op]] = []  # records whose operator's inputs are locked
         plan: Plan = {}
         relaxations = MAX_RELAXATIONS
@@ -56,6 +56,11 @@ class Replay:
             with below():
                 while stack:
                     record = stack[-1]
+                    if isinstance(record, Op):
+                        stack.pop()
+                        if id(record) in plan:  # it has not run yet
+                            stack.append(plan[id(record)][0])
+                        continue
                     waiting = bool(entered) and entered[-1][0] is record
                     if record.resident:
                         stack.pop()
@@ -69,7 +74,7 @@ class Replay:
                     if not waiting:
                         if id(op) not in plan:
                             # In the program's order: then as little is needed at a time as when it ran.
-                            stack.extend(sorted(_add_to(plan, op), key=_age, reverse=True))
+                            stack.extend(_add_to(plan, record))
                             if stack[-1] is not record:
                                 continue
                         for source in op.inputs:
@@ -240,33 +245,36 @@ class Replay:
                     ledger.policy.insert(record)
 
 
-def _add_to(plan: Plan, op: Op) -> list[Record]:
-    """Lock what is out of memory and will be recomputed for `op`, each until all of these have read it.
+def _add_to(plan: Plan, wanted: Record) -> list[Op]:
+    """Plan what has to be run to make `wanted`: the operators, the last of the program's order first.
 
-    So that everything is recomputed once: without it, what two operators of a replay read can be evicted
-    between the two, at every depth of their recipes again. `plan` gets the operators and what they lock.
-    Returns a record to be made by each.
+    Locks what they will make for one another, each until all of these have read it. So everything is
+    recomputed once: else what two operators read can be evicted between the two, at every depth again.
     """
-    wanted: list[Record] = []
-    pending = [op]
-    plan[id(op)] = op, []
+    planned: list[tuple[int, int, Op]] = []
+    pending = [wanted]
+    plan[id(wanted.op)] = wanted, []
     while pending:
-        op = pending.pop()
+        record = pending.pop()
+        op = record.op
+        assert op is not None
         locked = plan[id(op)][1]
+        if record is not wanted:
+            planned.append((-record.age, -record.version, op))
         for source in op.inputs:
             if source.resident or source.op is None:
                 continue
             source.locks += 1
             locked.append(source)
             if id(source.op) not in plan:
-                plan[id(source.op)] = source.op, []
-                pending.append(source.op)
-                wanted.append(source)
-    return wanted
+                plan[id(source.op)] = source, []
+                pending.append(source)
+    planned.sort(key=_by_age)
+    return [op for _, _, op in planned]
 
 
-def _age(record: Record) -> int:
-    return record.age
+def _by_age(entry: tuple[int, int, Op]) -> tuple[int, int]:
+    return entry[:2]
 
 
 def _references_from(op: Op, source: Record) -> int:
