@@ -72,7 +72,7 @@ class Replay:
                     if op is None:
                         raise AssertionError("dtrrun: a storage was evicted that can't be recomputed")
                     if not waiting:
-                        if id(op) not in plan:
+                        if id(op) not in plan and relaxations > MAX_RELAXATIONS // 2:
                             # In the program's order: then as little is needed at a time as when it ran.
                             stack.extend(_add_to(plan, record))
                             if stack[-1] is not record:

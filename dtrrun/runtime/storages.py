@@ -166,7 +166,7 @@ class Storages:
         All of it would be the paper's way (App. C.4); on an LSTM at 40 % of its peak it then crowded out what
         the program itself was going to use, and the step did not end. None of it recomputes more.
         """
-        allowed = self.limit >> HELD_SHIFT
+        allowed = 0 if self.budget_bytes is None else self.limit >> HELD_SHIFT
         if self.held_bytes <= allowed:
             return
         idle = [record for record in self.held.values() if not record.locks]
