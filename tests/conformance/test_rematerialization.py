@@ -46,3 +46,13 @@ def test_dear_inputs_of_a_cheap_evicted_storage_outlive_their_release():
         del cheap
         assert recomputed == {"aten.cat"}
         assert session.report()["resident_bytes"] <= resident - 2 * MIB, "no longer kept"
+
+
+def test_at_the_end_only_the_programs_own_tensors_are_in_memory():
+    with dtrrun.budget(64 * MIB) as session:
+        released = tensor().tanh()
+        kept = [released + 1, released * 2]
+        del released
+        session.set_budget(MIB // 2)
+    assert session.report()["evictions"] == 2
+    assert session.report()["resident_bytes"] == sum(one.untyped_storage().nbytes() for one in kept)
