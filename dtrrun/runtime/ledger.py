@@ -139,8 +139,14 @@ class Ledger(Recipes):
 
     def restored(self, record: Record) -> None:
         """Account for an evicted storage that has its memory again."""
-        if record.op is not None:
-            record.op.kept = None
+        op = record.op
+        if op is not None and op.kept is not None:  # what a replay has locked must not die under it
+            current = [(content, self.records.get(id(content))) for content in op.kept]
+            op.kept = (
+                tuple([content for content, source in current if source is not None and source.locks]) or None
+            )
+            del current
+            self.drain()
         record.resident = True
         self.evicted_bytes -= record.nbytes
         self.grow(record.nbytes)

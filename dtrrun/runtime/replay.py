@@ -81,6 +81,8 @@ class Replay:
                             source.locks += 1
                             source.last_access = self.ledger.clock
                         entered.append((record, op))
+                    if self.ledger.dead:
+                        self.ledger.drain()
                     missing = [source for source in op.inputs if not source.resident]
                     if missing:
                         stack.extend(reversed(missing))

@@ -48,6 +48,22 @@ def test_dear_inputs_of_a_cheap_evicted_storage_outlive_their_release():
         assert session.report()["resident_bytes"] <= resident - 2 * MIB, "no longer kept"
 
 
+def test_a_kept_input_outlives_the_replay_that_reads_it_again():
+    a, b = tensor(), tensor()
+    expected = torch.cat([a @ b, a @ b])[512:] @ (a @ b)
+    with dtrrun.budget(64 * MIB, cost="model") as session:
+        dear = a @ b
+        cheap = torch.cat([dear, dear])
+        product = cheap[512:] @ dear
+        for one in (cheap, product):
+            record = session.careful.record_of(one)
+            assert session.ledger.secure(record)
+            session.ledger.evict(record)
+        del dear
+        assert torch.equal(product, expected)
+        assert session.report()["rematerializations"] == 2
+
+
 def test_at_the_end_only_the_programs_own_tensors_are_in_memory():
     with dtrrun.budget(64 * MIB) as session:
         released = tensor().tanh()
