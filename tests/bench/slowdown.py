@@ -17,7 +17,7 @@ the rounds, in each of which the three kinds of run take turns."""
 
 def measure(quick: bool) -> Section:
     rounds = 2 if quick else 5
-    arguments = ["--steps", "5" if quick else "8"]
+    arguments = ["--steps", "5" if quick else "6"]
     headers = ["Example", "Plain step", f"{AMPLE} % of the peak", f"{HALF} % of the peak", "At most"]
     section = Section("3. Time", TEXT, headers)
     for example in TINY:
