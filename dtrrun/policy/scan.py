@@ -17,11 +17,7 @@ class ScanSearch(Policy[N]):
     """Scores the whole pool, or a random √n of its n nodes (App. E.2)."""
 
     def __init__(
-        self,
-        heuristic: Heuristic,
-        ignore_small: float = 0.0,
-        sample: bool = False,
-        seed: int = 0,
+        self, heuristic: Heuristic, ignore_small: float = 0.0, sample: bool = False, seed: int = 0
     ) -> None:
         super().__init__(heuristic, ignore_small)
         self._sample = sample

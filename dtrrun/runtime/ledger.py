@@ -131,27 +131,27 @@ class Ledger(Recipes):
             and source.cost * record.nbytes > KEPT * record.cost * source.nbytes
             and (content := source()) is not None
         ]
-        op.kept = tuple(kept) or None
+        op.kept = tuple(kept)
         for reference in record.secured_by or ():
             node = reference()
             if node is not None and node.op is not None and node.op.kept:
-                node.op.kept = tuple([other for other in node.op.kept if other is not storage]) or None
+                node.op.kept = tuple([other for other in node.op.kept if other is not storage])
 
     def restored(self, record: Record) -> None:
         """Account for an evicted storage that has its memory again."""
         op = record.op
-        if op is not None and op.kept is not None:  # what a replay has locked must not die under it
-            current = [(content, self.records.get(id(content))) for content in op.kept]
-            op.kept = (
-                tuple([content for content, source in current if source is not None and source.locks]) or None
-            )
-            del current
+        if op is not None and op.kept:  # what a replay has locked must not die under it
+            op.kept = tuple([content for content in op.kept if self._locked(content)])
             self.drain()
         record.resident = True
         self.evicted_bytes -= record.nbytes
         self.grow(record.nbytes)
         if self.fingerprints is not None and record.fingerprint is not None:
             self.fingerprints.compare(record)
+
+    def _locked(self, storage: torch.UntypedStorage) -> bool:
+        record = self.records.get(id(storage))
+        return record is not None and record.locks > 0
 
     def pinned_by_reason(self) -> dict[str, int]:
         """Bytes in memory that can't be evicted now, by reason, largest first."""

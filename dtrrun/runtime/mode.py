@@ -167,7 +167,8 @@ class DTRMode(TorchDispatchMode):
                 op.func = func
                 op.args = template
                 op.kwargs = kwargs
-                op.rng = op.outputs = op.held = op.kept = None
+                op.rng = op.outputs = op.held = None
+                op.kept = ()
                 op.secured = False
                 op.grad = is_grad_enabled()
                 op.signature = signature
@@ -231,7 +232,8 @@ def _recipe(func: Any, template: list[Any], kwargs: Any, inputs: list[Record], s
     op.func = func
     op.args = template
     op.kwargs = kwargs
-    op.rng = op.outputs = op.held = op.kept = None
+    op.rng = op.outputs = op.held = None
+    op.kept = ()
     op.secured = False
     op.grad = is_grad_enabled()
     op.signature = signature

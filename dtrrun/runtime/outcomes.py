@@ -83,7 +83,7 @@ class Outcomes(Mutations):
         op = Op()
         op.func, op.args, op.kwargs = call.func, call.template, call.kwargs or None
         op.rng, op.signature = recipe_rng, call.signature
-        op.held, op.kept, op.secured, op.outputs = None, None, False, None
+        op.held, op.kept, op.secured, op.outputs = None, (), False, None
         op.grad = torch.is_grad_enabled()
         tensors: list[Any] = []
         inputs: list[Record] = []

@@ -154,7 +154,7 @@ class Op:
     signature: Signature
     grad: bool  # the grad mode that it saw: a few kernels look at it
     secured: bool  # the recipe stays replayable whatever the program lets go of
-    kept: tuple[Any, ...] | None  # storages of inputs that were in memory when what it makes was evicted
+    kept: tuple[Any, ...]  # storages of inputs that were in memory when what it makes was evicted
     held: tuple[Any, ...] | None  # storages of constants, kept alive since something evicted needs them
 
     def records(self, one: Record) -> list[Record]:

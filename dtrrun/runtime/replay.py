@@ -25,6 +25,7 @@ from dtrrun.runtime.rng import replaying
 storage_of = memory.storage_of
 
 MAX_RELAXATIONS = 8  # in one replay: two inputs that never fit together must not take turns forever
+LAST_PLANNED = 5  # relaxations that are left when plans are made for the last time
 
 Plan = dict[int, tuple[Record, list[Record]]]
 """By id of each operator that a replay is going to run: a record that it makes, and inputs locked for it."""
@@ -72,7 +73,7 @@ class Replay:
                     if op is None:
                         raise AssertionError("dtrrun: a storage was evicted that can't be recomputed")
                     if not waiting:
-                        if id(op) not in plan and relaxations > MAX_RELAXATIONS // 2:
+                        if id(op) not in plan and relaxations >= LAST_PLANNED:
                             # In the program's order: then as little is needed at a time as when it ran.
                             stack.extend(_add_to(plan, record))
                             if stack[-1] is not record:
@@ -95,7 +96,7 @@ class Replay:
                             raise
                         # What is needed later need not be held yet: it can come back in its turn.
                         relaxations -= 1
-                        self._unplan(plan)
+                        self._give_up(plan)
                         for _, outer in entered[:-1]:
                             self._unlock(outer.inputs)
                         del entered[:-1]
@@ -103,20 +104,22 @@ class Replay:
                     stack.pop()
                     self._leave(entered.pop()[1])
         finally:
-            self._unplan(plan)
+            self._give_up(plan)
             while entered:
                 self._leave(entered.pop()[1])
             self.ledger.replaying -= 1
 
-    def _unplan(self, plan: Plan, op: Op | None = None) -> None:
-        """Unlock what has been planned for an operator (its turn has come), or for all."""
-        if op is None:
-            for _, sources in plan.values():
-                self._unlock(sources)
-            plan.clear()
-        elif id(op) in plan:
+    @staticmethod
+    def _unplan(plan: Plan, op: Op) -> None:
+        """The turn of an operator has come: `materialize` has locked its inputs, or needs it no more."""
+        if id(op) in plan:
             for source in plan.pop(id(op))[1]:
                 source.locks -= 1
+
+    def _give_up(self, plan: Plan) -> None:
+        for _, sources in plan.values():
+            self._unlock(sources)
+        plan.clear()
 
     def _unlock(self, sources: Iterable[Record]) -> None:
         """Unlock inputs of operators that have not run."""
@@ -253,7 +256,7 @@ def _add_to(plan: Plan, wanted: Record) -> list[Op]:
     Locks what they will make for one another, each until all of these have read it. So everything is
     recomputed once: else what two operators read can be evicted between the two, at every depth again.
     """
-    planned: list[tuple[int, int, Op]] = []
+    planned: list[Op] = []
     pending = [wanted]
     plan[id(wanted.op)] = wanted, []
     while pending:
@@ -262,7 +265,7 @@ def _add_to(plan: Plan, wanted: Record) -> list[Op]:
         assert op is not None
         locked = plan[id(op)][1]
         if record is not wanted:
-            planned.append((-record.age, -record.version, op))
+            planned.append(op)
         for source in op.inputs:
             if source.resident or source.op is None:
                 continue
@@ -271,12 +274,13 @@ def _add_to(plan: Plan, wanted: Record) -> list[Op]:
             if id(source.op) not in plan:
                 plan[id(source.op)] = source, []
                 pending.append(source)
-    planned.sort(key=_by_age)
-    return [op for _, _, op in planned]
 
+    def order(op: Op) -> tuple[int, int]:
+        record, _ = plan[id(op)]
+        return record.age, record.version
 
-def _by_age(entry: tuple[int, int, Op]) -> tuple[int, int]:
-    return entry[:2]
+    planned.sort(key=order, reverse=True)
+    return planned
 
 
 def _references_from(op: Op, source: Record) -> int:
