@@ -25,6 +25,7 @@ class Call:
 
     __slots__ = (
         "changing",
+        "complex",
         "func",
         "generator",
         "kwargs",
@@ -48,6 +49,7 @@ class Call:
     changing: list[Record]  # constants that it is about to write to: until then nothing may rely on them
     written: dict[int, list[int]]  # id of a mutated record: the holes that it is written through
     opaque: bool
+    complex: bool  # a tensor may have, or its kernel may give one, a conjugate or negative bit
     recordable: bool
     generator: Any
 
@@ -71,6 +73,7 @@ class Calls:
         self.operators: dict[Any, Operator] = {}
         self.signatures: dict[Any, Signature] = {}
         self.always = False  # several threads, or conjugate views: the short cut does not apply
+        self.checks_modes = False  # an operator has run whose gradient formula asks for modes
         self.lock = threading.RLock()
         self.next_tick = 0
         self.tick = tick
@@ -115,7 +118,7 @@ class Calls:
         call.generator = kwargs.get("generator")
         holes.append(len(tensors))
         call.tensors = tensors
-        call.opaque = False
+        call.opaque = call.complex = False
         call.records = []
         geometries: list[Any] = []
         for tensor in tensors:
@@ -127,9 +130,11 @@ class Calls:
             if record.pin is None and tensor.requires_grad and tensor.is_leaf:
                 record.pin = "parameter"
                 self._met_leaf(tensor)
-            geometry = geometry_of(tensor)
-            geometries.append(geometry)
+            geometries.append(geometry_of(tensor))
+            call.complex = call.complex or tensor.is_complex()
         key.extend(geometries)
+        if call.complex:
+            key.append("complex")  # not as the short cut asks for it: these calls must come to us
         if operator.opaque_output >= 0:
             key.append(torch.is_grad_enabled())  # with gradients off there is no workspace
         call.recordable = (

@@ -16,7 +16,8 @@ from dtrrun.runtime import rng
 from dtrrun.runtime.arguments import flatten_into
 from dtrrun.runtime.calls import Call
 from dtrrun.runtime.errors import BudgetError
-from dtrrun.runtime.operators import Operator
+from dtrrun.runtime.guards import lazy_bits
+from dtrrun.runtime.operators import Operator, operator_of
 from dtrrun.runtime.outcomes import Outcomes
 from dtrrun.runtime.record import Record, Signature
 
@@ -25,9 +26,11 @@ class Careful(Outcomes):
     """The complete handling of an operator; the dispatch mode has the short cut."""
 
     def learn(self, func: Any) -> Operator:
-        operator = self.operators[func] = Operator(func)
+        operator = self.operators[func] = operator_of(func)
         if operator.lazy_bits:
             self.always = True  # the short cut does not look for conjugate and negative views
+        if operator.checks_modes:
+            self.checks_modes = True
         return operator
 
     def run(
@@ -78,7 +81,11 @@ class Careful(Outcomes):
                 raise
         started = now_ns()
         try:
-            result = func(*args, **kwargs)
+            if call.complex:
+                with lazy_bits():
+                    result = func(*args, **kwargs)
+            else:
+                result = func(*args, **kwargs)
         except BaseException:
             with self.lock:
                 self._failed(call)

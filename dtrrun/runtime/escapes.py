@@ -55,8 +55,18 @@ WRITTEN_BY_COMPOSITES = tuple(
 )
 """Also read the memory of intermediates of their own: they run with the mode switched off."""
 
+OUT_BY_COMPOSITES = (
+    *((torch.linalg, name) for name in ("cond", "matrix_norm", "matrix_rank", "norm")),
+    (torch, "nuclear_norm"),
+    (torch._VF, "nuclear_norm"),
+)
+"""With `out=` and any mode on they write something else there, or nothing (PyTorch 2.13): the mode is off."""
+
 CONSTRUCTORS = ((torch, "tensor"), (torch, "as_tensor"), (torch, "asarray"), (torch.Tensor, "new_tensor"))
 """Read the elements of a list of tensors below every mode."""
+
+PATCHED = (*READ_BY_COMPOSITES, *WRITTEN_BY_COMPOSITES, *OUT_BY_COMPOSITES, *CONSTRUCTORS)
+"""All functions, by their owner and name."""
 
 EXPOSING_PROPERTIES = ("__cuda_array_interface__",)
 EXPOSING_FUNCTIONS = ((torch._C, "_to_dlpack"), (torch.utils.dlpack, "to_dlpack"))
@@ -83,6 +93,8 @@ class Escapes:
             self._patch(owner, name, writes=False, exposes=False, integers_only=True)
         for owner, name in WRITTEN_BY_COMPOSITES:
             self._patch(owner, name, writes=True, exposes=False, unseen=True)
+        for owner, name in OUT_BY_COMPOSITES:
+            self._patch_out(owner, name)
         for owner, name in CONSTRUCTORS:
             self._patch(owner, name, writes=False, exposes=False, nested=True)
         for owner, name in EXPOSING_FUNCTIONS:
@@ -131,6 +143,28 @@ class Escapes:
                 for end in ends:
                     end()
 
+        self._replace(owner, name, patched)
+
+    def _patch_out(self, owner: Any, name: str) -> None:
+        original, reach = getattr(owner, name), self._reach
+
+        @functools.wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            out = kwargs.get("out")
+            if out is None:
+                return original(*args, **kwargs)
+            touched = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
+            ends = [reach(arg, arg is out, False) for arg in touched]
+            try:
+                with _disable_current_modes():
+                    return original(*args, **kwargs)
+            finally:
+                for end in ends:
+                    end()
+
+        self._replace(owner, name, patched)
+
+    def _replace(self, owner: Any, name: str, patched: Any) -> None:
         self._undo.append((owner, name, owner.__dict__.get(name)))
         setattr(owner, name, patched)
 

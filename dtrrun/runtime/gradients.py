@@ -47,8 +47,8 @@ class Gradients:
 
     def watch(self, leaf: torch.Tensor) -> None:
         """Pin the gradient of `leaf` whenever one arrives."""
-        if not (leaf.requires_grad and leaf.is_leaf):
-            return
+        if not (leaf.requires_grad and leaf.is_leaf) or torch.nn.parameter.is_lazy(leaf):
+            return  # a lazy parameter is met again by an operator, once it has a size
         # The leaf itself is asked: a weak reference to it would forbid `torch.utils.swap_tensors`.
         present: Any = getattr(leaf, "_post_accumulate_grad_hooks", None)
         if present and any(hook is self._hook for hook in present.values()):

@@ -1,8 +1,11 @@
-"""Runs operators underneath everything that the program has switched on.
+"""Runs operators where PyTorch runs them when nobody looks: beneath autograd and all modes.
 
 A replay happens at an arbitrary moment: the program may be inside autocast, `torch.func`, a dispatch mode or
 a grad mode that the operator was not first run in. What was recorded lies below all of these, so they are
-excluded for the replay. Uses PyTorch's internal key guard, as PyTorch's own modes do.
+excluded for the replay. A dispatch mode's handler, on the other hand, is called with too much excluded: the
+conjugate and negative bits that a kernel for complex tensors may make anew inside are not resolved where they
+would be without a mode, and the results have other bits. Uses PyTorch's internal key guard, as PyTorch's own
+modes do. No longer needed once the dispatcher's Python fallback excludes no more than itself.
 """
 
 from __future__ import annotations
@@ -12,8 +15,21 @@ from typing import Any
 import torch
 
 _C: Any = torch._C
-_KEYS = _C.DispatchKeySet(_C.DispatchKey.Python)
-for _name in (
+
+
+def _keys(*names: str) -> Any:
+    found = _C.DispatchKeySet(_C.DispatchKey.Undefined)
+    for name in names:
+        key = getattr(_C.DispatchKey, name, None)
+        if key is not None:
+            found = found | _C.DispatchKeySet(key)
+    return found
+
+
+_LAZY = _keys("Conjugate", "Negative", "ZeroTensor")
+_INCLUDED = _keys("BackendSelect")
+_EXCLUDED = _keys(
+    "Python",
     "PythonTLSSnapshot",
     "PythonDispatcher",
     "ADInplaceOrView",
@@ -35,24 +51,32 @@ for _name in (
     "FuncTorchGradWrapper",
     "FuncTorchVmapMode",
     "Functionalize",
-):
-    _key = getattr(_C.DispatchKey, _name, None)
-    if _key is not None:
-        _KEYS = _KEYS | _C.DispatchKeySet(_key)
+)
 
 
 class below:
     """Context: operators run on plain tensors, seen by no mode, recorded by no autograd graph."""
 
-    __slots__ = ("_guard", "_inference")
+    __slots__ = ("_guard", "_inference", "_modes")
 
     def __enter__(self) -> None:
         # Inference mode would mark fresh tensors; it is a thread's setting, not a dispatch key alone.
         self._inference = _C._InferenceMode(False)
         self._inference.__enter__()
-        self._guard = _C._ExcludeDispatchKeyGuard(_KEYS)
+        self._guard = _C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED)
         self._guard.__enter__()
+        # Kernels ask whether there is any mode, whatever is excluded.
+        self._modes = [_C._pop_torch_dispatch_stack(None) for _ in range(_C._len_torch_dispatch_stack())]
 
     def __exit__(self, *exc: Any) -> None:
+        while self._modes:
+            _C._push_on_torch_dispatch_stack(self._modes.pop())
         self._guard.__exit__(None, None, None)
         self._inference.__exit__(None, None, None)
+
+
+def lazy_bits() -> Any:
+    """Context for a call in a mode's handler: conjugate and negative bits are resolved as without a mode."""
+    return _C._ForceDispatchKeyGuard(
+        _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set() - _LAZY
+    )

@@ -6,6 +6,7 @@ state (design note "schemas that lie").
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -59,6 +60,7 @@ _UNREPLAYABLE = {
     "aten::_nested_tensor_from_mask",
     "aten::_efficientzerotensor",
     "aten::_ctc_loss",  # leaves a part of its output unwritten: other bits each time
+    "aten::linalg_lstsq",  # its gelsy driver starts from pivots that nobody has set: other bits each time
 }
 _UNREPLAYABLE_NAMESPACES = {
     "c10d",
@@ -67,6 +69,20 @@ _UNREPLAYABLE_NAMESPACES = {
     "symm_mem",
     "fsdp",
     "profiler",
+}
+
+
+# Their formulas for gradients ask whether a mode is on, and compute other bits then (`mode_checks`).
+_CHECKS_MODES = {
+    "aten::prod",
+    "aten::cumprod",
+    "aten::masked_fill",
+    "aten::_linalg_det",
+    "aten::_linalg_slogdet",
+    "aten::linalg_eig",
+    "aten::_linalg_eigh",
+    "aten::ormqr",
+    "aten::linalg_householder_product",
 }
 
 
@@ -98,6 +114,7 @@ class Operator:
     """
 
     __slots__ = (
+        "checks_modes",
         "composite",
         "dynamic",
         "foreach",
@@ -122,7 +139,8 @@ class Operator:
     def __init__(self, func: Any) -> None:
         self.higher_order = not isinstance(func, torch._ops.OpOverload)
         if self.higher_order:
-            self.name, self.simple, self.lazy_bits = func.name(), False, False
+            self.name = func.name()
+            self.simple = self.lazy_bits = self.checks_modes = False
             return
         schema = func._schema
         name: str = schema.name
@@ -150,7 +168,11 @@ class Operator:
         self.foreach = name.startswith(("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach"))
         self.reshapes_storage = name in _RESHAPES_STORAGE
         self.uninitialised = name in _UNINITIALISED
-        self.overwrites = name in _OVERWRITES or torch.Tag.out in tags
+        if name in _STATISTICS and func._overloadname != "default":
+            self.mutates = tuple({*_STATISTICS[name].positions, *self.mutates})
+        self.overwrites = name in _OVERWRITES or (
+            torch.Tag.out in tags and all(isinstance(place, str) for place in self.mutates)
+        )
         self.untouching = name in _UNTOUCHING
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.dynamic = torch.Tag.dynamic_output_shape in tags
@@ -162,6 +184,7 @@ class Operator:
         self.opaque_output = _OPAQUE_OUTPUT.get(name, -1)
         self.reduces = any(argument.name == "reduction" for argument in schema.arguments)
         self.lazy_bits = name in _LAZY_BITS
+        self.checks_modes = name.removesuffix("_") in _CHECKS_MODES
         special = (
             self.composite
             or self.uninitialised
@@ -176,3 +199,9 @@ class Operator:
         self.simple = not special and (
             self.mutates == () or (self.mutates == (0,) and not self.overwrites and not self.foreach)
         )
+
+
+@cache
+def operator_of(func: Any) -> Operator:
+    """The facts about `func`; sessions share them."""
+    return Operator(func)

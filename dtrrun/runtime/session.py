@@ -25,6 +25,7 @@ from dtrrun.runtime.guards import below
 from dtrrun.runtime.heap import Heap
 from dtrrun.runtime.ledger import Ledger
 from dtrrun.runtime.mode import DTRMode
+from dtrrun.runtime.mode_checks import ModeChecks
 from dtrrun.runtime.record import Record
 from dtrrun.runtime.replay import Replay
 from dtrrun.runtime.steps import StepClock, overhead_ns, slowdown
@@ -89,6 +90,7 @@ class Session:
             Escapes(self._reach),
             self._gradients,
             Functions(self._lock_tensors),
+            ModeChecks(self._lock_tensors, self.mode, lambda: self.careful.checks_modes),
             Threads(lambda: self.mode if self.running else None, self._threaded),
             self.steps,
             compiler.CompileNotice(self.warn),
@@ -119,6 +121,7 @@ class Session:
         self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         fork.unwatch()
         try:
+            self.ledger.small_constants.clear()
             self.ledger.drain()
             self.ledger.set_budget(None)
             lost = self.ledger.restore_all()

@@ -16,6 +16,7 @@ from dtrrun.runtime.record import Record, new_record
 from dtrrun.runtime.shapes import rounded
 
 HELD_SHIFT = 3  # an eighth of the budget
+SMALL_CONSTANT = 512  # bytes
 LOOK_SHIFT = 4  # at the process's memory, when a sixteenth of the budget has been freed
 
 
@@ -45,6 +46,8 @@ class Storages:
         self.blocks: dict[int, Block] = {}
         self.held: dict[int, Record] = {}  # recomputed versions that the program does not have
         self._swept_evictions = self.held_bytes = 0
+        # The program lets go of them at once (`torch.tensor(2.0)`): what they made could never be evicted.
+        self.small_constants: deque[Any] = deque(maxlen=256)
         self.dead: deque[Any] = deque()
         self.on_death = self.dead.append  # runs at any moment, in any thread: it only queues
         self.set_budget(budget_bytes)
@@ -76,6 +79,8 @@ class Storages:
             record.nbytes, record.exposed, record.pin = 0, True, "other device"
         elif not memory.is_ours(storage):
             record.exposed, record.pin = True, "foreign memory"
+        elif record.nbytes <= SMALL_CONSTANT:
+            self.small_constants.append(storage)
         if self.resident_bytes + record.nbytes > self.limit:
             with suppress(BudgetError):  # the memory exists already: what can be done is to make up for it
                 self.make_room(record.nbytes, "a tensor from outside")

@@ -51,10 +51,13 @@ def bits_of(value: Any) -> list[Any]:
         value = value.coalesce()
         return bits([list(value.shape), value.indices(), value.values()])
     if value.layout == torch.sparse_csr:
-        return bits([list(value.shape), value.crow_indices(), value.col_indices(), value.values()])
+        return bits([list(value.shape), value.crow_indices(), value.col_indices(), value.values().clone()])
     if value.is_quantized:
         return bits([value.q_scale(), value.q_zero_point(), value.int_repr()])
-    flat = value.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    if value._is_zerotensor():  # has no memory
+        return ["zeros", str(value.dtype), list(value.shape)]
+    flat = value.resolve_conj().resolve_neg().contiguous()
+    flat = flat.as_strided((flat.numel(),), (1,))  # one element may have any stride
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
     # tolist of the bytes: nothing that compares equal but differs, and NaN equals itself.

@@ -177,3 +177,12 @@ def test_saved_tensors_hooks():
         return first, second, third, model
 
     check(program)
+
+
+def test_lazy_modules_whose_parameters_have_no_size_yet():
+    def program():
+        model = torch.nn.Sequential(torch.nn.LazyLinear(32), torch.nn.Tanh(), torch.nn.LazyLinear(32))
+        model(torch.zeros(1, 32))
+        return train(model, batch, torch.optim.SGD(model.parameters(), 0.1))
+
+    check_stress(program)

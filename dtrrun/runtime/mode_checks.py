@@ -1,0 +1,124 @@
+"""Some of PyTorch's gradient formulas compute in another way where any dispatch mode is on.
+
+Their C++ asks `isTensorSubclassLike`, which a mode makes true for every tensor, and then avoids in-place
+operators and data-dependent branches: the same mathematics, other bits, and at times no error where there
+should be one. So for these nodes of the autograd graph our mode is taken off, with all that they read locked
+in memory; what they return is a constant, which stays in memory until it dies. Nodes are found before each
+backward pass, and only once an operator with such a formula has run. No longer needed once PyTorch asks the
+tensor alone.
+
+A hook of the program's own on such a node, run after it, is not seen by us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.autograd import graph
+
+from dtrrun.runtime.functions import Locker
+
+_C: Any = torch._C
+
+NODES = (
+    "ProdBackward",
+    "CumprodBackward",
+    "MaskedFillBackward",
+    "LinalgDetBackward",
+    "LinalgSlogdetBackward",
+    "LinalgEigBackward",
+    "LinalgEighBackward",
+    "OrmqrBackward",
+    "LinalgHouseholderProductBackward",
+)
+
+
+class ModeChecks:
+    """Patches the entrance to the autograd engine while installed. `met`: whether to look for such nodes."""
+
+    def __init__(self, lock: Locker, mode: Any, met: Callable[[], bool]) -> None:
+        self._lock = lock
+        self._mode = mode
+        self._met = met
+
+    def install(self) -> None:
+        self._original = original = graph._engine_run_backward
+        met = self._met
+
+        def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if not met():
+                return original(outputs, *args, **kwargs)
+            locked: list[Callable[[], None]] = []
+            handles = [handle for node in _nodes(outputs) for handle in self._guard(node, locked)]
+            try:
+                return original(outputs, *args, **kwargs)
+            finally:
+                for handle in handles:
+                    handle.remove()
+                while locked:  # a node raised; the engine has put the modes back
+                    locked.pop()()
+
+        run_backward: Any = run
+        graph._engine_run_backward = run_backward
+        torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]
+
+    def remove(self) -> None:
+        graph._engine_run_backward = self._original
+        torch.autograd._engine_run_backward = self._original  # type: ignore[attr-defined]
+
+    def _guard(self, node: Any, locked: list[Callable[[], None]]) -> Iterator[Any]:
+        """Hooks around one node; `locked` has what it holds while it runs."""
+        held: list[Callable[[], None]] = []
+
+        def before(gradients: Any) -> None:
+            if _C._len_torch_dispatch_stack() != 1 or _C._get_dispatch_stack_at(0) is not self._mode:
+                return  # with a mode of the program's, PyTorch takes the other way without us, too
+            held.append(self._lock([*_saved(node), *_tensors(gradients)]))
+            locked.append(held[-1])
+            _C._pop_torch_dispatch_stack(None)
+
+        def after(_results: Any, _gradients: Any) -> None:
+            if held:
+                _C._push_on_torch_dispatch_stack(self._mode)
+                unlock = held.pop()
+                locked.remove(unlock)
+                unlock()
+
+        yield node.register_prehook(before)
+        yield node.register_hook(after)
+
+
+def _nodes(outputs: Iterable[Any]) -> list[Any]:
+    """All nodes with such a formula in the graph behind `outputs` (tensors or gradient edges)."""
+    found = []
+    stack = [output.node if isinstance(output, graph.GradientEdge) else output.grad_fn for output in outputs]
+    seen = set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name().startswith(NODES):
+            found.append(node)
+        stack.extend(source for source, _ in node.next_functions)
+    return found
+
+
+def _saved(node: Any) -> list[torch.Tensor]:
+    """What the node has saved; nothing where it has been freed already (the node will say so)."""
+    found: list[torch.Tensor] = []
+    for name in dir(node):
+        if name.startswith("_saved_"):
+            try:
+                found += _tensors(getattr(node, name))
+            except RuntimeError:
+                return []
+    return found
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [item for item in value if isinstance(item, torch.Tensor)] if isinstance(value, tuple) else []
