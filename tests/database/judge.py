@@ -1,0 +1,166 @@
+"""Runs one program plain and under dtrrun, with everything evicted that can be, and says what came of it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import dtrrun
+from dtrrun.runtime import storage
+from tests.conformance.programs import bits, difference
+from tests.database.replicas import storage_of, tensors
+
+EQUAL, PINNED, NONDETERMINISTIC, FAILED, CRASHED = "equal", "pinned", "nondeterministic", "failed", "crashed"
+RANK = [EQUAL, PINNED, NONDETERMINISTIC, FAILED, CRASHED]
+
+PINS = {
+    "not replayable": "run once, never again (the table in `dtrrun/runtime/operators.py`)",
+    "updated in place": "written in place by an operator that also writes to memory nobody has set",
+    "written outside": "where a function writes that runs with dtrrun's mode off (`runtime/escapes.py`)",
+    "input lost": "made from a constant that the program let go of before memory ran short",
+    "uninitialised": "memory that nothing has been written to yet",
+    "no plain storage": "sparse, nested and quantized tensors: more than a geometry over a storage",
+    "shared with a tensor without plain storage": "what such a tensor was made from",
+}
+"""The rules by which a result may stay in memory; any other reason is a failure."""
+
+WAYS = (
+    ("swap", False, {"verify": True}),
+    ("copy", True, {"verify": True}),
+    ("short cut", False, {"verify": False}),
+)
+"""How storages are restored, and whether each is compared with what was evicted (not by the short cut)."""
+
+
+@dataclass
+class Verdict:
+    """What came of one program: the status, why, and how many storages were evicted."""
+
+    status: str = EQUAL
+    reasons: list[str] = field(default_factory=list)
+    evicted: int = 0
+
+
+class Probe:
+    """Given to a program, which calls it between its parts; looks at what it leaves behind."""
+
+    def __init__(self, session: Any = None) -> None:
+        self.session = session
+        self.pins: set[str] = set()
+        self.unevicted: set[str] = set()
+        self.evicted = 0
+
+    def __call__(self, *results: Any) -> None:
+        """Evict everything that can be, and note which of `results` stayed, and why."""
+        with torch.no_grad():
+            torch.ones(1).add(1)
+        if self.session is None:
+            return
+        self.session.ledger.drain()
+        for tensor in tensors(list(results)):
+            self._look_at(tensor)
+
+    def _look_at(self, tensor: torch.Tensor) -> None:
+        if tensor._is_zerotensor():
+            return  # has no memory
+        try:
+            found = storage_of(tensor)
+        except (NotImplementedError, RuntimeError):
+            self.pins.add("no plain storage")
+            return
+        record = self.session.ledger.records.get(id(found))
+        if record is None or not record.nbytes:
+            return  # the storage was not made or seen by an operator; or there is nothing in it
+        if not record.resident:
+            self.evicted += 1
+        elif tensor.is_nested or tensor.is_quantized:
+            self.pins.add("no plain storage")
+        elif record.op is not None:
+            self.unevicted.add("left in memory although it can be evicted")
+        elif record.pin in PINS:
+            self.pins.add(record.pin)
+        else:
+            self.unevicted.add(f"pinned: {record.pin}")
+
+
+RAISED = "raised"
+
+Program = Callable[[Probe], Any]
+
+
+def attempt(program: Program, probe: Probe) -> tuple[Any, list[Any]]:
+    """The result of a fresh run and its bits; an exception is a result, too."""
+    torch.manual_seed(7)
+    _scramble()
+    try:
+        result = program(probe)
+    except Exception as error:
+        result = [RAISED, type(error).__name__, re.sub(r"0x[0-9a-f]+", "0x", str(error))]
+    return result, bits([result, torch.get_rng_state()])
+
+
+def _scramble() -> None:
+    """Leave other bytes in free memory than last time: who reads memory that he has not written differs."""
+    filled = [torch.full((size,), next(_turn) % 251, dtype=torch.uint8) for size in SIZES for _ in range(4)]
+    del filled
+
+
+_turn = itertools.count(1)
+SIZES = (64, 128, 192, 256, 320, 512, 1024, 2048, 4096)  # bytes
+
+
+def judge(program: Program, watch: Callable[[], Any]) -> Verdict:
+    """Compare plain with each of `WAYS`.
+
+    `watch` makes a context, for one more plain run, that lists what is wrong with the operators in it.
+    """
+    verdict = Verdict()
+    expected = attempt(program, Probe())[1]
+    repeats = not difference(expected, attempt(program, Probe())[1])
+    with watch() as unadmitted:
+        attempt(program, Probe())
+    verdict.reasons += unadmitted
+    for name, copies, options in WAYS:
+        found, probe, report = _inside(program, copies, options)
+        verdict.evicted += probe.evicted
+        told = difference(expected, found)
+        if told and "uninitialised" in probe.pins:
+            repeats = False
+        if told and repeats:
+            raised = f" {' '.join(found[1:3])}" if found[0] == repr(RAISED) else ""
+            verdict.reasons.append(f"{name}: {told}{raised}")
+        verdict.reasons += [f"{name}: {text}" for text in sorted(probe.unevicted)]
+        if repeats and report["mismatches"]:
+            verdict.reasons.append(f"{name}: other bits after rematerialization: {report['mismatches']}")
+        if verdict.reasons:
+            verdict.status = FAILED
+            return verdict
+        if probe.pins:
+            verdict.status = PINNED
+    if not repeats:
+        return Verdict(NONDETERMINISTIC, ["other bits each time"], verdict.evicted)
+    if verdict.status == PINNED:
+        verdict.reasons = sorted(probe.pins)
+    return verdict
+
+
+def _inside(
+    program: Program, copies: bool, options: dict[str, Any]
+) -> tuple[list[Any], Probe, dict[str, Any]]:
+    storage.use_refill(copy=copies)
+    try:
+        with dtrrun.budget(1, over_budget="warn", **options) as session:
+            probe = Probe(session)
+            result, found = attempt(program, probe)
+            report = session.report()
+            generator = torch.get_rng_state()
+        afterwards = bits([result, generator])
+    finally:
+        storage.use_refill(copy=False)
+    told = difference(found, afterwards)
+    return ([f"after the session's end: {told}"] if told else found), probe, report

@@ -1,0 +1,161 @@
+"""PyTorch's operator database: every operator with its samples, as programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+
+from dtrrun.runtime.escapes import PATCHED
+from tests.database.judge import Probe, Program
+from tests.database.replicas import Replicas, tensors
+
+SAMPLES = 6  # at most, of an operator, variant and data type
+TWICE = 2  # of these, with gradients of gradients
+SECOND_DTYPES = (torch.bfloat16, torch.complex64, torch.int64)
+
+
+class Case(NamedTuple):
+    """One program: an operator's variant on one sample."""
+
+    name: str
+    program: Program
+
+
+def names() -> list[str]:
+    return sorted({_name(info) for info in op_db})
+
+
+def _name(info: Any) -> str:
+    return ".".join(filter(None, (info.name, info.variant_test_name)))
+
+
+def cases(name: str) -> Iterator[Case]:
+    for place, info in enumerate(op_db):
+        if _name(info) == name:
+            for dtype in _dtypes(info, place):
+                for turn, (which, sample) in enumerate(_samples(info, dtype)):
+                    twice = info.supports_gradgrad and dtype == torch.float32 and turn < TWICE
+                    for variant, program in _programs(info, sample, twice):
+                        yield Case(f"{name} {variant} {dtype} sample {which}", program)
+
+
+def _dtypes(info: Any, place: int) -> list[torch.dtype]:
+    """float32 and one other, each in its turn; any one where neither is supported."""
+    supported = info.supported_dtypes("cpu")
+    turn = place % len(SECOND_DTYPES)
+    others = [dtype for dtype in SECOND_DTYPES[turn:] + SECOND_DTYPES[:turn] if dtype in supported][:1]
+    chosen = [torch.float32] * (torch.float32 in supported) + others
+    return chosen or sorted(supported, key=str)[:1]
+
+
+def _samples(info: Any, dtype: torch.dtype) -> list[tuple[int, Any]]:
+    """Samples spread over all that there are, the first and the last among them."""
+    gradients = info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")
+    torch.manual_seed(0)
+    found = list(info.sample_inputs("cpu", dtype, requires_grad=gradients))
+    last = len(found) - 1
+    places = sorted({round(turn * last / (SAMPLES - 1)) for turn in range(SAMPLES)}) if found else []
+    return [(place, found[place]) for place in places]
+
+
+def _programs(info: Any, sample: Any, twice: bool) -> Iterator[tuple[str, Program]]:
+    yield "", partial(_call, info.op, sample, twice)
+    if info.inplace_variant is not None:
+        yield "in place", partial(_call_in_place, info.inplace_variant, sample)
+    if info.supports_out:
+        yield "out=", partial(_call_out, info.op, sample, False)
+        yield "out= resized", partial(_call_out, info.op, sample, True)
+
+
+def _arguments(copies: Replicas, sample: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    return copies.of(sample.input), copies.of(tuple(sample.args)), copies.of(dict(sample.kwargs))
+
+
+def _current(function: Any) -> Any:
+    """What a program finds under the function's name: a session's patch, while there is one."""
+    for owner, name in PATCHED:
+        found = getattr(owner, name, None)
+        if getattr(found, "__wrapped__", None) is function:
+            return found
+    return function
+
+
+def _call(function: Any, sample: Any, twice: bool, probe: Probe) -> Any:
+    copies = Replicas()
+    function = _current(function)
+    first, args, kwargs = _arguments(copies, sample)
+    probe()
+    result = function(first, *args, **kwargs)
+    probe(result)
+    return [_described(result), _gradients(result, copies.leaves, twice, probe), first, args, kwargs]
+
+
+def _call_in_place(function: Any, sample: Any, probe: Probe) -> Any:
+    copies = Replicas(inner=True)
+    first, args, kwargs = _arguments(copies, sample)
+    whole = first.view_as(first) if isinstance(first, torch.Tensor) and first.is_leaf else first
+    probe()
+    result = function(whole, *args, **kwargs)
+    probe(result)
+    return [_described(result), _gradients(result, copies.leaves, False, probe), first, args, kwargs]
+
+
+def _call_out(function: Any, sample: Any, resized: bool, probe: Probe) -> Any:
+    copies = Replicas()
+    function = _current(function)
+    with torch.no_grad():
+        first, args, kwargs = _arguments(copies, sample)
+        wanted = function(first, *args, **kwargs)
+        if isinstance(wanted, torch.Tensor):
+            out: Any = _blank(wanted, resized)
+        elif isinstance(wanted, (tuple, list)) and all(isinstance(one, torch.Tensor) for one in wanted):
+            out = tuple(_blank(one, resized) for one in wanted)
+        else:
+            return "no tensors"
+        del wanted
+        probe()
+        result = function(first, *args, **kwargs, out=out)
+        probe(result)
+    return [_described(result), out, first, args, kwargs]
+
+
+def _blank(like: torch.Tensor, resized: bool) -> torch.Tensor:
+    """Where a result is to go: of its size and strides, or empty; with a recipe of its own."""
+    if resized:
+        return torch.zeros(0, dtype=like.dtype)
+    return torch.zeros_like(like).clone() if like.layout == torch.strided else torch.zeros_like(like)
+
+
+def _gradients(result: Any, leaves: list[torch.Tensor], twice: bool, probe: Probe) -> Any:
+    outputs = [one for one in tensors(result) if one.requires_grad]
+    if not outputs or not leaves:
+        return None
+    first = torch.autograd.grad(outputs, leaves, ramp(outputs), create_graph=twice, allow_unused=True)
+    probe(first)
+    again = [one for one in first if one is not None and one.requires_grad]
+    second = None
+    if again:
+        second = torch.autograd.grad(again, leaves, ramp(again), allow_unused=True)
+        probe(second)
+    return [first, second]
+
+
+def ramp(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients for these outputs; not all the same, so that a permutation shows."""
+    made = [torch.ones_like(one) for one in outputs]
+    for one in made:
+        if one.layout == torch.strided:
+            with suppress(RuntimeError):
+                one.view(-1).add_(torch.linspace(0, 1, one.numel()))
+    return made
+
+
+def _described(result: Any) -> Any:
+    """A result, and what its bits do not show."""
+    about = [[str(one.layout), one.requires_grad, one.is_leaf, one._is_view()] for one in tensors(result)]
+    return [result, about]
