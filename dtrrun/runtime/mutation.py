@@ -104,11 +104,13 @@ class Mutations(Calls):
         return signature.replayed_as
 
     def _resized(self, record: Record) -> None:
-        """An `out=` or `resize_` may have grown the storage."""
+        """An `out=` or `resize_` may have grown the storage, also from nothing."""
         storage = record()
-        if storage is not None and record.nbytes and shapes.rounded(storage.nbytes()) != record.nbytes:
-            self.ledger.grow(shapes.rounded(storage.nbytes()) - record.nbytes)
-            record.nbytes = shapes.rounded(storage.nbytes())
+        if storage is None or record.pin == "other device":
+            return
+        nbytes = shapes.rounded(storage.nbytes())
+        if nbytes != record.nbytes:
+            self.ledger.resized(record, nbytes)
 
 
 def overwritten(call: Call, record: Record, holes: list[int]) -> bool:

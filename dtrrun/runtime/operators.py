@@ -42,8 +42,9 @@ _OVERWRITES = {
 # Only metadata changes hands, and no bounds are checked: an evicted storage may stay evicted.
 _UNTOUCHING = {"aten::detach", "aten::alias", "aten::lift_fresh"}
 
-# Change which storage a tensor has, or how large it is.
-_RESHAPES_STORAGE = {"aten::set_", "aten::resize_", "aten::resize_as_", "aten::_resize_output_"}
+# Change how large a storage is, or which one a tensor has.
+_RESIZES = {"aten::resize_", "aten::resize_as_", "aten::_resize_output_"}
+_RESHAPES_STORAGE = {"aten::set_", *_RESIZES}
 
 # The results carry a conjugate or negative bit in place of new memory.
 _LAZY_BITS = {"aten::_conj", "aten::_neg_view"}
@@ -109,8 +110,8 @@ _STATISTICS = {
 class Operator:
     """The facts about one `OpOverload`, computed once.
 
-    `mutates`: positions (int) and names (str) of the arguments that it writes to. `simple`: fit for the
-    dispatch mode's short cut.
+    `mutates`: positions (int) and names (str) of the arguments that it writes to. `grows`: and whose storage
+    it may grow for that. `simple`: fit for the dispatch mode's short cut.
     """
 
     __slots__ = (
@@ -118,6 +119,7 @@ class Operator:
         "composite",
         "dynamic",
         "foreach",
+        "grows",
         "higher_order",
         "lazy_bits",
         "mutates",
@@ -154,7 +156,9 @@ class Operator:
         )
         self.mutates: tuple[int | str, ...] = ()
         self.view = False
-        if torch.Tag.inplace_view in tags:  # t_, squeeze_, ...: writes the tensor's shape, not its memory
+        if name in _RESIZES:  # tagged as below, but the memory may become another
+            self.mutates = (0,)
+        elif torch.Tag.inplace_view in tags:  # t_, squeeze_, ...: writes the tensor's shape, not its memory
             self.view = True
         else:
             self.mutates = tuple(
@@ -167,6 +171,7 @@ class Operator:
             )
         self.foreach = name.startswith(("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach"))
         self.reshapes_storage = name in _RESHAPES_STORAGE
+        self.grows = self.reshapes_storage or torch.Tag.out in tags
         self.uninitialised = name in _UNINITIALISED
         if name in _STATISTICS and func._overloadname != "default":
             self.mutates = tuple({*_STATISTICS[name].positions, *self.mutates})

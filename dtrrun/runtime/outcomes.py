@@ -45,6 +45,7 @@ class Outcomes(Mutations):
             record = call.records[holes[0]]
             if op is not None:
                 version = ledger.supersede(record, op, signature.cost)
+                self._resized(version)
                 outputs.extend((~hole, weakref.ref(version)) for hole in holes[:1])
             else:
                 if record.used:
@@ -60,7 +61,7 @@ class Outcomes(Mutations):
 
     def shrink(self, operator: Operator, result: Any) -> None:
         """The operator allocated more than was foreseen: make up for it at once."""
-        if operator.view or operator.mutates:
+        if operator.view or (operator.mutates and not operator.grows):
             return
         made = [record for tensor in outputs_of(result, []) if (record := self.record_of(tensor)) is not None]
         for record in made:
@@ -115,6 +116,7 @@ class Outcomes(Mutations):
                 given = self.record_of(tensor)
                 if given is not None:
                     self._expose(given, "handed out")
+                    self._resized(given)
                 continue
             if id(storage) in ledger.records:
                 continue

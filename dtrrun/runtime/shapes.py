@@ -38,10 +38,14 @@ def predict(
     func: Any, operator: Operator, template: list[Any], kwargs: dict[str, Any], geometries: list[Geometry]
 ) -> int | None:
     """Bytes that a call will allocate; None where that can't be told."""
-    if operator.view or (operator.mutates and not operator.reshapes_storage):
+    if operator.view and not operator.grows:
         return 0
     if operator.dynamic:
         return _bound(geometries)
+    if operator.grows:
+        return by_shape_function(func, operator, template, kwargs, geometries)
+    if operator.mutates:
+        return 0
     storages = formulas.new_storages(func, operator, template, kwargs, geometries)
     if storages is not None:
         return sum(map(rounded, storages))
@@ -58,6 +62,7 @@ def by_shape_function(
                 torch.empty_strided(geometry[0], geometry[1], dtype=geometry[3], device="meta")
                 for geometry in geometries
             ]
+            before = sum(rounded(storage_of(tensor).nbytes()) for tensor in tensors)
             feed = iter(tensors)
             args = [fill(arg, feed) for arg in template]
             named = {name: fill(arg, feed) for name, arg in kwargs.items()}
@@ -74,6 +79,8 @@ def by_shape_function(
                 operator.reduces
             ):  # losses: the kernel allocates the unreduced size, then resizes the tensor only
                 nbytes = max([nbytes, *(rounded(tensor.numel() * tensor.itemsize) for tensor in tensors)])
+            if operator.grows:
+                nbytes += max(sum(rounded(storage_of(tensor).nbytes()) for tensor in tensors) - before, 0)
             if operator.opaque_output >= 0:
                 # The shape function knows nothing of the workspace. oneDNN's is 15 times the results on large
                 # LSTM layers, and a few pages more on small ones; too much is corrected by the first call.

@@ -92,6 +92,14 @@ class Storages:
         self.resident_bytes += nbytes
         self.note_peak(self.resident_bytes)
 
+    def resized(self, record: Record, nbytes: int) -> None:
+        """A resident storage has other bytes now."""
+        self.policy.discard(record)
+        self.grow(nbytes - record.nbytes)
+        record.nbytes = nbytes
+        if self.pressure and record.op is not None and nbytes >= self.least_bytes:
+            self.policy.insert(record)
+
     def note_peak(self, nbytes: int) -> None:
         if nbytes > self.step_peak_bytes:
             self.step_peak_bytes = nbytes
