@@ -17,6 +17,7 @@ from dtrrun.runtime.arguments import flatten_into
 from dtrrun.runtime.calls import Call
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import lazy_bits
+from dtrrun.runtime.mutation import note_mutation, versions_of
 from dtrrun.runtime.operators import Operator, operator_of
 from dtrrun.runtime.outcomes import Outcomes
 from dtrrun.runtime.record import Record, Signature
@@ -79,6 +80,7 @@ class Careful(Outcomes):
                 if isinstance(error, BudgetError):
                     self._too_small(error)
                 raise
+        versions = versions_of(call) if operator.unversioned else None
         started = now_ns()
         try:
             if call.complex:
@@ -92,6 +94,8 @@ class Careful(Outcomes):
             raise
         ended = now_ns()
         cost = ended - started
+        if versions:
+            note_mutation(versions)
         with self.lock:
             self._finish(call, args, kwargs, result, cost, recipe_rng)
         mode.operators_ns += cost

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+import torch
+
 from dtrrun.runtime import shapes
 from dtrrun.runtime.arguments import covers
 from dtrrun.runtime.calls import Call, Calls
@@ -121,3 +125,19 @@ def overwritten(call: Call, record: Record, holes: list[int]) -> bool:
         and covers(call.tensors[holes[0]])
         and sum(1 for other in call.records if other is record) == 1
     )
+
+
+def versions_of(call: Call) -> list[tuple[torch.Tensor, int]]:
+    """The tensors that a call is going to write to, with autograd's count of the writes so far."""
+    counted = []
+    for holes in call.written.values():
+        for hole in holes:
+            with suppress(RuntimeError):  # tensors of inference mode have no such count
+                counted.append((call.tensors[hole], call.tensors[hole]._version))
+    return counted
+
+
+def note_mutation(before: list[tuple[torch.Tensor, int]]) -> None:
+    """Count the writes that PyTorch has not counted; else a backward would not see that it lost a value."""
+    for tensor in [tensor for tensor, version in before if tensor._version == version]:
+        torch.autograd.graph.increment_version(tensor)

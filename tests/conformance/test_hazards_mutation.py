@@ -121,6 +121,26 @@ def test_foreach_operators():
     check(lambda: [program(), chain(torch.randn(64, 64), 12)])
 
 
+def test_autograd_sees_what_a_foreach_operator_overwrites():
+    """PyTorch counts these writes in the operators that they call in turn, which a dispatch mode hides from it."""
+
+    def program():
+        seen = []
+        for mutate in (torch._foreach_mul_, torch._foreach_add_):
+            for scalar in (2.0, [torch.full((), 2.0)] * 2):
+                weights = [torch.ones(64, 32, requires_grad=True) for _ in range(2)]
+                saved = [weight.exp() for weight in weights]
+                loss = sum(one.sum() for one in saved)
+                with torch.no_grad():
+                    mutate(saved, scalar)
+                with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                    loss.backward()
+                seen += [saved, [one._version for one in saved]]
+        return seen
+
+    check(program)
+
+
 def test_uninitialised_memory_becomes_replayable_when_it_is_overwritten():
     def program():
         source = torch.sin(torch.randn(64, 32))
