@@ -131,12 +131,11 @@ class Escapes:
             touched = (*args, *kwargs.values())
             if nested:
                 touched = (*touched, *(item for arg in touched for item in _elements(arg)))
-            ends = [
-                reach(arg, writes, exposes)
-                for arg in touched
-                if isinstance(arg, torch.Tensor) and not (integers_only and arg.is_floating_point())
-            ]
+            ends: list[Callable[[], None]] = []
             try:
+                for arg in touched:
+                    if isinstance(arg, torch.Tensor) and not (integers_only and arg.is_floating_point()):
+                        ends.append(reach(arg, writes, exposes))
                 with _disable_current_modes() if unseen else nullcontext():
                     return original(*args, **kwargs)
             finally:

@@ -21,20 +21,26 @@ class Mutations(Calls):
     def _expose(self, record: Record, why: str) -> None:
         """Other code can reach the memory from now on: it stays, and nothing is replayed from it."""
         if not record.exposed:
-            self.ledger.make_constant(record, why)
+            self._constant_about_to_change(record, why)
             record.exposed = True
-            self.ledger.before_mutation(record)
             record.pin = why
 
-    def written_outside(self, record: Record, why: str) -> None:
-        """Code that is no operator is about to write to the memory, or may."""
-        exposed, record.exposed = record.exposed, True
-        self.ledger.make_constant(record, why)
-        self.ledger.before_mutation(record)
-        record.exposed = exposed
+    def written_outside(self, record: Record, why: str, *, exposes: bool) -> None:
+        """Code that is no operator is about to write to the memory; `exposes`: or may, at any later time."""
+        self._constant_about_to_change(record, why)
+        record.exposed = record.exposed or exposes  # so are the versions to come
         record.pin = record.pin or why
         if record.used:
             self.ledger.supersede(record, None, 0)
+
+    def _constant_about_to_change(self, record: Record, why: str) -> None:
+        """Nothing may rely on what `record` holds any more. Raises BudgetError if that takes too much memory."""
+        exposed, record.exposed = record.exposed, True
+        try:
+            self.ledger.make_constant(record, why)
+            self.ledger.before_mutation(record)
+        finally:
+            record.exposed = exposed
 
     def _prepare_mutation(self, call: Call) -> None:
         """Decide which mutations get a recipe; what the others destroy is rescued before."""

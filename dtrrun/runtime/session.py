@@ -177,12 +177,19 @@ class Session:
         """An escape is about to touch the memory of `tensor`."""
         unlock = self._lock_tensors([tensor])
         if writes:
-            with self.careful.lock:
-                record = self._record(tensor)
-                if record is not None:
-                    self.careful.written_outside(record, "handed out" if exposes else "written outside")
-                    record.exposed = record.exposed or exposes
+            try:
+                self._hand_out(tensor, exposes)
+            except BaseException:
+                unlock()
+                raise
         return unlock
+
+    def _hand_out(self, tensor: torch.Tensor, exposes: bool) -> None:
+        with self.careful.lock:
+            record = self._record(tensor)
+            if record is not None:
+                why = "handed out" if exposes else "written outside"
+                self.careful.written_outside(record, why, exposes=exposes)
 
     def _met_leaf(self, leaf: torch.Tensor) -> None:
         self._gradients.watch(leaf)

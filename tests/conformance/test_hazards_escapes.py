@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from programs import check, check_stress, mlp
+from programs import assert_same, bits, check, check_stress, mlp
 from torch import nn
 
 import dtrrun
@@ -180,6 +180,50 @@ def test_arrays_stay_valid_and_are_written_to_later():
         return kept
 
     check_stress(program)
+
+
+def test_arrays_of_tensors_that_were_used_before():
+    def program():
+        kept = []
+        for step in range(4):
+            x = evicted(step)
+            before = x.exp()
+            array, storage = x.numpy(), before.untyped_storage()
+            y = x * 2  # computed from what is handed out already
+            z = y.cos()
+            w = before + 1
+            evicted(step)
+            array += 1
+            storage[0] = 7
+            kept += [x, before, y, z, w, x * 3]
+        return kept
+
+    check_stress(program)
+
+
+TOUCHES = {
+    "numpy": lambda x: x.numpy(),
+    "copy": lambda x: copy.copy(x),
+    "apply_": lambda x: x.apply_(abs),
+    "tolist": lambda x: x.tolist(),
+    "data_ptr": lambda x: x.data_ptr(),
+}
+
+
+@pytest.mark.parametrize("touch", TOUCHES)
+def test_budget_error_in_an_escape_leaves_no_trace(touch):
+    x = torch.randn(64, 64)
+    expected = bits([x, x * 2, x * 3])
+    with dtrrun.budget(1 << 20) as session:
+        tensors = [x, x * 2, x * 3]
+        session.set_budget(x.nbytes + 100)
+        # What is evicted has no room; and before x is written to, what was made of it would have to come back.
+        for one in tensors[touch == "tolist" :]:
+            with pytest.raises(dtrrun.BudgetError):
+                TOUCHES[touch](one)
+            assert not any(record.locks or record.exposed for record in session.ledger.records.values())
+        session.set_budget(1 << 20)
+        assert_same(expected, bits(tensors), "after the errors")
 
 
 def test_memory_that_is_not_ours():
