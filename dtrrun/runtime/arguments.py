@@ -89,6 +89,15 @@ def outputs_of(result: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
     return found
 
 
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that requires gradients is a leaf."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        # One of several views of a base that was overwritten: autograd refuses to say, but operators go on.
+        return False
+
+
 def geometry_of(tensor: torch.Tensor) -> Geometry:
     """Where in its storage a tensor lies; enough to make it again with `over`."""
     geometry = (tensor.size(), tensor.stride(), tensor.storage_offset(), tensor.dtype)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dtrrun.runtime import shapes
-from dtrrun.runtime.arguments import flatten_into, geometry_of
+from dtrrun.runtime.arguments import flatten_into, geometry_of, is_leaf
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.ledger import Ledger
 from dtrrun.runtime.operators import Operator
@@ -91,7 +91,7 @@ class Calls:
         record = self.ledger.records.get(id(storage))
         if record is None:
             record = self.ledger.adopt(storage)
-            if tensor.requires_grad and tensor.is_leaf:
+            if tensor.requires_grad and is_leaf(tensor):
                 record.pin = "parameter"
                 self._met_leaf(tensor)
         return record
@@ -127,7 +127,7 @@ class Calls:
                 call.opaque = True
                 continue
             call.records.append(record)
-            if record.pin is None and tensor.requires_grad and tensor.is_leaf:
+            if record.pin is None and tensor.requires_grad and is_leaf(tensor):
                 record.pin = "parameter"
                 self._met_leaf(tensor)
             geometries.append(geometry_of(tensor))

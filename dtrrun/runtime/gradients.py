@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from dtrrun.runtime.arguments import is_leaf
+
 
 class Gradients:
     """Hooks on leaves; `pin` is called with each gradient once it has been accumulated."""
@@ -47,7 +49,7 @@ class Gradients:
 
     def watch(self, leaf: torch.Tensor) -> None:
         """Pin the gradient of `leaf` whenever one arrives."""
-        if not (leaf.requires_grad and leaf.is_leaf) or torch.nn.parameter.is_lazy(leaf):
+        if not (leaf.requires_grad and is_leaf(leaf)) or torch.nn.parameter.is_lazy(leaf):
             return  # a lazy parameter is met again by an operator, once it has a size
         # The leaf itself is asked: a weak reference to it would forbid `torch.utils.swap_tensors`.
         present: Any = getattr(leaf, "_post_accumulate_grad_hooks", None)

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtrrun.runtime import compiler
-from dtrrun.runtime.arguments import KINDS, PLAIN, SEQUENCE, TENSOR, VALUE, flatten_into, kind_of
+from dtrrun.runtime.arguments import KINDS, PLAIN, SEQUENCE, TENSOR, VALUE, flatten_into, is_leaf, kind_of
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.recipes import CHAIN_LIMIT
@@ -131,7 +131,7 @@ class DTRMode(TorchDispatchMode):
             elif (
                 target.age < ledger.step_age
                 or target.version >= CHAIN_LIMIT
-                or (args[0].requires_grad and args[0].is_leaf)
+                or (args[0].requires_grad and is_leaf(args[0]))
             ):
                 return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
         started = now_ns()

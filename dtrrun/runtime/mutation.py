@@ -7,7 +7,7 @@ from contextlib import suppress
 import torch
 
 from dtrrun.runtime import shapes
-from dtrrun.runtime.arguments import covers
+from dtrrun.runtime.arguments import covers, is_leaf
 from dtrrun.runtime.calls import Call, Calls
 from dtrrun.runtime.recipes import CHAIN_LIMIT
 from dtrrun.runtime.record import HOLE, Record, Signature
@@ -34,7 +34,7 @@ class Mutations(Calls):
             self.ledger.supersede(record, None, 0)
 
     def _constant_about_to_change(self, record: Record, why: str) -> None:
-        """Nothing may rely on what `record` holds any more. Raises BudgetError if that takes too much memory."""
+        """Nothing may rely on what `record` holds any more. Raises BudgetError if that needs room."""
         exposed, record.exposed = record.exposed, True
         try:
             self.ledger.make_constant(record, why)
@@ -51,7 +51,7 @@ class Mutations(Calls):
         for holes in call.written.values():
             record = call.records[holes[0]]
             tensor = call.tensors[holes[0]]
-            if tensor.requires_grad and tensor.is_leaf:
+            if tensor.requires_grad and is_leaf(tensor):
                 ledger.make_constant(record, "parameter")
                 record.pin = "parameter"
                 chained = False

@@ -171,8 +171,7 @@ class Operator:
                 result.alias_info is not None and not result.alias_info.is_write for result in schema.returns
             )
         self.foreach = name.startswith(("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach"))
-        # On the CPU autograd learns of the mutation from the operators that these call in turn: under a dispatch
-        # mode, never.
+        # On a CPU autograd sees these mutations in the operators called in turn: under a mode never.
         self.unversioned = name.startswith("aten::_foreach_") and bool(self.mutates)
         self.reshapes_storage = name in _RESHAPES_STORAGE
         self.grows = self.reshapes_storage or torch.Tag.out in tags

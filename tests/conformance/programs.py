@@ -60,6 +60,8 @@ def bits_of(value: Any) -> list[Any]:
     flat = flat.as_strided((flat.numel(),), (1,))  # one element may have any stride
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
+    if flat.numel() < 2:  # contiguous whatever its stride
+        flat = flat.as_strided(flat.shape, (1,))
     # tolist of the bytes: nothing that compares equal but differs, and NaN equals itself.
     return [str(value.dtype), list(value.shape), list(value.stride()), flat.view(torch.uint8).tolist()]
 

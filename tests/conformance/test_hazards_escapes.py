@@ -217,11 +217,12 @@ def test_budget_error_in_an_escape_leaves_no_trace(touch):
     with dtrrun.budget(1 << 20) as session:
         tensors = [x, x * 2, x * 3]
         session.set_budget(x.nbytes + 100)
-        # What is evicted has no room; and before x is written to, what was made of it would have to come back.
+        # What is evicted has no room; before x is written to, what was made of it would have to come back.
         for one in tensors[touch == "tolist" :]:
             with pytest.raises(dtrrun.BudgetError):
                 TOUCHES[touch](one)
-            assert not any(record.locks or record.exposed for record in session.ledger.records.values())
+            records = session.ledger.records.values()
+            assert not any(record.locks or record.exposed for record in records)
         session.set_budget(1 << 20)
         assert_same(expected, bits(tensors), "after the errors")
 

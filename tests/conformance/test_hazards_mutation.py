@@ -122,7 +122,7 @@ def test_foreach_operators():
 
 
 def test_autograd_sees_what_a_foreach_operator_overwrites():
-    """PyTorch counts these writes in the operators that they call in turn, which a dispatch mode hides from it."""
+    """PyTorch counts these writes in the operators that they call in turn, unseen under a dispatch mode."""
 
     def program():
         seen = []
@@ -139,6 +139,26 @@ def test_autograd_sees_what_a_foreach_operator_overwrites():
         return seen
 
     check(program)
+
+
+def test_views_that_autograd_has_given_up():
+    """Of several views of a tensor that was overwritten autograd can not even say if they are leaves."""
+
+    def program():
+        kept = []
+        for step in range(4):
+            x = torch.randn(9, 32, requires_grad=True).sin()
+            first, second, third = x.split(3)
+            with torch.no_grad():
+                x.mul_(2 + step)
+                kept += [first + 1, *torch._foreach_add([second, third], 1.0)]
+                second.mul_(2)
+                kept += [x * 2, third.detach().sin()]
+            with pytest.raises(RuntimeError, match="returns multiple views"):
+                first + 1
+        return kept
+
+    check_stress(program)
 
 
 def test_uninitialised_memory_becomes_replayable_when_it_is_overwritten():
