@@ -22,7 +22,7 @@ demo: $(INSTALLED)
 	@set -e; half=$$($(BIN)/python -c '$(HALF)'); set -x; $(BIN)/dtrrun --budget $$half $(EXAMPLE)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q tests/unit tests/inject tests/conformance
+	$(BIN)/python -m pytest -q tests/unit tests/inject tests/conformance tests/programs
 
 check: $(INSTALLED)
 	$(BIN)/ruff check

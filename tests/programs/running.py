@@ -1,0 +1,146 @@
+"""Runs a drawn program plain and under dtrrun, and compares all that it holds, bit for bit.
+
+A session covers a part of the program: what was made before is older than the session, and the rest runs on
+tensors that the session has left behind. After each step inside, the session's own data must be consistent.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+import dtrrun
+from dtrrun.runtime import storage as memory
+from tests.conformance.programs import assert_same, bits
+from tests.programs import invariants
+from tests.programs.language import HELD, Program, World
+
+COMPOUND = ("train", "optimize", "backward_again", "handle_module", "change_leaf")
+"""These may write to one tensor more than once: after an error it may be anything in between."""
+
+
+class Conditions(NamedTuple):
+    """How a program is run under dtrrun.
+
+    share: None for a budget of one byte that is gone over (everything is evicted at every moment); else how
+    far the budget lies from the peak of such a run (0) towards the program's own (1). copies: storages are
+    restored by a copy, not by a swap. first, left_out: steps that run before the session begins, and after it
+    has ended. verify: else the dispatch mode takes its short cut.
+    """
+
+    share: float | None = None
+    heuristic: str = "h_dtr_eq"
+    copies: bool = False
+    first: int = 0
+    left_out: int = 0
+    verify: bool = True
+
+
+STRESS = Conditions()
+
+
+@contextmanager
+def restoring(*, copies: bool) -> Iterator[None]:
+    before = memory.REFILL_COPIES
+    memory.use_refill(copy=copies)
+    try:
+        yield
+    finally:
+        memory.use_refill(copy=before)
+
+
+def plain(program: Program) -> list[Any]:
+    w = World()
+    w.run(program)
+    return w.state()
+
+
+def peak_bytes(program: Program, budget_bytes: int | None) -> int:
+    with dtrrun.budget(budget_bytes, over_budget="warn", cost="model") as session:
+        w = World()
+        w.run(program)
+        return int(session.report()["peak_bytes"])
+
+
+def budget_of(program: Program, share: float | None, least_bytes: int | None) -> int:
+    if share is None:
+        return 1
+    least = peak_bytes(program, 1) if least_bytes is None else least_bytes
+    return max(1, int(least + share * (peak_bytes(program, None) - least)))
+
+
+def compare(
+    program: Program,
+    conditions: Conditions = STRESS,
+    expected: list[Any] | None = None,
+    least_bytes: int | None = None,
+) -> dict[str, Any]:
+    """Run under dtrrun and compare with a plain run; returns the session's report."""
+    expected = plain(program) if expected is None else expected
+    budget_bytes = budget_of(program, conditions.share, least_bytes)
+    done = first = min(conditions.first, len(program))
+    split = max(len(program) - conditions.left_out, first)
+    w = World()
+    w.run(program[:first])
+    with (
+        restoring(copies=conditions.copies),
+        dtrrun.budget(
+            budget_bytes,
+            over_budget="warn" if conditions.share is None else "error",
+            heuristic=conditions.heuristic,
+            verify=conditions.verify,
+            cost="model",  # decisions do not depend on the machine: a failure repeats
+        ) as session,
+    ):
+        try:
+            for done in range(first, split):
+                w.run(program[done : done + 1], lambda: invariants.check(session))
+            done = split
+            if split == len(program):
+                assert_same(expected, w.state(), "inside of the session")
+        except dtrrun.BudgetError:
+            session.set_budget(None)
+            if done < split:
+                check_survivors(program, done, w)
+                w.run(program[done + 1 :], lambda: invariants.check(session))
+            expected, split = w.state(), len(program)
+        invariants.check(session)
+        generators = torch.get_rng_state(), random.getstate()
+        report = session.report()
+    torch.set_rng_state(generators[0])
+    random.setstate(generators[1])
+    assert session.report()["mismatches"] == [], session.report()["mismatches"]
+    assert not any("could not be brought back" in text for text in session.warnings), session.warnings
+    w.run(program[split:])
+    assert_same(expected, w.state(), "after the session's end")
+    return report
+
+
+def check_survivors(program: Program, failed: int, w: World) -> None:
+    """Where a step ended in BudgetError, each tensor is as it was before it, or as it would be after it."""
+    name = program[failed][0]
+    if name in ("within", "in_thread"):
+        return
+    twin = World()
+    twin.run(program[:failed])
+    del twin.tensors[:-HELD]
+    before = [bits([x]) for x in twin.tensors]
+    twin.run(program[failed : failed + 1])
+    after = [bits([x]) for x in twin.tensors[: len(before)]]
+    for place, x in enumerate(w.tensors[: len(before)]):
+        if name in COMPOUND and before[place] != after[place]:
+            continue
+        found = bits([x])
+        if found != after[place]:
+            assert_same(before[place], found, f"tensor {place} after BudgetError in step {failed} ({name})")
+
+
+def settle() -> None:
+    """Collect what the last program has left in cycles; later collections need not look at what stays."""
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,99 @@
+"""Random programs do under dtrrun what they do without it, bit for bit.
+
+    pytest tests/programs                                  300 programs, always the same ones
+    PROGRAMS=2500 PROGRAMS_SEED=1 pytest tests/programs    others; another seed is another share of the work
+
+A failure is shrunk and printed; `compare(program, conditions)` of `running.py` runs it again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, seed, settings
+
+from tests.programs import drawing
+from tests.programs.language import STEPS, Program, World
+from tests.programs.running import Conditions, compare, plain, settle
+
+NUMBER = int(os.environ.get("PROGRAMS", "300"))
+SEED = os.environ.get("PROGRAMS_SEED")
+
+
+def run_both(program: Program, conditions: Conditions, tally: Counter[str]) -> None:
+    """With everything evicted at every moment, and inside a share of the peak."""
+    expected = plain(program)
+    least = None
+    for one in (conditions._replace(share=None, copies=not conditions.copies), conditions):
+        note(f"compare({program!r}, {one!r})")
+        report = compare(program, one, expected, least)
+        kind = "stress" if one.share is None else "over" if report["error"] else "budget"
+        tally[kind] += 1
+        tally[f"{kind} evicted"] += report["evictions"] > 0
+        tally[f"{kind} rematerialized"] += report["rematerializations"] > 0
+        least = report["peak_bytes"]
+    settle()
+
+
+def test_random_programs() -> None:
+    tally: Counter[str] = Counter()
+
+    @settings(
+        max_examples=NUMBER,
+        derandomize=SEED is None,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+    @given(drawing.programs, drawing.conditions)
+    def same_bits(program: Program, conditions: Conditions) -> None:
+        run_both(program, conditions, tally)
+
+    (same_bits if SEED is None else seed(int(SEED))(same_bits))()
+    print(dict(tally))
+    if NUMBER >= 100:
+        check_that_it_bites(tally)
+
+
+def check_that_it_bites(tally: Counter[str]) -> None:
+    """Most runs must have something to recompute."""
+    assert tally["stress"] >= 0.9 * NUMBER
+    assert tally["stress rematerialized"] >= 0.8 * tally["stress"], f"too little was evicted: {tally}"
+    assert tally["budget rematerialized"] >= 0.3 * tally["budget"], f"too little was evicted: {tally}"
+    assert tally["budget"] >= 0.4 * tally["stress"], f"too few budgets suffice: {tally}"
+    assert tally["over"] >= 0.05 * tally["stress"], f"too few budgets do not: {tally}"
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_step_works_for_each_of_its_arguments(name: str) -> None:
+    """A step that PyTorch always refuses would test nothing."""
+    _, domains = STEPS[name]
+    for place, domain in enumerate(domains):
+        for value in () if domain is drawing.Body else domain:
+            arguments = [(() if other is drawing.Body else other[0]) for other in domains]
+            arguments[place] = value
+            assert works(name, arguments), (name, arguments)
+
+
+def works(name: str, arguments: list[object]) -> bool:
+    """Whether a step goes through in at least one of some worlds."""
+    before: tuple[Program, ...] = (
+        (),
+        (("leaf", 0, "tensor"), ("unary", 0, "sin"), ("hold_twice", 0)),
+        (("make", "complex", (16, 16)), ("train", 1, "linear", "sgd"), ("numpy", 0, "change")),
+        (("drop", 0), ("make", "complex", (16, 16)), ("view", 0, "conj")),
+        (("leaf", 0, "tensor"), ("chain", 0, 2, False), ("backward", 0, True)),
+        (("make", "randn", (16, 16)),),
+        (("make", "complex", (16, 16)),),
+        (("leaf", 0, "tensor"),),
+    )
+    for steps in before:
+        w = World()
+        w.run((*steps, (name, *arguments)))
+        if not w.seen or not str(w.seen[-1]).startswith(f"{name}: "):
+            return True
+    return False
