@@ -50,13 +50,13 @@ class Storages:
         self.small_constants: deque[Any] = deque(maxlen=256)
         self.dead: deque[Any] = deque()
         self.on_death = self.dead.append  # runs at any moment, in any thread: it only queues
+        self.pressure = False  # whether memory ever ran short: until then the policy is told nothing
         self.set_budget(budget_bytes)
         self.clock = 0  # ns: the sum of the costs of all operators run
         self.age = 0  # operators seen
         self.step_age = 0  # of the last optimizer step's end
         self.resident_bytes = self.peak_bytes = self.evicted_bytes = self.step_peak_bytes = 0
         self.evictions = self.evicted_bytes_total = self.over_budget = 0
-        self.pressure = False  # whether memory ever ran short: until then the policy is told nothing
         self.evicted_by: dict[str, int] = {}
         self.fingerprints: Any = None  # set under verify
         self.rematerialize: Any = None  # set by the session: Replay.materialize
@@ -69,6 +69,10 @@ class Storages:
         self.limit = (1 << 62) if budget_bytes is None else budget_bytes
         # Smaller storages are not worth a search, unless the budget asks for everything.
         self.least_bytes = min(1024, self.limit // 10_000)
+        if self.pressure:
+            for record in self.records.values():  # some were too small for the budget before
+                if record.op is not None and record.resident and record.nbytes >= self.least_bytes:
+                    self.policy.insert(record)
 
     def adopt(self, storage: torch.UntypedStorage, *, pin: str = "constant") -> Record:
         """Enter a storage that no recorded operator made: a constant."""

@@ -64,6 +64,18 @@ def test_a_kept_input_outlives_the_replay_that_reads_it_again():
         assert session.report()["rematerializations"] == 2
 
 
+def test_a_lower_budget_evicts_what_was_too_small_for_the_one_before():
+    with dtrrun.budget(2 * MIB) as session:
+        larger = [tensor().tanh() for _ in range(3)]  # memory runs short
+        session.set_budget(None)
+        small = [torch.full((8,), float(step)) for step in range(64)]
+        session.set_budget(session.report()["pinned_bytes"] + 10 * 64)
+        assert session.report()["resident_bytes"] <= 10 * 64
+        session.set_budget(None)
+    assert [one.sum().item() for one in small] == [8.0 * step for step in range(64)]
+    assert len(larger) == 3
+
+
 def test_at_the_end_only_the_programs_own_tensors_are_in_memory():
     with dtrrun.budget(64 * MIB) as session:
         released = tensor().tanh()
