@@ -7,7 +7,6 @@ from typing import Any
 from hypothesis import strategies as st
 
 from dtrrun.policy import ABLATION_NAMES, HEURISTIC_NAMES
-from tests.programs import steps_autograd, steps_mutation, steps_python, steps_tensors  # noqa: F401
 from tests.programs.language import STEPS, Body
 from tests.programs.running import Conditions
 

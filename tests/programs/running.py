@@ -17,7 +17,7 @@ import torch
 import dtrrun
 from dtrrun.runtime import storage as memory
 from tests.conformance.programs import assert_same, bits
-from tests.programs import invariants
+from tests.programs import invariants, steps_autograd, steps_mutation, steps_python, steps_tensors  # noqa: F401
 from tests.programs.language import HELD, Program, World
 
 COMPOUND = ("train", "optimize", "backward_again", "handle_module", "change_leaf")

@@ -85,7 +85,7 @@ def hook(w: World, a: int, how: str) -> None:
     elif how == "in_place":
         x.register_hook(lambda gradient: gradient.mul_(0.25) and None)
     elif how == "keep":
-        x.register_hook(lambda gradient: w.keep(gradient))
+        x.register_hook(lambda gradient: w.keep(*filter(torch.is_tensor, [gradient])))
     elif how == "retain_grad":
         x.retain_grad()
     elif how == "after":
