@@ -14,6 +14,9 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 
+from dtrrun.runtime import replay, rng
+from dtrrun.runtime.careful import Careful
+from dtrrun.runtime.ledger import Ledger
 from tests.programs import drawing
 from tests.programs.language import STEPS, Program, World
 from tests.programs.running import Conditions, compare, plain, settle
@@ -66,6 +69,44 @@ def check_that_it_bites(tally: Counter[str]) -> None:
     assert tally["budget rematerialized"] >= 0.3 * tally["budget"], f"too little was evicted: {tally}"
     assert tally["budget"] >= 0.4 * tally["stress"], f"too few budgets suffice: {tally}"
     assert tally["over"] >= 0.05 * tally["stress"], f"too few budgets do not: {tally}"
+
+
+BREAKS: dict[str, tuple[object, str, object]] = {
+    "weights change": (Ledger, "before_mutation", lambda ledger, record: None),
+    "mutations of old versions": (replay, "_copy", lambda source: source.memory()),
+    "random state": (
+        rng.replaying,
+        "__enter__",
+        lambda context: setattr(context, "_before", rng._get(context._generator)),
+    ),
+    "locks": (Careful, "_unlock", lambda call: None),
+    "handed out": (Careful, "written_outside", lambda careful, record, why, exposes: None),
+    "sizes": (Careful, "_resized", lambda careful, record: None),
+}
+"""Parts of the runtime, and what they are replaced by."""
+
+
+@pytest.mark.parametrize("part", BREAKS)
+def test_what_is_broken_is_found(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name, instead = BREAKS[part]
+    monkeypatch.setattr(owner, name, staticmethod(instead) if name == "_unlock" else instead)
+
+    @settings(
+        max_examples=300,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+    @given(drawing.programs, drawing.conditions)
+    def same_bits(program: Program, conditions: Conditions) -> None:
+        compare(program, conditions._replace(share=None))
+        settle()
+
+    with pytest.raises(AssertionError):
+        same_bits()
 
 
 @pytest.mark.parametrize("name", STEPS)
