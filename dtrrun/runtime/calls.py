@@ -72,7 +72,7 @@ class Calls:
         self.replay = replay
         self.operators: dict[Any, Operator] = {}
         self.signatures: dict[Any, Signature] = {}
-        self.always = False  # several threads, or conjugate views: the short cut does not apply
+        self.always = False  # several threads, or perhaps conjugate views: the short cut does not apply
         self.checks_modes = False  # an operator has run whose gradient formula asks for modes
         self.lock = threading.RLock()
         self.next_tick = 0
@@ -91,6 +91,8 @@ class Calls:
         record = self.ledger.records.get(id(storage))
         if record is None:
             record = self.ledger.adopt(storage)
+            if tensor.is_complex() or tensor.is_neg():
+                self.always = True  # conjugate views of it may be older than the session
             if tensor.requires_grad and is_leaf(tensor):
                 record.pin = "parameter"
                 self._met_leaf(tensor)
