@@ -29,6 +29,7 @@ class Call:
         "func",
         "generator",
         "kwargs",
+        "locked",
         "opaque",
         "operator",
         "recordable",
@@ -45,6 +46,7 @@ class Call:
     kwargs: dict[str, Any]
     tensors: list[torch.Tensor]
     records: list[Record]
+    locked: list[Record]
     signature: Signature
     changing: list[Record]  # constants that it is about to write to: until then nothing may rely on them
     written: dict[int, list[int]]  # id of a mutated record: the holes that it is written through
@@ -121,7 +123,7 @@ class Calls:
         holes.append(len(tensors))
         call.tensors = tensors
         call.opaque = call.complex = False
-        call.records = []
+        call.records, call.locked = [], []
         geometries: list[Any] = []
         for tensor in tensors:
             record = self.record_of(tensor)
@@ -197,7 +199,7 @@ class Calls:
 
     @staticmethod
     def _unlock(call: Call) -> None:
-        for record in call.changing:
-            record.exposed = False
-        for record in call.records:
-            record.locks -= 1
+        while call.changing:
+            call.changing.pop().exposed = False
+        while call.locked:
+            call.locked.pop().locks -= 1

@@ -88,16 +88,16 @@ class Careful(Outcomes):
                     result = func(*args, **kwargs)
             else:
                 result = func(*args, **kwargs)
-        except BaseException:
+            ended = now_ns()
+            cost = ended - started
+            if versions:
+                note_mutation(versions)
+            with self.lock:
+                self._finish(call, args, kwargs, result, cost, recipe_rng)
+        except BaseException:  # also an interrupt between the kernel and its entry in the ledger
             with self.lock:
                 self._failed(call)
             raise
-        ended = now_ns()
-        cost = ended - started
-        if versions:
-            note_mutation(versions)
-        with self.lock:
-            self._finish(call, args, kwargs, result, cost, recipe_rng)
         mode.operators_ns += cost
         left = now_ns()
         mode.bookkeeping_ns += (
@@ -161,14 +161,11 @@ class Careful(Outcomes):
         """Bring the inputs back, rescue what a mutation would lose, make room."""
         ledger = self.ledger
         if not call.operator.untouching:
-            try:
-                self.lock_records(call.records)
-            except BaseException:
-                call.records = []
-                raise
+            self.lock_records(call.records)
         else:
             for record in call.records:
                 record.locks += 1
+        call.locked = list(call.records)
         if call.opaque:
             for record in call.records:
                 self._expose(record, "shared with a tensor without plain storage")

@@ -135,25 +135,32 @@ class DTRMode(TorchDispatchMode):
             ):
                 return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
         started = now_ns()
-        result = func(*args, **kwargs) if kwargs else func(*args)
-        ended = now_ns()
-        cost = ended - started
-        calls = signature.calls
-        if calls < 8:
-            if cost < signature.cost or not calls:
-                signature.cost = cost
-            signature.calls = calls + 1
-        ledger.clock = clock = clock + signature.cost
-        ledger.age += 1
-        self.operators_ns += cost
-        if ledger.dead:
-            ledger.drain()
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+            ended = now_ns()
+            cost = ended - started
+            calls = signature.calls
+            if calls < 8:
+                if cost < signature.cost or not calls:
+                    signature.cost = cost
+                signature.calls = calls + 1
+            ledger.clock = clock = clock + signature.cost
+            ledger.age += 1
+            self.operators_ns += cost
+            if ledger.dead:
+                ledger.drain()
+            if target is not None:
+                if target.op is not None:
+                    op = _recipe(func, template, kwargs, inputs, signature)
+                    op.outputs = ((~0, weakref.ref(ledger.supersede(target, op, signature.cost))),)
+                elif target.used:
+                    ledger.supersede(target, None, 0)
+        except BaseException:
+            if target is not None:
+                careful.half_written(target)
+            raise
         if target is not None:
-            if target.op is not None:
-                op = _recipe(func, template, kwargs, inputs, signature)
-                op.outputs = ((~0, weakref.ref(ledger.supersede(target, op, signature.cost))),)
-            elif target.used:
-                ledger.supersede(target, None, 0)
+            pass  # entered above
         elif type(result) is Tensor:
             try:
                 storage = storage_of(result)
@@ -175,7 +182,7 @@ class DTRMode(TorchDispatchMode):
                 op.tensors = op.inputs = inputs
                 for record in inputs:
                     record.used = True
-                records[place] = made = Record(storage, ledger.on_death)
+                made = Record(storage, ledger.on_death)
                 made.key = place
                 made.nbytes = nbytes = (storage.nbytes() + 63) & -64
                 made.age = ledger.age
@@ -187,6 +194,7 @@ class DTRMode(TorchDispatchMode):
                 made.locks = made.version = 0
                 made.pin = made.held = made.block = made.secured_by = None
                 made.component = made.dependents = made.bound = made.neighbourhood = None
+                records[place] = made  # whole: an interrupt can come before any line
                 ledger.resident_bytes = resident = ledger.resident_bytes + nbytes
                 if resident > ledger.step_peak_bytes:
                     ledger.note_peak(resident)

@@ -73,12 +73,19 @@ class Outcomes(Mutations):
                 record.locks -= 1
 
     def _failed(self, call: Call) -> None:
-        """The operator raised: the user sees its own error; what it may have half written is a constant."""
+        """The operator raised: the user sees its own error."""
         self._unlock(call)
         for holes in call.written.values():
-            record = call.records[holes[0]]
-            if self.ledger.records.get(record.key) is record:
-                self.ledger.supersede(record, None, 0)  # the old version keeps its recipe
+            self.half_written(call.records[holes[0]])
+        if call.operator.statistics is not None and call.operator.statistics.updates:
+            for hole in self._statistics_of(call):
+                self.half_written(call.records[hole])
+
+    def half_written(self, record: Record) -> None:
+        """What a failed operator may have written to is a constant; the old version keeps its recipe."""
+        current = self.ledger.records.get(record.key)
+        if current is not None:
+            self.ledger.supersede(current, None, 0)
 
     def _recipe(self, call: Call, recipe_rng: Any) -> Op:
         op = Op()

@@ -142,9 +142,10 @@ class Recipes(Storages):
         if self.fingerprints is not None:
             version.extent = record.extent
         version.exposed = record.exposed
-        self.records[version.key] = version
+        # In this order: an interrupt in between must not leave two versions that both own the storage.
         record.superseded = True
         record.resident = False
+        self.records[version.key] = version
         if op is None:
             version.pin = record.pin or "mutated"
         else:

@@ -283,6 +283,33 @@ def test_failed_mutation_leaves_a_constant():
     check(program)
 
 
+HALF_WRITTEN = {
+    "scatter_": lambda x, y, rows: x.scatter_(0, rows[:, None].expand(3, 32), y[:3]),
+    "index_put_": lambda x, y, rows: x.index_put_((rows,), y[:3]),
+    "index_copy_": lambda x, y, rows: x.index_copy_(0, rows, y[:3]),
+    "index_fill_": lambda x, y, rows: x.index_fill_(0, rows, 5.0),
+}
+
+
+@pytest.mark.parametrize("write", HALF_WRITTEN.values(), ids=HALF_WRITTEN.keys())
+def test_mutation_that_fails_half_way(write):
+    """The rows before the bad index have been written when the operator raises."""
+
+    def program():
+        kept = []
+        for step in range(4):
+            x = torch.sin(torch.randn(64, 32) + step)
+            y = x.exp()
+            before = x.clone()
+            with pytest.raises((RuntimeError, IndexError)):
+                write(x, y, torch.tensor([0, 1, 99]))
+            assert not torch.equal(x, before)
+            kept += [x, y, x * 2]
+        return kept
+
+    check(program)
+
+
 def test_resize_set_data_and_swap():
     def program():
         kept = []

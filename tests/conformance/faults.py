@@ -1,0 +1,114 @@
+"""Errors injected at a chosen operator, of the program or of a rematerialization, and what must hold then."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dtrrun.runtime.replay import Replay
+
+
+class Attempt:
+    """Context in the program: errors are injected inside of it only, and end there.
+
+    `failures` counts them, in the class.
+    """
+
+    under_way = False
+    failures = 0
+
+    def __enter__(self) -> None:
+        Attempt.under_way = True
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        Attempt.under_way = False
+        ours = error is not None and str(error) == INJECTED
+        Attempt.failures += ours
+        return ours
+
+
+INJECTED = "injected by the test"
+
+
+class Injector(TorchDispatchMode):
+    """Raises at one operator of the program; enter it before the session, so that it lies below the session.
+
+    `at` counts the operators of the attempts from 0. `after` raises once the kernel has run and written.
+    Replays are not seen: they run below all modes.
+    """
+
+    def __init__(self, at: int, error: type[BaseException], *, after: bool = False) -> None:
+        super().__init__()
+        self.at, self.error, self.after = at, error, after
+        self.seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        mine = Attempt.under_way and self.seen == self.at
+        self.seen += Attempt.under_way
+        if mine and not self.after:
+            raise self.error(INJECTED)
+        result = func(*args, **(kwargs or {}))
+        if mine:
+            raise self.error(INJECTED)
+        return result
+
+
+@contextmanager
+def failing_replays(at: int, error: type[BaseException], *, after: bool = False) -> Iterator[list[str]]:
+    """Raise in the `at`-th operator replayed in an attempt, once; yields the names of those that ran."""
+    run = Replay._run
+    ran: list[str] = []
+    count = itertools.count()
+
+    def counted(replay: Replay, wanted: Any, op: Any) -> None:
+        kernel = op.func
+
+        def failing(*args: Any, **kwargs: Any) -> Any:
+            if not Attempt.under_way:
+                return kernel(*args, **kwargs)
+            ran.append(op.signature.operator.name)
+            if next(count) != at:
+                return kernel(*args, **kwargs)
+            if after:
+                kernel(*args, **kwargs)
+            raise error(INJECTED)
+
+        op.func = failing
+        try:
+            run(replay, wanted, op)
+        finally:
+            op.func = kernel
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Replay, "_run", counted)
+        yield ran
+
+
+def check_accounts(session: Any) -> None:
+    """No locks, and the ledger's bytes are those of the storages that there are."""
+    ledger = session.ledger
+    ledger.drain()
+    assert ledger.replaying == 0
+    locked = [record.op or record.pin for record in ledger.records.values() if record.locks]
+    assert not locked, f"{len(locked)} storages are still locked"
+    assert not any(record.locks for record in ledger.held.values()), "recomputed storages are still locked"
+    resident = evicted = 0
+    for record in ledger.records.values():
+        storage = record()
+        assert storage is not None
+        if record.resident:
+            assert storage.nbytes() or not record.nbytes, "counted as resident, but empty"
+            resident += (storage.nbytes() + 63) // 64 * 64
+        else:
+            assert storage.nbytes() == 0, "counted as evicted, but in memory"
+            evicted += record.nbytes
+    held = sum(record.nbytes for record in ledger.held.values())
+    assert ledger.held_bytes == held
+    assert sorted(map(id, ledger.blocks.values())) == sorted(id(r.block) for r in ledger.held.values())
+    assert ledger.resident_bytes == resident + held
+    assert ledger.evicted_bytes == evicted
