@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from programs import assert_same, bits, check, check_stress, mlp
+from programs import assert_same, bits, chain, check, check_stress, mlp
 from torch import nn
 
 import dtrrun
@@ -225,6 +225,23 @@ def test_budget_error_in_an_escape_leaves_no_trace(touch):
             assert not any(record.locks or record.exposed for record in records)
         session.set_budget(1 << 20)
         assert_same(expected, bits(tensors), "after the errors")
+
+
+def test_what_an_operator_has_read_before_it_is_handed_out():
+    """The storage has a later version by then: that one too may be written to."""
+
+    def program():
+        kept = []
+        for step in range(4):
+            x = torch.sin(torch.randn(64, 32))
+            kept.append(x * 2)
+            array = x.numpy()
+            kept += chain(x, 3)[1:]
+            array[5] = step
+            kept.append(x + 1)
+        return kept
+
+    check_stress(program)
 
 
 def test_memory_that_is_not_ours():
