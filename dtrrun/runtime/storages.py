@@ -114,29 +114,36 @@ class Storages:
         """Account for the storages that died since the last call."""
         dead = self.dead
         before = self.resident_bytes
-        record: Any
-        while dead:
-            record = dead.popleft()
-            if type(record) is Block:
-                if self.blocks.pop(id(record), None) is not None:
+        record: Any = None
+        try:
+            while dead:
+                record = dead[0]
+                dead.popleft()
+                if type(record) is Block:
+                    if self.blocks.pop(id(record), None) is not None:
+                        self.resident_bytes -= record.nbytes
+                    continue
+                current: Any = self.records.get(record.key)
+                if current is not record:
+                    continue  # superseded by a later version, which has a callback of its own
+                del self.records[record.key]
+                if record.resident:
                     self.resident_bytes -= record.nbytes
-                continue
-            current: Any = self.records.get(record.key)
-            if current is not record:
-                continue  # superseded by a later version, which has a callback of its own
-            del self.records[record.key]
-            if record.resident:
-                self.resident_bytes -= record.nbytes
-                record.resident = False
-                if self.pressure and record.op is not None:
-                    self.policy.discard(record)
+                    record.resident = False
+                    if self.pressure and record.op is not None:
+                        self.policy.discard(record)
+                        if record.used:
+                            self.policy.released(record)  # what depends on it may need it again
+                else:
+                    self.evicted_bytes -= record.nbytes
+                    self.policy.forget(record)
                     if record.used:
-                        self.policy.released(record)  # what depends on it may need it again
-            else:
-                self.evicted_bytes -= record.nbytes
-                self.policy.forget(record)
-                if record.used:
-                    self.policy.released(record)
+                        self.policy.released(record)
+        except BaseException:
+            # An interrupt: once more, or the table keeps a name that the next storage may get.
+            if record is not None:
+                dead.appendleft(record)
+            raise
         if self.heap is not None:
             self.freed(before - self.resident_bytes)
 
