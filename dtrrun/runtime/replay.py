@@ -78,9 +78,7 @@ class Replay:
                             stack.extend(_add_to(plan, record))
                             if stack[-1] is not record:
                                 continue
-                        for source in op.inputs:
-                            source.locks += 1
-                            source.last_access = self.ledger.clock
+                        self._enter(op)
                         entered.append((record, op))
                     if self.ledger.dead:
                         self.ledger.drain()
@@ -108,6 +106,12 @@ class Replay:
             while entered:
                 self._leave(entered.pop()[1])
             self.ledger.replaying -= 1
+
+    def _enter(self, op: Op) -> None:
+        """Lock an operator's inputs. A function, so that no variable goes on referring to the last one."""
+        for source in op.inputs:
+            source.locks += 1
+            source.last_access = self.ledger.clock
 
     @staticmethod
     def _unplan(plan: Plan, op: Op) -> None:

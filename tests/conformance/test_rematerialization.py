@@ -84,3 +84,57 @@ def test_at_the_end_only_the_programs_own_tensors_are_in_memory():
         session.set_budget(MIB // 2)
     assert session.report()["evictions"] == 2
     assert session.report()["resident_bytes"] == sum(one.untyped_storage().nbytes() for one in kept)
+
+
+def evict_all(session, tensors):
+    for one in tensors:
+        record = session.careful.record_of(one)
+        assert session.ledger.secure(record)
+        session.ledger.evict(record)
+
+
+def test_what_was_recomputed_beside_the_target_is_kept_to_a_share():
+    foot = tensor()
+    with dtrrun.budget(64 * MIB, cost="model") as session:
+        x, kept = foot, []
+        for _ in range(16):
+            x = x.tanh()
+            kept.append(x * 2)
+        del x
+        expected = kept[-1].clone()
+        evict_all(session, kept)
+        session.set_budget(48 * MIB)
+        assert torch.equal(kept[-1], expected)
+        assert session.report()["rematerializations"] == 17
+        assert MIB <= session.ledger.held_bytes <= 48 * MIB // 8
+
+
+def test_a_stolen_version_is_released_once_its_successor_is_back(monkeypatch):
+    """The policy must not take it for something that only evicted storages need."""
+    foot = tensor()
+    expected = (foot + 1).mul_(2).add_(3).tanh_()
+    with dtrrun.budget(64 * MIB) as session:
+        x = (foot + 1).mul_(2).add_(3).tanh_()
+        evict_all(session, [x])
+        replay, policy = session.replay, session.ledger.policy
+        taken, successor_was_back = [], []
+
+        def run(wanted, op, original=replay._run):
+            taken[:] = [wanted]
+            original(wanted, op)
+
+        def take(source, original=replay._take):
+            taken.append(source)
+            return original(source)
+
+        def released(source, original=policy.released):
+            if any(source is one for one in taken[1:]):
+                successor_was_back.append(taken[0].resident)
+            original(source)
+
+        monkeypatch.setattr(replay, "_run", run)
+        monkeypatch.setattr(replay, "_take", take)
+        monkeypatch.setattr(policy, "released", released)
+        assert torch.equal(x, expected)
+        taken.clear()
+    assert successor_was_back == [True] * 3
