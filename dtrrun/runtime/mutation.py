@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch
@@ -41,6 +42,23 @@ class Mutations(Calls):
             self.ledger.before_mutation(record)
         finally:
             record.exposed = exposed
+
+    def watch_new(self) -> Callable[[], None]:
+        """Until what it returns is called: whatever is made is handed out to code that no operator shows."""
+        before = list(self.ledger.records.values())
+        known = set(map(id, before))
+        limit, self.ledger.limit = self.ledger.limit, 1 << 62  # nothing of it may be evicted before
+
+        def ended() -> None:
+            self.ledger.limit = limit
+            with self.lock:
+                self.ledger.drain()
+                for record in list(self.ledger.records.values()):
+                    if id(record) not in known:
+                        self._expose(record, "handed out")
+            before.clear()  # until here, so that no new record got the id of an old one
+
+        return ended
 
     def _prepare_mutation(self, call: Call) -> None:
         """Decide which mutations get a recipe; what the others destroy is rescued before."""

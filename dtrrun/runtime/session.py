@@ -27,6 +27,7 @@ from dtrrun.runtime.ledger import Ledger
 from dtrrun.runtime.mode import DTRMode
 from dtrrun.runtime.mode_checks import ModeChecks
 from dtrrun.runtime.record import Record
+from dtrrun.runtime.reducers import Reducers
 from dtrrun.runtime.replay import Replay
 from dtrrun.runtime.steps import StepClock, overhead_ns, slowdown
 from dtrrun.runtime.threads import Threads
@@ -91,6 +92,7 @@ class Session:
             self._gradients,
             Functions(self._lock_tensors),
             ModeChecks(self._lock_tensors, self.mode, lambda: self.careful.checks_modes),
+            Reducers(self.careful.watch_new),
             Threads(lambda: self.mode if self.running else None, self._threaded),
             self.steps,
             compiler.CompileNotice(self.warn),

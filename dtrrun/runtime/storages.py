@@ -83,7 +83,7 @@ class Storages:
             record.nbytes, record.exposed, record.pin = 0, True, "other device"
         elif not memory.is_ours(storage):
             record.exposed, record.pin = True, "foreign memory"
-        elif record.nbytes <= SMALL_CONSTANT:
+        elif pin == "constant" and 0 < record.nbytes <= SMALL_CONSTANT:
             self.small_constants.append(storage)
         if self.resident_bytes + record.nbytes > self.limit:
             with suppress(BudgetError):  # the memory exists already: what can be done is to make up for it
@@ -99,6 +99,9 @@ class Storages:
     def resized(self, record: Record, nbytes: int) -> None:
         """A resident storage has other bytes now."""
         self.policy.discard(record)
+        if nbytes > SMALL_CONSTANT >= record.nbytes:  # keep it alive no longer
+            kept = [storage for storage in self.small_constants if storage is not record()]
+            self.small_constants = deque(kept, self.small_constants.maxlen)
         self.grow(nbytes - record.nbytes)
         record.nbytes = nbytes
         if self.pressure and record.op is not None and nbytes >= self.least_bytes:

@@ -153,3 +153,13 @@ def test_data_loader_workers():
         return [[x * 2, y.exp(), x @ y.t()] for x, y in loader]
 
     check_stress(program)
+
+
+def test_from_the_first_thread_on_the_short_cut_is_not_taken():
+    with dtrrun.budget("1GB") as session:
+        torch.ones(4) + 1
+        assert not session.careful.always
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+        thread.join()
+        assert session.careful.always
