@@ -1,0 +1,92 @@
+"""Signals while a process is rematerializing: how it ends, what is said at the end, what is left behind."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+REPLAYS = """
+import os, sys, torch
+print(os.getpid(), flush=True)
+foot = torch.randn(128, 128)
+kept, x = [], foot
+for _ in range(60):
+    x = torch.tanh(x) + 1
+    kept.append(x)
+print("ready", flush=True)
+for _ in range(10_000):  # all but the first few are evicted: this is hardly anything but rematerialization
+    for one in reversed(kept):
+        one.sum()
+"""
+
+
+@pytest.fixture
+def replaying(program, tmp_path, environment):
+    """Starts dtrrun on the text above; gives the launcher, and the id of the process that trains."""
+    program("replays.py", REPLAYS)
+    started = []
+
+    def start(*words):
+        child = subprocess.Popen(
+            [sys.executable, "-m", "dtrrun", "--budget", "1MB", "--json", "r.json", *words, "replays.py"],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(child)
+        pid = int(child.stdout.readline())
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(0.5)
+        return child, pid
+
+    yield start
+    for child in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def ended(pid):
+    for _ in range(200):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("name", "to"),
+    [("SIGINT", "launcher"), ("SIGTERM", "launcher")]
+    + [(name, "training process") for name in ("SIGINT", "SIGTERM", "SIGKILL")],
+)
+def test_a_signal_in_the_middle_of_a_rematerialization(replaying, tmp_path, name, to):
+    child, pid = replaying()
+    number = getattr(signal, name)
+    os.kill(child.pid if to == "launcher" else pid, number)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == -number, err
+    assert ended(pid)
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["exit_code"] == 128 + number
+    assert report["processes"][0]["rematerializations"] > 100
+    assert "rematerializ" in err, "the final table is missing"
+    assert [name for name in os.listdir(tmp_path) if name.startswith("dtrrun-")] == []
+
+
+def test_a_launcher_that_is_killed_leaves_the_training_process_running(replaying):
+    """Nobody is left to pass the signal on; as with any other wrapper, the program is not disturbed."""
+    child, pid = replaying()
+    child.kill()
+    assert child.wait(60) == -signal.SIGKILL
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGTERM)
+    assert ended(pid)
