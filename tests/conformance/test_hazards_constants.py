@@ -23,12 +23,11 @@ def test_mutation_of_a_buffer_on_the_short_cut():
                 kept.append(buffer.exp())
         return kept, buffer
 
-    torch.manual_seed(0)
-    outside = torch.randn(64, 32)
+    values = torch.randn(64, 32).tolist()
 
     def changing():
-        """The same with a tensor that is older than the session: never one of the recipes'."""
-        own = outside.clone()
+        """The same with a constant, which no recipe makes."""
+        own = torch.tensor(values)
         kept = []
         for _ in range(6):
             kept.append(own * 2)
@@ -60,6 +59,43 @@ def test_statistics_are_read_before_they_are_updated():
             norm.train()
             kept.append(norm(x))
         return kept, list(norm.buffers())
+
+    check_stress(program)
+
+
+def evicted_at_the_end(session):
+    session.ledger.warn_only = True
+    session.set_budget(1)
+    assert session.report()["evictions"] > 0
+
+
+def test_what_statistics_made_is_evicted_after_their_update():
+    """It was in memory at the update, so that nothing was rescued: from then on it has no recipe."""
+    norm = nn.BatchNorm1d(32)
+    x = torch.randn(64, 32)
+    expected = norm.running_mean * 2
+    with dtrrun.budget("1GB") as session:
+        made = norm.running_mean * 2
+        norm(x)
+        other = x * 2
+        evicted_at_the_end(session)
+        assert torch.equal(made, expected)
+        assert torch.equal(other, x * 2)
+
+
+def test_constants_that_the_program_releases():
+    """A recipe keeps them as long as what it makes is evicted."""
+    values = torch.randn(64, 32).tolist()
+
+    def program():
+        kept = []
+        for step in range(6):
+            constant = torch.tensor(values)
+            kept.append(torch.sin(constant * step))
+            kept.append(constant + 1)
+            del constant
+            kept.append(torch.rand(64, 32))
+        return kept
 
     check_stress(program)
 

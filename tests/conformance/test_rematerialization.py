@@ -1,6 +1,7 @@
 """How much is recomputed: not more than the recipes of what is evicted."""
 
 import torch
+from faults import check_accounts
 
 import dtrrun
 
@@ -138,3 +139,26 @@ def test_a_stolen_version_is_released_once_its_successor_is_back(monkeypatch):
         assert torch.equal(x, expected)
         taken.clear()
     assert successor_was_back == [True] * 3
+
+
+def test_outputs_that_are_there_are_left_alone():
+    foot = tensor()
+    expected = foot.sort(1)
+    with dtrrun.budget(64 * MIB) as session:
+        values, indices = foot.sort(1)
+        address = torch._C.TensorBase.data_ptr(indices)
+        evict_all(session, [values])
+        assert torch.equal(values, expected.values)
+        assert torch._C.TensorBase.data_ptr(indices) == address
+        check_accounts(session)
+
+
+def test_what_only_one_recipe_reads_goes_at_once():
+    foot = tensor()
+    with dtrrun.budget(64 * MIB) as session:
+        top = foot.tanh().add(1).tanh().add(1).tanh()
+        expected = top.clone()
+        evict_all(session, [top])
+        assert torch.equal(top, expected)
+        assert session.report()["rematerializations"] == 5
+        assert not session.ledger.held

@@ -1,0 +1,174 @@
+"""Ways to memory that are no plain operator: escapes, native code, foreign memory, layouts, set_."""
+
+from mutant import row
+
+row(
+    "escapes",
+    (
+        "reads are not seen",
+        "escapes",
+        "        for name in READS:\n",
+        "        for name in ():\n",
+        "hazards_escapes::reads",
+    ),
+    (
+        "writes are not seen",
+        "escapes",
+        "        for name in WRITES:\n",
+        "        for name in ():\n",
+        "hazards_escapes::writes",
+    ),
+    (
+        "memory is handed out unseen",
+        "escapes",
+        "        for name in EXPOSES:\n",
+        "        for name in ():\n",
+        "hazards_escapes::arrays_stay_valid_and_are_written_to_later",
+    ),
+    (
+        "what is handed out is not marked so",
+        "mutation",
+        "        record.exposed = exposed or exposes ",
+        "        record.exposed = exposed ",
+        "hazards_escapes::arrays_stay_valid_and_are_written_to_later",
+    ),
+    (
+        "what is handed out is marked in its old version",
+        "recipes",
+        "        version.exposed = record.exposed\n",
+        "",
+        "hazards_escapes::what_an_operator_has_read_before_it_is_handed_out",
+    ),
+    (
+        "nothing is rescued before a write outside",
+        "mutation",
+        "        self.ledger.make_constant(record, why)\n        self.ledger.before_mutation(record)\n"
+        "        record.exposed = exposed",
+        "        self.ledger.make_constant(record, why)\n        record.exposed = exposed",
+        "hazards_escapes::writes hazards_escapes::arrays_stay_valid_and_are_written_to_later",
+    ),
+    (
+        "composite operators read lengths that are evicted",
+        "escapes",
+        "        for owner, name in READ_BY_COMPOSITES:\n",
+        "        for owner, name in ():\n",
+        "hazards_lengths::packed_sequences_whose_lengths_were_evicted "
+        "hazards_lengths::split_points_that_were_evicted",
+    ),
+    (
+        "constructors read evicted elements",
+        "escapes",
+        "        for owner, name in CONSTRUCTORS:\n",
+        "        for owner, name in ():\n",
+        "hazards_escapes::reads",
+    ),
+    (
+        "an escape's replay runs under the program's modes",
+        "replay",
+        "            with below():\n                while stack:",
+        "            with torch.no_grad():\n                while stack:",
+        "hazards_modes::autocast_in_and_out",
+    ),
+)
+row(
+    "native extensions",
+    (
+        "a custom forward's inputs are not locked",
+        "functions",
+        "            unlock = lock([arg for arg in args if isinstance(arg, torch.Tensor)])\n",
+        "            unlock = lock([])\n",
+        "hazards_functions::tensors_of_a_custom_function_stay_in_memory_while_it_runs",
+    ),
+    (
+        "a custom backward's gradients are not locked",
+        "functions",
+        "            frames.unlocks = [lock([arg for arg in args if isinstance(arg, torch.Tensor)])]\n",
+        "            frames.unlocks = []\n",
+        "hazards_functions::tensors_of_a_custom_function_stay_in_memory_while_it_runs",
+    ),
+    (
+        "a custom backward's saved tensors are not locked",
+        "functions",
+        "            if unlocks is not None:\n",
+        "            if False:\n",
+        "hazards_functions::tensors_of_a_custom_function_stay_in_memory_while_it_runs",
+    ),
+)
+row(
+    "storages that are not ours",
+    (
+        "foreign memory is taken for ours",
+        "storages",
+        "        elif not memory.is_ours(storage):\n",
+        "        elif False:\n",
+        "hazards_escapes::memory_that_is_not_ours "
+        "faults_numpy::arrays_under_tensors_change_between_operators",
+    ),
+)
+row(
+    "several outputs",
+    (
+        "every output is the first one",
+        "replay",
+        "targets[~where] if where < 0 else storage_of(results[where])",
+        "targets[~where] if where < 0 else storage_of(results[0])",
+        "hazards_values::several_outputs_of_which_some_are_dropped",
+    ),
+    (
+        "an output that is there is replaced",
+        "replay",
+        "                if record is None or record.resident:\n",
+        "                if record is None:\n",
+        "rematerialization::outputs_that_are_there_are_left_alone",
+    ),
+)
+row(
+    "other layouts and subclasses",
+    (
+        "quantized results are taken for plain ones",
+        "outcomes",
+        "            odd = tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor()\n",
+        "            odd = False\n",
+        "hazards_layouts::sparse_and_quantized hazards_layouts::nested_tensors",
+    ),
+    (
+        "subclasses are not unwrapped",
+        "careful",
+        "                return NotImplemented  # a subclass",
+        "                pass  # a subclass",
+        "hazards_layouts::tensor_subclasses",
+    ),
+    (
+        "what a sparse tensor is made from stays evictable",
+        "outcomes",
+        "                for record in call.records:\n"
+        '                    self._expose(record, "shared with a tensor without plain storage")\n',
+        "                pass\n",
+        "hazards_layouts::sparse_and_quantized",
+    ),
+    (
+        "conjugate views older than the session take the short cut",
+        "calls",
+        "            if tensor.is_complex() or tensor.is_neg():\n",
+        "            if False:\n",
+        "hazards_layouts::conjugate_made_before_the_session",
+    ),
+)
+row(
+    ".data, set_, swap_tensors",
+    (
+        "set_ and resize_ are ordinary mutations",
+        "operators",
+        "self.reshapes_storage = name in _RESHAPES_STORAGE",
+        "self.reshapes_storage = False",
+        "hazards_mutation::resize_set_data_and_swap",
+    ),
+    (
+        "a storage is looked up by its tensor",
+        "calls",
+        "        record = self.ledger.records.get(id(storage))\n",
+        "        storage = self.__dict__.setdefault('s', {}).setdefault(id(tensor), storage)\n"
+        "        record = self.ledger.records.get(id(storage))\n",
+        "hazards_mutation::resize_set_data_and_swap",
+    ),
+)

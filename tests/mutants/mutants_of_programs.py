@@ -1,0 +1,139 @@
+"""What programs do besides: compile, collectives, threads, forks, long chains, errors, thrashing."""
+
+from mutant import row
+
+row(
+    "torch.compile",
+    (
+        "nothing is said",
+        "session",
+        "            compiler.CompileNotice(self.warn),\n",
+        "",
+        "hazards_process::compile_says_once_that_nothing_is_compiled",
+    ),
+)
+row(
+    "opaque operators",
+    (
+        "the workspace is not told from the results",
+        "operators",
+        "self.opaque_output = _OPAQUE_OUTPUT.get(name, -1)",
+        "self.opaque_output = -1",
+        "hazards_layers::lstm_inference_uses_one_opaque_operator",
+    ),
+)
+row(
+    "operators that are not replayed",
+    (
+        "collectives are replayed",
+        "operators",
+        " and namespace not in _UNREPLAYABLE_NAMESPACES",
+        "",
+        "hazards_collectives::collectives_run_once",
+    ),
+    (
+        "what is in the table is replayed",
+        "operators",
+        "self.replayable = name not in _UNREPLAYABLE and",
+        "self.replayable =",
+        "hazards_escapes::composite_operators_that_read_lengths",
+    ),
+)
+row(
+    "DDP and FSDP",
+    (
+        "a reducer's buckets are evicted",
+        "reducers",
+        '"__init__", "_rebuild_buckets"',
+        "",
+        "hazards_collectives::a_reducers_buckets_stay",
+    ),
+)
+row(
+    "threads",
+    (
+        "threads run without the mode",
+        "threads",
+        "            with mode:\n",
+        "            if True:\n",
+        "hazards_threads::threads_train_in_one_session "
+        "hazards_threads::a_tensor_made_in_one_thread_is_used_in_another",
+    ),
+    (
+        "threads take the short cut",
+        "threads",
+        "            noticed()\n",
+        "            pass\n",
+        "hazards_threads::from_the_first_thread_on_the_short_cut_is_not_taken",
+    ),
+)
+row(
+    "fork",
+    (
+        "nothing is brought back before a fork",
+        "fork",
+        "    if _before is not None:\n",
+        "    if False:\n",
+        "hazards_threads::forked_child_has_every_tensor "
+        "faults_numpy::forked_processes_of_multiprocessing_train",
+    ),
+    (
+        "the session goes on in a forked child",
+        "fork",
+        "    if _after is not None:\n",
+        "    if False:\n",
+        "hazards_threads::forked_child_has_every_tensor",
+    ),
+)
+row(
+    "long chains",
+    (
+        "what a replay needed on the way stays",
+        "replay",
+        "                self.ledger.drop(source)\n                self.ledger.policy.released(source)\n",
+        "                pass\n",
+        "rematerialization::what_only_one_recipe_reads_goes_at_once",
+    ),
+    (
+        "a chain of recipes is searched by recursion",
+        "recipes",
+        "        if record.op is None:\n            return False\n",
+        "        if record.op is None:\n            return False\n"
+        "        [self.secure(s) for s in record.op.inputs if s.op is not None and not s.op.secured]\n",
+        "faults_chains::read_from_the_end",
+    ),
+)
+row(
+    "failing operators",
+    (
+        "locks are not released",
+        "outcomes",
+        '        """The operator raised: the user sees its own error."""\n        self._unlock(call)\n',
+        "",
+        "hazards_process::failing_operators_leave_no_locks",
+    ),
+    (
+        "a half-written storage keeps its recipe",
+        "outcomes",
+        "        if current is not None:\n",
+        "        if False:\n",
+        "hazards_mutation::mutation_that_fails_half_way",
+    ),
+    (
+        "the short cut does not see that an operator raised",
+        "mode",
+        "                careful.half_written(target)\n",
+        "                pass\n",
+        "hazards_mutation::mutation_that_fails_half_way",
+    ),
+)
+row(
+    "thrashing",
+    (
+        "a step that is mostly recomputation goes unnoticed",
+        "session",
+        "        self._watch_thrashing(self.steps.last)\n",
+        "",
+        "hazards_process::thrashing_is_said_once_and_can_stop",
+    ),
+)

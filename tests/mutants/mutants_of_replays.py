@@ -1,0 +1,120 @@
+"""The accounts, and what keeps rematerialization right and cheap."""
+
+from mutant import row
+
+row(
+    "accounting",
+    (
+        "the dead count as resident",
+        "storages",
+        "                if record.resident:\n                    self.resident_bytes -= record.nbytes\n",
+        "                if record.resident:\n                    pass\n",
+        "hazards_process::resident_bytes_are_what_the_process_holds",
+    ),
+    (
+        "what came back is not counted",
+        "ledger",
+        "        self.evicted_bytes -= record.nbytes\n        self.grow(record.nbytes)\n",
+        "        self.evicted_bytes -= record.nbytes\n",
+        "rematerialization::outputs_that_are_there_are_left_alone",
+    ),
+    (
+        "a storage that grew counts as before",
+        "mutation",
+        "        self.ledger.grow(grown)\n",
+        "",
+        "hazards_constants::storages_that_grow_and_shrink_are_counted",
+    ),
+    (
+        "the short cut does not look at the limit",
+        "mode",
+        "        if not whole or ledger.resident_bytes + signature.output_bytes > ledger.limit:\n",
+        "        if not whole:\n",
+        "hazards_mutation::chain_of_mutations_whose_old_versions_are_needed",
+    ),
+    (
+        "deaths of recomputed storages are not counted",
+        "storages",
+        "                    if self.blocks.pop(id(record), None) is not None:\n"
+        "                        self.resident_bytes -= record.nbytes\n",
+        "                    self.blocks.pop(id(record), None)\n",
+        "hazards_process::resident_bytes_are_what_the_process_holds "
+        "faults_operators::at_each_operator_of_a_rematerialization",
+    ),
+)
+row(
+    "replays",
+    (
+        "nothing is secured before its eviction",
+        "ledger",
+        "        return self.secure(record)\n",
+        "        return True\n",
+        "hazards_mutation::weights_change_while_what_they_made_is_evicted hazards_modes::autocast_in_and_out",
+    ),
+    (
+        "dear inputs are not kept",
+        "ledger",
+        "            self._keep_inputs(record, storage)\n",
+        "",
+        "rematerialization::dear_inputs_of_a_cheap_evicted_storage_outlive_their_release",
+    ),
+    (
+        "a kept input dies under the replay that has locked it",
+        "ledger",
+        "tuple([content for content in op.kept if self._locked(content)])",
+        "()",
+        "rematerialization::a_kept_input_outlives_the_replay_that_reads_it_again",
+    ),
+    (
+        "kept inputs stay for ever",
+        "ledger",
+        "        if op is not None and op.kept:  # what",
+        "        if False:  # what",
+        "rematerialization::dear_inputs_of_a_cheap_evicted_storage_outlive_their_release",
+    ),
+    (
+        "all that was recomputed stays",
+        "storages",
+        "        if self.held_bytes <= allowed:\n            return\n",
+        "        return\n",
+        "rematerialization::what_was_recomputed_beside_the_target_is_kept_to_a_share",
+    ),
+    (
+        "a plan locks nothing",
+        "replay",
+        "            source.locks += 1\n            locked.append(source)\n",
+        "",
+        "rematerialization::a_replay_runs_nothing_twice_as_long_as_memory_suffices",
+    ),
+    (
+        "nothing is planned",
+        "replay",
+        "LAST_PLANNED = 5",
+        "LAST_PLANNED = 99",
+        "rematerialization::a_replay_runs_nothing_twice_as_long_as_memory_suffices",
+    ),
+    (
+        "a plan keeps its locks when it can't be kept",
+        "replay",
+        "                        self._give_up(plan)\n                        for",
+        "                        for",
+        "rematerialization::a_plan_that_does_not_fit_is_given_up "
+        "faults_operators::at_each_operator_of_a_rematerialization",
+    ),
+    (
+        "inputs are not locked while an operator waits",
+        "replay",
+        "            source.locks += 1\n            source.last_access",
+        "            source.last_access",
+        "hazards_process::failing_operators_leave_no_locks "
+        "rematerialization::a_replay_runs_nothing_twice_as_long_as_memory_suffices",
+    ),
+    (
+        "a stolen version is released before its successor is back",
+        "replay",
+        "        self.ledger.policy.discard(source)\n        return storage\n",
+        "        self.ledger.policy.discard(source)\n        self.ledger.policy.released(source)\n"
+        "        return storage\n",
+        "rematerialization::a_stolen_version_is_released_once_its_successor_is_back",
+    ),
+)

@@ -1,0 +1,196 @@
+"""Which bits a storage has: versions, constants, gradients, random numbers, uninitialised memory, views."""
+
+from mutant import row
+
+row(
+    "in-place operators",
+    (
+        "the short cut gives a mutation no version",
+        "mode",
+        "op.outputs = ((~0, weakref.ref(ledger.supersede(target, op, signature.cost))),)\n",
+        "pass\n",
+        "hazards_mutation::chain_of_mutations_whose_old_versions_are_needed",
+    ),
+    (
+        "the careful way gives a mutation no version",
+        "outcomes",
+        "            if op is not None:\n                self._resized",
+        "            if False:\n                self._resized",
+        "hazards_mutation::foreach_operators hazards_mutation::out_arguments",
+    ),
+    (
+        "a replayed mutation writes into the old version",
+        "replay",
+        "self._take(entry) if take else _copy(entry)",
+        "self._take(entry) if take else entry.memory()",
+        "hazards_mutation::chain_of_mutations_whose_old_versions_are_needed",
+    ),
+    (
+        "an old version still owns the storage",
+        "recipes",
+        "        record.superseded = True\n        record.resident = False\n",
+        "",
+        "hazards_mutation::chain_of_mutations_whose_old_versions_are_needed",
+    ),
+)
+row(
+    "mutated constants",
+    (
+        "nothing is rescued before a constant changes",
+        "recipes",
+        "        if record.secured_by is None:\n            return\n",
+        "        return\n",
+        "hazards_mutation::weights_change_while_what_they_made_is_evicted",
+    ),
+    (
+        "the short cut mutates constants that something is secured by",
+        "mode",
+        "                if target.secured_by is not None:\n",
+        "                if False:\n",
+        "hazards_constants::mutation_of_a_buffer_on_the_short_cut",
+    ),
+    (
+        "the short cut's mutated constant has no new version",
+        "mode",
+        "                    ledger.supersede(target, None, 0)\n",
+        "                    pass\n",
+        "hazards_constants::mutation_of_a_buffer_on_the_short_cut",
+    ),
+    (
+        "the careful way's mutated constant has no new version",
+        "outcomes",
+        "                if record.used:\n                    record = ledger.supersede",
+        "                if False:\n                    record = ledger.supersede",
+        "hazards_mutation::weights_change_while_what_they_made_is_evicted "
+        "hazards_mutation::input_mutated_by_the_program_after_its_use",
+    ),
+    (
+        "only what is evicted is rescued",
+        "recipes",
+        '                    self.make_constant(node, "input mutated")\n                elif',
+        "                    pass\n                elif",
+        "hazards_mutation::weights_change_while_what_they_made_is_evicted "
+        "hazards_gradients::maml_inner_steps_by_functional_call",
+    ),
+    (
+        "history is never forgotten",
+        "session",
+        "            self.ledger.forget_history()\n",
+        "            pass\n",
+        "hazards_mutation::kept_losses_do_not_pile_up_records",
+    ),
+    (
+        "recipes do not hold on to their constants",
+        "recipes",
+        "                op.held = tuple(held)\n",
+        "                op.held = ()\n",
+        "hazards_constants::constants_that_the_program_releases",
+    ),
+    (
+        "a released constant counts as there",
+        "recipes",
+        "                    if content is None:\n                        broken = True",
+        "                    if False:\n                        broken = True",
+        "hazards_mutation::weights_change_while_what_they_made_is_evicted hazards_modes::autocast_in_and_out",
+    ),
+)
+row(
+    "gradients",
+    (
+        "gradients are not pinned",
+        "gradients",
+        "        if gradient is not None:\n",
+        "        if False:\n",
+        "hazards_gradients::gradients_stay_in_memory",
+    ),
+)
+row(
+    "schemas that lie",
+    (
+        "batch norm is believed",
+        "operators",
+        '_STATISTICS.get(name) if func._overloadname == "default" else None',
+        "None",
+        "hazards_functions::running_statistics_are_updated_once",
+    ),
+    (
+        "a replay updates the running statistics again",
+        "mutation",
+        "        if rule is None or not holes:\n            return\n",
+        "        return\n",
+        "hazards_functions::running_statistics_are_updated_once",
+    ),
+    (
+        "running statistics have no later version",
+        "mutation",
+        "            if rule.updates and call.records[hole].used:\n",
+        "            if False:\n",
+        "hazards_constants::what_statistics_made_is_evicted_after_their_update",
+    ),
+    (
+        "what running statistics made is not rescued",
+        "careful",
+        "            self._about_to_change(call, statistics)\n",
+        "            pass\n",
+        "hazards_constants::statistics_are_read_before_they_are_updated",
+    ),
+)
+row(
+    "randomness",
+    (
+        "a replay draws anew",
+        "replay",
+        "        if op.rng is None:\n",
+        "        if True:\n",
+        "hazards_values::random_operators_and_their_generators",
+    ),
+    (
+        "a replay moves the program's generator",
+        "rng",
+        "        _set(self._generator, self._before)\n",
+        "        pass\n",
+        "hazards_values::rematerialization_leaves_the_generator_where_the_program_put_it",
+    ),
+)
+row(
+    "uninitialised memory",
+    (
+        "empty has a recipe",
+        "operators",
+        "self.uninitialised = name in _UNINITIALISED",
+        "self.uninitialised = False",
+        "hazards_mutation::uninitialised_memory_becomes_replayable_when_it_is_overwritten",
+    ),
+    (
+        "an overwrite makes nothing replayable",
+        "operators",
+        "self.overwrites = name in _OVERWRITES or torch.Tag.out in tags",
+        "self.overwrites = False",
+        "hazards_mutation::uninitialised_memory_becomes_replayable_when_it_is_overwritten",
+    ),
+    (
+        "a part is taken for the whole",
+        "mutation",
+        "        and covers(call.tensors[holes[0]])\n",
+        "",
+        "hazards_mutation::uninitialised_memory_becomes_replayable_when_it_is_overwritten "
+        "hazards_mutation::mutation_through_views hazards_mutation::out_arguments",
+    ),
+)
+row(
+    "views by identity",
+    (
+        "the short cut takes every result for new memory",
+        "mode",
+        "            if place not in records:\n",
+        "            if True:\n",
+        "hazards_values::views_that_may_be_their_input",
+    ),
+    (
+        "the careful way does",
+        "outcomes",
+        "            if id(storage) in ledger.records:\n                known",
+        "            if False:\n                known",
+        "hazards_values::views_that_may_be_their_input",
+    ),
+)
