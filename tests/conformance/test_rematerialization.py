@@ -1,5 +1,7 @@
 """How much is recomputed: not more than the recipes of what is evicted."""
 
+import weakref
+
 import torch
 from faults import check_accounts
 
@@ -108,6 +110,7 @@ def test_what_was_recomputed_beside_the_target_is_kept_to_a_share():
         assert torch.equal(kept[-1], expected)
         assert session.report()["rematerializations"] == 17
         assert MIB <= session.ledger.held_bytes <= 48 * MIB // 8
+        check_accounts(session)
 
 
 def test_a_stolen_version_is_released_once_its_successor_is_back(monkeypatch):
@@ -162,3 +165,28 @@ def test_what_only_one_recipe_reads_goes_at_once():
         assert torch.equal(top, expected)
         assert session.report()["rematerializations"] == 5
         assert not session.ledger.held
+
+
+def test_the_short_cut_keeps_to_the_budget():
+    with dtrrun.budget(8 * MIB) as session:
+        kept = [tensor()]
+        for _ in range(30):
+            kept.append(kept[-1].tanh())
+        assert not session.careful.always
+        report = session.report()
+    assert report["evictions"] > 20
+    assert report["peak_bytes"] <= 8 * MIB
+
+
+def test_kept_inputs_go_once_what_they_were_kept_for_is_back():
+    a, b = tensor(), tensor()
+    with dtrrun.budget(64 * MIB, cost="model") as session:
+        dear = a @ b
+        cheap = torch.cat([dear, dear])
+        evict_all(session, [cheap])
+        storage = weakref.ref(torch._C.TensorBase.untyped_storage(dear))
+        del dear
+        assert storage() is not None
+        cheap.sum()
+        assert storage() is None
+        check_accounts(session)

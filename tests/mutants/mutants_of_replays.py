@@ -30,16 +30,15 @@ row(
         "mode",
         "        if not whole or ledger.resident_bytes + signature.output_bytes > ledger.limit:\n",
         "        if not whole:\n",
-        "hazards_mutation::chain_of_mutations_whose_old_versions_are_needed",
+        "rematerialization::the_short_cut_keeps_to_the_budget",
     ),
     (
-        "deaths of recomputed storages are not counted",
+        "a recomputed storage that goes still counts",
         "storages",
-        "                    if self.blocks.pop(id(record), None) is not None:\n"
-        "                        self.resident_bytes -= record.nbytes\n",
-        "                    self.blocks.pop(id(record), None)\n",
-        "hazards_process::resident_bytes_are_what_the_process_holds "
-        "faults_operators::at_each_operator_of_a_rematerialization",
+        "        if self.blocks.pop(id(record.block), None) is not None:\n"
+        "            self.resident_bytes -= record.nbytes\n",
+        "        self.blocks.pop(id(record.block), None)\n",
+        "rematerialization::what_was_recomputed_beside_the_target_is_kept_to_a_share",
     ),
 )
 row(
@@ -70,7 +69,7 @@ row(
         "ledger",
         "        if op is not None and op.kept:  # what",
         "        if False:  # what",
-        "rematerialization::dear_inputs_of_a_cheap_evicted_storage_outlive_their_release",
+        "rematerialization::kept_inputs_go_once_what_they_were_kept_for_is_back",
     ),
     (
         "all that was recomputed stays",
