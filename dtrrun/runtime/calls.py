@@ -149,7 +149,10 @@ class Calls:
         )
         call.written = {}
         call.changing = []
-        if operator.mutates and not call.opaque:
+        if operator.collective:
+            for hole, record in enumerate(call.records):
+                call.written.setdefault(id(record), []).append(hole)
+        elif operator.mutates and not call.opaque:
             ends = [*holes[1:], *named.values(), len(tensors)]
             for place in operator.mutates:
                 if isinstance(place, int):

@@ -63,13 +63,16 @@ _UNREPLAYABLE = {
     "aten::_ctc_loss",  # leaves a part of its output unwritten: other bits each time
     "aten::linalg_lstsq",  # its gelsy driver starts from pivots that nobody has set: other bits each time
 }
-_UNREPLAYABLE_NAMESPACES = {
+_UNREPLAYABLE_NAMESPACES = {"fsdp", "profiler"}
+
+# Other processes read and write the memory, also after the operator has returned; most of the schemas do not
+# say which of their tensors are written to.
+_COLLECTIVE_NAMESPACES = {
     "c10d",
     "_c10d_functional",
     "_c10d_functional_autograd",
     "symm_mem",
-    "fsdp",
-    "profiler",
+    "_dtensor",
 }
 
 
@@ -116,6 +119,7 @@ class Operator:
 
     __slots__ = (
         "checks_modes",
+        "collective",
         "composite",
         "dynamic",
         "foreach",
@@ -184,7 +188,10 @@ class Operator:
         self.untouching = name in _UNTOUCHING
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.dynamic = torch.Tag.dynamic_output_shape in tags
-        self.replayable = name not in _UNREPLAYABLE and namespace not in _UNREPLAYABLE_NAMESPACES
+        self.collective = namespace in _COLLECTIVE_NAMESPACES
+        self.replayable = not (
+            self.collective or name in _UNREPLAYABLE or namespace in _UNREPLAYABLE_NAMESPACES
+        )
         self.statistics = _STATISTICS.get(name) if func._overloadname == "default" else None
         if self.statistics is not None:
             self.mutates = ()
