@@ -155,9 +155,8 @@ class Operator:
         tags = func.tags
         self.name = name.replace("::", ".")
         # Inference mode hands these over whole; taken apart, their parts come to us one by one.
-        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-        self.composite = has_kernel(func.name(), "CompositeImplicitAutograd") and not (
-            has_kernel(func.name(), "CPU") or has_kernel(func.name(), "CUDA")
+        self.composite = _has_kernel(func, "CompositeImplicitAutograd") and not (
+            _has_kernel(func, "CPU") or _has_kernel(func, "CUDA")
         )
         self.mutates: tuple[int | str, ...] = ()
         self.view = False
@@ -220,3 +219,10 @@ class Operator:
 def operator_of(func: Any) -> Operator:
     """The facts about `func`; sessions share them."""
     return Operator(func)
+
+
+def _has_kernel(func: Any, key: str) -> bool:
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+    except RuntimeError:  # prim::device: what a subclass is asked for its device with; not in the dispatcher
+        return False

@@ -158,3 +158,45 @@ def test_tensor_subclasses():
         return kept
 
     check_stress(program)
+
+
+class Asked(Wrapped):
+    """Also asked for its device, layout and sizes by dispatch: by operators that the dispatcher does not have."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            dtype=inner.dtype,
+            device=inner.device,
+            dispatch_device=True,
+            dispatch_layout=True,
+            dispatch_sizes_strides_policy="sizes",
+        )
+
+
+def test_subclasses_that_are_asked_for_their_geometry():
+    def program():
+        kept = []
+        for step in range(4):
+            asked = Asked(torch.sin(torch.randn(64, 32) + step))
+            made = (asked * 2).exp()
+            kept += [made.inner, asked.inner, str(made.device), str(made.layout), list(made.shape)]
+            kept += [made.dim(), made.numel(), made.is_contiguous(), made.stride(), made.storage_offset()]
+        return kept
+
+    check_stress(program)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_export(strict):
+    """It traces with tensors that have no memory."""
+
+    def program():
+        model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(4)))
+        x = torch.sin(torch.randn(64, 32))
+        exported = torch.export.export(model, (x,), strict=strict)
+        return [exported.module()(x), model(x), len(exported.graph.nodes), x * 2]
+
+    check_stress(program)
