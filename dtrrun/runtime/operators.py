@@ -224,5 +224,5 @@ def operator_of(func: Any) -> Operator:
 def _has_kernel(func: Any, key: str) -> bool:
     try:
         return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
-    except RuntimeError:  # prim::device: what a subclass is asked for its device with; not in the dispatcher
+    except RuntimeError:  # prim::device, by which a subclass is asked: not the dispatcher's
         return False

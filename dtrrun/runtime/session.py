@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dtrrun.policy import make_policy
-from dtrrun.runtime import compiler, fork, publish
+from dtrrun.runtime import compiler, fork, publish, shapes
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.collector import Collector
 from dtrrun.runtime.errors import BudgetError
@@ -83,6 +83,7 @@ class Session:
         self.error: dict[str, Any] | None = None
         self.running = False
         self._started_ns = now_ns()
+        self._loading_ns = shapes.loading_ns
         self._compacted_age = 0
         self._thrash_warning = ""
         self.steps = StepClock(self.times, self._step_ended)
@@ -227,7 +228,8 @@ class Session:
             "bookkeeping_ns": self.mode.bookkeeping_ns
             + self.ledger.making_room_ns
             - policy.scoring_ns
-            - policy.search_ns,
+            - policy.search_ns
+            - (shapes.loading_ns - self._loading_ns),  # an import, not work on a step
         }
 
     def _tick(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import perf_counter_ns as now_ns
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from dtrrun.runtime.record import Geometry
 from dtrrun.runtime.storage import storage_of
 
 ROUNDING = 64
+
+loading_ns = 0  # spent in this process on what PyTorch imports for its first shape function (torch._dynamo)
 
 
 def rounded(nbytes: int) -> int:
@@ -54,12 +57,21 @@ def predict(
     return by_shape_function(func, operator, template, kwargs, geometries)
 
 
+def _load() -> None:
+    global loading_ns
+    started = now_ns()
+    torch.empty(1, device="meta").add(1)
+    loading_ns = now_ns() - started
+
+
 def by_shape_function(
     func: Any, operator: Operator, template: list[Any], kwargs: dict[str, Any], geometries: list[Geometry]
 ) -> int | None:
     """The same from PyTorch's own functions, which run the operator on tensors without memory."""
     try:
         with below():
+            if not loading_ns:
+                _load()
             tensors = [
                 torch.empty_strided(geometry[0], geometry[1], dtype=geometry[3], device="meta")
                 for geometry in geometries

@@ -161,7 +161,7 @@ def test_tensor_subclasses():
 
 
 class Asked(Wrapped):
-    """Also asked for its device, layout and sizes by dispatch: by operators that the dispatcher does not have."""
+    """Asked for its device, layout and sizes too: by operators that the dispatcher does not have."""
 
     @staticmethod
     def __new__(cls, inner):

@@ -216,3 +216,19 @@ def test_a_runtime_that_cannot_start_ends_the_process(program, dtrrun):
     assert "Traceback" not in ended.err
     assert "nosuchmodule" in ended.ours[-1]
     assert ended.ours[-1].startswith("error: a process could not be put under the budget")
+
+
+def test_loading_shape_functions_is_no_thrashing(program, dtrrun):
+    """The first that is written in Python imports torch._dynamo, in the middle of the first step."""
+    program(
+        "train.py",
+        "import time, torch\n"
+        "weight = torch.nn.Parameter(torch.randn(64, 64))\n"
+        "time.sleep(0.3)\n"
+        "optimizer = torch.optim.SGD([weight], 0.1)\n"
+        "weight.sum().backward()\n"
+        "optimizer.step()\n"
+        "print('done')\n",
+    )
+    ended = dtrrun("--budget", "1GB", "--max-slowdown", "1.3", "--on-thrash", "stop", "train.py")
+    assert (ended.status, ended.out) == (0, "done\n"), ended.err
