@@ -1,12 +1,13 @@
 # make demo, make test: all that a fresh machine needs is Python 3.11 or later. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test check bench clean
+.PHONY: demo test ecosystem check bench clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INSTALLED := .venv/installed
+ECOSYSTEM := .venv/ecosystem
 EXAMPLE := docs/examples/transformer.py --steps 8
 PEAK := build/peak.json
 HALF := import json; print(json.load(open("$(PEAK)"))["peak_bytes"] // 2, end="B")
@@ -23,6 +24,10 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -q tests/unit tests/inject tests/conformance tests/programs
+
+# Real packages; writes the table of docs/compatibility.md.
+ecosystem: $(ECOSYSTEM)
+	$(BIN)/python -m tests.ecosystem
 
 check: $(INSTALLED)
 	$(BIN)/ruff check
@@ -43,4 +48,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) setuptools
 	$(PIP) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+$(ECOSYSTEM): $(INSTALLED) tests/ecosystem/constraints.txt
+	$(PIP) --constraint tests/ecosystem/constraints.txt --no-build-isolation --editable '.[ecosystem-tests]'
 	@touch $@

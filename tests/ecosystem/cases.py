@@ -1,0 +1,55 @@
+"""What is run: programs of this folder, how they are started, and what is expected beside equal bits."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Case:
+    """`percent`: of the plain peak, the budget to try first; 60 where that is feasible. `warns`: how each
+    warning of dtrrun's begins. `reference`: variables of the plain run alone."""
+
+    name: str
+    title: str
+    program: str
+    arguments: tuple[str, ...] = ()
+    launcher: tuple[str, ...] = ()
+    processes: int = 1
+    packages: tuple[str, ...] = ("torch",)
+    percent: int = 60
+    warns: tuple[str, ...] = ()
+    reference: dict[str, str] = field(default_factory=dict)
+
+
+TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node", "2")
+ACCELERATE = (
+    *("accelerate", "launch", "--cpu", "--num_processes", "1", "--num_machines", "1"),
+    *("--mixed_precision", "no", "--dynamo_backend", "no"),
+)
+HUGGING_FACE = {"packages": ("transformers", "accelerate")}
+CHECKPOINTING = {"arguments": ("--checkpointing",), **HUGGING_FACE}
+TWO = {"launcher": TORCHRUN, "processes": 2}
+
+CASES = (
+    Case("bert", "BERT (masked tokens), `Trainer`", "bert.py", **HUGGING_FACE),
+    Case("bert-checkpointing", "BERT, `gradient_checkpointing`", "bert.py", **CHECKPOINTING, percent=90),
+    Case("gpt2", "GPT-2, `Trainer`, gradients accumulated", "gpt2.py", **HUGGING_FACE),
+    Case("gpt2-checkpointing", "GPT-2, `gradient_checkpointing`", "gpt2.py", **CHECKPOINTING, percent=80),
+    Case("gpt2-ddp", "GPT-2, `Trainer` by `torchrun`, 2 processes", "gpt2.py", **HUGGING_FACE, **TWO),
+    Case("accelerate", "BERT by `accelerate launch`", "bert.py", launcher=ACCELERATE, **HUGGING_FACE),
+    Case("gcn", "GCN of torch_geometric", "gcn.py", packages=("torch_geometric",), percent=80),
+    Case("ddp", "DDP by `torchrun`, gloo, 2 processes", "ddp.py", **TWO),
+    Case("fsdp", "FSDP2 (`fully_shard`) by `torchrun`, gloo, 2 processes", "fsdp.py", **TWO),
+    Case("functional", "`torch.func`: vmap, grad, jacrev, functional_call", "functional.py"),
+    Case(
+        "compile",
+        "`torch.compile` (runs eagerly)",
+        "compiled.py",
+        warns=("torch.compile compiles nothing under dtrrun",),
+        reference={"TORCH_COMPILE_DISABLE": "1"},
+    ),
+    Case("autocast", "`torch.autocast`, bfloat16", "autocast.py"),
+    Case("channels-last", "`channels_last`", "channels_last.py"),
+    Case("data-parallel", "`nn.DataParallel` on the CPU", "data_parallel.py"),
+    Case("checkpoint", "`torch.save` in mid-training, `torch.load`, resuming", "checkpoint.py", percent=70),
+    Case("averages", "EMA by `deepcopy`, `AveragedModel`", "averages.py"),
+)

@@ -1,0 +1,99 @@
+"""Runs a case as a user would: its program plainly, and the same command with `dtrrun` before it."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.ecosystem.cases import Case
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).with_name("programs")
+PATIENCE = 120
+"""Seconds; a run takes some 10."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a run ended. `results`: by rank, what the program wrote; `report` is empty if it ran plainly."""
+
+    exit_code: int
+    stderr: str
+    results: dict[str, dict] = field(default_factory=dict)
+    report: dict = field(default_factory=dict)
+
+    @property
+    def infeasible(self) -> bool:
+        """Ended by the clear error that the budget is too small."""
+        return self.exit_code != 0 and bool(self.report.get("error"))
+
+    @property
+    def step_seconds(self) -> float:
+        return max(result["step_seconds"] for result in self.results.values())
+
+
+def plain(case: Case) -> Run:
+    """Without dtrrun."""
+    return _run(case, None, case.reference)
+
+
+def inside(case: Case, budget: int | None, *, verify: bool = False) -> Run:
+    """Under dtrrun; `budget` in bytes, None to count only."""
+    options = ["--budget", f"{budget}B"] if budget is not None else []
+    return _run(case, [*options, *(["--verify"] if verify else [])], {})
+
+
+def difference(a: Run, b: Run) -> str:
+    """The first thing in which two runs that both ended well differ; "" if they are equal bit for bit."""
+    if a.results.keys() != b.results.keys():
+        return "other processes"
+    for rank, result in a.results.items():
+        other = b.results[rank]["bits"]
+        if result["bits"].keys() != other.keys():
+            return f"rank {rank}: other names"
+        for name, sha in result["bits"].items():
+            if other[name] != sha:
+                return f"rank {rank}: {name}"
+    return ""
+
+
+def _run(case: Case, options: list[str] | None, variables: dict[str, str]) -> Run:
+    """`options` of dtrrun; None: without it."""
+    under = options is not None
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        ours: list[str] = [sys.executable, "-m", "dtrrun", "--quiet", "--json", str(report), *(options or [])]
+        launcher = list(case.launcher) or ([] if under else [sys.executable])
+        results = Path(folder, "results")
+        results.mkdir()
+        process = subprocess.Popen(
+            [*(ours if under else []), *launcher, str(PROGRAMS / case.program), *case.arguments],
+            cwd=folder,
+            env=_environment() | {"RESULTS": str(results)} | variables,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            _, stderr = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # dtrrun passes it on
+            _, stderr = process.communicate()
+            return Run(process.returncode or 1, f"{stderr}\nnot done after {PATIENCE} s")
+        written = {path.stem: json.loads(path.read_text()) for path in sorted(results.iterdir())}
+        found = json.loads(report.read_text()) if report.exists() else {}
+        return Run(process.returncode, stderr, written, found)
+
+
+def _environment() -> dict[str, str]:
+    """Ours without options of dtrrun, one thread, no network; the programs find `tests.bench`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DTRRUN_")}
+    return kept | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
