@@ -119,6 +119,9 @@ class Calls:
             named[name] = len(tensors)
             key.append(name)
             call.kwargs[name] = flatten_into(arg, key, tensors)
+        elsewhere = self._elsewhere(kwargs.get("device"), tensors)
+        if elsewhere:
+            key.append(elsewhere)  # a key that the short cut does not look for: it takes results to be here
         call.generator = kwargs.get("generator")
         holes.append(len(tensors))
         call.tensors = tensors
@@ -144,6 +147,7 @@ class Calls:
         call.recordable = (
             operator.replayable
             and not operator.uninitialised
+            and not elsewhere
             and not call.opaque
             and not any(record.exposed for record in call.records)
         )
@@ -168,16 +172,26 @@ class Calls:
                     last = min(end for end in ends if end > first) if any(e > first for e in ends) else first
                 for hole in range(first, last):
                     call.written.setdefault(id(call.records[hole]), []).append(hole)
-        call.signature = self._signature(call, tuple(key), geometries)
+        call.signature = self._signature(call, tuple(key), geometries, bool(elsewhere))
         return call
 
-    def _signature(self, call: Call, key: tuple[Any, ...], geometries: list[Any]) -> Signature:
+    def _elsewhere(self, device: torch.device | None, tensors: list[torch.Tensor]) -> str:
+        """The type of a device other than ours where results may be (`meta`, too); "" if they are here."""
+        ours = self.ledger.device_type
+        if device is not None:
+            kind = torch.device(device).type
+            return kind if kind != ours else ""
+        return next((tensor.device.type for tensor in tensors if tensor.device.type != ours), "")
+
+    def _signature(
+        self, call: Call, key: tuple[Any, ...], geometries: list[Any], elsewhere: bool
+    ) -> Signature:
         signature = self.signatures.get(key)
         if signature is None:
             if len(self.signatures) >= SIGNATURES_LIMIT:
                 self.signatures.clear()
             signature = Signature(call.operator, tuple(geometries))
-            if self.ledger.budget_bytes is not None:
+            if self.ledger.budget_bytes is not None and not elsewhere:
                 predicted = shapes.predict(call.func, call.operator, call.template, call.kwargs, geometries)
                 if predicted is None:
                     # Not known before the first call: as much as the inputs is the best guess.

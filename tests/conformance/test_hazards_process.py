@@ -185,6 +185,21 @@ def test_compile_says_once_that_nothing_is_compiled(capsys):
     assert err.count("torch.compile compiles nothing under dtrrun") == 2  # once in each session
 
 
+def test_tensors_without_memory_take_none():
+    """A large model made on the meta device first, as libraries do."""
+
+    def program():
+        made = [nn.Linear(1 << 15, 1 << 15, device="meta") for _ in range(3)]
+        copies = [torch.ones(1 << 10).to("meta") * 2 for _ in range(3)]
+        drawn = [torch.randn(1 << 20, 1 << 10, device="meta") + 1 for _ in range(3)]
+        real = made[0].weight[:4, :4].to("meta"), torch.empty_like(copies[0], device="cpu").fill_(2.0)
+        return [str(t.device) for t in (*copies, *drawn, *real)], real[1], chain(torch.randn(64, 64))
+
+    expected = plain(program)
+    assert_same(expected, run_inside(program, 400_000)[0], "inside")
+    check_stress(program, expected)
+
+
 def test_the_garbage_collector_s_threshold_is_put_back():
     before = gc.get_threshold()
     with dtrrun.budget("1GB"):
