@@ -29,6 +29,11 @@ def _call_after() -> None:
         _after()
 
 
+def is_watched() -> bool:
+    """Whether a session runs in this process."""
+    return _before is not None
+
+
 def unwatch() -> None:
     global _before, _after
     _before = _after = None

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dtrrun.policy import make_policy
-from dtrrun.runtime import compiler, fork, publish, shapes
+from dtrrun.runtime import compiler, fork, notices, publish, shapes
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.collector import Collector
 from dtrrun.runtime.errors import BudgetError
@@ -88,6 +88,8 @@ class Session:
         self._thrash_warning = ""
         self.steps = StepClock(self.times, self._step_ended)
         self._gradients = Gradients(self._pin)
+        self._notices = notices.Notices(self.warn)
+        self.ledger.met_device = self._met_device
         self._parts: list[Any] = [
             Escapes(self._reach),
             self._gradients,
@@ -97,6 +99,7 @@ class Session:
             Threads(lambda: self.mode if self.running else None, self._threaded),
             self.steps,
             compiler.CompileNotice(self.warn),
+            self._notices,
             Collector(),
         ]
         if device == "cpu" and settings.budget_bytes is not None:
@@ -197,6 +200,9 @@ class Session:
     def _met_leaf(self, leaf: torch.Tensor) -> None:
         self._gradients.watch(leaf)
 
+    def _met_device(self, kind: str) -> None:
+        self.warn(notices.OTHER_DEVICE.format(device=kind, ours=self.ledger.device_type))
+
     def _threaded(self) -> None:
         self.careful.always = True
 
@@ -207,6 +213,7 @@ class Session:
             print(f"dtrrun: warning: {text}", file=sys.stderr, flush=True)
 
     def _too_small(self, error: BudgetError) -> None:
+        self._notices.budget_error = str(error)
         self.error = {
             "operator": error.operator,
             "needed_bytes": error.needed_bytes,
@@ -236,6 +243,7 @@ class Session:
         """Called now and then, by the mode and in replays; sets when to be called again."""
         if self.ledger.age - self._compacted_age > COMPACT_EVERY:
             self._compact()
+        self._notices.look_for_modules()
         self._publish()
         self.careful.next_tick = self.replay.next_tick = now_ns() + PUBLISH_NS
         self._watch_thrashing(self.steps.under_way(), THRASH_GRACE_NS)
@@ -310,6 +318,7 @@ class Session:
         self.careful.lock = threading.RLock()
         python_warnings.filterwarnings("ignore", message=".*dtrrun.*")
         self.stop()
+        notices.warn_when_it_trains(lambda: not fork.is_watched())
 
     # -- report ----------------------------------------------------------------------------------
 

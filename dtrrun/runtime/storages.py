@@ -61,6 +61,7 @@ class Storages:
         self.fingerprints: Any = None  # set under verify
         self.rematerialize: Any = None  # set by the session: Replay.materialize
         self.heap: Any = None  # set by the session on the CPU
+        self.met_device: Any = None  # set by the session: told the type of a device that is not ours
         self._freed_bytes = 0
         self.making_room_ns = 0
 
@@ -81,6 +82,8 @@ class Storages:
         if storage.device.type != self.device_type:
             # Another device's: neither counted nor replayed from (a copy from the host is a constant).
             record.nbytes, record.exposed, record.pin = 0, True, "other device"
+            if self.met_device is not None and storage.device.type != "meta":
+                self.met_device(storage.device.type)
         elif not memory.is_ours(storage):
             record.exposed, record.pin = True, "foreign memory"
         elif pin == "constant" and 0 < record.nbytes <= SMALL_CONSTANT:

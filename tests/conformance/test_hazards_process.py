@@ -1,6 +1,7 @@
 """Long chains, failures, budgets that are too small, thrashing, and what a session leaves behind."""
 
 import gc
+import sys
 import weakref
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import torch._dynamo.utils
 from programs import assert_same, batch, bits, chain, check_stress, mlp, plain, run_inside, train
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 import dtrrun
 
@@ -185,6 +187,17 @@ def test_compile_says_once_that_nothing_is_compiled(capsys):
     assert err.count("torch.compile compiles nothing under dtrrun") == 2  # once in each session
 
 
+def test_compile_with_fullgraph_runs_eagerly_too(capsys):
+    def program():
+        compiled = torch.compile(mlp(2), backend="eager", fullgraph=True)
+        q = torch.sin(torch.randn(1, 2, 64, 16))
+        return compiled(torch.randn(8, 32)), flex_attention(q, q, q)
+
+    torch._dynamo.reset()  # what ran under a session once stays uncompiled, and fullgraph says so
+    assert_same(plain(program), run_inside(program, 1, over_budget="warn")[0], "under stress")
+    assert capsys.readouterr().err.count("torch.compile compiles nothing under dtrrun") == 1
+
+
 def test_tensors_without_memory_take_none():
     """A large model made on the meta device first, as libraries do."""
 
@@ -198,6 +211,23 @@ def test_tensors_without_memory_take_none():
     expected = plain(program)
     assert_same(expected, run_inside(program, 400_000)[0], "inside")
     check_stress(program, expected)
+
+
+def test_tensors_of_another_device_are_said_to_be_outside(capsys):
+    with dtrrun.budget("1GB") as session:
+        session.ledger.device_type = "other"  # so that the CPU is the other one
+        torch.randn(4) * torch.randn(4)
+        assert session.report()["peak_bytes"] == 0
+        session.ledger.device_type = "cpu"
+    assert capsys.readouterr().err.count("tensors on cpu are outside of the budget") == 1
+
+
+def test_an_import_of_deepspeed_is_noticed_once(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepspeed", sys)
+    with dtrrun.budget("1GB") as session:
+        session._tick()
+        session._tick()
+    assert capsys.readouterr().err.count("DeepSpeed") == 1
 
 
 def test_the_garbage_collector_s_threshold_is_put_back():

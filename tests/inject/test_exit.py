@@ -232,3 +232,23 @@ def test_loading_shape_functions_is_no_thrashing(program, dtrrun):
     )
     ended = dtrrun("--budget", "1GB", "--max-slowdown", "1.3", "--on-thrash", "stop", "train.py")
     assert (ended.status, ended.out) == (0, "done\n"), ended.err
+
+
+def test_a_budget_error_that_torchscript_hides_is_shown(program, dtrrun):
+    program(
+        "scripted.py",
+        "import torch\n"
+        "def many(x):\n"
+        "    return torch.stack([x] * 30)\n"
+        "torch.jit.trace(many, torch.ones(2))(torch.ones(100_000))\n",
+    )
+    ended = dtrrun("--quiet", "--budget", "1MB", "scripted.py")
+    assert ended.status == 1
+    assert "BudgetError" not in ended.err
+    assert ended.err.count("It was: dtrrun: the budget of 1,000,000 bytes is too small: aten.stack") == 1
+
+
+def test_native_code_that_reads_an_evicted_tensor_is_explained(program, dtrrun):
+    program("reads.py", "raise RuntimeError('elements, but its data is not allocated yet.\\nIf')\n")
+    program("train.py", "import torch\nimport reads\n")
+    assert dtrrun("--budget", "1GB", "train.py").err.count("warning: native code read a tensor") == 1

@@ -112,3 +112,29 @@ def test_torchrun_with_ddp_and_data_loader_workers(program, plain, dtrrun, tmp_p
     assert [lines[1] for lines in found] == ["['DTRMode']"] * 2
     assert sorted(process["rank"] for process in ended.processes) == [0, 1]  # and no agent, no worker
     assert all(process["steps"] == 2 and process["evictions"] > 0 for process in ended.processes)
+
+
+def test_a_child_of_os_fork_that_trains_is_told_of(program, dtrrun):
+    program(
+        "fork.py",
+        "import os, sys, torch\n"
+        "weight = torch.nn.Parameter(torch.ones(8))\n"
+        "optimizer = torch.optim.SGD([weight], 0.1)\n"
+        "def child(trains):\n"
+        "    if os.fork() == 0:\n"
+        "        for _ in range(3):\n"
+        "            weight.sum().backward()\n"
+        "            if trains:\n"
+        "                optimizer.step()\n"
+        "        os._exit(0)\n"
+        "    os.wait()\n"
+        "child(sys.argv[1] == 'trains')\n"
+        "optimizer.step()\n",
+    )
+    assert dtrrun("--budget", "1GB", "fork.py", "trains").err.count("made by os.fork() and trains") == 1
+    assert "os.fork()" not in dtrrun("--budget", "1GB", "fork.py", "looks").err
+
+
+def test_a_forked_child_of_multiprocessing_is_not(program, dtrrun):
+    program("train.py", LOADER)
+    assert "os.fork()" not in dtrrun("--budget", "1GB", "train.py", "fork").err

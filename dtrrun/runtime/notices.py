@@ -1,0 +1,78 @@
+"""One line for what dtrrun can't keep its promises about, where the program comes to it.
+
+Hooks only: nothing here costs an operator any time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+MODULES = {"deepspeed": "DeepSpeed moves and frees memory itself; dtrrun was not tried with it"}
+"""Packages whose import is worth a line."""
+
+EMPTIED = "its data is not allocated yet"
+"""Part of what PyTorch raises in native code that reads an evicted tensor."""
+
+READ_UNSEEN = (
+    "native code read a tensor that is evicted: dtrrun sees PyTorch's operators only. "
+    "Register the function as one (torch.library), or keep the tensor in memory (session.pin)"
+)
+SCRIPTED = "TorchScript has turned the budget's error into a RuntimeError. It was: "
+FORKED = (
+    "process {pid} was made by os.fork() and trains without a budget; children of multiprocessing, "
+    "subprocess and torchrun have theirs"
+)
+OTHER_DEVICE = (
+    "tensors on {device} are outside of the budget: only those on the {ours} are counted and evicted"
+)
+
+
+class Notices:
+    """Looks at uncaught exceptions while installed. `budget_error`: the text of the last one of ours."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self.budget_error = ""
+        self._seen: set[str] = set()
+
+    def install(self) -> None:
+        self._original = original = sys.excepthook
+
+        def hook(kind: Any, error: Any, traceback: Any) -> None:
+            original(kind, error, traceback)
+            text = str(error)
+            if EMPTIED in text:
+                self._warn(READ_UNSEEN)
+            elif self.budget_error and "TorchScript" in text:
+                self._warn(SCRIPTED + self.budget_error)
+
+        self._hook = sys.excepthook = hook
+        self.look_for_modules()
+
+    def remove(self) -> None:
+        if sys.excepthook is self._hook:
+            sys.excepthook = self._original
+
+    def look_for_modules(self) -> None:
+        """Called now and then."""
+        for name, text in MODULES.items():
+            if name in sys.modules and name not in self._seen:
+                self._seen.add(name)
+                self._warn(text)
+
+
+def warn_when_it_trains(wanted: Callable[[], bool]) -> None:
+    """In a forked child without a session: a line at its first optimizer step, if `wanted()` still."""
+
+    def stepping(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        handle.remove()
+        if wanted():
+            text = FORKED.format(pid=os.getpid())
+            print(f"dtrrun: warning: {text}", file=sys.stderr, flush=True)
+
+    handle = register_optimizer_step_pre_hook(stepping)
