@@ -29,6 +29,7 @@ from dtrrun.runtime.mode_checks import ModeChecks
 from dtrrun.runtime.record import Record
 from dtrrun.runtime.reducers import Reducers
 from dtrrun.runtime.replay import Replay
+from dtrrun.runtime.resizes import Resizes
 from dtrrun.runtime.steps import StepClock, overhead_ns, slowdown
 from dtrrun.runtime.threads import Threads
 from dtrrun.runtime.verify import Fingerprints
@@ -92,6 +93,7 @@ class Session:
         self.ledger.met_device = self._met_device
         self._parts: list[Any] = [
             Escapes(self._reach),
+            Resizes(self.careful),
             self._gradients,
             Functions(self._lock_tensors),
             ModeChecks(self._lock_tensors, self.mode, lambda: self.careful.checks_modes),

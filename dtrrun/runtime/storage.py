@@ -16,11 +16,12 @@ CAN_SWAP = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 
 storage_of = torch._C.TensorBase.untyped_storage  # the unpatched method: `escapes` patches torch.Tensor's
 _swap: Any = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
+resize: Any = torch._C.StorageBase.resize_  # type: ignore[attr-defined]  # unpatched too: see `resizes`
 
 
 def empty(storage: torch.UntypedStorage) -> None:
     """Give the memory back to the allocator at once; tensors over it keep sizes, strides and identity."""
-    storage.resize_(0)
+    resize(storage, 0)
 
 
 def refill_by_swap(storage: Any, source: torch.UntypedStorage) -> None:
@@ -30,7 +31,7 @@ def refill_by_swap(storage: Any, source: torch.UntypedStorage) -> None:
 
 def refill_by_copy(storage: Any, source: torch.UntypedStorage) -> None:
     """Copy `source` into the emptied `storage`; both are allocated for a moment."""
-    storage.resize_(source.nbytes())
+    resize(storage, source.nbytes())
     storage.copy_(source)
 
 

@@ -355,3 +355,42 @@ def test_the_session_ends_cleanly_when_the_program_raises():
             pass
         kept.append(evicted())
     assert torch._C.TensorBase.data_ptr(kept[-1]) != 0
+
+
+def test_storages_that_the_program_resizes():
+    """As FSDP does: emptied while nobody needs them, filled anew by an operator."""
+
+    def program():
+        kept = []
+        gathered = torch.sin(torch.randn(64, 64))
+        early = gathered * 3
+        storage = gathered.untyped_storage()
+        for step in range(4):
+            kept += chain(gathered, 3) if step else [early]
+            storage.resize_(0)
+            kept += chain(torch.cos(torch.randn(64, 64)), 3)
+            storage.resize_(64 * 64 * 4)
+            gathered.copy_(torch.randn(64, 64) + step)
+        return [*kept[::2], gathered, gathered * 2]
+
+    check(program)
+
+
+def test_the_account_follows_a_storage_that_the_program_resizes():
+    size = 1 << 20
+    with dtrrun.budget(4 * size) as session:
+        x = torch.zeros(size // 4)
+        storage = x.untyped_storage()
+        storage.resize_(0)
+        assert session.report()["resident_bytes"] == 0
+        kept = chain(torch.ones(size // 4), 2)
+        storage.resize_(2 * size)  # one of the chain has to go
+        assert session.report()["resident_bytes"] <= 4 * size
+        assert session.report()["evictions"] == 1
+        with pytest.raises(dtrrun.BudgetError):
+            storage.resize_(5 * size)
+        assert storage.nbytes() == 2 * size
+        del x, storage
+        assert session.report()["resident_bytes"] <= 3 * size
+    assert torch.equal(kept[2], torch.sin(kept[1] * 1.1 + 1))
+    assert "resize_" not in torch.UntypedStorage.__dict__

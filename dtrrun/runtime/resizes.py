@@ -1,0 +1,67 @@
+"""`UntypedStorage.resize_` is no operator: FSDP empties and fills its storages with it.
+
+The account follows, and room is made before a storage grows. Who resizes a storage decides about its memory:
+it is not evicted any more. Needed as long as PyTorch has no hook for a storage's size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dtrrun.runtime import storage as memory
+from dtrrun.runtime.careful import Careful
+from dtrrun.runtime.errors import BudgetError
+from dtrrun.runtime.guards import below
+from dtrrun.runtime.record import Record
+from dtrrun.runtime.shapes import rounded
+
+
+class Resizes:
+    """Patches `resize_` of storages while installed."""
+
+    def __init__(self, careful: Careful) -> None:
+        self._careful = careful
+
+    def install(self) -> None:
+        careful, ledger = self._careful, self._careful.ledger
+        original = memory.resize
+
+        def resize_(storage: Any, size: int) -> Any:
+            with careful.lock:
+                ledger.drain()
+                record = ledger.records.get(id(storage))
+                if record is None or storage.device.type != ledger.device_type:
+                    return original(storage, size)
+                record = self._taken_over(record)
+                self._make_room(record, rounded(size) - record.nbytes)
+                result = original(storage, size)
+                ledger.grow(rounded(size) - record.nbytes)
+                record.nbytes = rounded(size)
+                return result
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]
+
+    def remove(self) -> None:
+        del torch.UntypedStorage.resize_
+
+    def _taken_over(self, record: Record) -> Record:
+        """Bring it back, and leave it to the program; its record from now on."""
+        careful = self._careful
+        careful.lock_records([record])
+        record.locks -= 1
+        careful.written_outside(record, "resized by the program")
+        record = careful.ledger.records[record.key]
+        record.exposed = True
+        return record
+
+    def _make_room(self, record: Record, nbytes: int) -> None:
+        if nbytes <= 0:
+            return
+        try:
+            with below():
+                self._careful.ledger.make_room(nbytes, "UntypedStorage.resize_")
+        except BudgetError as error:
+            self._careful._too_small(error)
+            raise
