@@ -38,7 +38,7 @@ CASES = (
     Case("accelerate", "BERT by `accelerate launch`", "bert.py", launcher=ACCELERATE, **HUGGING_FACE),
     Case("gcn", "GCN of torch_geometric", "gcn.py", packages=("torch_geometric",), percent=80),
     Case("ddp", "DDP by `torchrun`, gloo, 2 processes", "ddp.py", **TWO),
-    Case("fsdp", "FSDP2 (`fully_shard`) by `torchrun`, gloo, 2 processes", "fsdp.py", **TWO),
+    Case("fsdp", "FSDP2 (`fully_shard`) by `torchrun`, gloo, 2 processes", "fsdp.py", **TWO, percent=70),
     Case("functional", "`torch.func`: vmap, grad, jacrev, functional_call", "functional.py"),
     Case(
         "compile",
