@@ -37,8 +37,7 @@ class Resizes:
                 record = self._taken_over(record)
                 self._make_room(record, rounded(size) - record.nbytes)
                 result = original(storage, size)
-                ledger.grow(rounded(size) - record.nbytes)
-                record.nbytes = rounded(size)
+                ledger.resized(record, rounded(size))
                 return result
 
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]
@@ -51,10 +50,8 @@ class Resizes:
         careful = self._careful
         careful.lock_records([record])
         record.locks -= 1
-        careful.written_outside(record, "resized by the program")
-        record = careful.ledger.records[record.key]
-        record.exposed = True
-        return record
+        careful.written_outside(record, "resized by the program", exposes=True)
+        return careful.ledger.records[record.key]
 
     def _make_room(self, record: Record, nbytes: int) -> None:
         if nbytes <= 0:

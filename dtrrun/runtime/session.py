@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 import warnings as python_warnings
-from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter_ns as now_ns
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 
 from dtrrun.policy import make_policy
 from dtrrun.runtime import compiler, fork, notices, publish, shapes
+from dtrrun.runtime.access import Access
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.collector import Collector
 from dtrrun.runtime.errors import BudgetError
@@ -26,7 +26,6 @@ from dtrrun.runtime.heap import Heap
 from dtrrun.runtime.ledger import Ledger
 from dtrrun.runtime.mode import DTRMode
 from dtrrun.runtime.mode_checks import ModeChecks
-from dtrrun.runtime.record import Record
 from dtrrun.runtime.reducers import Reducers
 from dtrrun.runtime.replay import Replay
 from dtrrun.runtime.resizes import Resizes
@@ -88,15 +87,16 @@ class Session:
         self._compacted_age = 0
         self._thrash_warning = ""
         self.steps = StepClock(self.times, self._step_ended)
-        self._gradients = Gradients(self._pin)
+        self._access = Access(self.careful)
+        self._gradients = Gradients(self._access.pin)
         self._notices = notices.Notices(self.warn)
         self.ledger.met_device = self._met_device
         self._parts: list[Any] = [
-            Escapes(self._reach),
+            Escapes(self._access.reach),
             Resizes(self.careful),
             self._gradients,
-            Functions(self._lock_tensors),
-            ModeChecks(self._lock_tensors, self.mode, lambda: self.careful.checks_modes),
+            Functions(self._access.lock),
+            ModeChecks(self._access.lock, self.mode, lambda: self.careful.checks_modes),
             Reducers(self.careful.watch_new),
             Threads(lambda: self.mode if self.running else None, self._threaded),
             self.steps,
@@ -150,54 +150,9 @@ class Session:
 
     # -- what the parts call ---------------------------------------------------------------------
 
-    def _record(self, tensor: torch.Tensor) -> Record | None:
-        if tensor.device.type != self.ledger.device_type:
-            return None
-        return self.careful.record_of(tensor)
-
     def pin(self, tensor: torch.Tensor) -> None:
         """Keep a tensor's storage in memory from now on: for native code that reads it unseen."""
-        self._pin(tensor, "pinned")
-
-    def _pin(self, tensor: torch.Tensor, why: str) -> None:
-        with self.careful.lock:
-            record = self._record(tensor)
-            if record is not None:
-                self.careful.lock_records([record])
-                record.locks -= 1
-                self.ledger.make_constant(record, why)
-                record.pin = why
-
-    def _lock_tensors(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
-        with self.careful.lock:
-            self.ledger.drain()
-            records = [record for tensor in tensors if (record := self._record(tensor)) is not None]
-            self.careful.lock_records(records)
-
-        def unlock() -> None:
-            for record in records:
-                # An in-place operator may have made a later version of the storage meanwhile.
-                record.locks -= 1
-
-        return unlock
-
-    def _reach(self, tensor: torch.Tensor, writes: bool, exposes: bool) -> Callable[[], None]:
-        """An escape is about to touch the memory of `tensor`."""
-        unlock = self._lock_tensors([tensor])
-        if writes:
-            try:
-                self._hand_out(tensor, exposes)
-            except BaseException:
-                unlock()
-                raise
-        return unlock
-
-    def _hand_out(self, tensor: torch.Tensor, exposes: bool) -> None:
-        with self.careful.lock:
-            record = self._record(tensor)
-            if record is not None:
-                why = "handed out" if exposes else "written outside"
-                self.careful.written_outside(record, why, exposes=exposes)
+        self._access.pin(tensor, "pinned")
 
     def _met_leaf(self, leaf: torch.Tensor) -> None:
         self._gradients.watch(leaf)

@@ -29,7 +29,7 @@ row(
         "operators",
         " and namespace not in _UNREPLAYABLE_NAMESPACES",
         "",
-        "hazards_collectives::collectives_run_once",
+        "hazards_reducers::collectives_run_once",
     ),
     (
         "what is in the table is replayed",
@@ -46,7 +46,7 @@ row(
         "reducers",
         '"__init__", "_rebuild_buckets"',
         "",
-        "hazards_collectives::a_reducers_buckets_stay",
+        "hazards_reducers::a_reducers_buckets_stay",
     ),
 )
 row(

@@ -1,0 +1,64 @@
+"""Access to a tensor's memory that is no operator: locked, pinned, or handed out to other code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from dtrrun.runtime.careful import Careful
+from dtrrun.runtime.record import Record
+
+
+class Access:
+    """What escapes, custom functions and the program itself ask for."""
+
+    def __init__(self, careful: Careful) -> None:
+        self._careful = careful
+
+    def _record(self, tensor: torch.Tensor) -> Record | None:
+        if tensor.device.type != self._careful.ledger.device_type:
+            return None
+        return self._careful.record_of(tensor)
+
+    def pin(self, tensor: torch.Tensor, why: str) -> None:
+        """Keep a tensor's storage in memory from now on. Raises BudgetError."""
+        with self._careful.lock:
+            record = self._record(tensor)
+            if record is not None:
+                self._careful.lock_records([record])
+                record.locks -= 1
+                self._careful.ledger.make_constant(record, why)
+                record.pin = why
+
+    def lock(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
+        """Keep storages in memory until what it returns is called. Raises BudgetError."""
+        with self._careful.lock:
+            self._careful.ledger.drain()
+            records = [record for tensor in tensors if (record := self._record(tensor)) is not None]
+            self._careful.lock_records(records)
+
+        def unlock() -> None:
+            for record in records:
+                # An in-place operator may have made a later version of the storage meanwhile.
+                record.locks -= 1
+
+        return unlock
+
+    def reach(self, tensor: torch.Tensor, writes: bool, exposes: bool) -> Callable[[], None]:
+        """An escape is about to touch the memory of `tensor`; returns what ends that."""
+        unlock = self.lock([tensor])
+        if writes:
+            try:
+                self._hand_out(tensor, exposes)
+            except BaseException:
+                unlock()
+                raise
+        return unlock
+
+    def _hand_out(self, tensor: torch.Tensor, exposes: bool) -> None:
+        with self._careful.lock:
+            record = self._record(tensor)
+            if record is not None:
+                why = "handed out" if exposes else "written outside"
+                self._careful.written_outside(record, why, exposes=exposes)
