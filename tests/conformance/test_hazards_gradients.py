@@ -163,20 +163,29 @@ def test_hooks_see_and_replace_tensors():
     check_stress(program)
 
 
-def test_saved_tensors_hooks():
+def with_saved_tensors_hooks(pack, unpack):
     def program():
         model = mlp(4)
         inputs, targets = batch()
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone() + 0, lambda t: t * 1):
             first = F.l1_loss(model(inputs), targets)
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().numpy().copy(), torch.from_numpy):
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             second = F.l1_loss(model(inputs), targets)
         with torch.autograd.graph.save_on_cpu():
             third = F.l1_loss(model(inputs), targets)
         (first + second + third).backward()
         return first, second, third, model
 
-    check(program)
+    return program
+
+
+def test_saved_tensors_hooks():
+    check(with_saved_tensors_hooks(lambda t: t.detach() * 2, lambda t: t / 2))
+
+
+def test_saved_tensors_hooks_that_hand_the_memory_out():
+    """What was handed out stays, and all that is computed from it: little is left to evict."""
+    check_stress(with_saved_tensors_hooks(lambda t: t.detach().numpy().copy(), torch.from_numpy))
 
 
 def test_lazy_modules_whose_parameters_have_no_size_yet():
