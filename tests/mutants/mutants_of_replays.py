@@ -65,13 +65,6 @@ row(
         "rematerialization::a_kept_input_outlives_the_replay_that_reads_it_again",
     ),
     (
-        "kept inputs stay for ever",
-        "ledger",
-        "        if op is not None and op.kept:  # what",
-        "        if False:  # what",
-        "rematerialization::kept_inputs_go_once_what_they_were_kept_for_is_back",
-    ),
-    (
         "all that was recomputed stays",
         "storages",
         "        if self.held_bytes <= allowed:\n            return\n",
