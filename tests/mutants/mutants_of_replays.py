@@ -72,26 +72,11 @@ row(
         "rematerialization::what_was_recomputed_beside_the_target_is_kept_to_a_share",
     ),
     (
-        "a plan locks nothing",
-        "replay",
-        "            source.locks += 1\n            locked.append(source)\n",
-        "",
-        "rematerialization::a_replay_runs_nothing_twice_as_long_as_memory_suffices",
-    ),
-    (
         "nothing is planned",
         "replay",
         "LAST_PLANNED = 5",
         "LAST_PLANNED = 99",
         "rematerialization::a_replay_runs_nothing_twice_as_long_as_memory_suffices",
-    ),
-    (
-        "a plan keeps its locks when it can't be kept",
-        "replay",
-        "                        self._give_up(plan)\n                        for",
-        "                        for",
-        "rematerialization::a_plan_that_does_not_fit_is_given_up "
-        "faults_operators::at_each_operator_of_a_rematerialization",
     ),
     (
         "inputs are not locked while an operator waits",
