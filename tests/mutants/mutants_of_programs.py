@@ -70,14 +70,6 @@ row(
 row(
     "fork",
     (
-        "nothing is brought back before a fork",
-        "fork",
-        "    if _before is not None:\n",
-        "    if False:\n",
-        "hazards_threads::forked_child_has_every_tensor "
-        "faults_numpy::forked_processes_of_multiprocessing_train_on_what_was_evicted",
-    ),
-    (
         "the session goes on in a forked child",
         "fork",
         "    if _after is not None:\n",
