@@ -57,7 +57,7 @@ _EXCLUDED = _keys(
 class below:
     """Context: operators run on plain tensors, seen by no mode, recorded by no autograd graph."""
 
-    __slots__ = ("_guard", "_inference", "_modes")
+    __slots__ = ("_compiler", "_guard", "_inference", "_modes")
 
     def __enter__(self) -> None:
         # Inference mode would mark fresh tensors; it is a thread's setting, not a dispatch key alone.
@@ -65,12 +65,17 @@ class below:
         self._inference.__enter__()
         self._guard = _C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED)
         self._guard.__enter__()
-        # Kernels ask whether there is any mode, whatever is excluded.
+        # Kernels ask whether there is any mode, whatever is excluded; and without one, Dynamo, if the program
+        # is inside of `torch.compile`, would begin to trace our own code.
         self._modes = [_C._pop_torch_dispatch_stack(None) for _ in range(_C._len_torch_dispatch_stack())]
+        if self._modes:
+            self._compiler = _C._dynamo.eval_frame.set_eval_frame(None)
 
     def __exit__(self, *exc: Any) -> None:
-        while self._modes:
-            _C._push_on_torch_dispatch_stack(self._modes.pop())
+        if self._modes:
+            _C._dynamo.eval_frame.set_eval_frame(self._compiler)
+            while self._modes:
+                _C._push_on_torch_dispatch_stack(self._modes.pop())
         self._guard.__exit__(None, None, None)
         self._inference.__exit__(None, None, None)
 

@@ -134,7 +134,7 @@ class Mutations(Calls):
     def _resized(self, record: Record) -> None:
         """An `out=` or `resize_` may have grown the storage, also from nothing."""
         storage = record()
-        if storage is None or record.pin == "other device":
+        if storage is None or storage.device.type != self.ledger.device_type:
             return
         nbytes = shapes.rounded(storage.nbytes())
         if nbytes != record.nbytes:
