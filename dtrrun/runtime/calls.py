@@ -93,8 +93,8 @@ class Calls:
         record = self.ledger.records.get(id(storage))
         if record is None:
             record = self.ledger.adopt(storage)
-            if tensor.is_complex() or tensor.is_neg():
-                self.always = True  # conjugate views of it may be older than the session
+            if tensor.is_neg():
+                self.always = True  # negative views of it may be older than the session
             if tensor.requires_grad and is_leaf(tensor):
                 record.pin = "parameter"
                 self._met_leaf(tensor)

@@ -27,6 +27,7 @@ ROWS = (
     "long chains",
     "failing operators",
     "thrashing",
+    "what PyTorch does otherwise under a mode",
     "accounting",
     "replays",
 )

@@ -28,8 +28,8 @@ row(
     (
         "what is handed out is not marked so",
         "mutation",
-        "        record.exposed = exposed or exposes ",
-        "        record.exposed = exposed ",
+        "        record.exposed = record.exposed or exposes ",
+        "        pass ",
         "hazards_escapes::arrays_stay_valid_and_are_written_to_later",
     ),
     (
@@ -42,9 +42,8 @@ row(
     (
         "nothing is rescued before a write outside",
         "mutation",
-        "        self.ledger.make_constant(record, why)\n        self.ledger.before_mutation(record)\n"
-        "        record.exposed = exposed",
-        "        self.ledger.make_constant(record, why)\n        record.exposed = exposed",
+        "record, why)\n            self.ledger.before_mutation(record)\n",
+        "record, why)\n",
         "hazards_escapes::writes hazards_escapes::arrays_stay_valid_and_are_written_to_later",
     ),
     (
@@ -149,9 +148,47 @@ row(
     (
         "conjugate views older than the session take the short cut",
         "calls",
-        "            if tensor.is_complex() or tensor.is_neg():\n",
-        "            if False:\n",
+        "        if call.complex:\n",
+        "        if False:\n",
         "hazards_layouts::conjugate_made_before_the_session",
+    ),
+)
+row(
+    "what PyTorch does otherwise under a mode",
+    (
+        "gradient formulas see our mode",
+        "careful",
+        "        if operator.checks_modes:\n",
+        "        if False:\n",
+        "hazards_mode_checks::gradient_formulas_that_ask_for_modes",
+    ),
+    (
+        "what such a formula reads may be evicted",
+        "mode_checks",
+        "self._lock([*_saved(node), *_tensors(gradients)])",
+        "self._lock([])",
+        "hazards_mode_checks::gradient_formulas_that_ask_for_modes",
+    ),
+    (
+        "functions with out= see our mode",
+        "escapes",
+        "            if out is None:\n",
+        "            if True:\n",
+        "hazards_mode_checks::out_of_composites_that_ask_for_modes",
+    ),
+    (
+        "kernels find conjugates unresolved",
+        "careful",
+        "            if call.complex:\n",
+        "            if False:\n",
+        "hazards_mode_checks::conjugates_that_kernels_make_inside",
+    ),
+    (
+        "small constants go at once",
+        "storages",
+        'elif pin == "constant" and 0 < record.nbytes',
+        "elif False and 0 < record.nbytes",
+        "hazards_mode_checks::what_was_made_from_a_small_constant_can_be_evicted",
     ),
 )
 row(

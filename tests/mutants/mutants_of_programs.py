@@ -27,15 +27,15 @@ row(
     (
         "collectives are replayed",
         "operators",
-        " and namespace not in _UNREPLAYABLE_NAMESPACES",
-        "",
+        "            self.collective or name in",
+        "            name in",
         "hazards_reducers::collectives_run_once",
     ),
     (
         "what is in the table is replayed",
         "operators",
-        "self.replayable = name not in _UNREPLAYABLE and",
-        "self.replayable =",
+        "name in _UNREPLAYABLE or namespace",
+        "namespace",
         "hazards_escapes::composite_operators_that_read_lengths",
     ),
 )

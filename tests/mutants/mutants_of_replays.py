@@ -21,8 +21,8 @@ row(
     (
         "a storage that grew counts as before",
         "mutation",
-        "        self.ledger.grow(grown)\n",
-        "",
+        "            self.ledger.resized(record, nbytes)\n",
+        "            pass\n",
         "hazards_constants::storages_that_grow_and_shrink_are_counted",
     ),
     (

@@ -14,8 +14,8 @@ row(
     (
         "the careful way gives a mutation no version",
         "outcomes",
-        "            if op is not None:\n                self._resized",
-        "            if False:\n                self._resized",
+        "            if op is not None:\n                version = ",
+        "            if False:\n                version = ",
         "hazards_mutation::foreach_operators hazards_mutation::out_arguments",
     ),
     (
@@ -164,8 +164,8 @@ row(
     (
         "an overwrite makes nothing replayable",
         "operators",
-        "self.overwrites = name in _OVERWRITES or torch.Tag.out in tags",
-        "self.overwrites = False",
+        "self.overwrites = name in _OVERWRITES or (",
+        "self.overwrites = False and (",
         "hazards_mutation::uninitialised_memory_becomes_replayable_when_it_is_overwritten",
     ),
     (
@@ -189,8 +189,8 @@ row(
     (
         "the careful way does",
         "outcomes",
-        "            if id(storage) in ledger.records:\n                known",
-        "            if False:\n                known",
+        "            if id(storage) in ledger.records:\n                continue",
+        "            if False:\n                continue",
         "hazards_values::views_that_may_be_their_input",
     ),
 )
