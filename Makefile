@@ -1,7 +1,7 @@
 # make demo, make test: all that a fresh machine needs is Python 3.11 or later. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test ecosystem check bench clean
+.PHONY: demo test conformance ecosystem check bench clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -23,7 +23,16 @@ demo: $(INSTALLED)
 	@set -e; half=$$($(BIN)/python -c '$(HALF)'); set -x; $(BIN)/dtrrun --budget $$half $(EXAMPLE)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q tests/unit tests/inject tests/conformance tests/programs
+	$(BIN)/python -m pytest -q tests/unit tests/inject tests/conformance tests/programs tests/database
+	$(BIN)/python -m pytest -q tests/mutants -k "sample or row"
+
+# PyTorch's own databases, random programs, and each handling of a hazard switched off: all of it.
+conformance: $(INSTALLED)
+	$(BIN)/python -m tests.database --docs
+	@set -ex; for seed in 1 2; do \
+		PROGRAMS=2500 PROGRAMS_SEED=$$seed $(BIN)/python -m pytest -q tests/programs & shards="$$shards $$!"; \
+	done; for shard in $$shards; do wait $$shard; done
+	$(BIN)/python -m pytest -q tests/mutants
 
 # Real packages; writes the table of docs/compatibility.md.
 ecosystem: $(ECOSYSTEM)
