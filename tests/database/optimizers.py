@@ -27,6 +27,8 @@ def cases(name: str) -> Iterator[Case]:
             for given in info.optim_inputs_func("cpu"):
                 for way in _ways(info):
                     options = {**given.kwargs, **way}
+                    if info.step_requires_closure:  # evicted at every moment, each of its many evaluations
+                        options["max_iter"] = 3  # is recomputed from the step's beginning
                     yield Case(f"{name} {options}", partial(_train, info, options))
 
 

@@ -43,7 +43,7 @@ def unit(database: Any, name: str, tell: Any) -> dict[str, Any]:
     evicted = 0
     for case in database.cases(name):
         tell(at=case.name)
-        verdict = judge(case.program, watched)
+        verdict = judge(case, watched)
         counts[verdict.status] = counts.get(verdict.status, 0) + 1
         evicted += verdict.evicted
         if verdict.reasons:
