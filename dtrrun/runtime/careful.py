@@ -7,6 +7,7 @@ room for the outputs, run, enter the outputs with the recipe that made them, unl
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from time import perf_counter_ns as now_ns
 from typing import Any
 
@@ -16,7 +17,7 @@ from dtrrun.runtime import rng
 from dtrrun.runtime.arguments import flatten_into
 from dtrrun.runtime.calls import Call
 from dtrrun.runtime.errors import BudgetError
-from dtrrun.runtime.guards import lazy_bits
+from dtrrun.runtime.guards import lazy_bits, views
 from dtrrun.runtime.mutation import note_mutation, versions_of
 from dtrrun.runtime.operators import Operator, operator_of
 from dtrrun.runtime.outcomes import Outcomes
@@ -55,7 +56,7 @@ class Careful(Outcomes):
         if operator.higher_order:
             return self._run_higher_order(mode, func, args, kwargs)
         if operator.composite:
-            with mode:
+            with views() if torch.is_inference_mode_enabled() else nullcontext(), mode:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result

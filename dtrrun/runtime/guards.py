@@ -27,6 +27,7 @@ def _keys(*names: str) -> Any:
 
 
 _LAZY = _keys("Conjugate", "Negative", "ZeroTensor")
+_VIEWS = _keys("ADInplaceOrView")
 _INCLUDED = _keys("BackendSelect")
 _EXCLUDED = _keys(
     "Python",
@@ -82,6 +83,14 @@ class below:
 
 def lazy_bits() -> Any:
     """Context for a call in a mode's handler: conjugate and negative bits are resolved as without a mode."""
-    return _C._ForceDispatchKeyGuard(
-        _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set() - _LAZY
-    )
+    return _without(_LAZY)
+
+
+def views() -> Any:
+    """The same for a composite that inference mode has handed over whole: its views are autograd's, too."""
+    return _without(_LAZY | _VIEWS)
+
+
+def _without(keys: Any) -> Any:
+    excluded = _C._dispatch_tls_local_exclude_set()
+    return _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), excluded - keys)

@@ -52,6 +52,9 @@ _LAZY_BITS = {"aten::_conj", "aten::_neg_view"}
 # A workspace among the results, parts of which are never written: `--verify` must not compare it.
 _OPAQUE_OUTPUT = {"aten::mkldnn_rnn_layer": 3}
 
+# Reads such a workspace as it is meant; copies, as hooks on saved tensors make them, have those parts too.
+_READS_OPAQUE = {"aten::mkldnn_rnn_layer_backward"}
+
 # Talk to the world outside of the process, or hand out memory: run, never replayed.
 _UNREPLAYABLE = {
     "aten::record_stream",
@@ -131,6 +134,7 @@ class Operator:
         "opaque_output",
         "overwrites",
         "random",
+        "reads_opaque",
         "reduces",
         "replayable",
         "reshapes_storage",
@@ -196,6 +200,7 @@ class Operator:
             self.mutates = ()
         self.takes_storage = "Storage" in func._overloadname
         self.opaque_output = _OPAQUE_OUTPUT.get(name, -1)
+        self.reads_opaque = name in _READS_OPAQUE
         self.reduces = any(argument.name == "reduction" for argument in schema.arguments)
         self.lazy_bits = name in _LAZY_BITS
         self.checks_modes = name.removesuffix("_") in _CHECKS_MODES

@@ -148,7 +148,8 @@ class Outcomes(Mutations):
             outputs.append((where, weakref.ref(record)))
             if ledger.fingerprints is not None:
                 ledger.fingerprints.note(record, tensor)
-                if where == call.operator.opaque_output:
+                opaque = [source for source in call.records if source.nbytes and not source.extent]
+                if where == call.operator.opaque_output or (opaque and not call.operator.reads_opaque):
                     record.extent = 0
             if ledger.pressure and record.nbytes >= ledger.least_bytes:
                 ledger.policy.insert(record)

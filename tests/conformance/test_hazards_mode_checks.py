@@ -172,3 +172,25 @@ def test_small_constants_are_let_go_of_at_the_end():
         assert storage() is not None
         assert session.ledger.small_constants
     assert storage() is None
+
+
+COMPOSITES = {
+    "mH": lambda x: x.mH,
+    "reshape": lambda x: x.reshape(24, 6),
+    "reshape that copies": lambda x: x.t().reshape(24, 6),
+    "flatten": lambda x: x.flatten(),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_views_of_composites_in_inference_mode_are_views_for_autograd(name):
+    def program():
+        leaf = torch.randn(12, 12, requires_grad=True)
+        found = []
+        for x in (leaf, leaf * 2):
+            with torch.inference_mode():
+                y = COMPOSITES[name](x)
+            found += [y.requires_grad, y.is_inference(), y._is_view(), y.detach() * 2]
+        return found, [torch.sin(leaf.detach() * step) for step in range(4)]
+
+    check_stress(program)

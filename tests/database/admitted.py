@@ -13,6 +13,9 @@ from dtrrun.runtime.arguments import flatten_into
 from dtrrun.runtime.operators import operator_of
 from tests.database.replicas import tensors
 
+SCRATCH = {("aten::mkldnn_rnn_layer_backward", 22)}
+"""Parts of oneDNN's workspace that nothing reads: a second backward pass has the same gradients."""
+
 
 class Watch(TorchDispatchMode):
     """Compares every operator's inputs with copies from before it."""
@@ -34,7 +37,7 @@ class Watch(TorchDispatchMode):
         ]
         result = func(*args, **kwargs)
         for where, tensor, copy in before:
-            if not _same(tensor, copy):
+            if not _same(tensor, copy) and (func._schema.name, where) not in SCRATCH:
                 self.unadmitted.append(f"{func} writes to argument {where} and does not say so")
         return result
 

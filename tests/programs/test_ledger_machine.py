@@ -242,7 +242,9 @@ class LedgerMachine(RuleBasedStateMachine):
         try:
             if how == "pin":
                 self.session.pin(x)
-                assert self.record(a).resident
+                record = self.session.careful.record_of(x)
+                assert record is not None
+                assert record.resident
             elif how == "array":
                 self.arrays.append((x.detach().numpy(), UNPATCHED["numpy"](twin)))
             elif how == "apply_":
