@@ -124,44 +124,54 @@ class Escapes:
         original = getattr(owner, name, None)
         if original is None:
             return
-        reach = self._reach
+        call = self._call
 
         @functools.wraps(original)
         def patched(*args: Any, **kwargs: Any) -> Any:
             touched = (*args, *kwargs.values())
             if nested:
                 touched = (*touched, *(item for arg in touched for item in _elements(arg)))
-            ends: list[Callable[[], None]] = []
-            try:
-                for arg in touched:
-                    if isinstance(arg, torch.Tensor) and not (integers_only and arg.is_floating_point()):
-                        ends.append(reach(arg, writes, exposes))
-                with _disable_current_modes() if unseen else nullcontext():
-                    return original(*args, **kwargs)
-            finally:
-                for end in ends:
-                    end()
+            reaches = [
+                (arg, writes, exposes)
+                for arg in touched
+                if isinstance(arg, torch.Tensor) and not (integers_only and arg.is_floating_point())
+            ]
+            return call(original, args, kwargs, reaches, unseen)
 
         self._replace(owner, name, patched)
 
     def _patch_out(self, owner: Any, name: str) -> None:
-        original, reach = getattr(owner, name), self._reach
+        original, call = getattr(owner, name), self._call
 
         @functools.wraps(original)
         def patched(*args: Any, **kwargs: Any) -> Any:
             out = kwargs.get("out")
             if out is None:
                 return original(*args, **kwargs)
-            touched = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
-            ends = [reach(arg, arg is out, False) for arg in touched]
-            try:
-                with _disable_current_modes():
-                    return original(*args, **kwargs)
-            finally:
-                for end in ends:
-                    end()
+            touched = (*args, *kwargs.values())
+            reaches = [(arg, arg is out, False) for arg in touched if isinstance(arg, torch.Tensor)]
+            return call(original, args, kwargs, reaches, True)
 
         self._replace(owner, name, patched)
+
+    def _call(
+        self,
+        original: Any,
+        args: Any,
+        kwargs: Any,
+        reaches: list[tuple[torch.Tensor, bool, bool]],
+        unseen: bool,
+    ) -> Any:
+        """Call `original` with all that it touches in memory; nothing stays locked, whatever raises."""
+        ends: list[Callable[[], None]] = []
+        try:
+            for reach in reaches:
+                ends.append(self._reach(*reach))
+            with _disable_current_modes() if unseen else nullcontext():
+                return original(*args, **kwargs)
+        finally:
+            for end in ends:
+                end()
 
     def _replace(self, owner: Any, name: str, patched: Any) -> None:
         self._undo.append((owner, name, owner.__dict__.get(name)))

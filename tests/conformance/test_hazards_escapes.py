@@ -227,6 +227,19 @@ def test_budget_error_in_an_escape_leaves_no_trace(touch):
         assert_same(expected, bits(tensors), "after the errors")
 
 
+def test_budget_error_in_a_function_with_out_leaves_no_locks():
+    x, out = torch.randn(64, 64), torch.zeros(())
+    with dtrrun.budget(1 << 20) as session:
+        y = torch.sin(x)
+        session.set_budget(x.nbytes + 500)  # y is evicted, and there is no room for it beside x
+        with pytest.raises(dtrrun.BudgetError):
+            torch.linalg.matrix_norm(y, "nuc", out=torch.zeros(()))
+        with pytest.raises(dtrrun.BudgetError):
+            torch.linalg.cond(out=out, A=y)  # `out` is reached first
+        assert not any(record.locks for record in session.ledger.records.values())
+        session.set_budget(None)
+
+
 def test_what_an_operator_has_read_before_it_is_handed_out():
     """The storage has a later version by then: that one too may be written to."""
 
