@@ -56,7 +56,7 @@ class Careful(Outcomes):
         if operator.higher_order:
             return self._run_higher_order(mode, func, args, kwargs)
         if operator.composite:
-            with views() if torch.is_inference_mode_enabled() else nullcontext(), mode:
+            with self._inside(operator), mode:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
@@ -64,6 +64,12 @@ class Careful(Outcomes):
             with self.lock:
                 return self._run(mode, operator, func, args, kwargs, entered)
         return self._run(mode, operator, func, args, kwargs, entered)
+
+    @staticmethod
+    def _inside(operator: Operator) -> Any:
+        if not torch.is_inference_mode_enabled():
+            return nullcontext()
+        return lazy_bits() if operator.tracks_views else views()
 
     def _run(
         self, mode: Any, operator: Operator, func: Any, args: Any, kwargs: dict[str, Any], entered: int

@@ -117,7 +117,8 @@ class Operator:
     """The facts about one `OpOverload`, computed once.
 
     `mutates`: positions (int) and names (str) of the arguments that it writes to. `grows`: and whose storage
-    it may grow for that. `simple`: fit for the dispatch mode's short cut.
+    it may grow for that. `tracks_views`: autograd notes its views and mutations above us. `simple`: fit for
+    the dispatch mode's short cut.
     """
 
     __slots__ = (
@@ -141,6 +142,7 @@ class Operator:
         "simple",
         "statistics",
         "takes_storage",
+        "tracks_views",
         "uninitialised",
         "untouching",
         "unversioned",
@@ -162,6 +164,7 @@ class Operator:
         self.composite = _has_kernel(func, "CompositeImplicitAutograd") and not (
             _has_kernel(func, "CPU") or _has_kernel(func, "CUDA")
         )
+        self.tracks_views = _has_kernel(func, "ADInplaceOrView")
         self.mutates: tuple[int | str, ...] = ()
         self.view = False
         if name in _RESIZES:  # tagged as below, but the memory may become another

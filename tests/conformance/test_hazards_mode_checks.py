@@ -179,6 +179,9 @@ COMPOSITES = {
     "reshape": lambda x: x.reshape(24, 6),
     "reshape that copies": lambda x: x.t().reshape(24, 6),
     "flatten": lambda x: x.flatten(),
+    "chunk": lambda x: x.chunk(3)[1],
+    "narrow": lambda x: x.narrow(0, 2, 3),
+    "mT of a chunk": lambda x: x.chunk(2, 1)[0].mT,
 }
 
 
