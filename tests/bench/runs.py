@@ -90,21 +90,30 @@ def _run(prefix: list[str], example: str, arguments: tuple[str, ...], variables:
         if prefix:
             prefix = [*prefix, "--json", str(report)]
         script = ROOT / "docs" / "examples" / f"{example}.py"
-        process = subprocess.Popen(
-            [*prefix, sys.executable, str(CAPTURE), str(capture), str(script), *arguments],
-            cwd=ROOT,
-            env=environment() | variables,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            _, stderr = process.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # dtrrun passes it on
-            _, stderr = process.communicate()
-            return Run(process.returncode, f"{stderr}\nnot done after {PATIENCE} s")
-        return Run(process.returncode, stderr, _json(capture), _json(report))
+        command = [*prefix, sys.executable, str(CAPTURE), str(capture), str(script), *arguments]
+        status, stderr, done = finished(command, ROOT, environment() | variables, PATIENCE)
+        return Run(status, stderr, _json(capture), _json(report)) if done else Run(status, stderr)
+
+
+def finished(
+    command: list[str], folder: str | Path, variables: dict[str, str], patience: float
+) -> tuple[int, str, bool]:
+    """Exit status and standard error of a command, and whether it ended within `patience` seconds."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=variables,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        _, stderr = process.communicate(timeout=patience)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # dtrrun passes it on
+        _, stderr = process.communicate()
+        return process.returncode, f"{stderr}\nnot done after {patience} s", False
+    return process.returncode, stderr, True
 
 
 def environment() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,13 +34,14 @@ class Section:
 
     def markdown(self, command: str) -> str:
         lines = [self.text, "", f"`{command}` on {machine()}.", ""]
-        lines += [_row(self.headers), "|---" + "|---:" * (len(self.headers) - 1) + "|"]
-        lines += [_row(row) for row in self.rows]
+        lines += [row(self.headers), "|---" + "|---:" * (len(self.headers) - 1) + "|"]
+        lines += [row(cells) for cells in self.rows]
         lines += ["", *(f"- Missed: {line}" for line in self.missed)]
         return "\n".join(lines).strip() + "\n"
 
 
-def _row(cells: list[str]) -> str:
+def row(cells: Sequence[str]) -> str:
+    """One row of a Markdown table."""
     return "| " + " | ".join(cells) + " |"
 
 
@@ -62,6 +64,14 @@ INTRODUCTION = """# Measurements
 between runs on the same machine in turn. "Plain" means without dtrrun, "peak" the most bytes of tensors that
 were held at once.
 """
+
+
+def replace_marked(path: Path, target: str, text: str) -> None:
+    """Write `text` between the two marks of `make target` in the page; the rest stays."""
+    begin, end = f"<!-- written by make {target} -->", f"<!-- end of what make {target} writes -->"
+    before, rest = path.read_text().split(begin)
+    _, after = rest.split(end)
+    path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
 
 
 def replace_sections(path: Path, sections: dict[str, str]) -> None:

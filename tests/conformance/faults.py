@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -87,6 +88,13 @@ def failing_replays(at: int, error: type[BaseException], *, after: bool = False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Replay, "_run", counted)
         yield ran
+
+
+def run_together(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def check_accounts(session: Any) -> None:

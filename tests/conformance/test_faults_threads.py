@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from faults import check_accounts
+from faults import check_accounts, run_together
 from programs import assert_same, bits
 from torch import nn
 
@@ -73,10 +73,7 @@ def test_four_models_at_once_while_one_keeps_failing():
 
     with dtrrun.budget(80_000, over_budget="warn", verify=True) as session:
         threads = [threading.Thread(target=work, args=(name, seed)) for seed, name in enumerate(MODELS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_together(threads)
         check_accounts(session)
         assert session.report()["evictions"] > 100
     assert session.report()["mismatches"] == []
@@ -108,10 +105,7 @@ def test_one_thread_reads_what_another_evicts():
             threading.Thread(target=reading, args=(kept, order, found, name))
             for name, order in (("forward", 1), ("backward", -1))
         ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_together(threads)
         check_accounts(session)
         assert session.report()["rematerializations"] > 20
     assert found == expected

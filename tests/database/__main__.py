@@ -9,15 +9,16 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tests.bench.section import replace_marked, row
 from tests.database.judge import CRASHED, EQUAL, FAILED, NONDETERMINISTIC, PINNED, PINS
 from tests.database.sweep import sweep
 
 KINDS = ("operators", "modules", "optimizers")
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
-BEGIN, END = "<!-- written by make conformance -->", "<!-- end of what make conformance writes -->"
 
 Result = dict[str, Any]
 
@@ -81,11 +82,8 @@ def write_docs(results: list[Result]) -> None:
             for reason in result["reasons"]:
                 for rule in reason.rpartition(": ")[2].split("; "):
                     by_rule.setdefault(rule, set()).add(result["name"])
-    own = sorted(result["name"] for result in results if result["status"] == NONDETERMINISTIC)
-    rows = [
-        f"| {rule} | {PINS[rule]} | {', '.join(f'`{name}`' for name in sorted(names))} |"
-        for rule, names in sorted(by_rule.items())
-    ]
+    own = {result["name"] for result in results if result["status"] == NONDETERMINISTIC}
+    rows = [row([rule, PINS[rule], _listed(names)]) for rule, names in sorted(by_rule.items())]
     told = [
         f"{line(results)}.",
         "",
@@ -93,12 +91,13 @@ def write_docs(results: list[Result]) -> None:
         "|---|---|---|",
         *rows,
         "",
-        f"Other bits each time, without dtrrun too: {', '.join(f'`{name}`' for name in own)}.",
+        f"Other bits each time, without dtrrun too: {_listed(own)}.",
     ]
-    page = PAGE.read_text()
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text("\n".join([before + BEGIN, *told, END + after]))
+    replace_marked(PAGE, "conformance", "\n".join(told))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
 
 
 if __name__ == "__main__":

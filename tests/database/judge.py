@@ -12,8 +12,10 @@ import torch
 
 import dtrrun
 from dtrrun.runtime import storage
+from dtrrun.runtime.storage import storage_of
 from tests.conformance.programs import bits, difference
-from tests.database.replicas import storage_of, tensors
+from tests.database.admitted import watched
+from tests.database.replicas import tensors
 
 EQUAL, PINNED, NONDETERMINISTIC, FAILED, CRASHED = "equal", "pinned", "nondeterministic", "failed", "crashed"
 RANK = [EQUAL, PINNED, NONDETERMINISTIC, FAILED, CRASHED]
@@ -119,16 +121,13 @@ _noise = random.Random(1)
 SIZES = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 192, 256, 320, 384, 512, 1024, 2048, 4096)  # bytes
 
 
-def judge(case: Any, watch: Callable[[], Any]) -> Verdict:
-    """Compare a plain run of a case (`operators.Case`) with each of `WAYS`.
-
-    `watch` makes a context, for one more plain run, that lists what is wrong with the operators in it.
-    """
+def judge(case: Any) -> Verdict:
+    """Compare a plain run of a case (`operators.Case`) with each of `WAYS`, and watch its operators."""
     verdict = Verdict()
     program = case.program
     expected = attempt(program, Probe())[1]
     repeats = case.repeats and not difference(expected, attempt(program, Probe())[1])
-    with watch() as unadmitted:
+    with watched() as unadmitted:
         attempt(program, Probe())
     verdict.reasons += unadmitted
     for name, copies, options in WAYS:

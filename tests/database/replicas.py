@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-storage_of = torch._C.TensorBase.untyped_storage  # a session patches torch.Tensor's: that would pin it
+from dtrrun.runtime.storage import storage_of  # a session patches torch.Tensor's own: that would pin it
 
 
 class Replicas:

@@ -8,6 +8,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,7 +59,7 @@ def _start() -> subprocess.Popen[str]:
 def _judged(worker: subprocess.Popen[str], kind: str, name: str) -> dict[str, Any]:
     assert worker.stdin is not None
     assert worker.stdout is not None
-    at = "its start"
+    at, started = "its start", time.monotonic()
     timer = threading.Timer(UNIT_S, worker.kill)
     timer.start()
     try:
@@ -79,5 +80,6 @@ def _judged(worker: subprocess.Popen[str], kind: str, name: str) -> dict[str, An
         "status": CRASHED,
         "cases": {},
         "evicted": 0,
+        "seconds": time.monotonic() - started,
         "reasons": [f"{at}: exit status {status}"],
     }

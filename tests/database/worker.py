@@ -15,7 +15,6 @@ import time
 import warnings
 from typing import Any
 
-from tests.database.admitted import watched
 from tests.database.judge import EQUAL, RANK, judge
 
 
@@ -43,7 +42,7 @@ def unit(database: Any, name: str, tell: Any) -> dict[str, Any]:
     evicted = 0
     for case in database.cases(name):
         tell(at=case.name)
-        verdict = judge(case, watched)
+        verdict = judge(case)
         counts[verdict.status] = counts.get(verdict.status, 0) + 1
         evicted += verdict.evicted
         if verdict.reasons:

@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.bench.runs import environment, finished
 from tests.ecosystem.cases import Case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,31 +69,20 @@ def _run(case: Case, options: list[str] | None, variables: dict[str, str]) -> Ru
         launcher = list(case.launcher) or ([] if under else [sys.executable])
         results = Path(folder, "results")
         results.mkdir()
-        process = subprocess.Popen(
-            [*(ours if under else []), *launcher, str(PROGRAMS / case.program), *case.arguments],
-            cwd=folder,
-            env=_environment() | {"RESULTS": str(results)} | variables,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            _, stderr = process.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # dtrrun passes it on
-            _, stderr = process.communicate()
-            return Run(process.returncode or 1, f"{stderr}\nnot done after {PATIENCE} s")
+        command = [*(ours if under else []), *launcher, str(PROGRAMS / case.program), *case.arguments]
+        settings = _environment() | {"RESULTS": str(results)} | variables
+        status, stderr, done = finished(command, folder, settings, PATIENCE)
+        if not done:
+            return Run(status or 1, stderr)
         written = {path.stem: json.loads(path.read_text()) for path in sorted(results.iterdir())}
         found = json.loads(report.read_text()) if report.exists() else {}
-        return Run(process.returncode, stderr, written, found)
+        return Run(status, stderr, written, found)
 
 
 def _environment() -> dict[str, str]:
     """Ours without options of dtrrun, one thread, no network; the programs find `tests.bench`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("DTRRUN_")}
-    return kept | {
+    return environment() | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
     }

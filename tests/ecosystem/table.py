@@ -2,22 +2,18 @@
 
 from importlib.metadata import version
 
-from tests.bench.section import machine
+from tests.bench.section import machine, replace_marked, row
 from tests.ecosystem.check import Outcome
 from tests.ecosystem.runs import ROOT
 
 PAGE = ROOT / "docs" / "compatibility.md"
-BEGIN, END = "<!-- written by make ecosystem -->", "<!-- end of what make ecosystem writes -->"
 HEADERS = ("What", "Version", "Plain peak", "Budget", "Evicted, recomputed", "Step", "Same bits")
 
 
 def write(outcomes: list[Outcome]) -> None:
     """Replace what stands between the two marks."""
-    before, rest = PAGE.read_text().split(BEGIN)
-    _, after = rest.split(END)
-    lines = [_row(HEADERS), "|---|---|---:|---:|---:|---:|---|", *map(_row, map(_cells, outcomes))]
-    text = "\n".join(["", f"On {machine()}.", "", *lines, ""])
-    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    lines = [row(HEADERS), "|---|---|---:|---:|---:|---:|---|", *map(row, map(_cells, outcomes))]
+    replace_marked(PAGE, "ecosystem", "\n".join([f"On {machine()}.", "", *lines]))
 
 
 def _cells(outcome: Outcome) -> tuple[str, ...]:
@@ -31,7 +27,3 @@ def _cells(outcome: Outcome) -> tuple[str, ...]:
         f"{outcome.slowdown:.2f} ×",
         "no: " + outcome.problems[0].splitlines()[0] if outcome.problems else "yes",
     )
-
-
-def _row(cells: tuple[str, ...]) -> str:
-    return "| " + " | ".join(cells) + " |"

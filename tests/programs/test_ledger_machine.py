@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -29,11 +27,11 @@ import dtrrun
 from dtrrun.policy import ABLATION_NAMES, HEURISTIC_NAMES
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.record import Record
-from tests.programs import invariants
+from tests.programs import amount, invariants
+from tests.programs.amount import search, seeded
 from tests.programs.running import restoring, settle
 
-NUMBER = int(os.environ.get("PROGRAMS", "300")) // 5
-SEED = os.environ.get("PROGRAMS_SEED")
+NUMBER = amount.NUMBER // 5
 HELD = 12
 SIDE = 8
 PLACES = st.integers(0, 5)
@@ -309,20 +307,7 @@ def content(x: torch.Tensor) -> bytes:
 
 def test_ledger_machine() -> None:
     TALLY.clear()
-    machine = LedgerMachine if SEED is None else seed(int(SEED))(LedgerMachine)
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=NUMBER,
-            stateful_step_count=40,
-            derandomize=SEED is None,
-            database=None,
-            deadline=None,
-            phases=(Phase.generate, Phase.shrink),
-            suppress_health_check=list(HealthCheck),
-            report_multiple_bugs=False,
-        ),
-    )
+    run_state_machine_as_test(seeded(LedgerMachine), settings=search(NUMBER, stateful_step_count=40))
     print(dict(TALLY))
     if NUMBER >= 50:
         check_that_it_bites()

@@ -8,21 +8,18 @@ A failure is shrunk and printed; `compare(program, conditions)` of `running.py` 
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, note, seed, settings
+from hypothesis import HealthCheck, Phase, given, note, settings
 
 from dtrrun.runtime import replay, rng
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.ledger import Ledger
 from tests.programs import drawing
+from tests.programs.amount import NUMBER, search, seeded
 from tests.programs.language import STEPS, Program, World
 from tests.programs.running import Conditions, compare, plain, settle
-
-NUMBER = int(os.environ.get("PROGRAMS", "300"))
-SEED = os.environ.get("PROGRAMS_SEED")
 
 
 def run_both(program: Program, conditions: Conditions, tally: Counter[str]) -> None:
@@ -43,20 +40,12 @@ def run_both(program: Program, conditions: Conditions, tally: Counter[str]) -> N
 def test_random_programs() -> None:
     tally: Counter[str] = Counter()
 
-    @settings(
-        max_examples=NUMBER,
-        derandomize=SEED is None,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-    )
+    @search(NUMBER)
     @given(drawing.programs, drawing.conditions)
     def same_bits(program: Program, conditions: Conditions) -> None:
         run_both(program, conditions, tally)
 
-    (same_bits if SEED is None else seed(int(SEED))(same_bits))()
+    seeded(same_bits)()
     print(dict(tally))
     if NUMBER >= 100:
         check_that_it_bites(tally)
