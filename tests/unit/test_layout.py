@@ -18,6 +18,7 @@ ARROWS = {
     "boot": {"runtime", "settings"},
     "runtime": {"policy", "telemetry", "settings", "sizes"},
     "policy": set(),
+    "simulator": {"policy"},
     "telemetry": set(),
     "settings": set(),
     "sizes": set(),

@@ -1,0 +1,64 @@
+"""Random graphs, and the cheapest plan by exhaustive search: the oracle of the static planners."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+
+from hypothesis import strategies as st
+
+from dtrrun.simulator.planners import Graph, Node
+
+
+def cheapest(graph: Graph, budget_bytes: int, any_order: bool = False) -> int | None:
+    """The least cost of any plan that computes the nodes for the first time in the program's order.
+
+    With `any_order`, of any plan. Dijkstra over what ran and what is resident: for a dozen nodes at most.
+    """
+    operators = graph.operators
+    outputs = {i for i in operators if graph.nodes[i].output}
+    room = budget_bytes - graph.constant_bytes
+    if room < 0:
+        return None
+    start = (frozenset[int](), frozenset[int]())
+    least = {start: 0}
+    ticket = count()
+    queue = [(0, next(ticket), start)]
+    while queue:
+        cost, _, state = heapq.heappop(queue)
+        if cost > least[state]:
+            continue
+        ran, resident = state
+        if len(ran) == len(operators) and outputs <= resident:
+            return cost
+        used = sum(graph.nodes[i].size for i in resident)
+        following = [((ran, resident - {i}), cost) for i in resident]
+        for i in operators:
+            node = graph.nodes[i]
+            if i in resident or not set(graph.reads[i]) <= resident:
+                continue
+            if i not in ran and not any_order and i != operators[len(ran)]:
+                continue
+            if used + node.size + node.workspace <= room:
+                following.append(((ran | {i}, resident | {i}), cost + node.cost))
+        for state, total in following:
+            if total < least.get(state, total + 1):
+                least[state] = total
+                heapq.heappush(queue, (total, next(ticket), state))
+    return None
+
+
+@st.composite
+def graphs(draw: st.DrawFn, most: int = 6) -> Graph:
+    """Any graph: constants, several outputs, workspaces, free operators and empty storages."""
+    nodes: list[Node] = []
+    for index in range(draw(st.integers(1, most))):
+        size = draw(st.integers(0, 4))
+        if draw(st.integers(0, 5)) == 0:
+            nodes.append(Node(0, size, constant=True))
+            continue
+        inputs = tuple(sorted(draw(st.sets(st.integers(0, index - 1), max_size=3)))) if index else ()
+        output = draw(st.integers(0, 3)) == 0
+        workspace = draw(st.sampled_from((0, 0, 1, 3)))
+        nodes.append(Node(draw(st.integers(0, 9)), size, inputs, output=output, workspace=workspace))
+    return Graph(tuple(nodes), draw(st.sampled_from((None, len(nodes) // 2))))
