@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import random
 from itertools import count
 
 from hypothesis import strategies as st
@@ -46,6 +47,16 @@ def cheapest(graph: Graph, budget_bytes: int, any_order: bool = False) -> int | 
                 least[state] = total
                 heapq.heappush(queue, (total, next(ticket), state))
     return None
+
+
+def random_graph(generator: random.Random, most: int = 7) -> Graph:
+    """As below, for tests that count over graphs."""
+    nodes: list[Node] = []
+    for index in range(generator.randint(3, most)):
+        inputs = tuple(sorted(generator.sample(range(index), min(index, generator.randint(0, 3)))))
+        output, workspace = generator.random() < 0.25, generator.choice((0, 0, 1, 3))
+        nodes.append(Node(generator.randint(0, 9), generator.randint(0, 4), inputs, False, output, workspace))
+    return Graph(tuple(nodes))
 
 
 @st.composite

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .chain_dp import chain_dp
+from .checkmate import Bound, checkmate, lp_bound
 from .chen import chen_greedy, chen_sqrt
 from .extra import MissingExtra
 from .graph import Graph, Node, Operator, chain, from_operators, residual
@@ -20,6 +21,7 @@ from .treeverse import treeverse
 
 __all__ = [
     "PLANNERS",
+    "Bound",
     "Graph",
     "Infeasible",
     "InvalidPlan",
@@ -33,6 +35,7 @@ __all__ = [
     "chain",
     "from_operators",
     "in_order",
+    "lp_bound",
     "plan",
     "residual",
     "run",
@@ -43,6 +46,7 @@ PLANNERS: Mapping[str, Callable[..., Plan]] = {
     "chen_greedy": chen_greedy,
     "treeverse": treeverse,
     "chain_dp": chain_dp,
+    "checkmate": checkmate,
 }
 
 
