@@ -24,9 +24,9 @@ from dtrrun.simulator.planners import (
     residual,
     run,
 )
-from dtrrun.simulator.planners.checkmate import rounded
 from dtrrun.simulator.planners.plan import keeps_order
 from dtrrun.simulator.planners.program import Program
+from dtrrun.simulator.planners.rounding import rounded
 from dtrrun.simulator.planners.stages import formulate
 
 

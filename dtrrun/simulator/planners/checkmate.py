@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .chain_dp import chain_dp
 from .chen import chen_greedy
 from .graph import Graph
-from .plan import Infeasible, NotApplicable, Plan, in_order, missing_ancestors, run, with_frees
+from .plan import Infeasible, NotApplicable, Plan, in_order, run, with_frees
+from .rounding import rounded
 from .stages import Stages, computes, formulate
 from .treeverse import treeverse
 
@@ -19,9 +20,6 @@ node recomputed at most once, in that order too."""
 
 TOLERANCE = 1e-6
 """HiGHS takes rows for satisfied, and numbers for whole, that are off by this."""
-
-THRESHOLDS = (0.5, 0.3, 0.1, 0.7, 0.9, 0.02)
-RESERVES = (1.0, 0.9, 0.8, 0.7)
 
 
 class Bound(NamedTuple):
@@ -103,33 +101,6 @@ def lp_bound(graph: Graph, budget_bytes: int, time_limit: float = 60.0) -> Bound
         raise Infeasible(f"no plan in stages fits into {budget_bytes} bytes: proved by the LP relaxation")
     bound = _proved(graph, stages, relaxed.bound)
     return None if bound is None else Bound(bound, AMONG)
-
-
-def rounded(graph: Graph, stages: Stages, values: Any, budget_bytes: int) -> Plan | None:
-    """The cheapest plan that fits after rounding S at several thresholds, R being the least that S allows.
-
-    Two-phase rounding: whatever S holds, what is missing can be recomputed.
-    """
-    best = None
-    for threshold in THRESHOLDS:
-        held = [[values[variable] > threshold for variable in row] for row in stages.hold]
-        plan = Plan(with_frees(graph, _least_recomputation(graph, held)), "checkmate")
-        if run(graph, plan).peak_bytes <= budget_bytes:
-            best = _better(graph, best, plan)
-    return best
-
-
-def _least_recomputation(graph: Graph, held: list[list[bool]]) -> list[int]:
-    operators = graph.operators
-    done: list[int] = []
-    resident: set[int] = set()
-    for t in range(len(operators) + 1):
-        first = set(operators[t : t + 1])
-        keep = {i for i, holds in zip(operators, held[t + 1], strict=False) if holds}
-        again = missing_ancestors(graph, first | (keep - first), resident)
-        done += again
-        resident = (resident | set(again)) & keep
-    return done
 
 
 def _refuse_the_impossible(graph: Graph, budget_bytes: int) -> None:
