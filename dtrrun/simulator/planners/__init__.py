@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .bound import lower_bound
 from .chain_dp import chain_dp
 from .checkmate import Bound, checkmate, lp_bound
 from .chen import chen_greedy, chen_sqrt
@@ -35,6 +36,7 @@ __all__ = [
     "chain",
     "from_operators",
     "in_order",
+    "lower_bound",
     "lp_bound",
     "plan",
     "residual",

@@ -40,7 +40,7 @@ def checkmate(graph: Graph, budget_bytes: int, time_limit: float = 60.0, gap: fl
     plain = in_order(graph)
     if run(graph, plain).peak_bytes <= budget_bytes:
         return Plan(plain.steps, "checkmate", "optimal", AMONG, plain.lower_bound)
-    _refuse_the_impossible(graph, budget_bytes)
+    refuse_the_impossible(graph, budget_bytes)
     best = _others(graph, budget_bytes)
     stages = formulate(graph, budget_bytes)
     relaxed = stages.program.solve(time_limit * 0.5, relaxed=True)
@@ -94,7 +94,7 @@ def lp_bound(graph: Graph, budget_bytes: int, time_limit: float = 60.0) -> Bound
 
     Raises Infeasible where the relaxation has no solution: then no plan in stages fits.
     """
-    _refuse_the_impossible(graph, budget_bytes)
+    refuse_the_impossible(graph, budget_bytes)
     stages = formulate(graph, budget_bytes)
     relaxed = stages.program.solve(time_limit, relaxed=True)
     if relaxed.infeasible:
@@ -103,7 +103,8 @@ def lp_bound(graph: Graph, budget_bytes: int, time_limit: float = 60.0) -> Bound
     return None if bound is None else Bound(bound, AMONG)
 
 
-def _refuse_the_impossible(graph: Graph, budget_bytes: int) -> None:
+def refuse_the_impossible(graph: Graph, budget_bytes: int) -> None:
+    """Raise Infeasible where one operator with its inputs, or the constants, are too large for the budget."""
     if graph.constant_bytes > budget_bytes:
         raise Infeasible(f"no plan fits into {budget_bytes} bytes: the constants take {graph.constant_bytes}")
     for index in graph.operators:
