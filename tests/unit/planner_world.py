@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 import random
-from itertools import count
+from dataclasses import replace
+from itertools import combinations, count
 
 from hypothesis import strategies as st
 
@@ -17,6 +18,10 @@ def cheapest(graph: Graph, budget_bytes: int, any_order: bool = False) -> int | 
     With `any_order`, of any plan. Dijkstra over what ran and what is resident: for a dozen nodes at most.
     """
     operators = graph.operators
+    families: dict[int, list[int]] = {}  # an operator's outputs
+    for i in operators:
+        families.setdefault(i if (first := graph.nodes[i].partner) is None else first, []).append(i)
+    firsts = list(families)
     outputs = {i for i in operators if graph.nodes[i].output}
     room = budget_bytes - graph.constant_bytes
     if room < 0:
@@ -30,23 +35,33 @@ def cheapest(graph: Graph, budget_bytes: int, any_order: bool = False) -> int | 
         if cost > least[state]:
             continue
         ran, resident = state
-        if len(ran) == len(operators) and outputs <= resident:
+        if len(ran) == len(firsts) and outputs <= resident:
             return cost
         used = sum(graph.nodes[i].size for i in resident)
         following = [((ran, resident - {i}), cost) for i in resident]
-        for i in operators:
-            node = graph.nodes[i]
-            if i in resident or not set(graph.reads[i]) <= resident:
+        for i, family in families.items():
+            if not set(graph.reads[i]) <= resident:
                 continue
-            if i not in ran and not any_order and i != operators[len(ran)]:
+            if i not in ran and not any_order and i != firsts[len(ran)]:
                 continue
-            if used + node.size + node.workspace <= room:
-                following.append(((ran | {i}, resident | {i}), cost + node.cost))
+            for made in subsets(family):
+                if i not in made or resident & made or (i not in ran and len(made) < len(family)):
+                    continue
+                peak, bytes_after = 0, used
+                for k in sorted(made):
+                    bytes_after += graph.nodes[k].size
+                    peak = max(peak, bytes_after + graph.nodes[k].workspace)
+                if peak <= room:
+                    following.append(((ran | {i}, resident | made), cost + graph.nodes[i].cost))
         for state, total in following:
             if total < least.get(state, total + 1):
                 least[state] = total
                 heapq.heappush(queue, (total, next(ticket), state))
     return None
+
+
+def subsets(family: list[int]) -> list[frozenset[int]]:
+    return [frozenset(chosen) for k in range(len(family) + 1) for chosen in combinations(family, k)]
 
 
 def random_graph(generator: random.Random, most: int = 7) -> Graph:
@@ -65,6 +80,14 @@ def graphs(draw: st.DrawFn, most: int = 6) -> Graph:
     nodes: list[Node] = []
     for index in range(draw(st.integers(1, most))):
         size = draw(st.integers(0, 4))
+        if nodes and not nodes[-1].constant and draw(st.integers(0, 4)) == 0:
+            first = index - 1 if (of := nodes[-1].partner) is None else of
+            inputs = (*nodes[first].inputs, first)
+            output = draw(st.booleans())
+            for k in range(first, index):  # its memory is needed whenever the operator runs
+                nodes[k] = replace(nodes[k], workspace=nodes[k].workspace + size)
+            nodes.append(Node(0, size, inputs, output=output, partner=first))
+            continue
         if draw(st.integers(0, 5)) == 0:
             nodes.append(Node(0, size, constant=True))
             continue

@@ -57,9 +57,9 @@ def test_how_near_it_comes() -> None:
 
 
 def test_whole_numbers_bound_better() -> None:
-    graph = chain(6, loss=True)
-    relaxed, whole = lower_bound(graph, 3), lower_bound(graph, 3, whole=True)
-    least = run(graph, plan("chain_dp", graph, 3)).cost
+    graph = chain(8, loss=True)
+    relaxed, whole = lower_bound(graph, 4), lower_bound(graph, 4, whole=True)
+    least = run(graph, plan("chain_dp", graph, 4)).cost
     assert relaxed is not None
     assert whole is not None
     assert graph.total_cost < relaxed.cost < whole.cost <= least

@@ -53,6 +53,9 @@ def test_a_residual_network_skips() -> None:
         ((Node(1, 1), Node(1, 1, (-1,))), "only what comes before"),
         ((Node(-1, 1),), "below zero"),
         ((Node(1, 1, constant=True),), "no inputs and no cost"),
+        ((Node(1, 1), Node(1, 1), Node(0, 1, (0,), partner=0)), "not a further output of 0"),
+        ((Node(1, 1), Node(1, 1, (0,), partner=0)), "not a further output of 0"),
+        ((Node(1, 1), Node(0, 1, partner=0)), "not a further output of 0"),
     ],
 )
 def test_graphs_that_cannot_be(nodes: tuple[Node, ...], text: str) -> None:
@@ -75,16 +78,19 @@ def test_from_operators() -> None:
             Operator(1, ["a"], {}, "view"),
             Operator(2, ["w"], {}, "view of a constant"),
             Operator(7, ["a", "a"], {"b": 4, "mask": 2}, "dropout"),
+            Operator(3, ["mask"], {}, "view of a partner"),
             Operator(9, ["mask", "b", "w"], {"c": 1}, "backward"),
         ],
         outputs=["c", "w"],
-        backward=4,
+        backward=5,
     )
     assert [(n.cost, n.size, n.inputs, n.output, n.name) for n in graph.nodes] == [
         (0, 100, (), False, "w"),
         (6, 10, (0,), False, "conv"),
-        (7, 6, (1,), False, "dropout"),
-        (9, 1, (0, 2), True, "backward"),
+        (10, 4, (1,), False, "dropout"),
+        (0, 2, (1, 2), False, "dropout"),
+        (9, 1, (0, 2, 3), True, "backward"),
     ]
-    assert (graph.turn, graph.operators, graph.constant_bytes) == (3, (1, 2, 3), 100)
-    assert graph.reads == ((), (), (1,), (2,))
+    assert [(node.partner, node.workspace) for node in graph.nodes[2:4]] == [(None, 2), (2, 0)]
+    assert (graph.turn, graph.operators, graph.constant_bytes) == (4, (1, 2, 3, 4), 100)
+    assert graph.reads == ((), (), (1,), (1, 2), (2, 3))

@@ -94,3 +94,26 @@ def test_in_order_is_optimal_and_no_order_needs_less_memory_for_it(graph: Graph)
     assert cost == graph.total_cost == cheapest(graph, peak)
     if all(graph.nodes[i].cost for i in graph.operators):
         assert cheapest(graph, peak - 1) != cost
+
+
+TWO_OUTPUTS = Graph(
+    (
+        Node(2, 3),
+        Node(5, 4, (0,), workspace=1),
+        Node(0, 1, (0, 1), partner=1),
+        Node(1, 1, (1,)),
+        Node(1, 1, (2,), output=True),
+    )
+)
+
+
+def test_a_further_output_comes_with_its_operator() -> None:
+    assert run(TWO_OUTPUTS, steps("0 1 2 -0 3 -1 4")) == (9, 8)
+    assert run(TWO_OUTPUTS, steps("0 1 2 -2 3 -1 1 2 4")) == (14, 10)
+    with pytest.raises(InvalidPlan, match="2 is computed without 1 just before it"):
+        run(TWO_OUTPUTS, steps("0 1 2 -2 3 2 4"))
+
+
+def test_an_operator_runs_again_for_a_further_output() -> None:
+    assert missing_ancestors(TWO_OUTPUTS, [4], {0, 1, 3}) == [1, 2, 4]
+    assert missing_ancestors(TWO_OUTPUTS, [4], {0, 1, 2}) == [4]

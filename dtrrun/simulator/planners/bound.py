@@ -41,9 +41,10 @@ def lower_bound(
     MissingExtra without scipy.
     """
     refuse_the_impossible(graph, budget_bytes)
-    n = len(graph.operators)
-    parts = max(1, min(n, intervals or n))
-    ends = sorted({-(-n * (t + 1) // parts) for t in range(parts)})
+    runs = len(graph.runs)
+    parts = max(1, min(runs, intervals or runs))
+    lasts = sorted({-(-runs * (t + 1) // parts) for t in range(parts)})
+    ends = [sum(map(len, graph.runs[:last])) for last in lasts]
     program = _formulate(graph, budget_bytes, ends, whole)
     found = program.solve(time_limit, relaxed=not whole)
     if found.infeasible:
@@ -83,6 +84,8 @@ def _formulate(graph: Graph, budget_bytes: int, ends: list[int], whole: bool) ->
             for j in reads[k]:
                 program.at_least({recompute[j]: 1, **_term(hold, j)}, {recompute[k]: 1})
             program.at_least({recompute[k]: 1, **_term(hold, k)}, {after[k]: 1})
+            if (first := nodes[k].partner) is not None:
+                program.at_least({recompute[number[first]]: 1}, {recompute[k]: 1})
         workspace = nodes[end - 1].workspace / room if beside else 0.0
         program.row({after[i]: size[i] for i in range(end)}, high=1.0 - workspace)
         held = {i: program.variable() for i in hold if size[i]}  # H_t

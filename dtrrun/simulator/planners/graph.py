@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -25,11 +25,14 @@ class Node:
     workspace: int = 0
     """Bytes that it needs only while it is computed, besides its output."""
     name: str = ""
+    partner: int | None = None
+    """For a further output of an operator: the node of the first one, which it follows directly. It reads
+    that node and what the operator reads, costs nothing, and is computed right after that node only."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in the program's order. Raises ValueError where one reads what comes after it."""
+    """Nodes in the program's order. Raises ValueError where one reads what comes after it, and the like."""
 
     nodes: tuple[Node, ...]
     backward: int | None = None
@@ -43,6 +46,11 @@ class Graph:
                 raise ValueError(f"node {index}: a cost or size below zero")
             if node.constant and (node.inputs or node.cost):
                 raise ValueError(f"node {index}: a constant has no inputs and no cost")
+            if node.partner is not None:
+                first = node.partner
+                follows = first == index - 1 or (index > 0 and self.nodes[index - 1].partner == first)
+                if not follows or first not in node.inputs or node.cost:
+                    raise ValueError(f"node {index}: not a further output of {first}")
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -60,6 +68,16 @@ class Graph:
     def operators(self) -> tuple[int, ...]:
         """The nodes that are not constant."""
         return tuple(i for i, node in enumerate(self.nodes) if not node.constant)
+
+    @cached_property
+    def runs(self) -> tuple[tuple[int, ...], ...]:
+        """The operators' runs in order: for each the nodes that it makes, all at once."""
+        found: list[list[int]] = []
+        for index in self.operators:
+            if self.nodes[index].partner is None:
+                found.append([])
+            found[-1].append(index)
+        return tuple(map(tuple, found))
 
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
@@ -85,7 +103,7 @@ class Graph:
         use: activations pile up until the forward pass ends, and are used up after that.
         """
         if self.backward is not None:
-            return self.backward
+            return self._after_the_run(self.backward)
         freed_after: list[int] = [0] * len(self)
         live, most, where = 0, -1, 0
         for index in self.operators:
@@ -97,7 +115,12 @@ class Graph:
             live -= freed_after[index]
             if live > most:
                 most, where = live, index
-        return where + 1
+        return self._after_the_run(where + 1)
+
+    def _after_the_run(self, index: int) -> int:
+        while index < len(self) and self.nodes[index].partner is not None:
+            index += 1
+        return index
 
 
 class Operator(NamedTuple):
@@ -118,9 +141,9 @@ def from_operators(
 ) -> Graph:
     """The graph of a log: a node per constant storage, then one per call that makes storages.
 
-    A call with several outputs is one node: they are kept or evicted together. A call that only makes
-    views has its cost added to the node it views (cost(S) of App. C.2), and adds what it reads besides to
-    the graph only through those who read the view. `outputs`: storages needed at the end (App. C.6).
+    A call with several outputs is a node for the largest and partners of it for the others; running it
+    takes memory for all of them. A call that only makes views has its cost added to the node it views
+    (cost(S) of App. C.2). `outputs`: storages needed at the end (App. C.6).
     `backward`: how many of the operators come before the backward pass, where that is known.
     """
     nodes: list[Node] = []
@@ -134,30 +157,28 @@ def from_operators(
             turn = len(nodes)
         reads = tuple(dict.fromkeys(made_by[key] for key in operator.reads))
         if operator.writes:
-            for key in operator.writes:
-                made_by[key] = len(nodes)
-            size = sum(operator.writes.values())
-            nodes.append(Node(operator.cost, size, tuple(sorted(reads)), name=operator.name))
+            first, left = len(nodes), sum(operator.writes.values())
+            for key, size in sorted(operator.writes.items(), key=lambda written: -written[1]):
+                made_by[key] = index = len(nodes)
+                left -= size
+                if index == first:
+                    node = Node(operator.cost, size, tuple(sorted(reads)), workspace=left, name=operator.name)
+                else:
+                    inputs = (*sorted(reads), first)
+                    node = Node(0, size, inputs, workspace=left, name=operator.name, partner=first)
+                nodes.append(node)
         elif reads and not nodes[reads[0]].constant:
             viewed = nodes[reads[0]]
-            nodes[reads[0]] = _changed(viewed, cost=viewed.cost + operator.cost)
+            if viewed.partner is not None:
+                made = nodes[viewed.partner]
+                nodes[viewed.partner] = replace(made, cost=made.cost + operator.cost)
+            else:
+                nodes[reads[0]] = replace(viewed, cost=viewed.cost + operator.cost)
     for key in outputs:
         index = made_by[key]
         if not nodes[index].constant:
-            nodes[index] = _changed(nodes[index], output=True)
+            nodes[index] = replace(nodes[index], output=True)
     return Graph(tuple(nodes), turn)
-
-
-def _changed(node: Node, *, cost: int | None = None, output: bool | None = None) -> Node:
-    return Node(
-        node.cost if cost is None else cost,
-        node.size,
-        node.inputs,
-        node.constant,
-        node.output if output is None else output,
-        node.workspace,
-        node.name,
-    )
 
 
 def chain(

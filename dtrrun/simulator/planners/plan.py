@@ -52,13 +52,14 @@ def run(graph: Graph, plan: Plan | Iterable[Step]) -> Outcome:
 
     Strict. Raises InvalidPlan if an input is not resident, if something resident is computed or something
     absent freed, if a constant is computed or freed, if an output is missing at the end, or if an operator
-    never ran at all (it may have effects: a loss that is printed).
+    never ran at all (it may have effects: a loss that is printed). What its partner must be, see Node.
     """
     steps = plan.steps if isinstance(plan, Plan) else plan
     resident = {i for i, node in enumerate(graph.nodes) if node.constant}
     ran: set[int] = set()
     cost, used = 0, graph.constant_bytes
     peak = used
+    running = None  # the operator of the last step, as far as its further outputs can still be had
     for number, (what, index) in enumerate(steps):
         node = graph.nodes[index]
         if node.constant:
@@ -73,6 +74,10 @@ def run(graph: Graph, plan: Plan | Iterable[Step]) -> Outcome:
             raise InvalidPlan(f"step {number}: {index} is computed, but resident")
         if missing := [source for source in node.inputs if source not in resident]:
             raise InvalidPlan(f"step {number}: {index} is computed without its inputs {missing}")
+        if node.partner is None:
+            running = index
+        elif running != node.partner:
+            raise InvalidPlan(f"step {number}: {index} is computed without {node.partner} just before it")
         peak = max(peak, used + node.size + node.workspace)
         used += node.size
         cost += node.cost
@@ -124,6 +129,9 @@ def missing_ancestors(graph: Graph, wanted: Iterable[int], resident: set[int]) -
         if index not in found:
             found.add(index)
             stack.extend(source for source in graph.reads[index] if source not in resident)
+            first = graph.nodes[index].partner
+            if first is not None and first in resident:
+                stack.append(first)  # its operator must run once more
     return sorted(found)
 
 

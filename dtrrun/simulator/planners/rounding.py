@@ -45,8 +45,8 @@ def _least_recomputation(graph: Graph, held: list[list[bool]]) -> list[int]:
     operators = graph.operators
     done: list[int] = []
     resident: set[int] = set()
-    for t in range(len(operators) + 1):
-        first = set(operators[t : t + 1])
+    for t in range(len(graph.runs) + 1):
+        first = set(graph.runs[t]) if t < len(graph.runs) else set()
         keep = {i for i, holds in zip(operators, held[t + 1], strict=False) if holds}
         again = missing_ancestors(graph, first | (keep - first), resident)
         done += again
@@ -56,8 +56,9 @@ def _least_recomputation(graph: Graph, held: list[list[bool]]) -> list[int]:
 
 def _worths(graph: Graph, held: list[list[float]]) -> Iterator[Worth]:
     number = {index: k for k, index in enumerate(graph.operators)}
-    stage_of = [[number[user] for user in users] for users in graph.users]
-    end = len(graph.operators)
+    stage = {index: t for t, made in enumerate(graph.runs) for index in made}
+    stage_of = [[stage[user] for user in users] for users in graph.users]
+    end = len(graph.runs)
 
     def next_use(t: int, node: int) -> int:
         uses = stage_of[node]
@@ -73,7 +74,7 @@ def _worths(graph: Graph, held: list[list[float]]) -> Iterator[Worth]:
 
     def mean(t: int, node: int) -> tuple[float, ...]:
         use = next_use(t, node)
-        over = [held[stage][number[node]] for stage in range(t + 1, max(use, t + 1) + 1)]
+        over = [held[at][number[node]] for at in range(t + 1, max(use, t + 1) + 1)]
         return round(sum(over) / len(over), 3), -use
 
     yield from (now, at_next_use, mean)
@@ -89,15 +90,16 @@ def on_demand(graph: Graph, budget_bytes: int, worth: Worth) -> list[int] | None
     outputs = {i for i, node in enumerate(nodes) if node.output and not node.constant}
     done: list[int] = []
     resident: set[int] = set()
-    for t in range(len(graph.operators) + 1):
-        wanted = set(graph.operators[t : t + 1]) or outputs
+    for t in range(len(graph.runs) + 1):
+        wanted = set(graph.runs[t]) if t < len(graph.runs) else outputs
         again = missing_ancestors(graph, wanted, resident)
         last_use = {i: k for k, i in enumerate(again)}
         for k, index in enumerate(again):
             last_use.update(dict.fromkeys(graph.reads[index], k))
         locked = wanted | set(last_use)
-        following = graph.operators[t] if t < len(graph.operators) else len(graph)
+        last = graph.runs[t][-1] if t < len(graph.runs) else len(graph)
         for k, index in enumerate(again):
+            resident.discard(index)  # an operator that runs again for a further output
             need = nodes[index].size + nodes[index].workspace
             used = sum(nodes[i].size for i in resident)
             free = sorted((i for i in resident if i not in locked), key=lambda i: worth(t, i))
@@ -112,6 +114,6 @@ def on_demand(graph: Graph, budget_bytes: int, worth: Worth) -> list[int] | None
             resident.add(index)
             locked -= {i for i in (*graph.reads[index], index) if last_use[i] <= k and i not in wanted}
         for i in list(resident):
-            if i not in outputs and (not graph.users[i] or graph.users[i][-1] <= following):
+            if i not in outputs and (not graph.users[i] or graph.users[i][-1] <= last):
                 resident.remove(i)
     return done

@@ -21,7 +21,8 @@ def cuts(graph: Graph) -> list[int]:
     for index in graph.operators:
         if index >= turn:
             break
-        if reach <= index:
+        further = index + 1 < len(graph) and graph.nodes[index + 1].partner is not None
+        if reach <= index and not further:
             found.append(index)
         forward = [user for user in graph.users[index] if user < turn]
         if forward:
@@ -42,13 +43,14 @@ def checkpointed(graph: Graph, checkpoints: Sequence[int]) -> list[int]:
     computes: list[int] = []
     resident: set[int] = set()
     segment = -1
-    for index in graph.operators:
-        missing = missing_ancestors(graph, graph.reads[index], resident)
-        if index >= turn and (again := [i for i in missing if i < turn]):
+    for made in graph.runs:
+        missing = missing_ancestors(graph, graph.reads[made[0]], resident)
+        if made[0] >= turn and (again := [i for i in missing if i < turn]):
             segment = bisect_left(ends, again[-1])
-        computes += [*missing, index]
+        computes += [*missing, *made]
         resident.update(missing)
-        resident.add(index)
+        resident.update(made)
+        index = made[-1]
         for value in list(resident):
             users = graph.users[value]
             if nodes[value].output:

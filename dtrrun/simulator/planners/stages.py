@@ -24,9 +24,9 @@ from .program import Program, Terms
 class Stages:
     program: Program
     recompute: list[list[int]]
-    """[t][i], i ≤ t: the variable R_{t,i}. At t = n nothing is computed for the first time."""
+    """[t][i]: the variable R_{t,i}. In the last stage nothing is computed for the first time."""
     hold: list[list[int]]
-    """[t][i], i < t: the variable S_{t,i}; those at t = n + 1 are what the program ends with."""
+    """[t][i]: the variable S_{t,i}; the last row is what the program ends with."""
     total: float
     """Costs are in shares of this."""
 
@@ -39,32 +39,40 @@ def formulate(graph: Graph, budget_bytes: int) -> Stages:
     number = {index: k for k, index in enumerate(operators)}
     reads = [[number[s] for s in graph.reads[i]] for i in operators]
     users = [[number[u] for u in graph.users[i]] for i in operators]
+    partners = [None if node.partner is None else number[node.partner] for node in nodes]
     n = len(nodes)
     total = float(graph.total_cost or 1)
     room = float(budget_bytes - graph.constant_bytes)
     size = [node.size / max(room, 1.0) for node in nodes]
     room /= max(room, 1.0)
 
-    def output(t: int, i: int) -> float:
-        return float(t == n + 1 and nodes[i].output)
+    stages = len(graph.runs)
+    known = [0, *(number[made[-1]] + 1 for made in graph.runs), n]
+    """Nodes below known[t] have been computed before stage t."""
 
-    r = [
-        [program.variable(nodes[i].cost / total, float(i == t), whole=i < t) for i in range(min(t + 1, n))]
-        for t in range(n + 1)
-    ]
-    s = [[program.variable(0.0, output(t, i), whole=True) for i in range(min(t, n))] for t in range(n + 2)]
-    for t in range(n + 1):
-        last = min(t, n - 1)
-        present = [_presence(program, t, users[i], r[t], s[t + 1][i]) for i in range(last + 1)]
-        for k in range(last + 1):
+    def recompute(t: int, i: int) -> int:
+        return program.variable(nodes[i].cost / total, float(i >= known[t]), whole=i < known[t])
+
+    def hold(t: int, i: int) -> int:
+        needed = t == stages + 1 and nodes[i].output
+        return program.variable(0.0, float(needed), whole=True)
+
+    r = [[recompute(t, i) for i in range(known[t + 1])] for t in range(stages + 1)]
+    s = [[hold(t, i) for i in range(known[t])] for t in range(stages + 2)]
+    for t in range(stages + 1):
+        present = [_presence(program, users[i], r[t], s[t + 1][i]) for i in range(known[t + 1])]
+        for k in range(known[t + 1]):
             for j in reads[k]:
                 program.at_least({r[t][j]: 1, **_term(s[t], j)}, {r[t][k]: 1})
             program.at_least({r[t][k]: 1, **_term(s[t], k)}, {s[t + 1][k]: 1})
-            if k < t:
+            first = partners[k]
+            if first is not None:  # its operator runs in the same stage, and so right before it
+                program.at_least({r[t][first]: 1}, {r[t][k]: 1})
+            if k < known[t] and k not in partners:
                 program.row({r[t][k]: 1, s[t][k]: 1}, high=1.0)
         # U_{t,k}: what is resident while k is computed, k included, each by its difference to the last
         before = -1
-        for k in range(last + 1):
+        for k in range(known[t + 1]):
             now = program.variable(0.0, 0.0, max(0.0, room))
             terms: dict[int, float] = {now: 1.0}
             if k == 0:
@@ -88,10 +96,10 @@ def formulate(graph: Graph, budget_bytes: int) -> Stages:
     return Stages(program, r, s, total)
 
 
-def _presence(program: Program, t: int, users: list[int], r: list[int], held: int) -> list[tuple[int, int]]:
+def _presence(program: Program, users: list[int], r: list[int], held: int) -> list[tuple[int, int]]:
     """(last k, variable) pairs: the variable says whether the node is there from the pair before up to k."""
-    found = [(t + 1, held)]
-    for user in reversed([user for user in users if user <= t]):
+    found = [(len(r), held)]
+    for user in reversed([user for user in users if user < len(r)]):
         variable = program.variable()
         program.at_least({variable: 1}, {found[-1][1]: 1})
         program.at_least({variable: 1}, {r[user]: 1})
