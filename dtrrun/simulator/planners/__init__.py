@@ -17,6 +17,7 @@ from .checkmate import Bound, checkmate, lp_bound
 from .chen import chen_greedy, chen_sqrt
 from .extra import MissingExtra
 from .graph import Graph, Node, Operator, chain, from_operators, residual
+from .group import Grouping, group
 from .plan import Infeasible, InvalidPlan, NotApplicable, Outcome, Plan, Step, in_order, run
 from .treeverse import treeverse
 
@@ -24,6 +25,7 @@ __all__ = [
     "PLANNERS",
     "Bound",
     "Graph",
+    "Grouping",
     "Infeasible",
     "InvalidPlan",
     "MissingExtra",
@@ -35,6 +37,7 @@ __all__ = [
     "Step",
     "chain",
     "from_operators",
+    "group",
     "in_order",
     "lower_bound",
     "lp_bound",
