@@ -17,9 +17,14 @@ class ScanSearch(Policy[N]):
     """Scores the whole pool, or a random √n of its n nodes (App. E.2)."""
 
     def __init__(
-        self, heuristic: Heuristic, ignore_small: float = 0.0, sample: bool = False, seed: int = 0
+        self,
+        heuristic: Heuristic,
+        ignore_small: float = 0.0,
+        sample: bool = False,
+        seed: int = 0,
+        latest: bool = False,
     ) -> None:
-        super().__init__(heuristic, ignore_small)
+        super().__init__(heuristic, ignore_small, latest)
         self._sample = sample
         self._random = random.Random(seed)
 

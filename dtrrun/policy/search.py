@@ -35,8 +35,8 @@ _Candidate = tuple[float, int, N, float]
 class HeapSearch(Policy[N]):
     """The exact least score of the whole pool, for heuristics that are `ordered`."""
 
-    def __init__(self, heuristic: Heuristic, ignore_small: float = 0.0) -> None:
-        super().__init__(heuristic, ignore_small)
+    def __init__(self, heuristic: Heuristic, ignore_small: float = 0.0, latest: bool = False) -> None:
+        super().__init__(heuristic, ignore_small, latest)
         self._far = FAR if heuristic.neighbourhood != "none" else 1
         self._bounds: list[_Entry] = []
         """Heap."""
@@ -84,7 +84,7 @@ class HeapSearch(Policy[N]):
         if self._origin is None and self._pool:
             self._origin = min(node.last_access for node in self._pool.values())
         if self._origin is not None:
-            self._longest = (now - self._origin) * len(self._pool) // self._last_number
+            self._longest = (now - self._origin) * len(self._pool) // abs(self._last_number)
 
     def _wake(self, now: int, least_nbytes: float) -> list[tuple[int, float | None]]:
         """Take out the bounds that hold no longer; returns whose, and what it was at staleness 1."""
