@@ -8,7 +8,11 @@ from dtrrun.simulator.log import Call, Constant, Copy, CopyFrom, Instruction, Mu
 
 
 def random_log(seed: int, steps: int = 60) -> list[Instruction]:
-    """Calls with several outputs, views, mutations, copies and releases over a handful of live names."""
+    """Something like a step of training.
+
+    Forward: calls with several outputs, views, mutations, copies and releases. Backward: what is alive is
+    used once more, last first, and released.
+    """
     r = random.Random(seed)
     log: list[Instruction] = [Constant(f"w{i}", r.choice((8, 16))) for i in range(2)]
     live = ["w0", "w1"]
@@ -18,7 +22,7 @@ def random_log(seed: int, steps: int = 60) -> list[Instruction]:
         if kind < 0.6:
             outputs = tuple(f"x{step}_{i}" for i in range(r.choice((1, 1, 1, 2, 3))))
             aliases = tuple(r.randrange(len(inputs)) if r.random() < 0.2 else -1 for _ in outputs)
-            sizes = tuple(r.choice((0, 8, 8, 16, 24, 64)) for _ in outputs)
+            sizes = tuple(r.choice((0, 8, 8, 16, 24)) for _ in outputs)
             log.append(Call("op", inputs, outputs, sizes, aliases, r.randint(0, 50)))
             live += outputs
         elif kind < 0.7:
@@ -30,4 +34,11 @@ def random_log(seed: int, steps: int = 60) -> list[Instruction]:
             log.append(CopyFrom(r.choice(live), inputs[0]))
         elif len(live) > 4:
             log.append(Release(live.pop(r.randrange(len(live)))))
+    log.append(Call("loss", tuple(live[-2:]), ("g",), (8,), (-1,), 1))
+    gradient = "g"
+    for step, name in enumerate(reversed(live)):
+        new = f"g{step}"
+        log.append(Call("backward", (gradient, name), (new,), (8,), (-1,), r.randint(0, 50)))
+        log += [Release(gradient), Release(name)]
+        gradient = new
     return log

@@ -12,11 +12,12 @@ LINES = 320
 ARROWS = {
     "__init__": {"runtime"},
     "__main__": {"cli"},
-    "cli": {"launch", "views", "policy", "telemetry", "settings", "sizes"},
+    "cli": {"launch", "views", "policy", "simulator", "telemetry", "settings", "sizes"},
     "launch": {"telemetry", "settings"},
     "views": {"telemetry", "settings", "sizes"},
     "boot": {"runtime", "settings"},
     "runtime": {"policy", "telemetry", "settings", "sizes"},
+    "simulator": {"policy"},
     "policy": set(),
     "telemetry": set(),
     "settings": set(),

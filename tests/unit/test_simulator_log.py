@@ -96,5 +96,5 @@ def test_a_wrong_line_is_named(lines, told):
 def test_a_file_that_is_no_text_is_named(tmp_path):
     path = tmp_path / "step.log"
     path.write_bytes(b'{"INSTRUCTION": "\xff"}')
-    with pytest.raises(LogError, match="step.log: not a text file"):
+    with pytest.raises(LogError, match=r"step\.log: not a text file"):
         read_log(path)
