@@ -51,8 +51,6 @@ Observer = Callable[[str, "Storage"], None]
 class Replay:
     """One run of a schedule. Eager eviction: a storage's last reference is gone, so is its memory."""
 
-    eager = True
-
     def __init__(
         self,
         schedule: Schedule,
@@ -63,7 +61,10 @@ class Replay:
         requeue: bool = False,
         observer: Observer | None = None,
     ) -> None:
-        """limit: times the plain run's time; a run that recomputes more ends as `thrash` (Sec. 4.2)."""
+        """limit: times the plain run's time; a run that recomputes more ends as `thrash` (Sec. 4.2).
+
+        requeue: who was locked comes into the pool anew, as in the paper: a matter of equal scores only.
+        """
         self.schedule = schedule
         self.budget = budget_bytes
         self.policy = policy
@@ -156,7 +157,7 @@ class Replay:
 
     def released(self, storage: Storage) -> None:
         """The program's last reference is gone (App. C.5)."""
-        if self.eager and storage.resident and not storage.pinned:
+        if storage.resident and not storage.pinned:
             self._evict(storage)
 
     def keep(self, tensor: Tensor) -> None:
@@ -194,7 +195,7 @@ class Replay:
         for one in inputs:
             storage = one.storage
             storage.locks -= 1
-            if self._requeue and not storage.locks:  # who was locked stands last in the paper's pool
+            if self._requeue and not storage.locks:
                 self.policy.discard(storage)
                 self.policy.insert(storage)
 
@@ -259,6 +260,13 @@ class Replay:
         self.policy.evicted(storage)
         if self._observer is not None:
             self._observer("evict", storage)
+
+
+class IgnoringReplay(Replay):
+    """The program's deallocations are not looked at."""
+
+    def released(self, storage: Storage) -> None:
+        pass
 
 
 def _unlocked(storage: Storage) -> bool:

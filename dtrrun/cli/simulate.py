@@ -1,0 +1,172 @@
+"""The verb `simulate`: recorded operator logs under budgets, by heuristic."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dtrrun.cli import values
+from dtrrun.cli.messages import if_someone_reads, say
+from dtrrun.cli.report_file import report_writer
+from dtrrun.launch.errors import LaunchError
+from dtrrun.simulator import sweep
+from dtrrun.simulator.log import LogError
+from dtrrun.simulator.simulate import REPLAYS
+from dtrrun.views.panels import console_for
+from dtrrun.views.simulation import print_simulation
+
+SCHEMA = "dtrrun.simulation/1"
+INTERRUPTED = 130
+
+EPILOG = """
+[bold]Examples[/bold]
+
+dtrrun simulate step.log
+
+dtrrun simulate logs/ --heuristic h_dtr_eq,lru --budgets 0.5,0.4,2GB --json rows.json
+
+[bold]Exit status[/bold]: 0 when all was simulated, however it went; 2 usage, or a log that cannot be read;
+130 after Ctrl-C, with the rows that were done.
+"""
+COMMAND: dict[str, Any] = {
+    "options_metavar": "simulate [OPTIONS]",
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+_WHAT, _HOW, _OUTPUT = "What to simulate", "How", "Output"
+_Text: TypeAlias = str | None
+
+
+def _text(panel: str, metavar: str, help: str) -> Any:
+    return typer.Option(metavar=metavar, rich_help_panel=panel, help=help)
+
+
+def _flag(panel: str, name: str, help: str) -> Any:
+    return typer.Option(f"--{name}/--no-{name}", metavar="", rich_help_panel=panel, help=help)
+
+
+def simulate(
+    logs: Annotated[list[str], typer.Argument(metavar="LOG...", help="Operator logs, or folders of them.")],
+    heuristic: Annotated[
+        str,
+        _text(
+            _WHAT,
+            "NAME[,NAME...]",
+            "Heuristics as for a run; paper: those of the paper's Fig. 2; ablations: those of App. D.",
+        ),
+    ] = "h_dtr,h_dtr_eq,h_dtr_local,lru,size",
+    budgets: Annotated[
+        _Text, _text(_WHAT, "B[,B...]", "Shares of the log's own peak (0.5, 50%) or sizes (2GB).")
+    ] = None,
+    deallocation: Annotated[
+        str,
+        _text(_WHAT, "NAME[,NAME...]", "When the program lets go of a storage: " + ", ".join(REPLAYS) + "."),
+    ] = "eager",
+    limit: Annotated[
+        str, _text(_HOW, "X", "A run that takes more than X times the plain run's time is thrashing.")
+    ] = "2.0",
+    paper_ties: Annotated[
+        bool,
+        _flag(_HOW, "paper-ties", "Of equal scores, choose as the authors' simulator does (default: yes)."),
+    ] = True,
+    seed: Annotated[str, _text(_HOW, "N", "Of the random heuristic.")] = "0",
+    jobs: Annotated[_Text, _text(_HOW, "N", "Processes; as many as there are processors by default.")] = None,
+    json: Annotated[
+        _Text, _text(_OUTPUT, "PATH", "Write the rows; - is standard output, the tables then go to stderr.")
+    ] = None,
+    quiet: Annotated[bool, _flag(_OUTPUT, "quiet", "Print no tables and no progress.")] = False,
+) -> int:
+    """Replay recorded operator logs inside memory budgets, as the paper's simulator does.
+
+    A LOG is in the format of the paper's App. C.6; of a folder, all *.log and *.log.gz are taken. For each
+    heuristic and budget: how much longer the operators take than without a budget, or oom where nothing was
+    left to evict, or thrash.
+    """
+    heuristics = _read("--heuristic", values.heuristics, heuristic)
+    shares = sweep.RATIOS if budgets is None else _read("--budgets", values.budgets, budgets)
+    wanted = [sweep.Budget(nbytes=x) if isinstance(x, int) else sweep.Budget(ratio=x) for x in shares]
+    options = {
+        "limit": _read("--limit", values.slowdown, limit),
+        "paper_ties": paper_ties,
+        "seed": _read("--seed", values.whole_number(), seed),
+    }
+    deallocations = _read("--deallocation", values.choices(*REPLAYS), deallocation)
+    processes = _read("--jobs", values.whole_number(least=1), jobs) if jobs else _processors()
+    if any(":" in name for name in heuristics):
+        sys.path.insert(0, "")  # as `python` does: the user's own functions
+    with report_writer(json) as write:
+        facts = read_logs(logs)
+        cells = sweep.cells(facts, heuristics, wanted, deallocations, **options)
+        rows, done = run(cells, processes, progress=not quiet)
+        result = {
+            "schema": SCHEMA,
+            "settings": options,
+            "logs": [asdict(log) for log in facts],
+            "rows": [asdict(row) for row in rows],
+        }
+        if not quiet:
+            with if_someone_reads():
+                print_simulation(result, sys.stderr if json == "-" else sys.stdout)
+        write(result)
+    if not done:
+        say(f"interrupted: {len(rows)} of {len(cells)} replays were done")
+    return 0 if done else INTERRUPTED
+
+
+def read_logs(words: Sequence[str]) -> list[sweep.Facts]:
+    """The figures of the logs that are meant. Raises LaunchError."""
+    paths: list[str] = []
+    for word in words:
+        if Path(word).is_dir():
+            found = sorted(str(path) for end in ("*.log", "*.log.gz") for path in Path(word).glob(end))
+            if not found:
+                raise LaunchError(f"{word}: no *.log or *.log.gz in this folder")
+            paths += found
+        else:
+            paths.append(word)
+    try:
+        return sweep.read_facts(list(dict.fromkeys(paths)))
+    except LogError as error:
+        raise LaunchError(str(error)) from None
+    except OSError as error:
+        raise LaunchError(f"{error.filename}: {error.strerror}") from None
+
+
+def run(cells: Sequence[sweep.Cell], jobs: int, progress: bool) -> tuple[list[sweep.Row], bool]:
+    """The rows that were done, in the order of their cells, and whether that is all. Raises LaunchError."""
+    rows: dict[int, sweep.Row] = {}
+    console = console_for(sys.stderr, None)
+    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not progress or not console.is_terminal)
+    task = bar.add_task("", total=len(cells))
+    done = False
+    try:
+        with bar, closing(sweep.run_cells(cells, jobs)) as completed:
+            for index, row in completed:
+                rows[index] = row
+                bar.advance(task)
+        done = True
+    except KeyboardInterrupt:
+        pass
+    except ValueError as error:  # of a heuristic of the user's own, mostly
+        raise LaunchError(str(error)) from None
+    return [rows[index] for index in sorted(rows)], done
+
+
+def _read(name: str, reader: Any, text: str) -> Any:
+    try:
+        return reader(text)
+    except ValueError as error:
+        raise LaunchError(f"{name}: {error}") from None
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

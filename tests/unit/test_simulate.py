@@ -1,0 +1,154 @@
+"""dtrrun.cli.simulate"""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dtrrun.cli.main import main
+from dtrrun.simulator.log import Call, Constant, write_log
+from tests.unit.simulator_logs import random_log
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "random.log"
+    with open(path, "w") as file:
+        write_log(random_log(7), file)
+    return str(path)
+
+
+def status(*words):
+    with pytest.raises(SystemExit) as caught:
+        main(["simulate", *words])
+    return caught.value.code
+
+
+def test_rows_and_tables(log, tmp_path, capsys):
+    path = tmp_path / "rows.json"
+    words = ("--heuristic", "lru,h'(s=no,m=yes,c=local)", log, "--budgets", "1.0,50%,400B", "--jobs", "1")
+    assert status(*words, "--json", str(path)) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "random" in out
+    assert "lru" in out
+    found = json.loads(path.read_text())
+    assert found["schema"] == "dtrrun.simulation/1"
+    assert [(row["heuristic"], row["budget_ratio"]) for row in found["rows"][:2]] == [
+        ("lru", 1.0),
+        ("lru", 0.5),
+    ]
+    assert found["rows"][2]["budget_bytes"] == 400
+    assert len(found["rows"]) == 6
+    assert {
+        "log",
+        "heuristic",
+        "budget_ratio",
+        "budget_bytes",
+        "status",
+        "overhead",
+        "evictions",
+        "rematerializations",
+        "evaluations",
+        "seconds",
+    } <= set(found["rows"][0])
+    assert found["logs"][0]["path"] == log
+
+
+def test_json_on_standard_output_moves_the_tables(log, capsys):
+    # A process: the report goes to the file descriptor itself.
+    command = [sys.executable, "-m", "dtrrun", "simulate", log, "--heuristic", "lru", "--json", "-"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert len(json.loads(done.stdout)["rows"]) == 10
+    assert "overhead" in done.stderr
+
+
+def test_a_folder_is_all_of_its_logs(log, tmp_path, capsys):
+    (tmp_path / "another.log").write_text(Path(log).read_text())
+    (tmp_path / "notes.txt").write_text("no log")
+    assert status(str(tmp_path), "--heuristic", "lru", "--jobs", "1", "--no-paper-ties") == 0
+    out = capsys.readouterr().out
+    assert out.index("another") < out.index("random")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("nowhere.log", "nowhere.log: No such file"),
+        ("LOG --heuristic h_dt", "did you mean h_dtr?"),
+        ("LOG --heuristic os:getcwd --jobs 1", "os:getcwd"),
+        ("LOG --budgets 200", "--budgets: '200' is neither"),
+        ("LOG --budgets 0.5,2XB", "--budgets: '2XB' has an unknown unit"),
+        ("LOG --budgets 0", "--budgets: '0' is neither"),
+        ("LOG --budgets ,", "--budgets: '' is not a size"),
+        ("LOG --deallocation soon", "--deallocation: 'soon' is none of eager"),
+        ("LOG --limit 1", "--limit: '1' is not above 1"),
+        ("LOG --jobs 0", "--jobs: 0 is less than 1"),
+        ("LOG --json FOLDER/no/x.json", "cannot be written"),
+        ("BAD", "bad.log, line 2: unknown instruction 'X'"),
+        ("FOLDER/empty", "no *.log or *.log.gz"),
+        ("", "Missing argument"),
+        ("LOG --what", "No such option: --what"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(log, tmp_path, capsys, words, message):
+    (tmp_path / "bad.log").write_text('{"INSTRUCTION": "RELEASE", "NAME": "x"}\n{"INSTRUCTION": "X"}\n')
+    (tmp_path / "empty").mkdir()
+    for word, meant in (("LOG", log), ("BAD", str(tmp_path / "bad.log")), ("FOLDER", str(tmp_path))):
+        words = words.replace(word, meant)
+    assert status(*words.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_heuristic_of_the_users_own(log, tmp_path, capsys, monkeypatch):
+    (tmp_path / "mine_to_try.py").write_text(
+        "def score(size, staleness, cost, projected_cost): return -size\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert status(log, "--heuristic", "mine_to_try:score,size", "--jobs", "1", "--budgets", "1.0,0.6") == 0
+    mine, paper = capsys.readouterr().out.splitlines()[-2:]
+    assert mine.split()[1:] == paper.split()[1:]
+
+
+def test_ctrl_c_keeps_what_was_done(tmp_path):
+    """Two quick rows, then one that takes long."""
+    log = [Constant("w", 1), Call("op", ("w",), ("x0",), (1,), (-1,), 1)]
+    log += [Call("op", (f"x{i}",), (f"x{i + 1}",), (1,), (-1,), 1) for i in range(1500)]
+    log += [Call("op", (f"x{i}",), (f"y{i}",), (1,), (-1,), 1) for i in range(1500, 0, -1)]
+    with open(tmp_path / "long.log", "w") as file:
+        write_log(log, file)
+    command = [sys.executable, "-m", "dtrrun", "simulate", str(tmp_path / "long.log")]
+    command += ["--heuristic", "lru,random", "--budgets", "1.0,0.52", "--limit", "1000", "--jobs", "2"]
+    process = subprocess.Popen(
+        [*command, "--json", str(tmp_path / "rows.json")], stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "of 4 replays were done" in err
+    assert "Traceback" not in err
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert 0 < len(rows) < 4
+
+
+def test_help_names_the_verb_and_its_options(capsys):
+    assert status("--help") == 0
+    out = capsys.readouterr().out
+    assert "dtrrun simulate [OPTIONS]" in out
+    for word in ("LOG", "--heuristic", "--budgets", "--deallocation", "--limit", "--json", "130"):
+        assert word in out

@@ -1,0 +1,83 @@
+"""dtrrun.views.simulation"""
+
+import io
+
+import pytest
+
+from dtrrun.views.simulation import count, print_simulation
+from tests.unit.view_snapshots import check
+
+
+def row(heuristic, ratio, status="ok", overhead=1.0, **fields):
+    overhead = overhead if status == "ok" else None
+    return {
+        "log": "lstm",
+        "heuristic": heuristic,
+        "deallocation": "eager",
+        "budget_ratio": ratio,
+        "budget_bytes": int(1e9 * ratio),
+        "status": status,
+        "overhead": overhead,
+        **fields,
+    }
+
+
+def result(rows):
+    log = {
+        "log": "lstm",
+        "operators": 7926,
+        "plain_seconds": 0.769,
+        "peak_bytes": 10**9,
+        "constant_bytes": 2 * 10**8,
+        "largest_bytes": 7 * 10**7,
+    }
+    return {"logs": [log], "rows": rows}
+
+
+def show(rows, width=80):
+    stream = io.StringIO()
+    print_simulation(result(rows), stream, width=width)
+    return stream.getvalue()
+
+
+RATIOS = [tenths / 10 for tenths in range(10, 0, -1)]
+
+
+def test_tables():
+    rows = [row("h_dtr", ratio, overhead=2 - ratio) for ratio in RATIOS]
+    rows += [row("h_dtr_eq", ratio, "ok" if ratio > 0.1 else "oom", overhead=2 - ratio) for ratio in RATIOS]
+    rows += [
+        row("lru", ratio, "ok" if ratio > 0.6 else "thrash", overhead=1 + (1 - ratio) ** 2)
+        for ratio in RATIOS
+    ]
+    check("simulation_80", show(rows))
+
+
+def test_deallocations_are_told_apart_and_what_was_not_done_is_empty():
+    rows = [row("h_dtr", 1.0), row("h_dtr", 0.5, overhead=1.5), row("h_dtr", 1.0, deallocation="banish")]
+    rows += [row("h_dtr", 0.123456, "oom", deallocation="ignore")]
+    check("simulation_deallocation", show(rows))
+
+
+def test_accesses_have_a_table_where_they_were_counted():
+    rows = [
+        row("h_dtr", 1.0, accesses=19_700_327),
+        row("lru", 1.0, accesses=0),
+        row("lru", 0.5, accesses=999),
+    ]
+    check("simulation_accesses", show(rows))
+
+
+def test_thrash_is_cut_where_there_is_no_room():
+    rows = [row("h_dtr_local", ratio, "thrash") for ratio in RATIOS]
+    assert "thr." in show(rows, 70)
+    assert "thrash" in show(rows, 90)
+    assert max(map(len, show(rows, 70).splitlines())) <= 70
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (999, "999"), (1000, "1k"), (9540, "9.54k"), (999_600, "1M"), (71_454_958, "71.5M")],
+)
+def test_count(number, text):
+    assert count(number) == text
