@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dtrrun.policy import make_policy
 
+from .banish import BanishingReplay
 from .replay import IgnoringReplay, Observer, Outcome, Replay
 from .schedule import Schedule
 
-REPLAYS: dict[str, type[Replay]] = {"eager": Replay, "ignore": IgnoringReplay}
+REPLAYS: dict[str, type[Replay]] = {"eager": Replay, "banish": BanishingReplay, "ignore": IgnoringReplay}
 """By what happens to a storage when the program's last reference to it is gone (App. C.5)."""
 
 
