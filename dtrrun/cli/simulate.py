@@ -70,6 +70,18 @@ def simulate(
         str,
         _text(_WHAT, "NAME[,NAME...]", "When the program lets go of a storage: " + ", ".join(REPLAYS) + "."),
     ] = "eager",
+    search: Annotated[
+        str,
+        _text(
+            _HOW,
+            "heap|scan[,...]",
+            "How the least score is found: scan computes all of them, as the paper does, and takes long; "
+            "the choice is the same.",
+        ),
+    ] = "heap",
+    accesses: Annotated[
+        bool, _flag(_HOW, "accesses", "Count storage accesses, as in the paper's App. D.3.")
+    ] = False,
     limit: Annotated[
         str, _text(_HOW, "X", "A run that takes more than X times the plain run's time is thrashing.")
     ] = "2.0",
@@ -97,14 +109,16 @@ def simulate(
         "limit": _read("--limit", values.slowdown, limit),
         "paper_ties": paper_ties,
         "seed": _read("--seed", values.whole_number(), seed),
+        "count": accesses,
     }
     deallocations = _read("--deallocation", values.choices(*REPLAYS), deallocation)
+    searches = _read("--search", values.choices("heap", "scan"), search)
     processes = _read("--jobs", values.whole_number(least=1), jobs) if jobs else _processors()
     if any(":" in name for name in heuristics):
         sys.path.insert(0, "")  # as `python` does: the user's own functions
     with report_writer(json) as write:
         facts = read_logs(logs)
-        cells = sweep.cells(facts, heuristics, wanted, deallocations, **options)
+        cells = sweep.cells(facts, heuristics, wanted, deallocations, searches, **options)
         rows, done = run(cells, processes, progress=not quiet)
         result = {
             "schema": SCHEMA,

@@ -57,6 +57,7 @@ class Op:
         self.cost = cost
         self.inputs = inputs
         self.outputs = outputs
-        self.nbytes = sum(one.nbytes for one in outputs)
+        self.nbytes = 0
         for one in outputs:
+            self.nbytes += one.nbytes
             one.operator = self

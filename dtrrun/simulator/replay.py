@@ -38,6 +38,8 @@ class Outcome:
     evaluations: int
     seconds: float
     """That the replay took."""
+    accesses: int | None = None
+    """Storage accesses of the policy (App. D.3), where they were counted."""
 
     @property
     def overhead(self) -> float:
@@ -72,7 +74,8 @@ class Replay:
         self.clock = 0
         self.evictions = self.rematerializations = 0
         self.recomputed = 0
-        self._limit = (limit - 1) * schedule.cost
+        self._plain_time = schedule.cost
+        self._limit = (limit - 1) * self._plain_time
         self._observer = observer
         self._requeue = requeue
         self._build()
@@ -107,7 +110,7 @@ class Replay:
         return Outcome(
             status,
             self.clock,
-            self.schedule.cost,
+            self._plain_time,
             self.peak_bytes,
             self.evictions,
             self.rematerializations,
@@ -144,9 +147,10 @@ class Replay:
     def _enter(self, output: Tensor, op: Op) -> None:
         """A new tensor: its storage's cost and dependencies grow by its operator's (App. C.2)."""
         storage = output.storage
-        if all(one.operator is not op for one in storage.tensors):
+        tensors = storage.tensors
+        if not tensors or tensors[-1].operator is not op:  # one operator's outputs come one after the other
             storage.cost += op.cost
-        storage.tensors.append(output)
+        tensors.append(output)
         known = storage.inputs
         for one in op.inputs:
             source = one.storage

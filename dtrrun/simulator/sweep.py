@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from .schedule import Schedule, read_schedule
 from .simulate import simulate
@@ -46,10 +47,13 @@ class Cell:
     heuristic: str
     budget: Budget
     deallocation: str = "eager"
+    search: str = "heap"
+    """Or scan: for the same choices, every score each time."""
     limit: float = 2.0
     paper_ties: bool = True
-    scan: bool = False
     seed: int = 0
+    count: bool = False
+    """Storage accesses (App. D.3)."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Row:
     log: str
     heuristic: str
     deallocation: str
+    search: str
     budget_ratio: float
     budget_bytes: int
     status: str
@@ -70,6 +75,7 @@ class Row:
     rematerializations: int
     evaluations: int
     peak_bytes: int
+    accesses: int | None
     seconds: float
 
 
@@ -123,16 +129,15 @@ def cells(
     heuristics: Sequence[str],
     budgets: Sequence[Budget],
     deallocations: Sequence[str] = ("eager",),
-    *,
-    limit: float = 2.0,
-    paper_ties: bool = True,
-    scan: bool = False,
-    seed: int = 0,
+    searches: Sequence[str] = ("heap",),
+    **options: Any,
 ) -> list[Cell]:
-    """Every combination, log by log."""
+    """Every combination, log by log; options: those of `Cell`."""
     return [
-        Cell(log.path, log.log, heuristic, budget, deallocation, limit, paper_ties, scan, seed)
-        for log, heuristic, deallocation, budget in product(logs, heuristics, deallocations, budgets)
+        Cell(log.path, log.log, heuristic, budget, deallocation, search, **options)
+        for log, heuristic, deallocation, search, budget in product(
+            logs, heuristics, deallocations, searches, budgets
+        )
     ]
 
 
@@ -147,13 +152,15 @@ def run_cell(cell: Cell) -> Row:
         deallocation=cell.deallocation,
         limit=cell.limit,
         paper_ties=cell.paper_ties,
-        scan=cell.scan,
+        scan=cell.search == "scan",
         seed=cell.seed,
+        count=cell.count,
     )
     return Row(
         cell.log,
         cell.heuristic,
         cell.deallocation,
+        cell.search,
         ratio,
         nbytes,
         outcome.status,
@@ -162,6 +169,7 @@ def run_cell(cell: Cell) -> Row:
         outcome.rematerializations,
         outcome.evaluations,
         outcome.peak_bytes,
+        outcome.accesses,
         outcome.seconds,
     )
 

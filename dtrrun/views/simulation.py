@@ -49,8 +49,11 @@ def _sections(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]
 
 def label(row: Row, all_rows: Sequence[Row]) -> str:
     """The heuristic; and what else tells the row's series from the others."""
-    several = len({one["deallocation"] for one in all_rows}) > 1
-    return f"{row['heuristic']}, {row['deallocation']}" if several else str(row["heuristic"])
+    parts = [str(row["heuristic"])]
+    for field in ("deallocation", "search"):
+        if len({one[field] for one in all_rows}) > 1:
+            parts.append(str(row[field]))
+    return ", ".join(parts)
 
 
 def series(rows: Sequence[Row]) -> dict[str, list[Row]]:

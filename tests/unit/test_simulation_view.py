@@ -14,6 +14,7 @@ def row(heuristic, ratio, status="ok", overhead=1.0, **fields):
         "log": "lstm",
         "heuristic": heuristic,
         "deallocation": "eager",
+        "search": "heap",
         "budget_ratio": ratio,
         "budget_bytes": int(1e9 * ratio),
         "status": status,
