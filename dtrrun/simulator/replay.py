@@ -40,6 +40,8 @@ class Outcome:
     """That the replay took."""
     accesses: int | None = None
     """Storage accesses of the policy (App. D.3), where they were counted."""
+    chosen: int = 0
+    """Evictions that made room; the others are deallocations."""
 
     @property
     def overhead(self) -> float:
@@ -72,7 +74,7 @@ class Replay:
         self.policy = policy
         self.memory = self.peak_bytes = 0
         self.clock = 0
-        self.evictions = self.rematerializations = 0
+        self.evictions = self.chosen = self.rematerializations = 0
         self.recomputed = 0
         self._plain_time = schedule.cost
         self._limit = (limit - 1) * self._plain_time
@@ -116,6 +118,7 @@ class Replay:
             self.rematerializations,
             self.policy.score_evaluations,
             perf_counter() - started,
+            chosen=self.chosen,
         )
 
     def call(self, op: Op) -> None:
@@ -253,6 +256,7 @@ class Replay:
             victim = self.policy.select(self.clock, _unlocked)
             if victim is None:
                 raise Stopped("oom")
+            self.chosen += 1
             self._evict(victim)
 
     def _evict(self, storage: Storage) -> None:

@@ -109,3 +109,5 @@ def test_the_observer_sees_every_storage_come_and_go():
     gone = sum(nbytes for what, nbytes in seen if what == "evict")
     assert come - gone == replay.memory
     assert sum(what == "evict" for what, _ in seen) == outcome.evictions
+    released = sum(event < 0 for event in schedule.events)
+    assert outcome.evictions - released <= outcome.chosen < outcome.evictions
