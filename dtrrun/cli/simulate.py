@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -16,12 +16,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dtrrun.cli import values
 from dtrrun.cli.messages import if_someone_reads, say
 from dtrrun.cli.report_file import report_writer
-from dtrrun.launch.errors import LaunchError
+from dtrrun.launch.errors import FAILED, LaunchError
+from dtrrun.policy import ABLATION_NAMES
 from dtrrun.simulator import sweep
+from dtrrun.simulator.figures import FORMATS, MissingMatplotlib, draw, need_matplotlib
 from dtrrun.simulator.log import LogError
 from dtrrun.simulator.simulate import REPLAYS
 from dtrrun.views.panels import console_for
 from dtrrun.views.simulation import print_simulation
+
+_VARIANTS = ("h_dtr", "h_dtr_eq", "h_dtr_local")
+PAPER: Sequence[tuple[Sequence[str], Sequence[str], Sequence[str], bool]] = (
+    (_VARIANTS, ("eager",), ("heap", "scan"), True),  # App. D.3
+    (values.PAPER, ("eager",), ("heap",), False),  # Fig. 2
+    (ABLATION_NAMES, ("eager",), ("heap",), False),  # App. D.1
+    (("h_dtr",), tuple(REPLAYS), ("heap",), False),  # App. D.2
+)
+"""The paper's evaluation: heuristics, deallocations, searches, and whether accesses are counted."""
 
 SCHEMA = "dtrrun.simulation/1"
 INTERRUPTED = 130
@@ -32,6 +43,8 @@ EPILOG = """
 dtrrun simulate step.log
 
 dtrrun simulate logs/ --heuristic h_dtr_eq,lru --budgets 0.5,0.4,2GB --json rows.json
+
+dtrrun simulate logs/ --paper --figures pictures/
 
 [bold]Exit status[/bold]: 0 when all was simulated, however it went; 2 usage, or a log that cannot be read;
 130 after Ctrl-C, with the rows that were done.
@@ -82,6 +95,15 @@ def simulate(
     accesses: Annotated[
         bool, _flag(_HOW, "accesses", "Count storage accesses, as in the paper's App. D.3.")
     ] = False,
+    paper: Annotated[
+        bool,
+        _flag(
+            _WHAT,
+            "paper",
+            "The paper's whole evaluation, in place of the options above: its heuristics, the ablations, "
+            "deallocations, accesses. Takes long.",
+        ),
+    ] = False,
     limit: Annotated[
         str, _text(_HOW, "X", "A run that takes more than X times the plain run's time is thrashing.")
     ] = "2.0",
@@ -94,6 +116,10 @@ def simulate(
     json: Annotated[
         _Text, _text(_OUTPUT, "PATH", "Write the rows; - is standard output, the tables then go to stderr.")
     ] = None,
+    figures: Annotated[
+        _Text, _text(_OUTPUT, "FOLDER", "Draw the paper's pictures of what was simulated (needs matplotlib).")
+    ] = None,
+    format: Annotated[str, _text(_OUTPUT, "|".join(FORMATS), "Of the pictures.")] = "svg",
     quiet: Annotated[bool, _flag(_OUTPUT, "quiet", "Print no tables and no progress.")] = False,
 ) -> int:
     """Replay recorded operator logs inside memory budgets, as the paper's simulator does.
@@ -102,23 +128,25 @@ def simulate(
     heuristic and budget: how much longer the operators take than without a budget, or oom where nothing was
     left to evict, or thrash.
     """
-    heuristics = _read("--heuristic", values.heuristics, heuristic)
     shares = sweep.RATIOS if budgets is None else _read("--budgets", values.budgets, budgets)
     wanted = [sweep.Budget(nbytes=x) if isinstance(x, int) else sweep.Budget(ratio=x) for x in shares]
+    heuristics = _read("--heuristic", values.heuristics, heuristic)
+    deallocations = _read("--deallocation", values.choices(*REPLAYS), deallocation)
+    searches = _read("--search", values.choices("heap", "scan"), search)
+    parts = PAPER if paper else [(heuristics, deallocations, searches, accesses)]
     options = {
         "limit": _read("--limit", values.slowdown, limit),
         "paper_ties": paper_ties,
         "seed": _read("--seed", values.whole_number(), seed),
-        "count": accesses,
     }
-    deallocations = _read("--deallocation", values.choices(*REPLAYS), deallocation)
-    searches = _read("--search", values.choices("heap", "scan"), search)
     processes = _read("--jobs", values.whole_number(least=1), jobs) if jobs else _processors()
+    format = _read("--format", values.choice(*FORMATS), format)
     if any(":" in name for name in heuristics):
         sys.path.insert(0, "")  # as `python` does: the user's own functions
     with report_writer(json) as write:
+        folder = _folder(figures)
         facts = read_logs(logs)
-        cells = sweep.cells(facts, heuristics, wanted, deallocations, searches, **options)
+        cells = _cells(facts, wanted, parts, options)
         rows, done = run(cells, processes, progress=not quiet)
         result = {
             "schema": SCHEMA,
@@ -132,7 +160,28 @@ def simulate(
         write(result)
     if not done:
         say(f"interrupted: {len(rows)} of {len(cells)} replays were done")
-    return 0 if done else INTERRUPTED
+        return INTERRUPTED
+    if folder:
+        for path in _draw(result, folder, format):
+            say(f"wrote {path}") if not quiet else None
+    return 0
+
+
+def _cells(
+    logs: Sequence[sweep.Facts],
+    budgets: Sequence[sweep.Budget],
+    parts: Sequence[tuple[Sequence[str], Sequence[str], Sequence[str], bool]],
+    options: dict[str, Any],
+) -> list[sweep.Cell]:
+    """Log by log; what several parts have in common, once."""
+    found: dict[sweep.Cell, sweep.Cell] = {}
+    for log in logs:
+        for heuristics, deallocations, searches, count in parts:
+            for cell in sweep.cells(
+                [log], heuristics, budgets, deallocations, searches, count=count, **options
+            ):
+                found.setdefault(replace(cell, count=False), cell)
+    return list(found.values())
 
 
 def read_logs(words: Sequence[str]) -> list[sweep.Facts]:
@@ -180,6 +229,27 @@ def _read(name: str, reader: Any, text: str) -> Any:
         return reader(text)
     except ValueError as error:
         raise LaunchError(f"{name}: {error}") from None
+
+
+def _folder(path: str | None) -> Path | None:
+    """Where the pictures go: found to be possible before the work, not after. Raises LaunchError."""
+    if path is None:
+        return None
+    try:
+        need_matplotlib()
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except MissingMatplotlib as error:
+        raise LaunchError(f"--figures: {error}") from None
+    except OSError as error:
+        raise LaunchError(f"--figures: {path}: {error.strerror}") from None
+    return Path(path)
+
+
+def _draw(result: dict[str, Any], folder: Path, format: str) -> list[Path]:
+    try:
+        return draw(result, folder, format)
+    except OSError as error:
+        raise LaunchError(f"--figures: {error.filename}: {error.strerror}", FAILED) from None
 
 
 def _processors() -> int:

@@ -121,6 +121,15 @@ class Replay:
             chosen=self.chosen,
         )
 
+    def take_apart(self) -> None:
+        """Cut the circles among storages, tensors and operators, so that nobody has to look for them."""
+        for op in self.operators:
+            op.inputs.clear()
+            op.outputs.clear()
+        for storage in self.storages:
+            storage.tensors.clear()
+            storage.inputs.clear()
+
     def call(self, op: Op) -> None:
         """An operator of the program itself."""
         inputs = op.inputs

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 from dtrrun.policy import make_heuristic, make_policy
 from dtrrun.policy.counting import accesses, counting_policy
 
@@ -13,7 +18,7 @@ REPLAYS: dict[str, type[Replay]] = {"eager": Replay, "banish": BanishingReplay, 
 """By what happens to a storage when the program's last reference to it is gone (App. C.5)."""
 
 
-def simulate(
+def prepare(
     schedule: Schedule,
     budget_bytes: int | None,
     heuristic: str = "h_dtr_eq",
@@ -25,8 +30,8 @@ def simulate(
     seed: int = 0,
     count: bool = False,
     observer: Observer | None = None,
-) -> Outcome:
-    """Replay `schedule` with the paper's semantics (App. C) inside `budget_bytes`, None: without a budget.
+) -> Replay:
+    """A replay of `schedule` with the paper's semantics (App. C) inside `budget_bytes`, None: no budget.
 
     heuristic: as for `make_policy`. deallocation: one of REPLAYS. limit: times the plain run's time, beyond
     which it is thrashing (Sec. 4.2). paper_ties: of equal scores, choose as the authors' simulator does: the
@@ -40,10 +45,36 @@ def simulate(
         policy = counting_policy(make_heuristic(heuristic, seed), latest=paper_ties, scan=scan, seed=seed)
     else:
         policy = make_policy(heuristic, seed=seed, latest=paper_ties, scan=scan)
-    replay = REPLAYS[deallocation](
+    return REPLAYS[deallocation](
         schedule, budget_bytes, policy, limit=limit, requeue=paper_ties, observer=observer
     )
-    outcome = replay.run()
-    if count:
-        outcome.accesses = accesses(policy)
+
+
+def simulate(
+    schedule: Schedule,
+    budget_bytes: int | None,
+    heuristic: str = "h_dtr_eq",
+    *,
+    count: bool = False,
+    **options: Any,
+) -> Outcome:
+    """What comes of the replay that `prepare` makes, with the same arguments. Raises ValueError."""
+    with _without_collector():
+        replay = prepare(schedule, budget_bytes, heuristic, count=count, **options)
+        outcome = replay.run()
+        if count:
+            outcome.accesses = accesses(replay.policy)
+        replay.take_apart()
     return outcome
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """A replay makes many objects and no garbage: Python's collector would take half of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -41,26 +41,24 @@ def _sections(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]
             f"operator {format_size(log['largest_bytes'])})",
         )
         if rows:
-            yield overhead_table(rows, width)
+            same_search = [row for row in rows if row["search"] == rows[0]["search"]]  # others choose alike
+            yield overhead_table(same_search, width)
         if any(row.get("accesses") is not None for row in rows):
             yield ""
-            yield accesses_table(rows)
+            yield accesses_table([row for row in rows if row.get("accesses") is not None])
 
 
-def label(row: Row, all_rows: Sequence[Row]) -> str:
-    """The heuristic; and what else tells the row's series from the others."""
-    parts = [str(row["heuristic"])]
-    for field in ("deallocation", "search"):
-        if len({one[field] for one in all_rows}) > 1:
-            parts.append(str(row[field]))
-    return ", ".join(parts)
+def label(row: Row, first: Row) -> str:
+    """The heuristic; and what else tells the row's series from that of the `first` row."""
+    others = [str(row[field]) for field in ("deallocation", "search") if row[field] != first[field]]
+    return ", ".join([str(row["heuristic"]), *others])
 
 
 def series(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """The rows of each line of the table, in order."""
     found: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(label(row, rows), []).append(row)
+        found.setdefault(label(row, rows[0]), []).append(row)
     return found
 
 
@@ -91,11 +89,13 @@ def accesses_table(rows: Sequence[Row]) -> Table:
 
 
 def count(number: int) -> str:
-    """`950`, `9.5k`, `950k`, `9.5M`."""
-    for unit, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if number >= 0.9995 * unit:
-            return f"{number / unit:.3g}{letter}"
-    return str(number)
+    """`950`, `9.5k`, `95k`, `950k`, `9.5M`: at most four characters."""
+    if number < 1000:
+        return str(number)
+    for unit, letter in ((10**3, "k"), (10**6, "M"), (10**9, "G")):
+        if number < 999.5 * unit or letter == "G":
+            break
+    return f"{number / unit:.1f}{letter}" if number < 9.95 * unit else f"{number / unit:.0f}{letter}"
 
 
 def _table(head: str, budgets: Sequence[tuple[float, int]]) -> Table:

@@ -94,6 +94,9 @@ def test_a_folder_is_all_of_its_logs(log, tmp_path, capsys):
         ("LOG --deallocation soon", "--deallocation: 'soon' is none of eager"),
         ("LOG --limit 1", "--limit: '1' is not above 1"),
         ("LOG --jobs 0", "--jobs: 0 is less than 1"),
+        ("LOG --format gif", "--format: 'gif' is none of svg, png"),
+        ("LOG --search far", "--search: 'far' is none of heap, scan"),
+        ("LOG --figures BAD", "--figures: "),
         ("LOG --json FOLDER/no/x.json", "cannot be written"),
         ("BAD", "bad.log, line 2: unknown instruction 'X'"),
         ("FOLDER/empty", "no *.log or *.log.gz"),
@@ -122,6 +125,37 @@ def test_a_heuristic_of_the_users_own(log, tmp_path, capsys, monkeypatch):
     assert status(log, "--heuristic", "mine_to_try:score,size", "--jobs", "1", "--budgets", "1.0,0.6") == 0
     mine, paper = capsys.readouterr().out.splitlines()[-2:]
     assert mine.split()[1:] == paper.split()[1:]
+
+
+def test_pictures(log, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "new" / "pictures"
+    words = (log, "--heuristic", "lru", "--jobs", "1", "--budgets", "1.0,0.6", "--format", "png")
+    assert status(*words, "--figures", str(folder)) == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["slowdown.png", "trace-random.png"]
+    assert f"dtrrun: wrote {folder / 'slowdown.png'}" in capsys.readouterr().err
+
+
+def test_pictures_without_matplotlib_are_refused_at_once(log, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert status(log, "--figures", str(tmp_path / "new")) == 2
+    assert "pip install 'dtrrun[figures]'" in capsys.readouterr().err
+
+
+def test_the_papers_evaluation(log, tmp_path, capsys):
+    path = tmp_path / "rows.json"
+    assert status(log, "--paper", "--budgets", "1.0,0.6", "--jobs", "1", "--json", str(path)) == 0
+    rows = json.loads(path.read_text())["rows"]
+    cells = [
+        tuple(row[key] for key in ("heuristic", "deallocation", "search", "budget_ratio")) for row in rows
+    ]
+    assert len(cells) == len(set(cells)) == 2 * (3 * 2 + 4 + 16 + 2)
+    counted = {row["heuristic"] for row in rows if row["accesses"] is not None}
+    assert counted == {"h_dtr", "h_dtr_eq", "h_dtr_local"}
+    assert {row["deallocation"] for row in rows} == {"eager", "banish", "ignore"}
+    out = capsys.readouterr().out
+    assert "accesses" in out
+    assert "h_dtr, banish" in out
 
 
 def test_ctrl_c_keeps_what_was_done(tmp_path):

@@ -78,7 +78,16 @@ def test_thrash_is_cut_where_there_is_no_room():
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(0, "0"), (999, "999"), (1000, "1k"), (9540, "9.54k"), (999_600, "1M"), (71_454_958, "71.5M")],
+    [
+        (0, "0"),
+        (999, "999"),
+        (1000, "1.0k"),
+        (9540, "9.5k"),
+        (9950, "10k"),
+        (999_499, "999k"),
+        (999_600, "1.0M"),
+        (71_454_958, "71M"),
+    ],
 )
 def test_count(number, text):
     assert count(number) == text
