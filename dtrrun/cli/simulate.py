@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dtrrun.cli import values
 from dtrrun.cli.messages import if_someone_reads, say
 from dtrrun.cli.report_file import report_writer
+from dtrrun.cli.sweeping import cells_of, processors, read_logs, run
 from dtrrun.launch.errors import FAILED, LaunchError
 from dtrrun.policy import ABLATION_NAMES
 from dtrrun.simulator import sweep
 from dtrrun.simulator.figures import FORMATS, MissingMatplotlib, draw, need_matplotlib
-from dtrrun.simulator.log import LogError
+from dtrrun.simulator.planned import NAMES as PLANNERS
+from dtrrun.simulator.planned import PlanRow, plan_cells, run_planner
 from dtrrun.simulator.simulate import REPLAYS
-from dtrrun.views.panels import console_for
 from dtrrun.views.simulation import print_simulation
 
 _VARIANTS = ("h_dtr", "h_dtr_eq", "h_dtr_local")
@@ -83,6 +81,15 @@ def simulate(
         str,
         _text(_WHAT, "NAME[,NAME...]", "When the program lets go of a storage: " + ", ".join(REPLAYS) + "."),
     ] = "eager",
+    semantics: Annotated[
+        str,
+        _text(
+            _HOW,
+            "paper|dtrrun",
+            "Whose runtime is simulated: the paper's App. C (default), or dtrrun's own, which needs a log of "
+            "dtrrun record.",
+        ),
+    ] = "paper",
     search: Annotated[
         str,
         _text(
@@ -95,6 +102,15 @@ def simulate(
     accesses: Annotated[
         bool, _flag(_HOW, "accesses", "Count storage accesses, as in the paper's App. D.3.")
     ] = False,
+    planners: Annotated[
+        _Text,
+        _text(
+            _WHAT,
+            "NAME[,NAME...]",
+            f"Static planners to compare with, which see the whole log first: {', '.join(PLANNERS)}.",
+        ),
+    ] = None,
+    planner_seconds: Annotated[str, _text(_HOW, "N", "What a planner's solver may take for a plan.")] = "60",
     paper: Annotated[
         bool,
         _flag(
@@ -138,90 +154,43 @@ def simulate(
         "limit": _read("--limit", values.slowdown, limit),
         "paper_ties": paper_ties,
         "seed": _read("--seed", values.whole_number(), seed),
+        "semantics": _read("--semantics", values.choice("paper", "dtrrun"), semantics),
     }
-    processes = _read("--jobs", values.whole_number(least=1), jobs) if jobs else _processors()
+    names = _read("--planners", values.choices(*PLANNERS), planners) if planners else []
+    seconds = _read("--planner-seconds", values.whole_number(least=1), planner_seconds)
+    processes = _read("--jobs", values.whole_number(least=1), jobs) if jobs else processors()
     format = _read("--format", values.choice(*FORMATS), format)
     if any(":" in name for name in heuristics):
         sys.path.insert(0, "")  # as `python` does: the user's own functions
     with report_writer(json) as write:
         folder = _folder(figures)
         facts = read_logs(logs)
-        cells = _cells(facts, wanted, parts, options)
-        rows, done = run(cells, processes, progress=not quiet)
+        cells = cells_of(facts, wanted, parts, options)
+        count = len(cells)
+        rows, done = run(sweep.run_cell, cells, processes, None if quiet else "simulating")
+        plans: list[PlanRow] = []
+        if done and names:
+            wanted_plans = plan_cells(facts, names, wanted, seconds)
+            plans, done = run(run_planner, wanted_plans, processes, None if quiet else "planning")
+            count += len(wanted_plans)
         result = {
             "schema": SCHEMA,
             "settings": options,
             "logs": [asdict(log) for log in facts],
             "rows": [asdict(row) for row in rows],
+            "plans": [asdict(row) for row in plans],
         }
         if not quiet:
             with if_someone_reads():
                 print_simulation(result, sys.stderr if json == "-" else sys.stdout)
         write(result)
     if not done:
-        say(f"interrupted: {len(rows)} of {len(cells)} replays were done")
+        say(f"interrupted: {len(rows) + len(plans)} of {count} were done")
         return INTERRUPTED
     if folder:
         for path in _draw(result, folder, format):
             say(f"wrote {path}") if not quiet else None
     return 0
-
-
-def _cells(
-    logs: Sequence[sweep.Facts],
-    budgets: Sequence[sweep.Budget],
-    parts: Sequence[tuple[Sequence[str], Sequence[str], Sequence[str], bool]],
-    options: dict[str, Any],
-) -> list[sweep.Cell]:
-    """Log by log; what several parts have in common, once."""
-    found: dict[sweep.Cell, sweep.Cell] = {}
-    for log in logs:
-        for heuristics, deallocations, searches, count in parts:
-            for cell in sweep.cells(
-                [log], heuristics, budgets, deallocations, searches, count=count, **options
-            ):
-                found.setdefault(replace(cell, count=False), cell)
-    return list(found.values())
-
-
-def read_logs(words: Sequence[str]) -> list[sweep.Facts]:
-    """The figures of the logs that are meant. Raises LaunchError."""
-    paths: list[str] = []
-    for word in words:
-        if Path(word).is_dir():
-            found = sorted(str(path) for end in ("*.log", "*.log.gz") for path in Path(word).glob(end))
-            if not found:
-                raise LaunchError(f"{word}: no *.log or *.log.gz in this folder")
-            paths += found
-        else:
-            paths.append(word)
-    try:
-        return sweep.read_facts(list(dict.fromkeys(paths)))
-    except LogError as error:
-        raise LaunchError(str(error)) from None
-    except OSError as error:
-        raise LaunchError(f"{error.filename}: {error.strerror}") from None
-
-
-def run(cells: Sequence[sweep.Cell], jobs: int, progress: bool) -> tuple[list[sweep.Row], bool]:
-    """The rows that were done, in the order of their cells, and whether that is all. Raises LaunchError."""
-    rows: dict[int, sweep.Row] = {}
-    console = console_for(sys.stderr, None)
-    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=console, transient=True, disable=not progress or not console.is_terminal)
-    task = bar.add_task("", total=len(cells))
-    done = False
-    try:
-        with bar, closing(sweep.run_cells(cells, jobs)) as completed:
-            for index, row in completed:
-                rows[index] = row
-                bar.advance(task)
-        done = True
-    except KeyboardInterrupt:
-        pass
-    except ValueError as error:  # of a heuristic of the user's own, mostly
-        raise LaunchError(str(error)) from None
-    return [rows[index] for index in sorted(rows)], done
 
 
 def _read(name: str, reader: Any, text: str) -> Any:
@@ -250,7 +219,3 @@ def _draw(result: dict[str, Any], folder: Path, format: str) -> list[Path]:
         return draw(result, folder, format)
     except OSError as error:
         raise LaunchError(f"--figures: {error.filename}: {error.strerror}", FAILED) from None
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

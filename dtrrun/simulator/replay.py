@@ -7,7 +7,7 @@ counted as the sum of the storages, without an allocator; the clock as the sum o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
 from dtrrun.policy import Policy
@@ -38,9 +38,9 @@ class Outcome:
     evaluations: int
     seconds: float
     """That the replay took."""
-    accesses: int | None = None
+    accesses: int | None = field(default=None, kw_only=True)
     """Storage accesses of the policy (App. D.3), where they were counted."""
-    chosen: int = 0
+    chosen: int = field(default=0, kw_only=True)
     """Evictions that made room; the others are deallocations."""
 
     @property

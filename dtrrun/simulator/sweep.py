@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from .replay import Outcome
 from .schedule import Schedule, read_schedule
 from .simulate import simulate
+
+C = TypeVar("C")
+R = TypeVar("R")
 
 RATIOS = tuple(tenths / 10 for tenths in range(10, 0, -1))
 """The budgets of the paper's Fig. 2: 1.0 to 0.1 of the log's own peak."""
@@ -54,6 +59,8 @@ class Cell:
     seed: int = 0
     count: bool = False
     """Storage accesses (App. D.3)."""
+    semantics: str = "paper"
+    """Or dtrrun: what our own runtime would do, for logs of `dtrrun record`."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,7 @@ class Row:
     heuristic: str
     deallocation: str
     search: str
+    semantics: str
     budget_ratio: float
     budget_bytes: int
     status: str
@@ -94,7 +102,8 @@ class Facts:
 
 
 @lru_cache(maxsize=4)
-def _schedule(path: str) -> Schedule:
+def schedule_at(path: str) -> Schedule:
+    """The log of that file, kept for the next one who asks. Raises LogError, OSError."""
     return read_schedule(path)
 
 
@@ -103,7 +112,7 @@ def read_facts(paths: Sequence[str]) -> list[Facts]:
     names = [log_name(path) for path in paths]
     found = []
     for path, name in zip(paths, names, strict=True):
-        schedule = _schedule(path)
+        schedule = schedule_at(path)
         found.append(
             Facts(
                 name if names.count(name) == 1 else path,
@@ -143,24 +152,28 @@ def cells(
 
 def run_cell(cell: Cell) -> Row:
     """Raises LogError, OSError, and ValueError for an unknown heuristic or deallocation."""
-    schedule = _schedule(cell.path)
-    ratio, nbytes = cell.budget.of(schedule.peak_bytes)
-    outcome = simulate(
-        schedule,
-        nbytes,
-        cell.heuristic,
-        deallocation=cell.deallocation,
-        limit=cell.limit,
-        paper_ties=cell.paper_ties,
-        scan=cell.search == "scan",
-        seed=cell.seed,
-        count=cell.count,
-    )
+    peak_bytes = peak_of(cell.path, cell.semantics)
+    ratio, nbytes = cell.budget.of(peak_bytes)
+    if cell.semantics == "dtrrun":
+        outcome = _predict(cell, nbytes)
+    else:
+        outcome = simulate(
+            schedule_at(cell.path),
+            nbytes,
+            cell.heuristic,
+            deallocation=cell.deallocation,
+            limit=cell.limit,
+            paper_ties=cell.paper_ties,
+            scan=cell.search == "scan",
+            seed=cell.seed,
+            count=cell.count,
+        )
     return Row(
         cell.log,
         cell.heuristic,
         cell.deallocation,
         cell.search,
+        cell.semantics,
         ratio,
         nbytes,
         outcome.status,
@@ -174,21 +187,53 @@ def run_cell(cell: Cell) -> Row:
     )
 
 
+@lru_cache(maxsize=16)
+def peak_of(path: str, semantics: str) -> int:
+    """What budgets are shares of: the peak without a budget, bytes."""
+    if semantics == "dtrrun":
+        outcome: Outcome = _live().predict(path, None)
+        return outcome.peak_bytes
+    return schedule_at(path).peak_bytes
+
+
+def _predict(cell: Cell, nbytes: int) -> Outcome:
+    if (cell.deallocation, cell.search, cell.count) != ("eager", "heap", False):
+        raise ValueError("--semantics dtrrun goes with eager deallocation and the heap search alone")
+    outcome: Outcome = _live().predict(cell.path, nbytes, cell.heuristic, limit=cell.limit, seed=cell.seed)
+    return outcome
+
+
+def _live() -> Any:
+    try:
+        return import_module("dtrrun.simulator.live")
+    except ImportError:
+        raise ValueError("--semantics dtrrun: this version cannot predict its own runtime") from None
+
+
 def run_cells(wanted: Sequence[Cell], jobs: int = 1) -> Generator[tuple[int, Row], None, None]:
-    """Each row with its cell's index, as they get done: in order where `jobs` is 1.
+    """`run_all` of `run_cell`."""
+    return run_all(run_cell, wanted, jobs)
+
+
+def run_all(
+    run: Callable[[C], R], wanted: Sequence[C], jobs: int = 1
+) -> Generator[tuple[int, R], None, None]:
+    """What `run` gives for each, with its index, as they get done: in order where `jobs` is 1.
 
     To stop, close the generator: what runs is given up.
     """
     if jobs <= 1 or len(wanted) <= 1:
         for index, cell in enumerate(wanted):
-            yield index, run_cell(cell)
+            yield index, run(cell)
         return
     # A fresh interpreter each: a fork would copy threads' locks, of a progress bar for one.
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(min(jobs, len(wanted)), context, _quiet) as executor:
         try:
-            yield from _completed(executor, wanted)
+            indices = {executor.submit(run, cell): index for index, cell in enumerate(wanted)}
+            for future in as_completed(indices):
+                yield indices[future], future.result()
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             ours = set(multiprocessing.active_children()) - others
@@ -197,12 +242,6 @@ def run_cells(wanted: Sequence[Cell], jobs: int = 1) -> Generator[tuple[int, Row
             for process in ours:
                 process.join()
             raise
-
-
-def _completed(executor: Executor, wanted: Sequence[Cell]) -> Iterator[tuple[int, Row]]:
-    indices = {executor.submit(run_cell, cell): index for index, cell in enumerate(wanted)}
-    for future in as_completed(indices):
-        yield indices[future], future.result()
 
 
 def _quiet() -> None:

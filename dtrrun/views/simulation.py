@@ -15,7 +15,7 @@ from dtrrun.views.panels import console_for
 from dtrrun.views.text import duration, for_encoding, plain
 
 Row = Mapping[str, Any]
-BAD = {"oom": "red", "thrash": "yellow"}
+BAD = {"oom": "red", "thrash": "yellow", "n/a": "dim"}
 
 
 def print_simulation(result: Mapping[str, Any], stream: TextIO, *, width: int | None = None) -> None:
@@ -43,6 +43,9 @@ def _sections(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]
         if rows:
             same_search = [row for row in rows if row["search"] == rows[0]["search"]]  # others choose alike
             yield overhead_table(same_search, width)
+        if plans := [row for row in result.get("plans", ()) if row["log"] == log["log"]]:
+            yield ""
+            yield plans_table(plans)
         if any(row.get("accesses") is not None for row in rows):
             yield ""
             yield accesses_table([row for row in rows if row.get("accesses") is not None])
@@ -73,6 +76,23 @@ def overhead_table(rows: Sequence[Row], width: int) -> Table:
         cells = {_budget(row): row for row in found}
         table.add_row(Text(plain(name, 40)), *(_overhead(cells.get(budget), short) for budget in budgets))
     return table
+
+
+def plans_table(rows: Sequence[Row]) -> Table:
+    """One line a static planner; overhead of its plan, `=` before one that is optimal, `≥` before a bound."""
+    budgets = _budgets(rows)
+    table = _table("static planners", budgets)
+    for name in dict.fromkeys(row["planner"] for row in rows):
+        cells = {_budget(row): row for row in rows if row["planner"] == name}
+        table.add_row(Text(plain(name, 40)), *(_plan(cells.get(budget)) for budget in budgets))
+    return table
+
+
+def _plan(row: Row | None) -> Text:
+    if row is None or row["overhead"] is None:
+        return _overhead(row, short=False)
+    mark = {"o": "=", "l": "≥"}.get(row["claim"][:1], "")  # optimal among …, lower bound on …, feasible
+    return Text(f"{mark}{row['overhead']:.2f}")
 
 
 def accesses_table(rows: Sequence[Row]) -> Table:

@@ -23,7 +23,7 @@ def row(heuristic, ratio, status="ok", overhead=1.0, **fields):
     }
 
 
-def result(rows):
+def result(rows, plans=()):
     log = {
         "log": "lstm",
         "operators": 7926,
@@ -32,12 +32,12 @@ def result(rows):
         "constant_bytes": 2 * 10**8,
         "largest_bytes": 7 * 10**7,
     }
-    return {"logs": [log], "rows": rows}
+    return {"logs": [log], "rows": rows, "plans": list(plans)}
 
 
-def show(rows, width=80):
+def show(rows, width=80, plans=()):
     stream = io.StringIO()
-    print_simulation(result(rows), stream, width=width)
+    print_simulation(result(rows, plans), stream, width=width)
     return stream.getvalue()
 
 
@@ -67,6 +67,18 @@ def test_accesses_have_a_table_where_they_were_counted():
         row("lru", 0.5, accesses=999),
     ]
     check("simulation_accesses", show(rows))
+
+
+def plan(planner, ratio, claim, status="ok", overhead=1.25):
+    fields = {"log": "lstm", "planner": planner, "budget_ratio": ratio, "budget_bytes": int(1e9 * ratio)}
+    return {**fields, "claim": claim, "status": status, "overhead": overhead if status == "ok" else None}
+
+
+def test_plans_say_what_they_are():
+    plans = [plan("checkmate", 1.0, "optimal among plans in stages"), plan("checkmate", 0.5, "feasible")]
+    plans += [plan("treeverse", 1.0, "no chain", "n/a"), plan("treeverse", 0.5, "does not fit", "oom")]
+    plans += [plan("lower_bound", 1.0, "lower bound on plans in the program's order")]
+    check("simulation_plans", show([row("lru", 1.0)], plans=plans))
 
 
 def test_thrash_is_cut_where_there_is_no_room():

@@ -3,14 +3,16 @@
 import dataclasses
 import gzip
 import multiprocessing
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dtrrun.policy import make_policy
 from dtrrun.simulator import sweep
 from dtrrun.simulator.log import Call, Constant, LogError, write_log
-from dtrrun.simulator.replay import Replay
+from dtrrun.simulator.replay import Outcome, Replay
 from dtrrun.simulator.schedule import schedule_of
 from dtrrun.simulator.simulate import simulate
 from tests.unit.simulator_logs import random_log
@@ -146,3 +148,25 @@ def test_which_of_equal_scores_goes_first(ties, first):
     assert replay.storages.index(gone[0]) == 1 + first
     found = simulate(schedule, 9, "size", paper_ties=ties)
     assert (found.evictions, found.status) == (replay.evictions, "oom")
+
+
+def test_our_own_semantics_are_asked_from_the_prediction(log, monkeypatch):
+    asked = []
+
+    def predict(path, budget_bytes, heuristic="h_dtr_eq", **options):
+        asked.append((path, budget_bytes, heuristic, options))
+        return Outcome("ok", 30, 20, budget_bytes or 1000, 1, 2, 3, 0.5)
+
+    monkeypatch.setitem(sys.modules, "dtrrun.simulator.live", SimpleNamespace(predict=predict))
+    sweep.peak_of.cache_clear()
+    cell = sweep.Cell(log, "x", "lru", sweep.Budget(ratio=0.5), limit=3.0, semantics="dtrrun")
+    row = sweep.run_cell(cell)
+    sweep.peak_of.cache_clear()
+    assert asked == [(log, None, "h_dtr_eq", {}), (log, 500, "lru", {"limit": 3.0, "seed": 0})]
+    assert (row.budget_bytes, row.overhead, row.semantics, row.status) == (500, 1.5, "dtrrun", "ok")
+    with pytest.raises(ValueError, match="eager"):
+        sweep.run_cell(dataclasses.replace(cell, deallocation="banish"))
+    monkeypatch.setitem(sys.modules, "dtrrun.simulator.live", None)
+    sweep.peak_of.cache_clear()
+    with pytest.raises(ValueError, match="cannot predict"):
+        sweep.run_cell(cell)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..schedule import read_schedule
 from .accesses import draw_accesses
+from .planners import draw_planners
 from .slowdown import draw_slowdown
 from .style import FORMATS, MissingMatplotlib, need_matplotlib
 from .trace import draw_trace
@@ -25,8 +26,9 @@ ABLATIONS = {
 def draw(result: Mapping[str, Any], folder: Path, format: str = "svg") -> list[Path]:
     """Every picture that the rows of `result` have figures for; returns the files.
 
-    Heuristics compared (Fig. 2), ablations (App. D.1), deallocations (D.2), accesses (D.3), and a trace of
-    each log with its first heuristic, in the least budget that did. Raises OSError, MissingMatplotlib.
+    Heuristics compared (Fig. 2), ablations (App. D.1), deallocations (D.2), accesses (D.3), static planners
+    (Fig. 3), and a trace of each log with its first heuristic, in the least budget that did. Raises OSError,
+    MissingMatplotlib.
     """
     need_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,6 +50,8 @@ def draw(result: Mapping[str, Any], folder: Path, format: str = "svg") -> list[P
     if any(row["accesses"] is not None for row in rows):
         eager = [row for row in rows if row["deallocation"] == rows[0]["deallocation"]]
         made.append(draw_accesses(logs, eager, folder, format))
+    if plans := result.get("plans"):
+        made.append(draw_planners(logs, heuristics, plans, folder, format))
     for log in logs:
         if done := [row for row in first if row["log"] == log["log"] and row["status"] == "ok"]:
             least = min(
