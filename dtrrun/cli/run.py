@@ -94,9 +94,9 @@ def run(
         _text(
             _POLICY,
             "NAME",
-            "Which storage goes first: h_dtr_eq (default), h_dtr, h_dtr_local, lru, size, msps, random, "
-            "e_star; one of the paper's App. D, such as h'(s=no,m=yes,c=eqclass); or your own function, "
-            "module:function.",
+            "Which storage goes first: h_dtr_eq (default), h_chain, h_dtr, h_dtr_local, lru, size, msps, "
+            "random, e_star; one of the paper's App. D, such as h'(s=no,m=yes,c=eqclass); or your own "
+            "function, module:function.",
         ),
     ] = None,
     deallocation: Annotated[

@@ -32,6 +32,7 @@ class BanishingReplay(Replay):
                 self._readers.setdefault(source, []).append(output)
 
     def released(self, storage: Storage) -> None:
+        storage.released = True
         self._waiting.add(storage)
         self._try_to_banish([storage])
 

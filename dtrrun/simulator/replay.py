@@ -173,6 +173,7 @@ class Replay:
 
     def released(self, storage: Storage) -> None:
         """The program's last reference is gone (App. C.5)."""
+        storage.released = True
         if storage.resident and not storage.pinned:
             self._evict(storage)
 

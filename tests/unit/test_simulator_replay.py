@@ -34,7 +34,7 @@ def test_the_replay_does_what_the_paper_says(seed, heuristic):
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize(
-    "heuristic", ["h_dtr", "h_dtr_eq", "msps", "e_star", "h'(s=no,m=no,c=eqclass)", "lru", "size"]
+    "heuristic", ["h_dtr", "h_dtr_eq", "msps", "e_star", "h_chain", "h'(s=no,m=no,c=eqclass)", "lru", "size"]
 )
 @pytest.mark.parametrize("latest", [False, True])
 def test_the_search_and_the_scan_give_the_same_run(seed, heuristic, latest):
