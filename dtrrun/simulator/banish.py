@@ -33,6 +33,7 @@ class BanishingReplay(Replay):
 
     def released(self, storage: Storage) -> None:
         storage.released = True
+        self.policy.cost_changed(storage)  # it may stay in the pool, and now score otherwise
         self._waiting.add(storage)
         self._try_to_banish([storage])
 

@@ -19,6 +19,7 @@ ARROWS = {
     "runtime": {"policy", "telemetry", "settings", "sizes"},
     "simulator": {"policy"},
     "policy": set(),
+    "simulator": {"policy"},
     "telemetry": set(),
     "settings": set(),
     "sizes": set(),
