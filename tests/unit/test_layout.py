@@ -19,7 +19,6 @@ ARROWS = {
     "runtime": {"policy", "telemetry", "settings", "sizes"},
     "simulator": {"policy"},
     "policy": set(),
-    "simulator": {"policy"},
     "telemetry": set(),
     "settings": set(),
     "sizes": set(),

@@ -10,7 +10,7 @@ from dtrrun.simulator.simulate import simulate
 from tests.unit.policy_world import Record
 from tests.unit.simulator_logs import random_log
 
-NAMES = ["lru", "size", "h_dtr_local", "h_dtr", "h_dtr_eq", "msps", "random"]
+NAMES = ["lru", "size", "h_dtr_local", "h_dtr", "h_dtr_eq", "msps", "h_chain", "random"]
 
 
 @pytest.mark.parametrize("heuristic", NAMES)

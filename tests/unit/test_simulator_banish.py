@@ -69,7 +69,7 @@ class Waiting(BanishingReplay):
         super()._banish(storage)
 
 
-@pytest.mark.parametrize("heuristic", ["h_dtr", "h_dtr_eq", "msps", "e_star"])
+@pytest.mark.parametrize("heuristic", ["h_dtr", "h_dtr_eq", "msps", "e_star", "h_chain"])
 @pytest.mark.parametrize("deallocation", ["banish", "ignore"])
 def test_the_search_and_the_scan_give_the_same_run(heuristic, deallocation):
     for seed in range(8):
