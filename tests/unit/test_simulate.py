@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dtrrun.cli.main import main
-from dtrrun.simulator.log import Call, Constant, write_log
+from dtrrun.simulator.log import write_log
 from tests.unit.simulator_logs import random_log
 
 
@@ -160,26 +160,26 @@ def test_the_papers_evaluation(log, tmp_path, capsys):
     assert "h_dtr, banish" in out
 
 
-def test_ctrl_c_keeps_what_was_done(tmp_path):
-    """Two quick rows, then one that takes long."""
-    log = [Constant("w", 1), Call("op", ("w",), ("x0",), (1,), (-1,), 1)]
-    log += [Call("op", (f"x{i}",), (f"x{i + 1}",), (1,), (-1,), 1) for i in range(1500)]
-    log += [Call("op", (f"x{i}",), (f"y{i}",), (1,), (-1,), 1) for i in range(1500, 0, -1)]
-    with open(tmp_path / "long.log", "w") as file:
-        write_log(log, file)
-    command = [sys.executable, "-m", "dtrrun", "simulate", str(tmp_path / "long.log")]
-    command += ["--heuristic", "lru,random", "--budgets", "1.0,0.52", "--limit", "1000", "--jobs", "1"]
-    process = subprocess.Popen(
-        [*command, "--json", str(tmp_path / "rows.json")], stderr=subprocess.PIPE, text=True
+def test_ctrl_c_keeps_what_was_done(log, tmp_path):
+    """Two quick rows, then a heuristic that takes a nap."""
+    (tmp_path / "napping.py").write_text(
+        "import pathlib, time\n"
+        "def score(size, staleness, cost, projected_cost):\n"
+        "    pathlib.Path('asleep').touch()\n"
+        "    time.sleep(60)\n"
     )
-    time.sleep(3.5)
+    command = [sys.executable, "-m", "dtrrun", "simulate", log, "--heuristic", "lru,napping:score"]
+    command += ["--budgets", "1.0,0.6", "--jobs", "1", "--json", "rows.json"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "asleep").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert "of 4 were done" in err
+    assert "interrupted: 2 of 4 were done" in err
     assert "Traceback" not in err
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert 0 < len(rows) < 4
+    assert len(json.loads((tmp_path / "rows.json").read_text())["rows"]) == 2
 
 
 def test_help_names_the_verb_and_its_options(capsys):
