@@ -19,6 +19,7 @@ from .extra import MissingExtra
 from .graph import Graph, Node, Operator, chain, from_operators, residual
 from .group import Grouping, group
 from .plan import Infeasible, InvalidPlan, NotApplicable, Outcome, Plan, Step, in_order, run
+from .search import search
 from .treeverse import treeverse
 
 __all__ = [
@@ -52,6 +53,7 @@ PLANNERS: Mapping[str, Callable[..., Plan]] = {
     "treeverse": treeverse,
     "chain_dp": chain_dp,
     "checkmate": checkmate,
+    "search": search,
 }
 
 

@@ -16,6 +16,7 @@ make a smaller program with a weaker bound.
 from __future__ import annotations
 
 import math
+import time
 
 from .checkmate import TOLERANCE, Bound, refuse_the_impossible
 from .graph import Graph
@@ -23,6 +24,9 @@ from .plan import Infeasible
 from .program import Program
 
 AMONG = "plans in the program's order"
+
+
+INTERVALS = (5, 10, 20, 40)
 
 
 def lower_bound(
@@ -35,25 +39,37 @@ def lower_bound(
 ) -> Bound | None:
     """No plan in the program's order costs less; None if the time did not do.
 
-    intervals: into how many parts the program is cut, by default one per operator. whole: solve the
-    integer program instead of its relaxation, which takes far longer and bounds better; what is proved
-    when the time is over counts. Raises Infeasible where it is proved that no such plan fits, and
-    MissingExtra without scipy.
+    intervals: into how many parts the program is cut; None tries INTERVALS and, on a small graph, one per
+    operator, and takes the best, for which of them is best differs. whole: solve the integer program
+    instead of its relaxation, which takes far longer and bounds better; what is proved when the time is over
+    counts. Raises Infeasible where it is proved that no such plan fits, and MissingExtra without scipy.
     """
+    deadline = time.monotonic() + time_limit
     refuse_the_impossible(graph, budget_bytes)
     runs = len(graph.runs)
-    parts = max(1, min(runs, intervals or runs))
+    tries = [*INTERVALS, *([runs] if runs <= 4 * INTERVALS[-1] else [])] if intervals is None else [intervals]
+    best = None
+    for k, parts in enumerate(sorted({max(1, min(runs, parts)) for parts in tries})):
+        left = (deadline - time.monotonic()) / (len(tries) - k)
+        if best is not None and left <= 0:
+            break
+        found = _bound(graph, budget_bytes, parts, left, whole)
+        best = found if best is None or (found is not None and found > best) else best
+    return None if best is None else Bound(best, AMONG)
+
+
+def _bound(graph: Graph, budget_bytes: int, parts: int, time_limit: float, whole: bool) -> float | None:
+    runs = len(graph.runs)
     lasts = sorted({-(-runs * (t + 1) // parts) for t in range(parts)})
     ends = [sum(map(len, graph.runs[:last])) for last in lasts]
-    program = _formulate(graph, budget_bytes, ends, whole)
-    found = program.solve(time_limit, relaxed=not whole)
+    found = _formulate(graph, budget_bytes, ends, whole).solve(time_limit, relaxed=not whole)
     if found.infeasible:
         raise Infeasible(f"no plan in the program's order fits into {budget_bytes} bytes: proved")
     if found.bound is None:
         return None
     total = float(graph.total_cost or 1)
     bound = math.ceil(found.bound * total * (1 - TOLERANCE) - TOLERANCE)
-    return Bound(float(max(graph.total_cost, bound)), AMONG)
+    return float(max(graph.total_cost, bound))
 
 
 def _formulate(graph: Graph, budget_bytes: int, ends: list[int], whole: bool) -> Program:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from typing import NamedTuple
 
 from .chain_dp import chain_dp
@@ -11,6 +12,7 @@ from .chen import chen_greedy
 from .graph import Graph
 from .plan import Infeasible, NotApplicable, Plan, in_order, run, with_frees
 from .rounding import rounded
+from .search import search
 from .stages import Stages, computes, formulate
 from .treeverse import treeverse
 
@@ -20,6 +22,9 @@ node recomputed at most once, in that order too."""
 
 TOLERANCE = 1e-6
 """HiGHS takes rows for satisfied, and numbers for whole, that are off by this."""
+
+SMALL = 100
+"""Up to so many nodes, all rules of `search` take no time to speak of."""
 
 
 class Bound(NamedTuple):
@@ -33,7 +38,8 @@ def checkmate(graph: Graph, budget_bytes: int, time_limit: float = 60.0, gap: fl
 
     Plan.claim is "optimal" where that was proved to a relative `gap`, else "feasible"; Plan.lower_bound
     holds what was proved either way, among plans in stages. The search starts from what rounding the LP
-    relaxation and the other planners gave. Raises Infeasible, whose text says whether that is proved, and
+    relaxation and the other planners gave; where that is not in stages, "optimal" says that no plan in stages
+    costs less. Raises Infeasible, whose text says whether that is proved, and
     MissingExtra without scipy.
     """
     deadline = time.monotonic() + time_limit
@@ -41,7 +47,7 @@ def checkmate(graph: Graph, budget_bytes: int, time_limit: float = 60.0, gap: fl
     if run(graph, plain).peak_bytes <= budget_bytes:
         return Plan(plain.steps, "checkmate", "optimal", AMONG, plain.lower_bound)
     refuse_the_impossible(graph, budget_bytes)
-    best = _others(graph, budget_bytes)
+    best = _others(graph, budget_bytes, time_limit)
     stages = formulate(graph, budget_bytes)
     relaxed = stages.program.solve(time_limit * 0.5, relaxed=True)
     if relaxed.infeasible and best is None:
@@ -115,8 +121,10 @@ def refuse_the_impossible(graph: Graph, budget_bytes: int) -> None:
             raise Infeasible(f"no plan fits into {budget_bytes} bytes: operator {index} alone needs {need}")
 
 
-def _others(graph: Graph, budget_bytes: int) -> Plan | None:
+def _others(graph: Graph, budget_bytes: int, time_limit: float) -> Plan | None:
     best = None
+    with suppress(Infeasible):
+        best = search(graph, budget_bytes, time_limit * 0.1 if len(graph) > SMALL else None)
     for planner in (chen_greedy, treeverse, chain_dp):
         try:
             best = _better(graph, best, planner(graph, budget_bytes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -120,7 +120,7 @@ def with_frees(graph: Graph, computes: Sequence[int]) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def missing_ancestors(graph: Graph, wanted: Iterable[int], resident: set[int]) -> list[int]:
+def missing_ancestors(graph: Graph, wanted: Iterable[int], resident: Set[int]) -> list[int]:
     """What must be computed, in order, to have `wanted` from what is resident (constants always are)."""
     found: set[int] = set()
     stack = [i for i in wanted if i not in resident and not graph.nodes[i].constant]

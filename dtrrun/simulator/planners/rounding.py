@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
+from .demand import Worth, on_demand
+from .fill import fill
 from .graph import Graph
 from .plan import Plan, missing_ancestors, run, with_frees
 from .stages import Stages
 
 THRESHOLDS = (0.5, 0.3, 0.1, 0.7, 0.9, 0.02)
-
-Worth = Callable[[int, int], tuple[float, ...]]
-"""worth(t, node): at stage t, the resident node with the least of these is evicted first."""
 
 
 def rounded(graph: Graph, stages: Stages, values: Any, budget_bytes: int) -> Plan | None:
@@ -38,7 +37,7 @@ def _sequences(graph: Graph, stages: Stages, values: Any, budget_bytes: int) -> 
     for worth in _worths(graph, held):
         sequence = on_demand(graph, budget_bytes, worth)
         if sequence is not None:
-            yield sequence
+            yield fill(graph, sequence, budget_bytes)
 
 
 def _least_recomputation(graph: Graph, held: list[list[bool]]) -> list[int]:
@@ -65,55 +64,16 @@ def _worths(graph: Graph, held: list[list[float]]) -> Iterator[Worth]:
         k = bisect_right(uses, t)
         return uses[k] if k < len(uses) else end
 
-    def now(t: int, node: int) -> tuple[float, ...]:
+    def now(t: int, node: int, _: Set[int]) -> tuple[float, ...]:
         return round(held[t + 1][number[node]], 3), -next_use(t, node)
 
-    def at_next_use(t: int, node: int) -> tuple[float, ...]:
+    def at_next_use(t: int, node: int, _: Set[int]) -> tuple[float, ...]:
         use = next_use(t, node)
         return round(held[use][number[node]], 3), -use
 
-    def mean(t: int, node: int) -> tuple[float, ...]:
+    def mean(t: int, node: int, _: Set[int]) -> tuple[float, ...]:
         use = next_use(t, node)
         over = [held[at][number[node]] for at in range(t + 1, max(use, t + 1) + 1)]
         return round(sum(over) / len(over), 3), -use
 
     yield from (now, at_next_use, mean)
-
-
-def on_demand(graph: Graph, budget_bytes: int, worth: Worth) -> list[int] | None:
-    """What is computed if the program runs inside the budget, evicting by `worth` and as late as it can.
-
-    None where what one operator needs does not fit with what is recomputed for it.
-    """
-    room = budget_bytes - graph.constant_bytes
-    nodes = graph.nodes
-    outputs = {i for i, node in enumerate(nodes) if node.output and not node.constant}
-    done: list[int] = []
-    resident: set[int] = set()
-    for t in range(len(graph.runs) + 1):
-        wanted = set(graph.runs[t]) if t < len(graph.runs) else outputs
-        again = missing_ancestors(graph, wanted, resident)
-        last_use = {i: k for k, i in enumerate(again)}
-        for k, index in enumerate(again):
-            last_use.update(dict.fromkeys(graph.reads[index], k))
-        locked = wanted | set(last_use)
-        last = graph.runs[t][-1] if t < len(graph.runs) else len(graph)
-        for k, index in enumerate(again):
-            resident.discard(index)  # an operator that runs again for a further output
-            need = nodes[index].size + nodes[index].workspace
-            used = sum(nodes[i].size for i in resident)
-            free = sorted((i for i in resident if i not in locked), key=lambda i: worth(t, i))
-            for victim in free:
-                if used + need <= room:
-                    break
-                resident.remove(victim)
-                used -= nodes[victim].size
-            if used + need > room:
-                return None
-            done.append(index)
-            resident.add(index)
-            locked -= {i for i in (*graph.reads[index], index) if last_use[i] <= k and i not in wanted}
-        for i in list(resident):
-            if i not in outputs and (not graph.users[i] or graph.users[i][-1] <= last):
-                resident.remove(i)
-    return done
