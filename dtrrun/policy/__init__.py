@@ -34,15 +34,23 @@ __all__ = [
 
 
 def make_policy(
-    heuristic: str, *, seed: int = 0, sample: bool = False, ignore_small: float = 0.0
+    heuristic: str,
+    *,
+    seed: int = 0,
+    sample: bool = False,
+    ignore_small: float = 0.0,
+    latest: bool = False,
+    scan: bool = False,
 ) -> Policy[Any]:
     """The policy that evicts by `heuristic` (one of HEURISTIC_NAMES, h'(s=…,m=…,c=…) or module:function).
 
     seed: of the `random` heuristic and of sampling. sample: search only a random √n of the n nodes.
     ignore_small: nodes under this share of the mean size are chosen only when nothing else is left.
+    latest: of equal scores, choose the node that was inserted last, not first.
+    scan: compute every score at each choice, which chooses the same.
     Raises ValueError for a heuristic that is unknown or cannot be loaded.
     """
     chosen = make_heuristic(heuristic, seed)
-    if sample or not chosen.ordered:
-        return ScanSearch(chosen, ignore_small, sample, seed)
-    return HeapSearch(chosen, ignore_small)
+    if scan or sample or not chosen.ordered:
+        return ScanSearch(chosen, ignore_small, sample, seed, latest)
+    return HeapSearch(chosen, ignore_small, latest)

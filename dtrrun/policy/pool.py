@@ -70,9 +70,13 @@ class Policy(ABC, Generic[N]):
     search_ns: int
     """Time in `select` besides."""
 
-    def __init__(self, heuristic: Heuristic, ignore_small: float = 0.0) -> None:
-        """`ignore_small`: nodes under this share of the pool's mean size are chosen last (App. E.2)."""
+    def __init__(self, heuristic: Heuristic, ignore_small: float = 0.0, latest: bool = False) -> None:
+        """`ignore_small`: nodes under this share of the pool's mean size are chosen last (App. E.2).
+
+        latest: of equal scores, choose the node that was inserted last, not first.
+        """
         self.heuristic = heuristic
+        self._step = -1 if latest else 1
         self.score_evaluations = 0
         self.scoring_ns = 0
         self.search_ns = 0
@@ -91,7 +95,7 @@ class Policy(ABC, Generic[N]):
     def insert(self, node: N) -> None:
         """`node` became resident and evictable; nothing if it is in the pool already, or holds no bytes."""
         if node.bound is None and node.nbytes > 0:
-            self._last_number = number = self._last_number + 1
+            self._last_number = number = self._last_number + self._step
             node.bound = number
             self._pool[number] = node
             self._pool_nbytes += node.nbytes
@@ -140,7 +144,7 @@ class Policy(ABC, Generic[N]):
 
         `evictable` is asked about the node that is about to be chosen; one that it refuses is passed
         over, this time; to find out, it may discard nodes. Of equal scores, the node that was inserted
-        first is chosen. The chosen node stays in the pool until its eviction is reported.
+        first (or last) is chosen. The chosen node stays in the pool until its eviction is reported.
         """
         started = perf_counter_ns()
         scoring = self.scoring_ns

@@ -17,9 +17,14 @@ class ScanSearch(Policy[N]):
     """Scores the whole pool, or a random √n of its n nodes (App. E.2)."""
 
     def __init__(
-        self, heuristic: Heuristic, ignore_small: float = 0.0, sample: bool = False, seed: int = 0
+        self,
+        heuristic: Heuristic,
+        ignore_small: float = 0.0,
+        sample: bool = False,
+        seed: int = 0,
+        latest: bool = False,
     ) -> None:
-        super().__init__(heuristic, ignore_small)
+        super().__init__(heuristic, ignore_small, latest)
         self._sample = sample
         self._random = random.Random(seed)
 
@@ -45,7 +50,7 @@ class ScanSearch(Policy[N]):
 
     def _least(self, candidates: list[tuple[int, N]], now: int, evictable: Callable[[N], bool]) -> N | None:
         started = perf_counter_ns()
-        score = self.heuristic.score
+        score, released = self.heuristic.score, self.heuristic.released
         projected_cost = self._neighbourhood.projected_cost
         scored = [
             (
@@ -54,7 +59,8 @@ class ScanSearch(Policy[N]):
                     max(now - node.last_access, 1),
                     node.cost,
                     projected_cost(node, number),
-                ),
+                )
+                * (released if node.released else 1),
                 number,
                 node,
             )

@@ -1,1 +1,1 @@
-"""Replay of logs, static planners to compare with, and the constructions of the paper's theorems."""
+"""Replay of operator logs under a budget: the paper's evaluation, and what is possible at best (App. C)."""

@@ -1,0 +1,263 @@
+"""Operator logs in the paper's format (App. C.6): one JSON object a line.
+
+    {"INSTRUCTION": "CONSTANT", "NAME": "x1"}                     followed by one MEMORY
+    {"INSTRUCTION": "CALL", "NAME": "mm", "ARGS": ["x1", "x2"], "RESULT": ["x3"], "TIME": "9118"}
+                                                                  followed by MEMORY and ALIAS for each result
+    {"INSTRUCTION": "MEMORY", "NAME": "x3", "MEMORY": "4096"}
+    {"INSTRUCTION": "ALIAS", "NAME": "x3", "ALIAS": "-1"}         index of the argument, -1: none
+    {"INSTRUCTION": "MUTATE", "NAME": "add_", "ARGS": ["x3"], "MUTATE": [0], "TIME": "73429"}
+    {"INSTRUCTION": "COPY", "DST": "x4", "SRC": "x3"}             a further reference
+    {"INSTRUCTION": "COPY_FROM", "DST": "x4", "SRC": "x1"}        x4 is made to refer to x1
+    {"INSTRUCTION": "RELEASE", "NAME": "x4"}
+    {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}            what comes before is left out
+
+TIME is in nanoseconds, MEMORY in bytes; numbers may be written as numbers or as text. Other fields are
+passed over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+START = "START"
+BACKWARD = "BACKWARD"
+
+
+class LogError(ValueError):
+    """A log that cannot be read: file, line, what is wrong."""
+
+
+class Constant(NamedTuple):
+    name: str
+    nbytes: int
+
+
+class Call(NamedTuple):
+    """`aliases`: for each output, the index of the input whose storage it views, or -1."""
+
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nbytes: tuple[int, ...]
+    aliases: tuple[int, ...]
+    cost: int
+
+
+class Mutate(NamedTuple):
+    """`mutated`: indices of the inputs that it writes to."""
+
+    operator: str
+    inputs: tuple[str, ...]
+    mutated: tuple[int, ...]
+    cost: int
+
+
+class Copy(NamedTuple):
+    target: str
+    source: str
+
+
+class CopyFrom(NamedTuple):
+    target: str
+    source: str
+
+
+class Release(NamedTuple):
+    name: str
+
+
+class Annotate(NamedTuple):
+    text: str
+
+
+Instruction = Constant | Call | Mutate | Copy | CopyFrom | Release | Annotate
+
+
+def read_log(path: str | Path) -> list[Instruction]:
+    """The instructions of a log file, from its START annotation (from the beginning if it has none).
+
+    Raises LogError, OSError.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            return list(_from_start(parse(file, str(path))))
+    except UnicodeDecodeError as error:
+        raise LogError(f"{path}: not a text file ({error.reason} at byte {error.start})") from None
+
+
+def _from_start(instructions: Iterable[Instruction]) -> list[Instruction]:
+    found = list(instructions)
+    for place, one in enumerate(found):
+        if one == Annotate(START):
+            return found[place + 1 :]
+    return found
+
+
+def parse(lines: Iterable[str], name: str) -> Iterator[Instruction]:
+    """The instructions of `lines`; `name` is for the messages. Raises LogError."""
+    reader = _Lines(lines, name)
+    while (fields := reader.next()) is not None:
+        kind = reader.text("INSTRUCTION")
+        if kind == "CONSTANT":
+            label = reader.text("NAME")
+            reader.follow("MEMORY", label)
+            yield Constant(label, reader.size("MEMORY"))
+        elif kind == "CALL":
+            yield _call(reader)
+        elif kind == "MUTATE":
+            inputs = reader.names("ARGS")
+            mutated = tuple(reader.index(one, len(inputs)) for one in reader.items("MUTATE"))
+            yield Mutate(reader.text("NAME"), inputs, mutated, reader.size("TIME"))
+        elif kind == "COPY":
+            yield Copy(reader.text("DST"), reader.text("SRC"))
+        elif kind in ("COPY_FROM", "COPYFROM"):
+            yield CopyFrom(reader.text("DST"), reader.text("SRC"))
+        elif kind == "RELEASE":
+            yield Release(reader.text("NAME"))
+        elif kind == "ANNOTATE":
+            yield Annotate(reader.text("ANNOTATION"))
+        elif kind in ("MEMORY", "ALIAS"):
+            raise reader.error(f"{kind} of {fields.get('NAME')!r} belongs to no CALL or CONSTANT")
+        else:
+            raise reader.error(f"unknown instruction {kind!r}")
+
+
+def _call(reader: _Lines) -> Call:
+    operator, inputs, outputs = reader.text("NAME"), reader.names("ARGS"), reader.names("RESULT")
+    cost = reader.size("TIME")
+    if not outputs:
+        raise reader.error(f"{operator} has no RESULT")
+    sizes: list[int] = []
+    aliases: list[int] = []
+    for output in outputs:
+        reader.follow("MEMORY", output)
+        sizes.append(reader.size("MEMORY"))
+        reader.follow("ALIAS", output)
+        alias = reader.number("ALIAS")
+        aliases.append(-1 if alias == -1 else reader.index(alias, len(inputs)))
+    return Call(operator, inputs, outputs, tuple(sizes), tuple(aliases), cost)
+
+
+class _Lines:
+    """One line's fields at a time, and messages that say where they stood."""
+
+    def __init__(self, lines: Iterable[str], name: str) -> None:
+        self._lines = iter(lines)
+        self._name = name
+        self._place = 0
+        self._fields: dict[str, Any] = {}
+
+    def error(self, what: str) -> LogError:
+        return LogError(f"{self._name}, line {self._place}: {what}")
+
+    def next(self) -> dict[str, Any] | None:
+        for line in self._lines:
+            self._place += 1
+            if line.isspace():
+                continue
+            try:
+                fields = json.loads(line)
+            except ValueError as error:
+                raise self.error(f"not JSON: {error}") from None
+            if not isinstance(fields, dict):
+                raise self.error(f"not an object with fields: {line.strip()[:60]}")
+            self._fields = fields
+            return fields
+        return None
+
+    def follow(self, kind: str, name: str) -> None:
+        """The next line must be this instruction about `name`."""
+        fields = self.next()
+        if fields is None:
+            raise self.error(f"the log ends where {kind} of {name} must follow")
+        if fields.get("INSTRUCTION") != kind or fields.get("NAME") != name:
+            found = f"{fields.get('INSTRUCTION')} of {fields.get('NAME')}"
+            raise self.error(f"{found} stands where {kind} of {name} must follow")
+
+    def _field(self, field: str) -> Any:
+        try:
+            return self._fields[field]
+        except KeyError:
+            raise self.error(f"no field {field}") from None
+
+    def text(self, field: str) -> str:
+        value = self._field(field)
+        if not isinstance(value, str):
+            raise self.error(f"{field} is {value!r}, not text")
+        return value
+
+    def items(self, field: str) -> list[Any]:
+        value = self._field(field)
+        if not isinstance(value, list):
+            raise self.error(f"{field} is {value!r}, not a list")
+        return value
+
+    def names(self, field: str) -> tuple[str, ...]:
+        found = self.items(field)
+        for one in found:
+            if not isinstance(one, str):
+                raise self.error(f"{field} holds {one!r}, not the name of a tensor")
+        return tuple(found)
+
+    def number(self, field: str) -> int:
+        value = self._field(field)
+        try:
+            if isinstance(value, bool) or not isinstance(value, (int, str)):
+                raise ValueError
+            return int(value)
+        except ValueError:
+            raise self.error(f"{field} is {value!r}, not a whole number") from None
+
+    def size(self, field: str) -> int:
+        number = self.number(field)
+        if number < 0:
+            raise self.error(f"{field} is {number}, less than 0")
+        return number
+
+    def index(self, value: Any, count: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
+            raise self.error(f"{value!r} is no index of its {count} arguments")
+        return value
+
+
+def write_log(instructions: Iterable[Instruction], file: IO[str]) -> None:
+    """Write a log that `read_log` reads; the START annotation comes first."""
+    for one in (Annotate(START), *instructions):
+        for fields in _lines_of(one):
+            file.write(json.dumps(fields, separators=(",", ":")) + "\n")
+
+
+def _lines_of(one: Instruction) -> Iterator[dict[str, Any]]:
+    if isinstance(one, Constant):
+        yield {"INSTRUCTION": "CONSTANT", "NAME": one.name}
+        yield {"INSTRUCTION": "MEMORY", "NAME": one.name, "MEMORY": str(one.nbytes)}
+    elif isinstance(one, Call):
+        yield {
+            "INSTRUCTION": "CALL",
+            "NAME": one.operator,
+            "ARGS": list(one.inputs),
+            "RESULT": list(one.outputs),
+            "TIME": str(one.cost),
+        }
+        for name, nbytes, alias in zip(one.outputs, one.nbytes, one.aliases, strict=True):
+            yield {"INSTRUCTION": "MEMORY", "NAME": name, "MEMORY": str(nbytes)}
+            yield {"INSTRUCTION": "ALIAS", "NAME": name, "ALIAS": str(alias)}
+    elif isinstance(one, Mutate):
+        yield {
+            "INSTRUCTION": "MUTATE",
+            "NAME": one.operator,
+            "ARGS": list(one.inputs),
+            "MUTATE": list(one.mutated),
+            "TIME": str(one.cost),
+        }
+    elif isinstance(one, Copy):
+        yield {"INSTRUCTION": "COPY", "DST": one.target, "SRC": one.source}
+    elif isinstance(one, CopyFrom):
+        yield {"INSTRUCTION": "COPY_FROM", "DST": one.target, "SRC": one.source}
+    elif isinstance(one, Release):
+        yield {"INSTRUCTION": "RELEASE", "NAME": one.name}
+    else:
+        yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": one.text}

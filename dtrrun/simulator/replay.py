@@ -1,0 +1,291 @@
+"""Replay of a schedule under a budget, with the paper's semantics (App. C.4 and C.5).
+
+A view is destroyed with its storage's memory and has to be computed again like any other tensor. Memory is
+counted as the sum of the storages, without an allocator; the clock as the sum of the costs of what was run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from dtrrun.policy import Policy
+
+from .nodes import Op, Storage, Tensor
+from .schedule import CONSTANT, Schedule
+
+
+class Stopped(Exception):
+    """The replay cannot go on: `status` says why."""
+
+    def __init__(self, status: str) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+@dataclass
+class Outcome:
+    """status: ok, oom (nothing is left to evict) or thrash (over the limit of time). Times in ns."""
+
+    status: str
+    time: int
+    """Of all operators run, until the end or until it stopped."""
+    plain_time: int
+    peak_bytes: int
+    evictions: int
+    rematerializations: int
+    evaluations: int
+    seconds: float
+    """That the replay took."""
+    accesses: int | None = field(default=None, kw_only=True)
+    """Storage accesses of the policy (App. D.3), where they were counted."""
+    chosen: int = field(default=0, kw_only=True)
+    """Evictions that made room; the others are deallocations."""
+
+    @property
+    def overhead(self) -> float:
+        return self.time / self.plain_time if self.plain_time else 1.0
+
+
+Observer = Callable[[str, "Storage"], None]
+"""Is told "evict" or "compute", and the storage whose memory came or went."""
+
+
+class Replay:
+    """One run of a schedule. Eager eviction: a storage's last reference is gone, so is its memory."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        budget_bytes: int | None,
+        policy: Policy[Storage],
+        *,
+        limit: float = 2.0,
+        requeue: bool = False,
+        observer: Observer | None = None,
+    ) -> None:
+        """limit: times the plain run's time; a run that recomputes more ends as `thrash` (Sec. 4.2).
+
+        requeue: who was locked comes into the pool anew, as in the paper: a matter of equal scores only.
+        """
+        self.schedule = schedule
+        self.budget = budget_bytes
+        self.policy = policy
+        self.memory = self.peak_bytes = 0
+        self.clock = 0
+        self.evictions = self.chosen = self.rematerializations = 0
+        self.recomputed = 0
+        self._plain_time = schedule.cost
+        self._limit = (limit - 1) * self._plain_time
+        self._observer = observer
+        self._requeue = requeue
+        self._build()
+
+    def _build(self) -> None:
+        schedule = self.schedule
+        self.storages = [Storage(nbytes) for nbytes in schedule.nbytes]
+        self.tensors = [
+            Tensor(self.storages[place], 0 if schedule.is_alias(tensor) else schedule.nbytes[place])
+            for tensor, place in enumerate(schedule.storage_of)
+        ]
+        tensors = self.tensors
+        self.operators = [
+            Op(one.name, one.cost, [tensors[i] for i in one.inputs], [tensors[i] for i in one.outputs])
+            for one in schedule.operators
+        ]
+
+    def run(self) -> Outcome:
+        started = perf_counter()
+        status = "ok"
+        try:
+            operators, storages = self.operators, self.storages
+            for event in self.schedule.events:
+                if event >= 0:
+                    self.call(operators[event])
+                else:
+                    self.released(storages[~event])
+            for tensor in self.schedule.outputs:
+                self.keep(self.tensors[tensor])
+        except Stopped as stopped:
+            status = stopped.status
+        return Outcome(
+            status,
+            self.clock,
+            self._plain_time,
+            self.peak_bytes,
+            self.evictions,
+            self.rematerializations,
+            self.policy.score_evaluations,
+            perf_counter() - started,
+            chosen=self.chosen,
+        )
+
+    def take_apart(self) -> None:
+        """Cut the circles among storages, tensors and operators, so that nobody has to look for them."""
+        for op in self.operators:
+            op.inputs.clear()
+            op.outputs.clear()
+        for storage in self.storages:
+            storage.tensors.clear()
+            storage.inputs.clear()
+
+    def call(self, op: Op) -> None:
+        """An operator of the program itself."""
+        inputs = op.inputs
+        for output in op.outputs:
+            self._enter(output, op)
+        for one in inputs:
+            if not one.defined:
+                self._materialize(op)
+                break
+        else:  # nothing is missing: most calls
+            clock = self.clock
+            for one in inputs:
+                storage = one.storage
+                storage.last_access = clock
+                storage.locks += 1
+            self._compute(op, op.outputs[0])
+            self._unlock(inputs)
+        clock = self.clock
+        for output in op.outputs:
+            output.storage.last_access = clock
+        if op.name == CONSTANT:
+            storage = op.outputs[0].storage
+            storage.constant = storage.pinned = True
+            storage.locks += 1
+            self.policy.discard(storage)
+
+    def _enter(self, output: Tensor, op: Op) -> None:
+        """A new tensor: its storage's cost and dependencies grow by its operator's (App. C.2)."""
+        storage = output.storage
+        tensors = storage.tensors
+        if not tensors or tensors[-1].operator is not op:  # one operator's outputs come one after the other
+            storage.cost += op.cost
+        tensors.append(output)
+        known = storage.inputs
+        for one in op.inputs:
+            source = one.storage
+            if source is not storage and not source.constant and source not in known:
+                known.append(source)
+        if storage.resident:
+            self.policy.cost_changed(storage)
+
+    def released(self, storage: Storage) -> None:
+        """The program's last reference is gone (App. C.5)."""
+        storage.released = True
+        if storage.resident and not storage.pinned:
+            self._evict(storage)
+
+    def keep(self, tensor: Tensor) -> None:
+        """Output condition (App. C.6): what is alive in the end must be in memory, and stay."""
+        if not tensor.defined:
+            self._materialize(tensor.operator, tensor)
+        storage = tensor.storage
+        if not storage.pinned:
+            storage.pinned = True
+            storage.locks += 1
+            self.policy.discard(storage)
+
+    def _materialize(self, op: Op, wanted: Tensor | None = None) -> None:
+        """Run `op` after what it reads has been rematerialized, in turn; a stack instead of recursion.
+
+        wanted: the output that is asked for, None for the program's own call.
+        """
+        stack = [self._frame(op, wanted or op.outputs[0])]
+        while stack:
+            op, tensor, missing = stack[-1]
+            while missing:
+                source = missing[-1]
+                if not source.defined:  # a sibling's rematerialization may have brought it back
+                    stack.append(self._frame(source.operator, source))
+                    break
+                source.storage.locks += 1
+                missing.pop()
+            else:
+                stack.pop()
+                again = bool(stack) or wanted is not None
+                self._compute(op, tensor, again=again)
+                self._unlock(op.inputs)
+
+    def _unlock(self, inputs: list[Tensor]) -> None:
+        for one in inputs:
+            storage = one.storage
+            storage.locks -= 1
+            if self._requeue and not storage.locks:
+                self.policy.discard(storage)
+                self.policy.insert(storage)
+
+    def _frame(self, op: Op, tensor: Tensor) -> tuple[Op, Tensor, list[Tensor]]:
+        """The operator, what is wanted of it, and the inputs to rematerialize, the first one last."""
+        clock = self.clock
+        missing: list[Tensor] = []
+        for one in op.inputs:
+            storage = one.storage
+            storage.last_access = clock
+            if one.defined:
+                storage.locks += 1
+            else:
+                missing.append(one)
+        missing.reverse()
+        return op, tensor, missing
+
+    def _compute(self, op: Op, wanted: Tensor, again: bool = False) -> None:
+        nbytes = op.nbytes
+        if self.budget is not None and self.memory + nbytes > self.budget:
+            self._make_room(nbytes)
+        self.clock += op.cost
+        self.memory += nbytes
+        if self.memory > self.peak_bytes:
+            self.peak_bytes = self.memory
+        outputs = op.outputs
+        if len(outputs) > 1:  # the one that is asked for is made last
+            outputs = [one for one in outputs if one is not wanted] + [wanted]
+        for one in outputs:
+            if one.defined:
+                self.memory -= one.nbytes  # computed a second time: freed at once
+                continue
+            one.defined = True
+            storage = one.storage
+            if not storage.resident:
+                storage.resident = True
+                if again:
+                    self.policy.rematerialized(storage)
+                self.policy.insert(storage)
+                if self._observer is not None:
+                    self._observer("compute", storage)
+        if again:
+            self.rematerializations += 1
+            self.recomputed += op.cost
+            if self.recomputed > self._limit:
+                raise Stopped("thrash")
+
+    def _make_room(self, nbytes: int) -> None:
+        assert self.budget is not None
+        while self.memory + nbytes > self.budget:
+            victim = self.policy.select(self.clock, _unlocked)
+            if victim is None:
+                raise Stopped("oom")
+            self.chosen += 1
+            self._evict(victim)
+
+    def _evict(self, storage: Storage) -> None:
+        storage.resident = False
+        self.evictions += 1
+        self.memory -= storage.nbytes
+        for tensor in storage.tensors:
+            tensor.defined = False
+        self.policy.evicted(storage)
+        if self._observer is not None:
+            self._observer("evict", storage)
+
+
+class IgnoringReplay(Replay):
+    """The program's deallocations are not looked at."""
+
+    def released(self, storage: Storage) -> None:
+        pass
+
+
+def _unlocked(storage: Storage) -> bool:
+    return not storage.locks

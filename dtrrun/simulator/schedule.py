@@ -1,0 +1,225 @@
+"""A log with its names resolved: what is computed, and when each storage loses its last reference.
+
+References (COPY, COPYFROM, RELEASE and what a mutation replaces) do not depend on the budget, so the paper's
+reference layer (App. C.6) is gone through once; every replay then starts from its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .log import (
+    BACKWARD,
+    Annotate,
+    Call,
+    Constant,
+    Copy,
+    CopyFrom,
+    Instruction,
+    LogError,
+    Mutate,
+    Release,
+    read_log,
+)
+
+CONSTANT = "constant"
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A call: inputs and outputs are indices of tensors; cost in ns; no inputs and no cost: a constant."""
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    cost: int
+
+
+@dataclass
+class Schedule:
+    """Tensors and storages are numbered in the order in which they come up."""
+
+    name: str
+    operators: list[Operator] = field(default_factory=list)
+    storage_of: list[int] = field(default_factory=list)
+    """Per tensor. Its first tensor is a storage's root; the others are aliases."""
+    operator_of: list[int] = field(default_factory=list)
+    """Per tensor: iop(t)."""
+    nbytes: list[int] = field(default_factory=list)
+    """Per storage."""
+    roots: list[int] = field(default_factory=list)
+    """Per storage: iroot(S)."""
+    events: list[int] = field(default_factory=list)
+    """In order: i, call operator i; ~i, storage i has lost its last external reference."""
+    outputs: list[int] = field(default_factory=list)
+    """Tensors that the program still holds in the end, one for each name (output condition)."""
+    backward: int | None = None
+    """The event with which the backward pass begins, if the log says so."""
+
+    @property
+    def cost(self) -> int:
+        """Time of all operators, ns: the plain run's."""
+        return sum(operator.cost for operator in self.operators)
+
+    @property
+    def constant_bytes(self) -> int:
+        return sum(
+            self.nbytes[self.storage_of[one]]
+            for operator in self.operators
+            if operator.name == CONSTANT
+            for one in operator.outputs
+        )
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory that the program has at a time, storages living as long as they are referred to."""
+        held = peak = 0
+        for event in self.events:
+            if event < 0:
+                held -= self.nbytes[~event]
+            else:
+                held += sum(self.made_by(self.operators[event]))
+                peak = max(peak, held)
+        return peak
+
+    @property
+    def largest_bytes(self) -> int:
+        """Inputs and outputs of the operator that has most, constants aside: below this no budget will do."""
+        most = 0
+        for operator in self.operators:
+            if operator.name == CONSTANT:
+                continue
+            inputs = {
+                self.storage_of[one]
+                for one in operator.inputs
+                if self.operators[self.operator_of[one]].name != CONSTANT
+            }
+            most = max(most, sum(self.nbytes[one] for one in inputs) + sum(self.made_by(operator)))
+        return most
+
+    def made_by(self, operator: Operator) -> list[int]:
+        """Bytes of each storage that a call makes."""
+        return [self.nbytes[self.storage_of[one]] for one in operator.outputs if not self.is_alias(one)]
+
+    def is_alias(self, tensor: int) -> bool:
+        return self.roots[self.storage_of[tensor]] != tensor
+
+
+def read_schedule(path: str | Path) -> Schedule:
+    """Raises LogError, OSError."""
+    return schedule_of(read_log(path), str(path))
+
+
+def schedule_of(instructions: Iterable[Instruction], name: str) -> Schedule:
+    """Raises LogError for a log that refers to a tensor that there is not."""
+    return _References(name).go(instructions)
+
+
+class _References:
+    """The reference layer: which tensor each name refers to, and how many names refer to each storage."""
+
+    def __init__(self, name: str) -> None:
+        self.schedule = Schedule(Path(name).stem)
+        self._name = name
+        self._tensors: dict[str, int] = {}
+        self._by_tensor: list[int] = []
+        self._by_storage: list[int] = []
+        self._where = ""
+
+    def go(self, instructions: Iterable[Instruction]) -> Schedule:
+        schedule = self.schedule
+        for number, one in enumerate(instructions, 1):
+            self._where = f"{self._name}, instruction {number} ({type(one).__name__.upper()})"
+            if isinstance(one, Call):
+                self._call(one)
+            elif isinstance(one, Release):
+                if one.name in self._tensors:  # a tensor that was made before the START is not ours
+                    self._drop(self._tensors[one.name])
+            elif isinstance(one, Copy):
+                self._new(one.target)
+                tensor = self._tensors[one.target] = self._find(one.source)
+                self._hold(tensor)
+            elif isinstance(one, Constant):
+                self._enter(CONSTANT, (), (one.name,), (one.nbytes,), (-1,), 0)
+            elif isinstance(one, Mutate):
+                self._mutate(one)
+            elif isinstance(one, CopyFrom):
+                old, tensor = self._find(one.target), self._find(one.source)
+                self._hold(tensor)
+                self._tensors[one.target] = tensor
+                self._drop(old)
+            elif isinstance(one, Annotate) and one.text == BACKWARD and schedule.backward is None:
+                schedule.backward = len(schedule.events)
+        schedule.outputs = [one for one in self._tensors.values() if self._by_tensor[one]]
+        return schedule
+
+    def _call(self, one: Call) -> None:
+        inputs = tuple([self._find(name) for name in one.inputs])
+        for name in one.outputs:
+            self._new(name)
+        self._enter(one.operator, inputs, one.outputs, one.nbytes, one.aliases, one.cost)
+
+    def _mutate(self, one: Mutate) -> None:
+        """op(t) becomes t' = op(t), t = t': a new storage takes the place of the old one."""
+        schedule = self.schedule
+        inputs = tuple([self._find(name) for name in one.inputs])
+        sizes = tuple([schedule.nbytes[schedule.storage_of[inputs[place]]] for place in one.mutated])
+        names = tuple([one.inputs[place] for place in one.mutated])
+        if not names:
+            raise LogError(f"{self._where}: mutates nothing")
+        self._enter(one.operator, inputs, names, sizes, (-1,) * len(names), one.cost)
+        for place in one.mutated:
+            self._drop(inputs[place])
+
+    def _enter(
+        self,
+        operator: str,
+        inputs: tuple[int, ...],
+        names: tuple[str, ...],
+        nbytes: tuple[int, ...],
+        aliases: tuple[int, ...],
+        cost: int,
+    ) -> None:
+        schedule = self.schedule
+        outputs: list[int] = []
+        for name, size, alias in zip(names, nbytes, aliases, strict=True):
+            tensor = len(schedule.storage_of)
+            outputs.append(tensor)
+            if alias < 0:
+                schedule.storage_of.append(len(schedule.nbytes))
+                schedule.nbytes.append(size)
+                schedule.roots.append(tensor)
+                self._by_storage.append(0)
+            else:
+                schedule.storage_of.append(schedule.storage_of[inputs[alias]])
+            schedule.operator_of.append(len(schedule.operators))
+            self._by_tensor.append(0)
+            self._hold(tensor)
+            self._tensors[name] = tensor
+        schedule.events.append(len(schedule.operators))
+        schedule.operators.append(Operator(operator, inputs, tuple(outputs), cost))
+
+    def _find(self, name: str) -> int:
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise LogError(f"{self._where}: there is no tensor {name}") from None
+
+    def _new(self, name: str) -> None:
+        if name in self._tensors:
+            raise LogError(f"{self._where}: there is a tensor {name} already")
+
+    def _hold(self, tensor: int) -> None:
+        self._by_tensor[tensor] += 1
+        self._by_storage[self.schedule.storage_of[tensor]] += 1
+
+    def _drop(self, tensor: int) -> None:
+        storage = self.schedule.storage_of[tensor]
+        if not self._by_tensor[tensor]:
+            raise LogError(f"{self._where}: released more often than referred to")
+        self._by_tensor[tensor] -= 1
+        self._by_storage[storage] -= 1
+        if not self._by_storage[storage]:
+            self.schedule.events.append(~storage)

@@ -1,0 +1,100 @@
+"""Operator logs: what is read, what is written, and what is said about a line that is wrong."""
+
+import io
+import json
+
+import pytest
+
+from dtrrun.simulator.log import (
+    Annotate,
+    Call,
+    Constant,
+    Copy,
+    CopyFrom,
+    LogError,
+    Mutate,
+    Release,
+    parse,
+    read_log,
+    write_log,
+)
+
+EVERYTHING = [
+    Constant("w", 64),
+    Call("mm", ("w", "w"), ("a", "b"), (128, 0), (-1, 1), 9118),
+    Mutate("add_", ("a", "w"), (0,), 40),
+    Copy("c", "a"),
+    CopyFrom("c", "w"),
+    Release("c"),
+    Annotate("BACKWARD"),
+]
+
+CALL = {"INSTRUCTION": "CALL", "NAME": "mm", "ARGS": [], "RESULT": ["a"], "TIME": "9"}
+MEMORY = {"INSTRUCTION": "MEMORY", "NAME": "a", "MEMORY": "64"}
+ALIAS = {"INSTRUCTION": "ALIAS", "NAME": "a", "ALIAS": "-1"}
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    path = tmp_path / "step.log"
+    with open(path, "w") as file:
+        write_log(EVERYTHING, file)
+    assert read_log(path) == EVERYTHING
+
+
+def test_what_stands_before_the_start_is_left_out(tmp_path):
+    path = tmp_path / "step.log"
+    file = io.StringIO()
+    write_log(EVERYTHING[:1], file)
+    before = '{"INSTRUCTION":"RELEASE","NAME":"x"}\n'
+    path.write_text(before + file.getvalue())
+    assert read_log(path) == EVERYTHING[:1]
+
+
+def test_a_log_without_a_start_is_read_whole(tmp_path):
+    path = tmp_path / "step.log"
+    path.write_text('{"INSTRUCTION":"RELEASE","NAME":"x"}\n\n')
+    assert read_log(path) == [Release("x")]
+
+
+def test_numbers_may_be_numbers():
+    lines = [json.dumps(one) for one in (CALL | {"TIME": 9}, MEMORY | {"MEMORY": 64}, ALIAS | {"ALIAS": -1})]
+    assert list(parse(lines, "l")) == [Call("mm", (), ("a",), (64,), (-1,), 9)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["{"], "line 1: not JSON: .*"),
+        (["[1]"], r"line 1: not an object with fields: \[1\]"),
+        ([{"NAME": "a"}], "line 1: no field INSTRUCTION"),
+        ([{"INSTRUCTION": "FREE"}], "line 1: unknown instruction 'FREE'"),
+        ([{"INSTRUCTION": "RELEASE"}], "line 1: no field NAME"),
+        ([{"INSTRUCTION": "RELEASE", "NAME": 5}], "line 1: NAME is 5, not text"),
+        ([MEMORY], "line 1: MEMORY of 'a' belongs to no CALL or CONSTANT"),
+        ([CALL], "line 1: the log ends where MEMORY of a must follow"),
+        ([CALL, ALIAS], "line 2: ALIAS of a stands where MEMORY of a must follow"),
+        ([CALL, MEMORY | {"NAME": "b"}], "line 2: MEMORY of b stands where MEMORY of a must follow"),
+        ([CALL, MEMORY | {"MEMORY": "-4"}], "line 2: MEMORY is -4, less than 0"),
+        ([CALL, MEMORY | {"MEMORY": "4 MB"}], "line 2: MEMORY is '4 MB', not a whole number"),
+        ([CALL, MEMORY | {"MEMORY": True}], "line 2: MEMORY is True, not a whole number"),
+        ([CALL, MEMORY, ALIAS | {"ALIAS": "0"}], "line 3: 0 is no index of its 0 arguments"),
+        ([CALL | {"RESULT": []}], "line 1: mm has no RESULT"),
+        ([CALL | {"ARGS": "a"}], "line 1: ARGS is 'a', not a list"),
+        ([CALL | {"ARGS": [1]}], "line 1: ARGS holds 1, not the name of a tensor"),
+        (
+            [{"INSTRUCTION": "MUTATE", "NAME": "add_", "ARGS": ["a"], "MUTATE": ["0"], "TIME": 1}],
+            "line 1: '0' is no index of its 1 arguments",
+        ),
+    ],
+)
+def test_a_wrong_line_is_named(lines, told):
+    texts = [one if isinstance(one, str) else json.dumps(one) for one in lines]
+    with pytest.raises(LogError, match=f"^step.log, {told}$"):
+        list(parse(texts, "step.log"))
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "step.log"
+    path.write_bytes(b'{"INSTRUCTION": "\xff"}')
+    with pytest.raises(LogError, match=r"step\.log: not a text file"):
+        read_log(path)
