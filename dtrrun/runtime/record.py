@@ -62,6 +62,7 @@ class Record(weakref.ref):  # type: ignore[type-arg]
     exposed: bool  # other code may write to the memory unseen, now and later
     superseded: bool  # a later version has taken over the storage
     used: bool  # some recipe was made that reads it
+    next_use = None  # nothing is foreseen yet
     held: torch.UntypedStorage | None  # recomputed memory that the program does not have
     block: Any  # the ledger's account of `held`
     secured_by: list[weakref.ref[Record]] | None  # the records whose replay needs this one
