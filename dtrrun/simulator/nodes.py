@@ -54,9 +54,12 @@ class Tensor:
 
 
 class Op:
-    __slots__ = ("cost", "inputs", "name", "nbytes", "outputs")
+    __slots__ = ("cost", "inputs", "name", "nbytes", "outputs", "peak_bytes")
 
-    def __init__(self, name: str, cost: int, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+    def __init__(
+        self, name: str, cost: int, inputs: list[Tensor], outputs: list[Tensor], workspace: int = 0
+    ) -> None:
+        """workspace: bytes that it needs besides its outputs while it runs."""
         self.name = name
         self.cost = cost
         self.inputs = inputs
@@ -65,3 +68,4 @@ class Op:
         for one in outputs:
             self.nbytes += one.nbytes
             one.operator = self
+        self.peak_bytes = self.nbytes + workspace

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
 
 from dtrrun.policy import Policy
@@ -80,7 +81,7 @@ class Replay:
         self.evictions = self.chosen = self.rematerializations = 0
         self.recomputed = 0
         self._plain_time = schedule.cost
-        self._limit = (limit - 1) * self._plain_time
+        self._limit = (limit - 1) * self._plain_time if limit < inf else inf
         self._observer = observer
         self._requeue = requeue
         self._foresight = foresight
@@ -95,7 +96,13 @@ class Replay:
         ]
         tensors = self.tensors
         self.operators = [
-            Op(one.name, one.cost, [tensors[i] for i in one.inputs], [tensors[i] for i in one.outputs])
+            Op(
+                one.name,
+                one.cost,
+                [tensors[i] for i in one.inputs],
+                [tensors[i] for i in one.outputs],
+                one.workspace,
+            )
             for one in schedule.operators
         ]
 
@@ -246,13 +253,14 @@ class Replay:
         return op, tensor, missing
 
     def _compute(self, op: Op, wanted: Tensor, again: bool = False) -> None:
-        nbytes = op.nbytes
-        if self.budget is not None and self.memory + nbytes > self.budget:
-            self._make_room(nbytes)
+        need = self.memory + op.peak_bytes
+        if self.budget is not None and need > self.budget:
+            self._make_room(op.peak_bytes)
+            need = self.memory + op.peak_bytes
         self.clock += op.cost
-        self.memory += nbytes
-        if self.memory > self.peak_bytes:
-            self.peak_bytes = self.memory
+        self.memory += op.nbytes
+        if need > self.peak_bytes:
+            self.peak_bytes = need
         outputs = op.outputs
         if len(outputs) > 1:  # the one that is asked for is made last
             outputs = [one for one in outputs if one is not wanted] + [wanted]

@@ -31,12 +31,17 @@ CONSTANT = "constant"
 
 @dataclass(frozen=True)
 class Operator:
-    """A call: inputs and outputs are indices of tensors; cost in ns; no inputs and no cost: a constant."""
+    """A call: inputs and outputs are indices of tensors; cost in ns; no inputs and no cost: a constant.
+
+    workspace: bytes that it needs besides its outputs while it runs; no log says so, but a group of operators
+    that is run as one has some.
+    """
 
     name: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     cost: int
+    workspace: int = 0
 
 
 @dataclass
@@ -66,13 +71,18 @@ class Schedule:
         return sum(operator.cost for operator in self.operators)
 
     @property
-    def constant_bytes(self) -> int:
-        return sum(
-            self.nbytes[self.storage_of[one]]
+    def constants(self) -> set[int]:
+        """The storages that are constant."""
+        return {
+            self.storage_of[one]
             for operator in self.operators
             if operator.name == CONSTANT
             for one in operator.outputs
-        )
+        }
+
+    @property
+    def constant_bytes(self) -> int:
+        return sum(self.nbytes[one] for one in self.constants)
 
     @property
     def peak_bytes(self) -> int:
@@ -83,7 +93,7 @@ class Schedule:
                 held -= self.nbytes[~event]
             else:
                 held += sum(self.made_by(self.operators[event]))
-                peak = max(peak, held)
+                peak = max(peak, held + self.operators[event].workspace)
         return peak
 
     @property
@@ -98,7 +108,8 @@ class Schedule:
                 for one in operator.inputs
                 if self.operators[self.operator_of[one]].name != CONSTANT
             }
-            most = max(most, sum(self.nbytes[one] for one in inputs) + sum(self.made_by(operator)))
+            made = sum(self.made_by(operator)) + operator.workspace
+            most = max(most, sum(self.nbytes[one] for one in inputs) + made)
         return most
 
     def step(self) -> Step:

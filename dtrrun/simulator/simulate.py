@@ -68,7 +68,7 @@ def simulate(
     **options: Any,
 ) -> Outcome:
     """What comes of the replay that `prepare` makes, with the same arguments. Raises ValueError."""
-    with _without_collector():
+    with without_collector():
         replay = prepare(schedule, budget_bytes, heuristic, count=count, **options)
         outcome = replay.run()
         if count:
@@ -78,7 +78,7 @@ def simulate(
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """A replay makes many objects and no garbage: Python's collector would take half of its time."""
     enabled = gc.isenabled()
     gc.disable()

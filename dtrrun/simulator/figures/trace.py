@@ -29,8 +29,14 @@ class Trace:
     memory: list[tuple[int, int]] = field(default_factory=list)
 
 
-def trace(schedule: Schedule, budget_bytes: int, heuristic: str, deallocation: str = "eager") -> Trace:
-    """One run, watched. Where it does not come to its end, as far as it gets."""
+def trace(
+    schedule: Schedule,
+    budget_bytes: int,
+    heuristic: str,
+    deallocation: str = "eager",
+    limit: float = 2.0,
+) -> Trace:
+    """One run, watched; `limit` as for `prepare`. Where it does not come to its end, as far as it gets."""
     found, seen = Trace(), set[int]()
     since: dict[int, int] = {}
 
@@ -43,12 +49,15 @@ def trace(schedule: Schedule, budget_bytes: int, heuristic: str, deallocation: s
             seen.add(place)
         found.memory.append((now, replay.memory))
 
-    replay = prepare(schedule, budget_bytes, heuristic, deallocation=deallocation, observer=watch)
+    replay = prepare(
+        schedule, budget_bytes, heuristic, deallocation=deallocation, limit=limit, observer=watch
+    )
     numbers = {id(storage): place for place, storage in enumerate(replay.storages)}
     replay.run()
     found.end = replay.clock
     found.spans += [(place, begin, found.end, place in seen) for place, begin in since.items()]
-    shown = [place for place, one in enumerate(replay.storages) if one.nbytes and not one.constant]
+    constants = schedule.constants
+    shown = [place for place, nbytes in enumerate(schedule.nbytes) if nbytes and place not in constants]
     lines = {place: line for line, place in enumerate(shown)}
     found.spans = [(lines[one[0]], *one[1:]) for one in found.spans if one[0] in lines]
     found.storages = len(shown)

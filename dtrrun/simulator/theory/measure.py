@@ -1,0 +1,163 @@
+"""The theorems measured: operations of a heuristic against N, and against the optimum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, inf, sqrt
+from time import perf_counter
+
+from dtrrun.policy import make_heuristic
+
+from ..planners.treeverse import advances
+from ..replay import Stopped
+from ..simulate import without_collector
+from .adversary import adversary
+from .linear import linear
+from .recorded import linear_schedule
+from .replayed import Replayed
+
+THEORIES = ("linear", "adversary")
+
+SIZES: dict[str, Sequence[int]] = {
+    "linear": (64, 256, 1024, 4096, 16384),
+    "adversary": (64, 128, 256, 512, 1024, 2048),
+}
+HEURISTICS: dict[str, Sequence[str]] = {
+    "linear": ("e_star", "h_dtr", "h_dtr_eq", "h_chain", "lru"),
+    "adversary": ("e_star", "h_dtr", "h_dtr_eq", "lru"),
+}
+BUDGETS: dict[str, Sequence[int]] = {"linear": (), "adversary": (8, 32)}
+"""Tensors. None: 2 ⌈√N⌉, as in App. A's figure."""
+LEAST_BUDGET = 3
+"""An operator's two inputs and its output; t_0, a tensor and its input."""
+
+LIMIT = {"linear": 5.0, "adversary": inf}
+"""Of the operations without a budget; beyond, it is thrashing."""
+
+
+@dataclass(frozen=True)
+class TheoryCell:
+    theory: str
+    """Of THEORIES."""
+    heuristic: str
+    nodes: int
+    """N: the layers of App. A; t_0 and all that the adversary reveals."""
+    budget: int
+    """B, tensors."""
+    limit: float = inf
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TheoryRow:
+    """What a heuristic needs on a network of N nodes in a budget of B tensors."""
+
+    theory: str
+    heuristic: str
+    nodes: int
+    budget: int
+    status: str
+    """ok; thrash or oom: it did not come to its end."""
+    operations: int | None
+    """Rematerializations included; None unless the status is ok."""
+    per_node: float | None
+    """operations / N."""
+    optimum: int
+    """Operations of the best static plan in that budget."""
+    ratio: float | None
+    """operations / optimum."""
+    evictions: int
+    rematerializations: int
+    evaluations: int
+    seconds: float
+
+
+def root_budget(nodes: int) -> int:
+    """B = 2 ⌈√N⌉."""
+    return 2 * ceil(sqrt(nodes))
+
+
+def theory_cells(
+    theory: str,
+    heuristics: Sequence[str],
+    sizes: Sequence[int],
+    budgets: Sequence[int],
+    limit: float | None = None,
+    seed: int = 0,
+) -> list[TheoryCell]:
+    """Every combination that there is, size by size; without budgets, each size in 2 ⌈√N⌉.
+
+    limit: times the operations without a budget; None: that of LIMIT. Raises ValueError where none is left:
+    the adversary needs more nodes than B.
+    """
+    found = [
+        TheoryCell(theory, heuristic, nodes, budget, limit or LIMIT[theory], seed)
+        for nodes in sizes
+        for budget in budgets or (root_budget(nodes),)
+        for heuristic in heuristics
+        if theory == "linear" or nodes > budget
+    ]
+    if not found:
+        raise ValueError("a network of N nodes takes a budget of less than N")
+    return found
+
+
+def run_theory(cell: TheoryCell) -> TheoryRow:
+    """Raises ValueError for an unknown heuristic, or fewer nodes or less budget than there must be."""
+    started = perf_counter()
+    linear_one = cell.theory == "linear"
+    optimum = binomial_optimum(cell.nodes, cell.budget) if linear_one else cell.nodes - 1
+    knows = linear_one and make_heuristic(cell.heuristic).foresight > 0
+    engine = Replayed(
+        cell.budget,
+        cell.heuristic,
+        most=cell.limit * (2 * cell.nodes if linear_one else cell.nodes - 1),
+        previous=linear_schedule(cell.nodes) if knows else None,
+        seed=cell.seed,
+    )
+    status = "ok"
+    with without_collector():
+        try:
+            if linear_one:
+                linear(engine, cell.nodes)
+            else:
+                _adversary(engine, cell)
+        except Stopped as stopped:
+            status = stopped.status
+    replay, operations = engine.replay, engine.operations if status == "ok" else None
+    return TheoryRow(
+        cell.theory,
+        cell.heuristic,
+        cell.nodes,
+        cell.budget,
+        status,
+        operations,
+        operations and operations / cell.nodes,
+        optimum,
+        operations and operations / optimum,
+        replay.evictions,
+        replay.rematerializations,
+        replay.policy.score_evaluations,
+        perf_counter() - started,
+    )
+
+
+def _adversary(engine: Replayed, cell: TheoryCell) -> None:
+    """The optimum is each node once (`static_plan`), t_0 free."""
+    network = adversary(engine, cell.nodes, cell.budget)
+    if network.missed:
+        raise RuntimeError(f"{network.missed} nodes without an evicted path: the budget was not kept")
+
+
+def binomial_optimum(layers: int, budget: int) -> int:
+    """The least operations of any plan for App. A's network in `budget` tensors (Griewank and Walther 2000).
+
+    t_1, t_N and N gradients, and the forward steps that reverse the N - 1 layers between with B - 2
+    checkpoints: a gradient and a value take the other two. Raises ValueError for a budget below 3.
+    """
+    if budget < LEAST_BUDGET:
+        raise ValueError(f"a budget of {budget} tensors: less than {LEAST_BUDGET} does for no network")
+    if budget >= layers:
+        return 2 * layers
+    return layers + 2 + advances(layers - 1, budget - 2)
