@@ -13,7 +13,8 @@ import typer
 from dtrrun.cli import values
 from dtrrun.cli.messages import if_someone_reads, say
 from dtrrun.cli.report_file import report_writer
-from dtrrun.cli.sweeping import cells_of, processors, read_logs, run
+from dtrrun.cli.sweeping import cells_of, processors, read, read_logs, run
+from dtrrun.cli.theory import read_theory, simulate_theory
 from dtrrun.launch.errors import FAILED, LaunchError
 from dtrrun.policy import ABLATION_NAMES
 from dtrrun.simulator import sweep
@@ -21,6 +22,7 @@ from dtrrun.simulator.figures import FORMATS, MissingMatplotlib, draw, need_matp
 from dtrrun.simulator.planned import NAMES as PLANNERS
 from dtrrun.simulator.planned import PlanRow, plan_cells, run_planner
 from dtrrun.simulator.simulate import REPLAYS
+from dtrrun.simulator.theory import THEORIES
 from dtrrun.views.simulation import print_simulation
 
 _VARIANTS = ("h_dtr", "h_dtr_eq", "h_dtr_local")
@@ -31,6 +33,8 @@ PAPER: Sequence[tuple[Sequence[str], Sequence[str], Sequence[str], bool]] = (
     (("h_dtr",), tuple(REPLAYS), ("heap",), False),  # App. D.2
 )
 """The paper's evaluation: heuristics, deallocations, searches, and whether accesses are counted."""
+
+HEURISTICS = "h_dtr,h_dtr_eq,h_dtr_local,lru,size"
 
 SCHEMA = "dtrrun.simulation/1"
 INTERRUPTED = 130
@@ -43,6 +47,8 @@ dtrrun simulate step.log
 dtrrun simulate logs/ --heuristic h_dtr_eq,lru --budgets 0.5,0.4,2GB --json rows.json
 
 dtrrun simulate logs/ --paper --figures pictures/
+
+dtrrun simulate --theory linear --figures pictures/
 
 [bold]Exit status[/bold]: 0 when all was simulated, however it went; 2 usage, or a log that cannot be read;
 130 after Ctrl-C, with the rows that were done.
@@ -65,18 +71,33 @@ def _flag(panel: str, name: str, help: str) -> Any:
 
 
 def simulate(
-    logs: Annotated[list[str], typer.Argument(metavar="LOG...", help="Operator logs, or folders of them.")],
+    logs: Annotated[
+        list[str] | None, typer.Argument(metavar="LOG...", help="Operator logs, or folders of them.")
+    ] = None,
     heuristic: Annotated[
-        str,
+        _Text,
         _text(
             _WHAT,
             "NAME[,NAME...]",
             "Heuristics as for a run; paper: those of the paper's Fig. 2; ablations: those of App. D; "
-            "h_next: knows the step before; portfolio: tries many and keeps the best at each budget.",
+            "h_next: knows the step before; portfolio: tries many and keeps the best at each budget. "
+            f"Default: {HEURISTICS}.",
         ),
-    ] = "h_dtr,h_dtr_eq,h_dtr_local,lru,size",
+    ] = None,
     budgets: Annotated[
         _Text, _text(_WHAT, "B[,B...]", "Shares of the log's own peak (0.5, 50%) or sizes (2GB).")
+    ] = None,
+    theory: Annotated[
+        _Text,
+        _text(
+            _WHAT,
+            "|".join(THEORIES),
+            "The paper's theorems instead of logs: operations on the linear network of App. A, or on what "
+            "the adversary of App. B makes of each heuristic. Budgets are then numbers of tensors.",
+        ),
+    ] = None,
+    sizes: Annotated[
+        _Text, _text(_WHAT, "N[,N...]", "With --theory: how many layers or nodes the network has.")
     ] = None,
     deallocation: Annotated[
         str,
@@ -122,8 +143,11 @@ def simulate(
         ),
     ] = False,
     limit: Annotated[
-        str, _text(_HOW, "X", "A run that takes more than X times the plain run's time is thrashing.")
-    ] = "2.0",
+        _Text,
+        _text(
+            _HOW, "X", "A run that takes more than X times the plain run's time is thrashing (default: 2)."
+        ),
+    ] = None,
     paper_ties: Annotated[
         bool,
         _flag(_HOW, "paper-ties", "Of equal scores, choose as the authors' simulator does (default: yes)."),
@@ -145,22 +169,41 @@ def simulate(
     heuristic and budget: how much longer the operators take than without a budget, or oom where nothing was
     left to evict, or thrash.
     """
-    shares = sweep.RATIOS if budgets is None else _read("--budgets", values.budgets, budgets)
+    processes = read("--jobs", values.whole_number(least=1), jobs) if jobs else processors()
+    format = read("--format", values.choice(*FORMATS), format)
+    if theory is not None:
+        others = {
+            "a LOG": logs,
+            "--planners": planners,
+            "--paper": paper,
+            "--accesses": accesses,
+            "--deallocation": deallocation != "eager",
+            "--semantics": semantics != "paper",
+            "--search": search != "heap",
+            "--no-paper-ties": not paper_ties,
+        }
+        if found := [name for name, given in others.items() if given]:
+            raise LaunchError(f"--theory runs networks of its own: {found[0]} does not go with it")
+        wanted_theory = read_theory(theory, heuristic, sizes, budgets, limit, seed)
+        return simulate_theory(wanted_theory, processes, json, _folder(figures), format, quiet)
+    if sizes is not None:
+        raise LaunchError("--sizes goes with --theory alone")
+    if not logs:
+        raise LaunchError("Missing argument 'LOG...' (or --theory; see dtrrun simulate --help)")
+    shares = sweep.RATIOS if budgets is None else read("--budgets", values.budgets, budgets)
     wanted = [sweep.Budget(nbytes=x) if isinstance(x, int) else sweep.Budget(ratio=x) for x in shares]
-    heuristics = _read("--heuristic", values.heuristics, heuristic)
-    deallocations = _read("--deallocation", values.choices(*REPLAYS), deallocation)
-    searches = _read("--search", values.choices("heap", "scan"), search)
+    heuristics = read("--heuristic", values.heuristics, heuristic or HEURISTICS)
+    deallocations = read("--deallocation", values.choices(*REPLAYS), deallocation)
+    searches = read("--search", values.choices("heap", "scan"), search)
     parts = PAPER if paper else [(heuristics, deallocations, searches, accesses)]
     options = {
-        "limit": _read("--limit", values.slowdown, limit),
+        "limit": read("--limit", values.slowdown, limit or "2.0"),
         "paper_ties": paper_ties,
-        "seed": _read("--seed", values.whole_number(), seed),
-        "semantics": _read("--semantics", values.choice("paper", "dtrrun"), semantics),
+        "seed": read("--seed", values.whole_number(), seed),
+        "semantics": read("--semantics", values.choice("paper", "dtrrun"), semantics),
     }
-    names = _read("--planners", values.choices(*PLANNERS), planners) if planners else []
-    seconds = _read("--planner-seconds", values.whole_number(least=1), planner_seconds)
-    processes = _read("--jobs", values.whole_number(least=1), jobs) if jobs else processors()
-    format = _read("--format", values.choice(*FORMATS), format)
+    names = read("--planners", values.choices(*PLANNERS), planners) if planners else []
+    seconds = read("--planner-seconds", values.whole_number(least=1), planner_seconds)
     if any(":" in name for name in heuristics):
         sys.path.insert(0, "")  # as `python` does: the user's own functions
     with report_writer(json) as write:
@@ -192,13 +235,6 @@ def simulate(
         for path in _draw(result, folder, format):
             say(f"wrote {path}") if not quiet else None
     return 0
-
-
-def _read(name: str, reader: Any, text: str) -> Any:
-    try:
-        return reader(text)
-    except ValueError as error:
-        raise LaunchError(f"{name}: {error}") from None
 
 
 def _folder(path: str | None) -> Path | None:

@@ -114,6 +114,12 @@ def choices(*names: str) -> Callable[[str], list[str]]:
     return lambda text: list(dict.fromkeys(one(word.strip()) for word in text.split(",")))
 
 
+def whole_numbers(least: int) -> Callable[[str], list[int]]:
+    """Several, with commas between them, in order."""
+    one = whole_number(least)
+    return lambda text: sorted({one(word.strip()) for word in text.split(",")})
+
+
 def deallocation(text: str) -> str:
     if choice("eager", "banish", "ignore")(text) != "eager":
         raise ValueError(f"{text} works in the simulator only; use eager")

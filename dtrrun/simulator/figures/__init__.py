@@ -11,9 +11,10 @@ from .accesses import draw_accesses
 from .planners import draw_planners
 from .slowdown import draw_slowdown
 from .style import FORMATS, MissingMatplotlib, need_matplotlib
+from .theory import draw_theory
 from .trace import draw_trace
 
-__all__ = ["FORMATS", "MissingMatplotlib", "draw", "need_matplotlib"]
+__all__ = ["FORMATS", "MissingMatplotlib", "draw", "draw_theory", "need_matplotlib"]
 
 ABLATIONS = {
     "e_star": "e*",

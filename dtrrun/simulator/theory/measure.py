@@ -24,11 +24,11 @@ SIZES: dict[str, Sequence[int]] = {
     "adversary": (64, 128, 256, 512, 1024, 2048),
 }
 HEURISTICS: dict[str, Sequence[str]] = {
-    "linear": ("e_star", "h_dtr", "h_dtr_eq", "h_chain", "lru"),
+    "linear": ("e_star", "h_dtr", "h_dtr_eq", "h_chain"),
     "adversary": ("e_star", "h_dtr", "h_dtr_eq", "lru"),
 }
 BUDGETS: dict[str, Sequence[int]] = {"linear": (), "adversary": (8, 32)}
-"""Tensors. None: 2 ⌈√N⌉, as in App. A's figure."""
+"""Tensors; none: 2 ⌈√N⌉, as in App. A's figure."""
 LEAST_BUDGET = 3
 """An operator's two inputs and its output; t_0, a tensor and its input."""
 

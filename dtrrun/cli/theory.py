@@ -1,0 +1,72 @@
+"""What `dtrrun simulate --theory` does: the paper's theorems measured."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from dtrrun.cli import values
+from dtrrun.cli.messages import if_someone_reads, say
+from dtrrun.cli.report_file import report_writer
+from dtrrun.cli.sweeping import read, run
+from dtrrun.launch.errors import FAILED, LaunchError
+from dtrrun.simulator.figures import draw_theory
+from dtrrun.simulator.portfolio import PORTFOLIO
+from dtrrun.simulator.theory import THEORIES, TheoryCell, run_theory, theory_cells
+from dtrrun.simulator.theory.measure import BUDGETS, HEURISTICS, LEAST_BUDGET, SIZES
+from dtrrun.views.theory import print_theory
+
+SCHEMA = "dtrrun.theory/1"
+INTERRUPTED = 130
+
+
+def read_theory(
+    theory: str, heuristic: str | None, sizes: str | None, budgets: str | None, limit: str | None, seed: str
+) -> list[TheoryCell]:
+    """What is meant by the options' texts, None: the theorem's own. Raises LaunchError."""
+    theory = read("--theory", values.choice(*THEORIES), theory)
+    heuristics: Sequence[str] = HEURISTICS[theory]
+    if heuristic is not None:
+        heuristics = read("--heuristic", values.heuristics, heuristic)
+    if PORTFOLIO in heuristics:
+        raise LaunchError(f"--heuristic: {PORTFOLIO} tries rules on a log, and does not go with --theory")
+    numbers, tensors = values.whole_numbers(least=1), values.whole_numbers(LEAST_BUDGET)
+    try:
+        return theory_cells(
+            theory,
+            heuristics,
+            read("--sizes", numbers, sizes) if sizes is not None else SIZES[theory],
+            read("--budgets", tensors, budgets) if budgets is not None else BUDGETS[theory],
+            read("--limit", values.slowdown, limit) if limit is not None else None,
+            read("--seed", values.whole_number(), seed),
+        )
+    except ValueError as error:
+        raise LaunchError(f"--sizes: {error}") from None
+
+
+def simulate_theory(
+    cells: Sequence[TheoryCell], jobs: int, json: str | None, folder: Path | None, format: str, quiet: bool
+) -> int:
+    """Runs the cells, prints, writes and draws; the exit status. Raises LaunchError."""
+    if any(":" in cell.heuristic for cell in cells):
+        sys.path.insert(0, "")  # as `python` does: the user's own functions
+    with report_writer(json) as write:
+        rows, done = run(run_theory, cells, jobs, None if quiet else "simulating")
+        result = {"schema": SCHEMA, "theory": cells[0].theory, "rows": [asdict(row) for row in rows]}
+        if not quiet:
+            with if_someone_reads():
+                print_theory(result, sys.stderr if json == "-" else sys.stdout)
+        write(result)
+    if not done:
+        say(f"interrupted: {len(rows)} of {len(cells)} were done")
+        return INTERRUPTED
+    if folder:
+        try:
+            paths = draw_theory(result, folder, format)
+        except OSError as error:
+            raise LaunchError(f"--figures: {error.filename}: {error.strerror}", FAILED) from None
+        for path in paths:
+            say(f"wrote {path}") if not quiet else None
+    return 0
