@@ -81,5 +81,10 @@ def replace_sections(path: Path, sections: dict[str, str]) -> None:
         for block in path.read_text().split("\n## ")[1:]:
             title, _, body = block.partition("\n")
             kept[title] = body.strip() + "\n"
-    blocks = [f"## {title}\n\n{body}" for title, body in sorted((kept | sections).items())]
+    blocks = [f"## {title}\n\n{body}" for title, body in sorted((kept | sections).items(), key=_number)]
     path.write_text("\n".join([INTRODUCTION, *blocks]))
+
+
+def _number(section: tuple[str, str]) -> int:
+    """Of a title like `12. Speed`."""
+    return int(section[0].partition(".")[0])

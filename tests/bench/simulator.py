@@ -1,4 +1,4 @@
-"""The simulator against the paper's: python -m tests.bench.simulator [--logs FOLDER] [--quick]
+"""The simulator against the paper's: python -m tests.bench.simulator [--logs FOLDER] [--quick] [--only NAME]
 
 FOLDER has the authors' logs and `expected.json`, what their simulator gave on them. Without it, the logs of
 tests/logs and a synthetic one are simulated, and the comparison is left out.
@@ -23,9 +23,11 @@ from dtrrun.simulator.replay import Outcome
 from dtrrun.simulator.schedule import Schedule, read_schedule, schedule_of
 from dtrrun.simulator.simulate import simulate
 from dtrrun.simulator.sweep import RATIOS, log_name
+from tests.bench.optimum import optimum
 from tests.bench.rules import rules
 from tests.bench.runs import ROOT
 from tests.bench.section import Section, replace_sections
+from tests.bench.theorems import theorem_1, theorem_2
 
 HEURISTICS = ("h_dtr", "h_dtr_eq", "h_dtr_local", "lru", "size", "msps")
 WITHIN, CELLS = 0.01, 0.95
@@ -57,13 +59,16 @@ score computed or not."""
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.simulator", description=__doc__)
     parser.add_argument("--logs", type=Path, help="the authors' logs and expected.json")
+    parser.add_argument("--only", help="of: " + ", ".join(one.__name__ for one in MEASURES))
     parser.add_argument("--quick", action="store_true", help="the small logs only; writes nothing")
     args = parser.parse_args()
     expected = _expected(args.logs)
     console = Console()
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
-        for measure in (equal, speed, accesses, rules):
+        for measure in MEASURES:
+            if args.only and measure.__name__ not in args.only.split(","):
+                continue
             section = measure(_logs(args.logs, Path(folder), args.quick), expected)
             if section is None:
                 continue
@@ -220,6 +225,8 @@ def training(operators: int, seed: int = 0) -> list[Instruction]:
         log += [Release(f"g{i}"), Release(f"x{i}")]
     return log
 
+
+MEASURES = (equal, speed, accesses, rules, theorem_1, theorem_2, optimum)
 
 if __name__ == "__main__":
     sys.exit(main())

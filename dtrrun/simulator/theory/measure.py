@@ -21,7 +21,7 @@ THEORIES = ("linear", "adversary")
 
 SIZES: dict[str, Sequence[int]] = {
     "linear": (64, 256, 1024, 4096, 16384),
-    "adversary": (64, 128, 256, 512, 1024, 2048),
+    "adversary": (64, 128, 256, 512, 1024),
 }
 HEURISTICS: dict[str, Sequence[str]] = {
     "linear": ("e_star", "h_dtr", "h_dtr_eq", "h_chain"),

@@ -1,0 +1,115 @@
+"""Heuristics against what is possible at best, on the same graphs: chains, and logs with operators joined."""
+
+from math import inf
+from typing import Any
+
+from dtrrun.simulator.graph_schedule import schedule_of_graph
+from dtrrun.simulator.planned import NODES, graph_of
+from dtrrun.simulator.planners import Graph, Infeasible, Plan, chain, group, lower_bound, plan, run
+from dtrrun.simulator.portfolio import find
+from dtrrun.simulator.schedule import Schedule
+from dtrrun.simulator.simulate import simulate
+from tests.bench.section import Section
+
+LAYERS, TENSORS = 64, (10, 13, 17, 25, 33)
+SHARES = (0.6, 0.4)
+HEURISTICS = ("h_dtr", "h_dtr_eq", "h_chain", "h_next")
+MOST_OPERATORS = 1500
+SECONDS = 160.0
+"""That the solvers have for all logs together."""
+MOST_SECONDS, BOUND_SECONDS = 10.0, 4.0
+LIMIT = 10.0
+
+TEXT = f"""\
+Overhead of heuristics, of static plans, which know everything before it runs, and what is proved. First the
+linear network of App. A with {LAYERS} layers, at budgets of so many tensors; its peak is {LAYERS}. Then logs,
+at {" and ".join(map(str, SHARES))} of their peaks, with neighbouring operators joined until there are at most
+{NODES} nodes; all columns are for that graph, heuristics included, so they are no figures of the log itself.
+Logs of more than {MOST_OPERATORS} operators are left out. `search` is the planner for large graphs. "Plan" is
+the best plan of dynamic programming on the chain, else of Checkmate's integer program in
+{MOST_SECONDS:.0f} seconds at most. "Claim" says what it is: *optimal*, no run in the program's order is better
+(of the chain, no plan); *optimal in stages*, among Checkmate's plans, which DTR's need not be; *feasible*, it
+exists, and a better one may. "Bound": no run in the program's order, DTR's included, has less. It is that of
+a relaxation, so the truth lies between it and the least figure of the row. – : none survives, or none was
+found. The last line has geometric means of overhead over the least in the row, where all heuristics
+survive."""
+
+
+def optimum(logs: dict[str, Schedule], expected: dict[str, Any]) -> Section:
+    headers = ["Graph, budget", *HEURISTICS, "portfolio", "search", "Plan", "Claim", "Bound"]
+    section = Section("12. Against the optimum", TEXT, headers)
+    excess: list[list[float]] = []
+    linear = chain(LAYERS)
+    for tensors in TENSORS:
+        _row(section, excess, f"chain, {tensors}", linear, tensors, 0.0)
+    small = {name: log for name, log in logs.items() if len(log.operators) <= MOST_OPERATORS}
+    seconds = min(MOST_SECONDS, SECONDS / max(1, len(small) * len(SHARES)))
+    for name, schedule in small.items():
+        graph = graph_of(schedule)
+        for share in SHARES:
+            nbytes = int(schedule.peak_bytes * share)
+            _row(section, excess, f"{name}, {share}", group(graph, NODES, nbytes).graph, nbytes, seconds)
+    if excess:
+        means = [_mean(column) for column in zip(*excess, strict=True)]
+        section.rows.append(["mean over the least", *(f"{one:.4f}" for one in means), "", "", "", ""])
+    return section
+
+
+def _row(
+    section: Section, excess: list[list[float]], name: str, graph: Graph, nbytes: int, seconds: float
+) -> None:
+    """seconds: of Checkmate's solver; 0 for a chain, which needs none."""
+    schedule = schedule_of_graph(graph)
+    outcomes = [simulate(schedule, nbytes, one, limit=LIMIT) for one in HEURISTICS]
+    outcomes.append(find(schedule, nbytes, limit=LIMIT).outcome)
+    found = [one.overhead if one.status == "ok" else None for one in outcomes]
+    planner, options = ("checkmate", {"time_limit": seconds}) if seconds else ("chain_dp", {})
+    searched, planned = _planned("search", graph, nbytes), _planned(planner, graph, nbytes, **options)
+    static = [run(graph, one).cost / graph.total_cost if one else None for one in (searched, planned)]
+    bound = _bound(graph, nbytes)
+    least = min((one for one in (*found, *static) if one is not None), default=inf)
+    claim = _claim(planned, static[1], bound, is_chain=not seconds)
+    section.rows.append([name, *map(_overhead, (*found, *static)), claim, _overhead(bound)])
+    if bound is not None and least < bound * (1 - 1e-6):
+        section.missed.append(f"{name}: {least:.4f} is below the bound {bound:.4f}: one of them is wrong")
+    if claim == "optimal" and static[1] is not None and least < static[1] * (1 - 1e-6):
+        section.missed.append(
+            f"{name}: {least:.4f} is below the optimum {static[1]:.4f}: one of them is wrong"
+        )
+    survivors = [one for one in found if one is not None]
+    if len(survivors) == len(found):
+        excess.append([one / least for one in survivors])
+
+
+def _planned(name: str, graph: Graph, nbytes: int, **options: Any) -> Plan | None:
+    try:
+        return plan(name, graph, nbytes, **options)
+    except Infeasible:
+        return None
+
+
+def _bound(graph: Graph, nbytes: int) -> float | None:
+    try:
+        found = lower_bound(graph, nbytes, time_limit=BOUND_SECONDS)
+    except Infeasible:
+        return None
+    return found.cost / graph.total_cost if found else None
+
+
+def _claim(planned: Plan | None, overhead: float | None, bound: float | None, is_chain: bool) -> str:
+    if planned is None or overhead is None:
+        return ""
+    if (is_chain and planned.claim == "optimal") or (bound is not None and overhead <= bound * (1 + 1e-6)):
+        return "optimal"
+    return "optimal in stages" if planned.claim == "optimal" else "feasible"
+
+
+def _overhead(overhead: float | None) -> str:
+    return "–" if overhead is None else f"{overhead:.4f}"
+
+
+def _mean(factors: tuple[float, ...]) -> float:
+    product = 1.0
+    for one in factors:
+        product *= one
+    return float(product ** (1 / len(factors)))
