@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from dtrrun.ledger.record import Record
 from dtrrun.runtime.careful import Careful
-from dtrrun.runtime.record import Record
 
 
 class Access:

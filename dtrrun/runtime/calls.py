@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from dtrrun.ledger.record import Record, Signature
 from dtrrun.runtime import shapes
 from dtrrun.runtime.arguments import flatten_into, geometry_of, is_leaf
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.ledger import Ledger
 from dtrrun.runtime.operators import Operator
-from dtrrun.runtime.record import Record, Signature
 from dtrrun.runtime.replay import Replay
 from dtrrun.runtime.storage import storage_of
 

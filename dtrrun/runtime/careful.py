@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dtrrun.ledger.record import Record, Signature
 from dtrrun.runtime import rng
 from dtrrun.runtime.arguments import flatten_into
 from dtrrun.runtime.calls import Call
@@ -21,7 +22,6 @@ from dtrrun.runtime.guards import lazy_bits, views
 from dtrrun.runtime.mutation import note_mutation, versions_of
 from dtrrun.runtime.operators import Operator, operator_of
 from dtrrun.runtime.outcomes import Outcomes
-from dtrrun.runtime.record import Record, Signature
 
 
 class Careful(Outcomes):

@@ -7,11 +7,11 @@ from contextlib import suppress
 
 import torch
 
-from dtrrun.runtime import shapes
+from dtrrun.ledger.recipes import CHAIN_LIMIT
+from dtrrun.ledger.record import HOLE, Record, Signature
 from dtrrun.runtime.arguments import covers, is_leaf
 from dtrrun.runtime.calls import Call, Calls
-from dtrrun.runtime.recipes import CHAIN_LIMIT
-from dtrrun.runtime.record import HOLE, Record, Signature
+from dtrrun.runtime.storage import size_of
 
 STICKY = ("parameter", "gradient", "pinned")  # pins that an overwrite of the whole storage does not end
 
@@ -136,7 +136,7 @@ class Mutations(Calls):
         storage = record()
         if storage is None or storage.device.type != self.ledger.device_type:
             return
-        nbytes = shapes.rounded(storage.nbytes())
+        nbytes = size_of(storage)
         if nbytes != record.nbytes:
             self.ledger.resized(record, nbytes)
 

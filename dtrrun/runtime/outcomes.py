@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from dtrrun.runtime import shapes
+from dtrrun.ledger.record import Blank, Op, Record, Signature, new_record
 from dtrrun.runtime.arguments import outputs_of
 from dtrrun.runtime.calls import Call
 from dtrrun.runtime.cost_model import modelled_ns
 from dtrrun.runtime.mutation import Mutations, overwritten
 from dtrrun.runtime.operators import Operator
-from dtrrun.runtime.record import Blank, Op, Record, Signature, new_record
-from dtrrun.runtime.storage import storage_of
+from dtrrun.runtime.storage import size_of, storage_of
 
 
 class Outcomes(Mutations):
@@ -138,9 +137,7 @@ class Outcomes(Mutations):
             if storage.device.type != ledger.device_type:
                 ledger.adopt(storage)
                 continue
-            record = new_record(
-                storage, ledger.on_death, shapes.rounded(storage.nbytes()), ledger.age, ledger.clock
-            )
+            record = new_record(storage, ledger.on_death, size_of(storage), ledger.age, ledger.clock)
             record.op, record.cost = op, call.signature.cost
             ledger.records[record.key] = record
             ledger.grow(record.nbytes)

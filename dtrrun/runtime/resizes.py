@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from dtrrun.ledger.record import Record
 from dtrrun.runtime import storage as memory
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import below
-from dtrrun.runtime.record import Record
-from dtrrun.runtime.shapes import rounded
+from dtrrun.runtime.storage import rounded
 
 
 class Resizes:

@@ -64,8 +64,8 @@ row(
     (
         "an escape's replay runs under the program's modes",
         "replay",
-        "            with below():\n                while stack:",
-        "            with torch.no_grad():\n                while stack:",
+        "        return below()\n",
+        "        return torch.no_grad()\n",
         "hazards_modes::autocast_in_and_out",
     ),
 )
@@ -98,7 +98,7 @@ row(
     (
         "foreign memory is taken for ours",
         "storages",
-        "        elif not memory.is_ours(storage):\n",
+        "        elif not self.memory.is_ours(storage):\n",
         "        elif False:\n",
         "hazards_escapes::memory_that_is_not_ours "
         "faults_numpy::arrays_under_tensors_change_between_operators",
@@ -109,8 +109,8 @@ row(
     (
         "every output is the first one",
         "replay",
-        "targets[~where] if where < 0 else storage_of(results[where])",
-        "targets[~where] if where < 0 else storage_of(results[0])",
+        "targets[~where] if where < 0 else memory.storage_of(results[where])",
+        "targets[~where] if where < 0 else memory.storage_of(results[0])",
         "hazards_values::several_outputs_of_which_some_are_dropped",
     ),
     (

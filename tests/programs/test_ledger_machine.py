@@ -24,9 +24,9 @@ from hypothesis.stateful import (
 )
 
 import dtrrun
+from dtrrun.ledger.record import Record
 from dtrrun.policy import ABLATION_NAMES, HEURISTIC_NAMES
 from dtrrun.runtime.guards import below
-from dtrrun.runtime.record import Record
 from tests.programs import amount, invariants
 from tests.programs.amount import search, seeded
 from tests.programs.running import restoring, settle

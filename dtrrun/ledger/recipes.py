@@ -5,8 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from dtrrun.runtime.record import Op, Record, new_record
-from dtrrun.runtime.storages import Storages
+from dtrrun.ledger.record import Op, Record, new_record
+from dtrrun.ledger.storages import Storages
 
 CHAIN_LIMIT = 32  # mutations that a recipe may replay before the storage becomes a constant
 
