@@ -11,13 +11,13 @@ import gc
 from time import perf_counter_ns as now_ns
 from typing import Any
 
-from dtrrun.ledger.recipes import Recipes
 from dtrrun.ledger.record import Record
+from dtrrun.ledger.writes import Writes
 
 KEPT = 4  # times as much time a byte
 
 
-class Ledger(Recipes):
+class Ledger(Writes):
     """Storages by version, their recipes, and the room for them; knows nothing of dispatch."""
 
     out_of_memory: type[Exception]

@@ -32,6 +32,20 @@ class Replay:
         self.operators_ns = 0  # of recomputed operators alone
         self.by_operator: dict[str, list[int]] = {}  # name: [count, ns, bytes]
 
+    def lock(self, records: list[Record]) -> None:
+        """Lock records and bring back those that are evicted; on failure nothing stays locked."""
+        clock = self.ledger.clock
+        for record in records:
+            record.locks += 1
+            record.last_access = clock
+        if any(not record.resident for record in records):
+            try:
+                self.materialize(records)
+            except BaseException:
+                for record in records:
+                    record.locks -= 1
+                raise
+
     def materialize(self, targets: Iterable[Record]) -> None:
         """Make all targets resident. The caller has locked those that must stay together.
 

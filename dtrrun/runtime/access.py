@@ -26,17 +26,16 @@ class Access:
         with self._careful.lock:
             record = self._record(tensor)
             if record is not None:
-                self._careful.lock_records([record])
+                self._careful.replay.lock([record])
                 record.locks -= 1
-                self._careful.ledger.make_constant(record, why)
-                record.pin = why
+                self._careful.ledger.pin(record, why)
 
     def lock(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
         """Keep storages in memory until what it returns is called. Raises BudgetError."""
         with self._careful.lock:
             self._careful.ledger.drain()
             records = [record for tensor in tensors if (record := self._record(tensor)) is not None]
-            self._careful.lock_records(records)
+            self._careful.replay.lock(records)
 
         def unlock() -> None:
             for record in records:
@@ -61,4 +60,4 @@ class Access:
             record = self._record(tensor)
             if record is not None:
                 why = "handed out" if exposes else "written outside"
-                self._careful.written_outside(record, why, exposes=exposes)
+                self._careful.ledger.written_outside(record, why, exposes=exposes)

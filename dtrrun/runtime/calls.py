@@ -200,20 +200,6 @@ class Calls:
             self.signatures[key] = signature
         return signature
 
-    def lock_records(self, records: list[Record]) -> None:
-        """Lock records and bring back those that are evicted; on failure nothing stays locked."""
-        clock = self.ledger.clock
-        for record in records:
-            record.locks += 1
-            record.last_access = clock
-        if any(not record.resident for record in records):
-            try:
-                self.replay.materialize(records)
-            except BaseException:
-                for record in records:
-                    record.locks -= 1
-                raise
-
     @staticmethod
     def _unlock(call: Call) -> None:
         while call.changing:

@@ -157,7 +157,7 @@ class DTRMode(TorchDispatchMode):
                     ledger.supersede(target, None, 0)
         except BaseException:
             if target is not None:
-                careful.half_written(target)
+                ledger.half_written(target)
             raise
         if target is not None:
             pass  # entered above

@@ -75,16 +75,10 @@ class Outcomes(Mutations):
         """The operator raised: the user sees its own error."""
         self._unlock(call)
         for holes in call.written.values():
-            self.half_written(call.records[holes[0]])
+            self.ledger.half_written(call.records[holes[0]])
         if call.operator.statistics is not None and call.operator.statistics.updates:
             for hole in self._statistics_of(call):
-                self.half_written(call.records[hole])
-
-    def half_written(self, record: Record) -> None:
-        """What a failed operator may have written to is a constant; the old version keeps its recipe."""
-        current = self.ledger.records.get(record.key)
-        if current is not None:
-            self.ledger.supersede(current, None, 0)
+                self.ledger.half_written(call.records[hole])
 
     def _recipe(self, call: Call, recipe_rng: Any) -> Op:
         op = Op()
@@ -116,12 +110,12 @@ class Outcomes(Mutations):
                 storage = storage_of(tensor)
             except (NotImplementedError, RuntimeError):
                 for record in call.records:
-                    self._expose(record, "shared with a tensor without plain storage")
+                    ledger.expose(record, "shared with a tensor without plain storage")
                 continue
             if call.operator.takes_storage:  # the program has the storage itself, and may write to it
                 given = self.record_of(tensor)
                 if given is not None:
-                    self._expose(given, "handed out")
+                    ledger.expose(given, "handed out")
                     self._resized(given)
                 continue
             if id(storage) in ledger.records:

@@ -27,7 +27,7 @@ row(
     ),
     (
         "what is handed out is not marked so",
-        "mutation",
+        "writes",
         "        record.exposed = record.exposed or exposes ",
         "        pass ",
         "hazards_escapes::arrays_stay_valid_and_are_written_to_later",
@@ -41,8 +41,8 @@ row(
     ),
     (
         "nothing is rescued before a write outside",
-        "mutation",
-        "record, why)\n            self.ledger.before_mutation(record)\n",
+        "writes",
+        "record, why)\n            self.before_mutation(record)\n",
         "record, why)\n",
         "hazards_escapes::writes hazards_escapes::arrays_stay_valid_and_are_written_to_later",
     ),
@@ -141,7 +141,7 @@ row(
         "what a sparse tensor is made from stays evictable",
         "outcomes",
         "                for record in call.records:\n"
-        '                    self._expose(record, "shared with a tensor without plain storage")\n',
+        '                    ledger.expose(record, "shared with a tensor without plain storage")\n',
         "                pass\n",
         "hazards_layouts::sparse_and_quantized",
     ),

@@ -130,7 +130,7 @@ row(
     (
         "what running statistics made is not rescued",
         "careful",
-        "            self._about_to_change(call, statistics)\n",
+        "            ledger.about_to_change(statistics, call.changing)\n",
         "            pass\n",
         "hazards_constants::statistics_are_read_before_they_are_updated",
     ),

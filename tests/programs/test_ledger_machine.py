@@ -227,7 +227,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def rematerialize(self, a: int) -> None:
         record = self.record(a)
         try:
-            self.session.careful.lock_records([record])
+            self.session.careful.replay.lock([record])
         except dtrrun.BudgetError:
             return
         assert record.resident
