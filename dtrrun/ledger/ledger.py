@@ -167,6 +167,13 @@ class Ledger(Writes):
             operator, nbytes, self.budget_bytes, self.resident_bytes + nbytes, self.pinned_by_reason()
         )
 
+    def end_step(self) -> None:
+        """An optimizer has stepped."""
+        self.drain()
+        self.forget_history()
+        self.sweep()
+        self.step_age = self.age + 1
+
     def restore_all(self) -> list[Record]:
         """Bring back everything that the program still has; returns what could not be brought back."""
         return [

@@ -12,6 +12,7 @@ from dtrrun.ledger.record import Record, new_record
 
 HELD_SHIFT = 3  # an eighth of the budget
 SMALL_CONSTANT = 512  # bytes
+SMALL_CONSTANTS = 256  # of them
 LOOK_SHIFT = 4  # at the process's memory, when a sixteenth of the budget has been freed
 
 
@@ -48,7 +49,7 @@ class Storages:
         self.held: dict[int, Record] = {}  # recomputed versions that the program does not have
         self._swept_evictions = self.held_bytes = 0
         # The program lets go of them at once (`torch.tensor(2.0)`): what they made could never be evicted.
-        self.small_constants: deque[Any] = deque(maxlen=256)
+        self.small_constants: deque[Any] = deque(maxlen=SMALL_CONSTANTS)
         self.dead: deque[Any] = deque()
         self.on_death = self.dead.append  # runs at any moment, in any thread: it only queues
         self.pressure = False  # whether memory ever ran short: until then the policy is told nothing

@@ -59,6 +59,8 @@ class Call:
 class Calls:
     """Takes calls apart; locks and brings back what they read."""
 
+    asks_sizes = False  # of results before the first call, also where there is no budget
+
     def __init__(
         self,
         ledger: Ledger,
@@ -191,7 +193,7 @@ class Calls:
             if len(self.signatures) >= SIGNATURES_LIMIT:
                 self.signatures.clear()
             signature = Signature(call.operator, tuple(geometries))
-            if self.ledger.budget_bytes is not None and not elsewhere:
+            if (self.asks_sizes or self.ledger.budget_bytes is not None) and not elsewhere:
                 predicted = shapes.predict(call.func, call.operator, call.template, call.kwargs, geometries)
                 if predicted is None:
                     # Not known before the first call: as much as the inputs is the best guess.

@@ -33,7 +33,8 @@ class Outcomes(Mutations):
                 signature.cost = cost
             signature.calls += 1
         ledger.age += 1
-        ledger.clock += signature.cost
+        if not call.operator.view:  # a view comes back with its storage
+            ledger.clock += signature.cost
         if ledger.dead:
             ledger.drain()
         self._unlock(call)

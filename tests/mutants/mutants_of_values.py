@@ -74,9 +74,9 @@ row(
     ),
     (
         "history is never forgotten",
-        "session",
-        "            self.ledger.forget_history()\n",
-        "            pass\n",
+        "ledger",
+        "        self.forget_history()\n",
+        "",
         "hazards_mutation::kept_losses_do_not_pile_up_records",
     ),
     (
