@@ -132,8 +132,11 @@ class Recorder:
             new.append([where, number, record.nbytes, _kind(tensor, ledger)])
         if new:
             facts["out"] = new
+        if facts.pop("takes", False):
+            facts["taken"] = [number for number, _ in views]
         written = [pending.keys[holes[0]] for holes in facts.get("written", ())]
         replaced = [self.numbers[key] for key in written if ledger.records[key].op is not None]
+        views = [view for view in views if not any(view[0] == self.numbers[key] for key in written)]
         inputs = list(zip(facts["in"], pending.geometries, strict=True))
         self._log.call(name, inputs, made, views, replaced, cost, facts)
 

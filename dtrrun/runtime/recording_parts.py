@@ -20,6 +20,7 @@ from dtrrun.runtime.mutation import overwritten
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.recording import Pending, Recorder
 from dtrrun.runtime.step_log import Facts
+from dtrrun.runtime.storage import storage_of
 from dtrrun.settings import RuntimeSettings
 
 
@@ -169,7 +170,7 @@ class RecordingCareful(Careful):
         if call.written:
             facts["written"] = list(call.written.values())
             whole = [
-                place
+                [place, storage_of(call.tensors[holes[0]]).nbytes()]
                 for place, holes in enumerate(call.written.values())
                 if overwritten(call, call.records[holes[0]], holes)
             ]
