@@ -8,6 +8,7 @@ by the same ledger.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from typing import Any, NamedTuple
 
@@ -52,6 +53,8 @@ class Recorder:
             self._begin(ledger)
 
     def _begin(self, ledger: Ledger) -> None:
+        if os.environ.get("RANK", "0") != "0":
+            return  # another process of the same program
         self._log = log = open_log(self._path)
         if log is None:
             return
