@@ -44,8 +44,8 @@ def record(
         str,
         typer.Option(
             metavar="N|N-M",
-            help="Which step, or steps, counted from 1 by calls of an optimizer's step(). The first holds all "
-            "that comes before, too.",
+            help="Which step, or steps, counted from 1 by calls of an optimizer's step(). The first has all "
+            "that comes before it, too.",
         ),
     ] = "2",
     cost: Annotated[
