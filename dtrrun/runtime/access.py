@@ -24,6 +24,7 @@ class Access:
     def pin(self, tensor: torch.Tensor, why: str) -> None:
         """Keep a tensor's storage in memory from now on. Raises BudgetError."""
         with self._careful.lock:
+            self._careful.ledger.drain()  # a new storage may have the identity of one that died
             record = self._record(tensor)
             if record is not None:
                 self._careful.replay.lock([record])

@@ -153,6 +153,7 @@ class _Run:
     def _constant(self, nbytes: int, facts: dict[str, Any]) -> None:
         elsewhere = facts["pin"] == "other device"
         foreign = facts["pin"] == "foreign memory"
+        self.ledger.drain()  # before there is a stand-in that may get the identity of one that died
         content = Content(nbytes, "elsewhere" if elsewhere else "ours", not foreign)
         self.contents[facts["storage"]] = content
         record = self.ledger.adopt(content)
