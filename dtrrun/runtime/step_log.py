@@ -22,18 +22,20 @@ Facts = dict[str, Any]
 class Names:
     """How one storage's tensors are called in the log: the first by its number, views by a suffix."""
 
-    __slots__ = ("all", "by_geometry", "root")
+    __slots__ = ("_views", "all", "by_geometry", "root")
 
     def __init__(self, root: str, geometry: Geometry | None) -> None:
         self.root = root
         self.all = [root]
+        self._views = 0
         self.by_geometry: dict[Geometry | None, str] = {geometry: root}
 
     def of(self, geometry: Geometry) -> str:
         return self.by_geometry.get(geometry, self.root)
 
     def new_view(self, geometry: Geometry) -> str:
-        name = f"{self.root}v{len(self.all)}"
+        self._views += 1
+        name = f"{self.root}v{self._views}"
         self.all.append(name)
         self.by_geometry[geometry] = name
         return name
