@@ -250,9 +250,20 @@ class _Lines:
 
 def write_log(instructions: Iterable[Instruction], file: IO[str]) -> None:
     """Write a log that `read_log` reads; the START annotation comes first."""
-    for one in (Annotate(START), *instructions):
-        for fields in _lines_of(one):
-            file.write(json.dumps(fields, separators=(",", ":")) + "\n")
+    first = True
+    for one in instructions:
+        if first and not (isinstance(one, Annotate) and one.text == START):
+            _write(Annotate(START), file)
+        first = False
+        _write(one, file)
+
+
+def _write(one: Instruction, file: IO[str]) -> None:
+    facts = None if isinstance(one, (Copy, CopyFrom)) else one.facts
+    for fields in _lines_of(one):
+        if facts is not None:
+            fields, facts = {**fields, "DTRRUN": facts}, None
+        file.write(json.dumps(fields, separators=(",", ":")) + "\n")
 
 
 def _lines_of(one: Instruction) -> Iterator[dict[str, Any]]:

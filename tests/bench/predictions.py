@@ -19,9 +19,9 @@ TEXT = """\
 Evictions, rematerializations and peak of a whole run of 4 steps under `--cost model`, as predicted from one
 log of `dtrrun record --step 1-4 --cost model`, are "equal" to the live run's or not; "too small" means that
 both end by the same error, "thrashes" that the prediction was given up. Beside it the recomputation as a
-share of the program's own operators, with measured costs: predicted from a log of the steps 2 to 4 and, after
-the comma, measured in the live run (our own bookkeeping is neither counted nor predicted). Budgets are shares of
-the recorded peak."""
+share of the program's own operators, with measured costs: predicted from a log of the steps 2 to 4 and,
+after the comma, measured in the live run (our own bookkeeping is neither counted nor predicted). Budgets are
+shares of the recorded peak."""
 
 
 def measure(quick: bool) -> Section:
