@@ -188,7 +188,7 @@ def test_a_run_under_a_budget_is_predicted(program, tmp_path: Path):
         live = steps_of(program, int(peak * share))
         assert predicted(log, int(peak * share)) == live, share
         evictions += sum(step.evictions for step in live if step != "oom")
-    assert evictions > 20
+    assert evictions > 5
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
