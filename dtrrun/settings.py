@@ -50,7 +50,8 @@ class RuntimeSettings:
     verify: bool = False
     log: str | None = None
     """Where to write the log of a step (`dtrrun record`)."""
-    log_steps: tuple[int, int] = (2, 2)
+    log_first: int = 2
+    log_last: int = 2
     """The first and the last step of the log, counted from 1."""
     record_dir: str | None = None
 

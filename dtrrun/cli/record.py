@@ -88,7 +88,8 @@ def record(
         max_slowdown=None,
         max_steps=None if go_on else last,
         log=str(part),
-        log_steps=(first, last),
+        log_first=first,
+        log_last=last,
     )
     options = replace(options, settings=settings)
     try:

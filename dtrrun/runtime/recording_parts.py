@@ -27,7 +27,7 @@ from dtrrun.settings import RuntimeSettings
 def recording(settings: RuntimeSettings) -> tuple[Any, Any, Any, Recorder]:
     """What to make a session's ledger, careful handling and access of, bound to one recorder."""
     assert settings.log is not None
-    recorder = Recorder(settings.log, *settings.log_steps, settings.cost)
+    recorder = Recorder(settings.log, settings.log_first, settings.log_last, settings.cost)
 
     def ledger(*args: Any, **options: Any) -> RecordingLedger:
         made = RecordingLedger(*args, **options)

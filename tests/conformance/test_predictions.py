@@ -61,7 +61,7 @@ def steps_of(program, budget, *, begin=1, **options):
 
 
 def recorded(program, path, first, last):
-    steps_of(program, None, log=str(path), log_steps=(first, last))
+    steps_of(program, None, log=str(path), log_first=first, log_last=last)
     return read_log(path)
 
 
