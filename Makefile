@@ -1,7 +1,7 @@
 # make demo, make test: all that a fresh machine needs is Python 3.11 or later. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test conformance ecosystem check bench clean
+.PHONY: demo test conformance ecosystem check bench bench-simulator clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -45,6 +45,10 @@ check: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m tests.bench
+
+# LOGS: a folder with the logs of the paper's authors and expected.json; without it, the comparison is left out.
+bench-simulator: $(INSTALLED)
+	$(BIN)/python -m tests.bench.simulator $(if $(LOGS),--logs "$(LOGS)")
 
 clean:
 	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

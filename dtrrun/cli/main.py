@@ -17,7 +17,7 @@ import typer
 from dtrrun.cli.messages import say
 from dtrrun.launch.errors import FAILED, LaunchError
 
-VERBS = ("run", "record")
+VERBS = ("run", "record", "simulate")
 TARGETS = ("-m", "-c")  # these begin a target of Python's, although they look like options
 
 # The root of typer's usage errors: click's, which newer versions of typer carry inside themselves.
@@ -55,7 +55,10 @@ def _main(words: list[str]) -> int:
     if target and target[0] in VERBS and words[len(ours)] != "--":
         verb = target[0]
         command = _command(verb)
-        more, target = split(target[1:], command)
+        if any(param.param_type_name == "argument" for param in command.params):
+            more, target = target[1:], []  # it has words of its own, and its options may stand among them
+        else:
+            more, target = split(target[1:], command)
         ours += more
     # The target goes past typer, which would check that its words are valid text.
     status = command.main(args=ours, prog_name="dtrrun", standalone_mode=False, obj=target)

@@ -21,6 +21,8 @@ dtrrun --budget 50% -m mypackage.train
 
 dtrrun --budget 2GiB --verify torchrun --nproc-per-node 2 train.py
 
+[bold]Other verbs[/bold]: [bold]simulate[/bold], recorded logs under budgets; dtrrun simulate --help.
+
 [bold]Other places for options[/bold]: every option has an environment variable (DTRRUN_BUDGET,
 DTRRUN_IGNORE_SMALL) and a key in a profile and in \\[tool.dtrrun] of pyproject.toml (budget, ignore_small).
 The command line goes before the environment, that before the profile, and that before pyproject.toml.
@@ -92,9 +94,9 @@ def run(
         _text(
             _POLICY,
             "NAME",
-            "Which storage goes first: h_dtr_eq (default), h_dtr, h_dtr_local, lru, size, msps, random, "
-            "e_star; one of the paper's App. D, such as h'(s=no,m=yes,c=eqclass); or your own function, "
-            "module:function.",
+            "Which storage goes first: h_dtr_eq (default), h_chain, h_dtr, h_dtr_local, lru, size, msps, "
+            "random, e_star; one of the paper's App. D, such as h'(s=no,m=yes,c=eqclass); or your own "
+            "function, module:function.",
         ),
     ] = None,
     deallocation: Annotated[

@@ -6,11 +6,19 @@ A reader takes the text and returns the value, or raises ValueError with a text 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from difflib import get_close_matches
 
 from dtrrun.launch.devices import DEVICE
-from dtrrun.policy.heuristics import HEURISTIC_NAMES, check_heuristic
+from dtrrun.policy.heuristics import ABLATION_NAMES, HEURISTIC_NAMES, check_heuristic
+from dtrrun.sizes import parse_size
+
+PAPER = ("h_dtr", "h_dtr_eq", "h_dtr_local", "lru", "size", "msps", "random")
+"""The heuristics of the paper's Fig. 2."""
+
+GROUPS = {"paper": PAPER, "ablations": ABLATION_NAMES}
+OUTSIDE_BRACKETS = re.compile(r",(?![^(]*\))")
 
 YES, NO = ("yes", "true", "on", "1"), ("no", "false", "off", "0")
 
@@ -73,6 +81,36 @@ def heuristic(text: str) -> str:
         near = get_close_matches(text, HEURISTIC_NAMES, 1)
         raise ValueError(f"{error} (did you mean {near[0]}?)" if near else str(error)) from None
     return text
+
+
+def heuristics(text: str) -> list[str]:
+    """Names with commas between them; `paper` and `ablations` are several."""
+    names: list[str] = []
+    for name in OUTSIDE_BRACKETS.split(text):
+        names += GROUPS.get(name.strip()) or [heuristic(name.strip())]
+    return list(dict.fromkeys(names))
+
+
+def budgets(text: str) -> list[float | int]:
+    """Shares of a peak (`0.5`, `50%`: float) and sizes (`2GB`: int, bytes), with commas between them."""
+    return list(dict.fromkeys(_budget(one.strip()) for one in text.split(",")))
+
+
+def _budget(text: str) -> float | int:
+    if not re.fullmatch(r"[\d.]+%?", text):
+        return parse_size(text)
+    value = _number(text[:-1]) / 100 if text.endswith("%") else _number(text)
+    if not 0 < value <= 1:
+        raise ValueError(
+            f"{text!r} is neither a share of the peak, above 0 and at most 1, nor a size like 2GB"
+        )
+    return value
+
+
+def choices(*names: str) -> Callable[[str], list[str]]:
+    """Several of `names`, with commas between them."""
+    one = choice(*names)
+    return lambda text: list(dict.fromkeys(one(word.strip()) for word in text.split(",")))
 
 
 def deallocation(text: str) -> str:

@@ -76,6 +76,11 @@ class Record(weakref.ref):  # type: ignore[type-arg]
         return self.op is None
 
     @property
+    def released(self) -> bool:
+        """In memory for a replay alone."""
+        return self.held is not None
+
+    @property
     def inputs(self) -> Sequence[Record]:
         """deps(S) of App. C.2; may name a record twice."""
         op = self.op

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 
 class Node(Protocol):
-    """A storage S of App. C. The first six are the owner's to keep, the last four the policy's.
+    """A storage S of App. C. The first seven are the owner's to keep, the last four the policy's.
 
     The owner sets the last four to None when it makes the record, and touches them no more.
     """
@@ -38,6 +38,10 @@ class Node(Protocol):
     @property
     def constant(self) -> bool:
         """Has no recipe, so is never evicted and in no neighbourhood."""
+
+    @property
+    def released(self) -> bool:
+        """The program itself has it no more; fixed while the node is in the pool."""
 
     component: Any
     """S's membership among the evicted and released (`evicted.Evicted`); None while S is resident."""

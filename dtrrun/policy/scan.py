@@ -50,7 +50,7 @@ class ScanSearch(Policy[N]):
 
     def _least(self, candidates: list[tuple[int, N]], now: int, evictable: Callable[[N], bool]) -> N | None:
         started = perf_counter_ns()
-        score = self.heuristic.score
+        score, released = self.heuristic.score, self.heuristic.released
         projected_cost = self._neighbourhood.projected_cost
         scored = [
             (
@@ -59,7 +59,8 @@ class ScanSearch(Policy[N]):
                     max(now - node.last_access, 1),
                     node.cost,
                     projected_cost(node, number),
-                ),
+                )
+                * (released if node.released else 1),
                 number,
                 node,
             )

@@ -37,6 +37,7 @@ class HeapSearch(Policy[N]):
 
     def __init__(self, heuristic: Heuristic, ignore_small: float = 0.0, latest: bool = False) -> None:
         super().__init__(heuristic, ignore_small, latest)
+        self._exponent = heuristic.exponent
         self._far = FAR if heuristic.neighbourhood != "none" else 1
         self._bounds: list[_Entry] = []
         """Heap."""
@@ -133,6 +134,7 @@ class HeapSearch(Policy[N]):
         With each number comes a lower bound of its score at staleness 1, neighbourhood included, if known.
         """
         pool, score, ages = self._pool, self.heuristic.score, self.heuristic.ages
+        exponent, released = self._exponent, self.heuristic.released
         watched_cost = self._neighbourhood.watched_cost
         above: list[tuple[int, N, float, bool]] = []
         for number, share in numbers:
@@ -146,20 +148,22 @@ class HeapSearch(Policy[N]):
             staleness = now - node.last_access if ages else 1
             if staleness < 1:
                 staleness = 1
+            factor = released if released != 1 and node.released else 1
             if candidates:
-                best_share = candidates[0][0] * staleness
+                best_share = candidates[0][0] * (staleness if exponent == 1 else staleness**exponent)
                 if share is not None:
                     if share * ROUNDING > best_share:
                         above.append((number, node, share, True))
                         continue
                 else:
-                    share = score(size, 1, own, own)
+                    share = score(size, 1, own, own) * factor
                     if share * ROUNDING > best_share * self._far:
                         above.append((number, node, share, self._far == 1))
                         continue
             started = perf_counter_ns()
             cost, lower = watched_cost(node, number)
-            candidate = score(size, staleness, own, cost), number, node, score(size, 1, own, lower)
+            found = score(size, staleness, own, cost) * factor
+            candidate = found, number, node, score(size, 1, own, lower) * factor
             self.scoring_ns += perf_counter_ns() - started
             self.score_evaluations += 1
             heappush(candidates, candidate)
@@ -178,13 +182,15 @@ class HeapSearch(Policy[N]):
         staleness = now - node.last_access
         if staleness < 1:
             staleness = 1
-        if share > best * staleness > 0:
-            sleep = (share / best - staleness) / 2
+        exponent = self._exponent
+        if share > best * (staleness if exponent == 1 else staleness**exponent) > 0:
+            sleep = ((share / best if exponent == 1 else (share / best) ** (1 / exponent)) - staleness) / 2
             stalest = staleness + int(sleep if sleep < self._longest else self._longest)
         else:
             stalest = staleness + staleness // 64 + 1
         until = node.last_access + stalest
-        self._asleep[number] = entry = share / stalest * ROUNDING, number, until, share, known
+        bound = share / (stalest if exponent == 1 else stalest**exponent) * ROUNDING
+        self._asleep[number] = entry = bound, number, until, share, known
         heappush(self._bounds, entry)
         if self._waking.get(number, until + 1) > until:
             self._waking[number] = until

@@ -134,6 +134,7 @@ class _Run:
             perf_counter() - started,
             self._steps,
             least,
+            chosen=self.ledger.evictions,
         )
 
     def _next(self, one: Instruction) -> None:

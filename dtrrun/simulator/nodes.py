@@ -21,6 +21,7 @@ class Storage:
         "nbytes",
         "neighbourhood",
         "pinned",
+        "released",
         "resident",
         "tensors",
     )
@@ -34,6 +35,7 @@ class Storage:
         self.constant = False
         self.locks = 0
         self.pinned = False
+        self.released = False
         self.tensors: list[Tensor] = []
         self.component = self.dependents = self.bound = self.neighbourhood = None
 
@@ -57,6 +59,7 @@ class Op:
         self.cost = cost
         self.inputs = inputs
         self.outputs = outputs
-        self.nbytes = sum(one.nbytes for one in outputs)
+        self.nbytes = 0
         for one in outputs:
+            self.nbytes += one.nbytes
             one.operator = self

@@ -7,7 +7,7 @@ counted as the sum of the storages, without an allocator; the clock as the sum o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
 from dtrrun.policy import Policy
@@ -38,6 +38,10 @@ class Outcome:
     evaluations: int
     seconds: float
     """That the replay took."""
+    accesses: int | None = field(default=None, kw_only=True)
+    """Storage accesses of the policy (App. D.3), where they were counted."""
+    chosen: int = field(default=0, kw_only=True)
+    """Evictions that made room; the others are deallocations."""
 
     @property
     def overhead(self) -> float:
@@ -51,8 +55,6 @@ Observer = Callable[[str, "Storage"], None]
 class Replay:
     """One run of a schedule. Eager eviction: a storage's last reference is gone, so is its memory."""
 
-    eager = True
-
     def __init__(
         self,
         schedule: Schedule,
@@ -63,15 +65,19 @@ class Replay:
         requeue: bool = False,
         observer: Observer | None = None,
     ) -> None:
-        """limit: times the plain run's time; a run that recomputes more ends as `thrash` (Sec. 4.2)."""
+        """limit: times the plain run's time; a run that recomputes more ends as `thrash` (Sec. 4.2).
+
+        requeue: who was locked comes into the pool anew, as in the paper: a matter of equal scores only.
+        """
         self.schedule = schedule
         self.budget = budget_bytes
         self.policy = policy
         self.memory = self.peak_bytes = 0
         self.clock = 0
-        self.evictions = self.rematerializations = 0
+        self.evictions = self.chosen = self.rematerializations = 0
         self.recomputed = 0
-        self._limit = (limit - 1) * schedule.cost
+        self._plain_time = schedule.cost
+        self._limit = (limit - 1) * self._plain_time
         self._observer = observer
         self._requeue = requeue
         self._build()
@@ -106,13 +112,23 @@ class Replay:
         return Outcome(
             status,
             self.clock,
-            self.schedule.cost,
+            self._plain_time,
             self.peak_bytes,
             self.evictions,
             self.rematerializations,
             self.policy.score_evaluations,
             perf_counter() - started,
+            chosen=self.chosen,
         )
+
+    def take_apart(self) -> None:
+        """Cut the circles among storages, tensors and operators, so that nobody has to look for them."""
+        for op in self.operators:
+            op.inputs.clear()
+            op.outputs.clear()
+        for storage in self.storages:
+            storage.tensors.clear()
+            storage.inputs.clear()
 
     def call(self, op: Op) -> None:
         """An operator of the program itself."""
@@ -143,9 +159,10 @@ class Replay:
     def _enter(self, output: Tensor, op: Op) -> None:
         """A new tensor: its storage's cost and dependencies grow by its operator's (App. C.2)."""
         storage = output.storage
-        if all(one.operator is not op for one in storage.tensors):
+        tensors = storage.tensors
+        if not tensors or tensors[-1].operator is not op:  # one operator's outputs come one after the other
             storage.cost += op.cost
-        storage.tensors.append(output)
+        tensors.append(output)
         known = storage.inputs
         for one in op.inputs:
             source = one.storage
@@ -156,7 +173,8 @@ class Replay:
 
     def released(self, storage: Storage) -> None:
         """The program's last reference is gone (App. C.5)."""
-        if self.eager and storage.resident and not storage.pinned:
+        storage.released = True
+        if storage.resident and not storage.pinned:
             self._evict(storage)
 
     def keep(self, tensor: Tensor) -> None:
@@ -194,7 +212,7 @@ class Replay:
         for one in inputs:
             storage = one.storage
             storage.locks -= 1
-            if self._requeue and not storage.locks:  # who was locked stands last in the paper's pool
+            if self._requeue and not storage.locks:
                 self.policy.discard(storage)
                 self.policy.insert(storage)
 
@@ -248,6 +266,7 @@ class Replay:
             victim = self.policy.select(self.clock, _unlocked)
             if victim is None:
                 raise Stopped("oom")
+            self.chosen += 1
             self._evict(victim)
 
     def _evict(self, storage: Storage) -> None:
@@ -259,6 +278,13 @@ class Replay:
         self.policy.evicted(storage)
         if self._observer is not None:
             self._observer("evict", storage)
+
+
+class IgnoringReplay(Replay):
+    """The program's deallocations are not looked at."""
+
+    def released(self, storage: Storage) -> None:
+        pass
 
 
 def _unlocked(storage: Storage) -> bool:

@@ -60,9 +60,9 @@ def machine() -> str:
 
 INTRODUCTION = """# Measurements
 
-`make bench` (`python -m tests.bench`) measures all of this again and replaces the sections below. Ratios are
-between runs on the same machine in turn. "Plain" means without dtrrun, "peak" the most bytes of tensors that
-were held at once.
+`make bench` (`python -m tests.bench`) and `make bench-simulator` measure all of this again and replace the
+sections below. Ratios are between runs on the same machine in turn. "Plain" means without dtrrun, "peak" the
+most bytes of tensors that were held at once.
 """
 
 

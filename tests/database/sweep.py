@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.database.judge import CRASHED
 
-UNIT_S = 600.0  # for one unit, before its worker is killed
+UNIT_S = 1500.0  # for one unit, before its worker is killed
 
 
 def sweep(units: list[tuple[str, str]], jobs: int) -> Iterator[dict[str, Any]]:

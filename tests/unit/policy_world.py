@@ -26,6 +26,7 @@ class Record(weakref.ref):  # as the runtime's: a weakref that must not be hashe
         "name",
         "nbytes",
         "neighbourhood",
+        "released",
         "resident",
     )
 
@@ -37,6 +38,7 @@ class Record(weakref.ref):  # as the runtime's: a weakref that must not be hashe
     ) -> None:
         self.name, self.nbytes, self.cost, self.last_access = name, nbytes, cost, now
         self.inputs, self.constant, self.resident = tuple(inputs), constant, True
+        self.released = not name % 5
         self.component = self.dependents = self.bound = self.neighbourhood = None
 
 

@@ -11,6 +11,7 @@ from dtrrun.policy import make_policy
 from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import START, Annotate, Call, Constant, LogError, Release, read_log
 from dtrrun.simulator.schedule import schedule_of
+from dtrrun.simulator.sweep import Budget, Cell, run_cell
 
 LOGS = sorted(Path(__file__).parents[1].joinpath("logs").glob("*.log.gz"))
 HEAD = {"format": 1, "step": 1, "clock": 0, "age": 0, "step_age": 0, "refill_copies": False}
@@ -62,6 +63,14 @@ def test_the_search_of_the_policy_makes_no_difference():
     assert by_heap.steps == by_scan.steps
     assert by_heap.evaluations < by_scan.evaluations
     assert predict(log, budget, "lru").steps != by_heap.steps
+
+
+def test_a_sweep_asks_for_it():
+    path = str(next(path for path in LOGS if path.name.startswith("vae")))
+    row = run_cell(Cell(path, "vae", "h_dtr", Budget(ratio=0.5), semantics="dtrrun"))
+    outcome = predict(path, predict(path, None).peak_bytes // 2, "h_dtr")
+    assert (row.status, row.overhead, row.evictions) == ("ok", outcome.overhead, outcome.evictions)
+    assert row.evictions > 0
 
 
 def call(operator, cost, inputs, out, **facts):

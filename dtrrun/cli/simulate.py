@@ -1,0 +1,221 @@
+"""The verb `simulate`: recorded operator logs under budgets, by heuristic."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from dtrrun.cli import values
+from dtrrun.cli.messages import if_someone_reads, say
+from dtrrun.cli.report_file import report_writer
+from dtrrun.cli.sweeping import cells_of, processors, read_logs, run
+from dtrrun.launch.errors import FAILED, LaunchError
+from dtrrun.policy import ABLATION_NAMES
+from dtrrun.simulator import sweep
+from dtrrun.simulator.figures import FORMATS, MissingMatplotlib, draw, need_matplotlib
+from dtrrun.simulator.planned import NAMES as PLANNERS
+from dtrrun.simulator.planned import PlanRow, plan_cells, run_planner
+from dtrrun.simulator.simulate import REPLAYS
+from dtrrun.views.simulation import print_simulation
+
+_VARIANTS = ("h_dtr", "h_dtr_eq", "h_dtr_local")
+PAPER: Sequence[tuple[Sequence[str], Sequence[str], Sequence[str], bool]] = (
+    (_VARIANTS, ("eager",), ("heap", "scan"), True),  # App. D.3
+    (values.PAPER, ("eager",), ("heap",), False),  # Fig. 2
+    (ABLATION_NAMES, ("eager",), ("heap",), False),  # App. D.1
+    (("h_dtr",), tuple(REPLAYS), ("heap",), False),  # App. D.2
+)
+"""The paper's evaluation: heuristics, deallocations, searches, and whether accesses are counted."""
+
+SCHEMA = "dtrrun.simulation/1"
+INTERRUPTED = 130
+
+EPILOG = """
+[bold]Examples[/bold]
+
+dtrrun simulate step.log
+
+dtrrun simulate logs/ --heuristic h_dtr_eq,lru --budgets 0.5,0.4,2GB --json rows.json
+
+dtrrun simulate logs/ --paper --figures pictures/
+
+[bold]Exit status[/bold]: 0 when all was simulated, however it went; 2 usage, or a log that cannot be read;
+130 after Ctrl-C, with the rows that were done.
+"""
+COMMAND: dict[str, Any] = {
+    "options_metavar": "simulate [OPTIONS]",
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+_WHAT, _HOW, _OUTPUT = "What to simulate", "How", "Output"
+_Text: TypeAlias = str | None
+
+
+def _text(panel: str, metavar: str, help: str) -> Any:
+    return typer.Option(metavar=metavar, rich_help_panel=panel, help=help)
+
+
+def _flag(panel: str, name: str, help: str) -> Any:
+    return typer.Option(f"--{name}/--no-{name}", metavar="", rich_help_panel=panel, help=help)
+
+
+def simulate(
+    logs: Annotated[list[str], typer.Argument(metavar="LOG...", help="Operator logs, or folders of them.")],
+    heuristic: Annotated[
+        str,
+        _text(
+            _WHAT,
+            "NAME[,NAME...]",
+            "Heuristics as for a run; paper: those of the paper's Fig. 2; ablations: those of App. D.",
+        ),
+    ] = "h_dtr,h_dtr_eq,h_dtr_local,lru,size",
+    budgets: Annotated[
+        _Text, _text(_WHAT, "B[,B...]", "Shares of the log's own peak (0.5, 50%) or sizes (2GB).")
+    ] = None,
+    deallocation: Annotated[
+        str,
+        _text(_WHAT, "NAME[,NAME...]", "When the program lets go of a storage: " + ", ".join(REPLAYS) + "."),
+    ] = "eager",
+    semantics: Annotated[
+        str,
+        _text(
+            _HOW,
+            "paper|dtrrun",
+            "Whose runtime is simulated: the paper's App. C (default), or dtrrun's own, which needs a log of "
+            "dtrrun record.",
+        ),
+    ] = "paper",
+    search: Annotated[
+        str,
+        _text(
+            _HOW,
+            "heap|scan[,...]",
+            "How the least score is found: scan computes all of them, as the paper does, and takes long; "
+            "the choice is the same.",
+        ),
+    ] = "heap",
+    accesses: Annotated[
+        bool, _flag(_HOW, "accesses", "Count storage accesses, as in the paper's App. D.3.")
+    ] = False,
+    planners: Annotated[
+        _Text,
+        _text(
+            _WHAT,
+            "NAME[,NAME...]",
+            f"Static planners to compare with, which see the whole log first: {', '.join(PLANNERS)}.",
+        ),
+    ] = None,
+    planner_seconds: Annotated[str, _text(_HOW, "N", "What a planner's solver may take for a plan.")] = "60",
+    paper: Annotated[
+        bool,
+        _flag(
+            _WHAT,
+            "paper",
+            "The paper's whole evaluation, in place of the options above: its heuristics, the ablations, "
+            "deallocations, accesses. Takes long.",
+        ),
+    ] = False,
+    limit: Annotated[
+        str, _text(_HOW, "X", "A run that takes more than X times the plain run's time is thrashing.")
+    ] = "2.0",
+    paper_ties: Annotated[
+        bool,
+        _flag(_HOW, "paper-ties", "Of equal scores, choose as the authors' simulator does (default: yes)."),
+    ] = True,
+    seed: Annotated[str, _text(_HOW, "N", "Of the random heuristic.")] = "0",
+    jobs: Annotated[_Text, _text(_HOW, "N", "Processes; as many as there are processors by default.")] = None,
+    json: Annotated[
+        _Text, _text(_OUTPUT, "PATH", "Write the rows; - is standard output, the tables then go to stderr.")
+    ] = None,
+    figures: Annotated[
+        _Text, _text(_OUTPUT, "FOLDER", "Draw the paper's pictures of what was simulated (needs matplotlib).")
+    ] = None,
+    format: Annotated[str, _text(_OUTPUT, "|".join(FORMATS), "Of the pictures.")] = "svg",
+    quiet: Annotated[bool, _flag(_OUTPUT, "quiet", "Print no tables and no progress.")] = False,
+) -> int:
+    """Replay recorded operator logs inside memory budgets, as the paper's simulator does.
+
+    A LOG is in the format of the paper's App. C.6; of a folder, all *.log and *.log.gz are taken. For each
+    heuristic and budget: how much longer the operators take than without a budget, or oom where nothing was
+    left to evict, or thrash.
+    """
+    shares = sweep.RATIOS if budgets is None else _read("--budgets", values.budgets, budgets)
+    wanted = [sweep.Budget(nbytes=x) if isinstance(x, int) else sweep.Budget(ratio=x) for x in shares]
+    heuristics = _read("--heuristic", values.heuristics, heuristic)
+    deallocations = _read("--deallocation", values.choices(*REPLAYS), deallocation)
+    searches = _read("--search", values.choices("heap", "scan"), search)
+    parts = PAPER if paper else [(heuristics, deallocations, searches, accesses)]
+    options = {
+        "limit": _read("--limit", values.slowdown, limit),
+        "paper_ties": paper_ties,
+        "seed": _read("--seed", values.whole_number(), seed),
+        "semantics": _read("--semantics", values.choice("paper", "dtrrun"), semantics),
+    }
+    names = _read("--planners", values.choices(*PLANNERS), planners) if planners else []
+    seconds = _read("--planner-seconds", values.whole_number(least=1), planner_seconds)
+    processes = _read("--jobs", values.whole_number(least=1), jobs) if jobs else processors()
+    format = _read("--format", values.choice(*FORMATS), format)
+    if any(":" in name for name in heuristics):
+        sys.path.insert(0, "")  # as `python` does: the user's own functions
+    with report_writer(json) as write:
+        folder = _folder(figures)
+        facts = read_logs(logs)
+        cells = cells_of(facts, wanted, parts, options)
+        count = len(cells)
+        rows, done = run(sweep.run_cell, cells, processes, None if quiet else "simulating")
+        plans: list[PlanRow] = []
+        if done and names:
+            wanted_plans = plan_cells(facts, names, wanted, seconds)
+            plans, done = run(run_planner, wanted_plans, processes, None if quiet else "planning")
+            count += len(wanted_plans)
+        result = {
+            "schema": SCHEMA,
+            "settings": options,
+            "logs": [asdict(log) for log in facts],
+            "rows": [asdict(row) for row in rows],
+            "plans": [asdict(row) for row in plans],
+        }
+        if not quiet:
+            with if_someone_reads():
+                print_simulation(result, sys.stderr if json == "-" else sys.stdout)
+        write(result)
+    if not done:
+        say(f"interrupted: {len(rows) + len(plans)} of {count} were done")
+        return INTERRUPTED
+    if folder:
+        for path in _draw(result, folder, format):
+            say(f"wrote {path}") if not quiet else None
+    return 0
+
+
+def _read(name: str, reader: Any, text: str) -> Any:
+    try:
+        return reader(text)
+    except ValueError as error:
+        raise LaunchError(f"{name}: {error}") from None
+
+
+def _folder(path: str | None) -> Path | None:
+    """Where the pictures go: found to be possible before the work, not after. Raises LaunchError."""
+    if path is None:
+        return None
+    try:
+        need_matplotlib()
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except MissingMatplotlib as error:
+        raise LaunchError(f"--figures: {error}") from None
+    except OSError as error:
+        raise LaunchError(f"--figures: {path}: {error.strerror}") from None
+    return Path(path)
+
+
+def _draw(result: dict[str, Any], folder: Path, format: str) -> list[Path]:
+    try:
+        return draw(result, folder, format)
+    except OSError as error:
+        raise LaunchError(f"--figures: {error.filename}: {error.strerror}", FAILED) from None

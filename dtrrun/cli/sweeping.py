@@ -1,0 +1,85 @@
+"""What `dtrrun simulate` does between its options and its tables: reads, replays, shows progress."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dtrrun.launch.errors import LaunchError
+from dtrrun.simulator import sweep
+from dtrrun.simulator.log import LogError
+from dtrrun.views.panels import console_for
+
+C = TypeVar("C")
+R = TypeVar("R")
+
+
+def cells_of(
+    logs: Sequence[sweep.Facts],
+    budgets: Sequence[sweep.Budget],
+    parts: Sequence[tuple[Sequence[str], Sequence[str], Sequence[str], bool]],
+    options: dict[str, Any],
+) -> list[sweep.Cell]:
+    """Log by log; what several parts have in common, once."""
+    found: dict[sweep.Cell, sweep.Cell] = {}
+    for log in logs:
+        for heuristics, deallocations, searches, count in parts:
+            for cell in sweep.cells(
+                [log], heuristics, budgets, deallocations, searches, count=count, **options
+            ):
+                found.setdefault(replace(cell, count=False), cell)
+    return list(found.values())
+
+
+def read_logs(words: Sequence[str]) -> list[sweep.Facts]:
+    """The figures of the logs that are meant. Raises LaunchError."""
+    paths: list[str] = []
+    for word in words:
+        if Path(word).is_dir():
+            found = sorted(str(path) for end in ("*.log", "*.log.gz") for path in Path(word).glob(end))
+            if not found:
+                raise LaunchError(f"{word}: no *.log or *.log.gz in this folder")
+            paths += found
+        else:
+            paths.append(word)
+    try:
+        return sweep.read_facts(list(dict.fromkeys(paths)))
+    except LogError as error:
+        raise LaunchError(str(error)) from None
+    except OSError as error:
+        raise LaunchError(f"{error.filename}: {error.strerror}") from None
+
+
+def run(one: Callable[[C], R], cells: Sequence[C], jobs: int, progress: str | None) -> tuple[list[R], bool]:
+    """What `one` gives for each of the cells that were done, in their order, and whether that is all.
+
+    progress: what to say that it does, on a terminal. Raises LaunchError.
+    """
+    rows: dict[int, R] = {}
+    console = console_for(sys.stderr, None)
+    columns = (TextColumn(progress or ""), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not (progress and console.is_terminal))
+    task = bar.add_task("", total=len(cells))
+    done = False
+    try:
+        with bar, closing(sweep.run_all(one, cells, jobs)) as completed:
+            for index, row in completed:
+                rows[index] = row
+                bar.advance(task)
+        done = True
+    except KeyboardInterrupt:
+        pass
+    except (ValueError, ImportError) as error:  # a heuristic of the user's own, mostly, or a missing extra
+        raise LaunchError(str(error)) from None
+    return [rows[index] for index in sorted(rows)], done
+
+
+def processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,94 @@
+"""How all pictures look; matplotlib is imported here alone, and only when a picture is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = ("svg", "png")
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7f7f7f")
+"""Those of Okabe and Ito, which people with any kind of colour vision tell apart; then grey."""
+MARKERS = "osD^vP*X"
+
+STYLE: dict[str, Any] = {
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.labelsize": 8,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 9,
+    "figure.dpi": 110,
+    "font.family": "DejaVu Sans",
+    "font.size": 8,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 3.5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "dtrrun",  # else, names inside of an SVG are drawn by lot
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+}
+
+
+class MissingMatplotlib(RuntimeError):
+    """Pictures are wanted and matplotlib is not there."""
+
+    def __init__(self) -> None:
+        super().__init__("pictures need matplotlib, which is not installed: pip install 'dtrrun[figures]'")
+
+
+def need_matplotlib() -> None:
+    """Raises MissingMatplotlib."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise MissingMatplotlib from None
+
+
+def grid(count: int, title: str) -> tuple[Figure, list[Axes]]:
+    """A figure with `count` panels; call it inside of `styled()`."""
+    from matplotlib.figure import Figure
+
+    columns = min(count, 4 if count > 6 else 3)
+    lines = -(-count // columns)
+    figure = Figure(figsize=(0.5 + 3.0 * columns, 1.0 + 2.4 * lines), layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    axes = figure.subplots(lines, columns, squeeze=False).flatten().tolist()
+    for unused in axes[count:]:
+        unused.set_visible(False)
+    return figure, axes[:count]
+
+
+def styled() -> Any:
+    """A context in which our style holds, whatever the user's own is."""
+    import matplotlib
+
+    everything: dict[Any, Any] = {**matplotlib.rcParamsDefault, "backend": "agg"}
+    return matplotlib.rc_context(everything | STYLE)
+
+
+def legend(figure: Figure, axes: Sequence[Axes], extra: Sequence[Any] = ()) -> None:
+    """One for all panels, at the foot."""
+    found: dict[str, Any] = {}
+    for one in axes:
+        for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    handles, labels = [*found.values(), *extra], [*found, *(str(one.get_label()) for one in extra)]
+    inches = 0.6 + 0.075 * max(map(len, labels), default=0)
+    columns = max(1, min(len(labels), int(figure.get_figwidth() / inches)))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def save(figure: Figure, folder: Path, name: str, format: str) -> Path:
+    """Write the picture, the same bytes each time. Raises OSError."""
+    path = folder / f"{name}.{format}"
+    figure.savefig(path, format=format, metadata={"Date": None} if format == "svg" else {"Software": None})
+    return path

@@ -1,0 +1,141 @@
+"""A plan, and the strict checker that every planner is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from .graph import Graph
+
+Claim = Literal["optimal", "feasible"]
+
+
+class Step(NamedTuple):
+    what: Literal["compute", "free"]
+    node: int
+
+
+class Outcome(NamedTuple):
+    cost: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to compute and free, in this order, and what is known about how good it is."""
+
+    steps: tuple[Step, ...]
+    planner: str = ""
+    claim: Claim = "feasible"
+    """"feasible": the plan's cost is an upper bound on the optimum. "optimal": it is the optimum `among`."""
+    among: str = "plans"
+    """The plans among which it is optimal, in words."""
+    lower_bound: float | None = None
+    """No plan `among` costs less, where the planner has proved that."""
+
+
+class InvalidPlan(ValueError):
+    """The plan does something that cannot be done."""
+
+
+class Infeasible(ValueError):
+    """The planner has no plan within the budget. Whether there is one is said in the text."""
+
+
+class NotApplicable(ValueError):
+    """The planner cannot plan this graph at all, whatever the budget."""
+
+
+def run(graph: Graph, plan: Plan | Iterable[Step]) -> Outcome:
+    """Execute the plan: its cost and its peak in bytes, constants included.
+
+    Strict. Raises InvalidPlan if an input is not resident, if something resident is computed or something
+    absent freed, if a constant is computed or freed, if an output is missing at the end, or if an operator
+    never ran at all (it may have effects: a loss that is printed). What its partner must be, see Node.
+    """
+    steps = plan.steps if isinstance(plan, Plan) else plan
+    resident = {i for i, node in enumerate(graph.nodes) if node.constant}
+    ran: set[int] = set()
+    cost, used = 0, graph.constant_bytes
+    peak = used
+    running = None  # the operator of the last step, as far as its further outputs can still be had
+    for number, (what, index) in enumerate(steps):
+        node = graph.nodes[index]
+        if node.constant:
+            raise InvalidPlan(f"step {number}: {what} of the constant {index}")
+        if what == "free":
+            if index not in resident:
+                raise InvalidPlan(f"step {number}: {index} is freed, but not resident")
+            resident.remove(index)
+            used -= node.size
+            continue
+        if index in resident:
+            raise InvalidPlan(f"step {number}: {index} is computed, but resident")
+        if missing := [source for source in node.inputs if source not in resident]:
+            raise InvalidPlan(f"step {number}: {index} is computed without its inputs {missing}")
+        if node.partner is None:
+            running = index
+        elif running != node.partner:
+            raise InvalidPlan(f"step {number}: {index} is computed without {node.partner} just before it")
+        peak = max(peak, used + node.size + node.workspace)
+        used += node.size
+        cost += node.cost
+        resident.add(index)
+        ran.add(index)
+    if missing := [i for i, node in enumerate(graph.nodes) if node.output and i not in resident]:
+        raise InvalidPlan(f"the outputs {missing} are missing at the end")
+    if missing := [i for i in graph.operators if i not in ran]:
+        raise InvalidPlan(f"{missing} never ran")
+    return Outcome(cost, peak)
+
+
+def keeps_order(graph: Graph, plan: Plan) -> bool:
+    """Whether the nodes are computed for the first time in the program's order, as every run of it does."""
+    computed = dict.fromkeys(index for what, index in plan.steps if what == "compute")
+    return list(computed) == sorted(computed)
+
+
+def with_frees(graph: Graph, computes: Sequence[int]) -> tuple[Step, ...]:
+    """The steps that compute these nodes in this order, with everything freed as early as can be.
+
+    No other frees give the same computations a smaller peak, so planners need to say only what to compute.
+    """
+    free_after: list[list[int]] = [[] for _ in computes]
+    alive = {i for i, node in enumerate(graph.nodes) if node.output}
+    for position in range(len(computes) - 1, -1, -1):
+        index = computes[position]
+        if index in alive:
+            alive.remove(index)
+        else:  # nobody reads this value
+            free_after[position].append(index)
+        for source in graph.reads[index]:
+            if source not in alive:
+                alive.add(source)
+                free_after[position].append(source)
+    steps: list[Step] = []
+    for position, index in enumerate(computes):
+        steps.append(Step("compute", index))
+        steps.extend(Step("free", done) for done in sorted(free_after[position]))
+    return tuple(steps)
+
+
+def missing_ancestors(graph: Graph, wanted: Iterable[int], resident: Set[int]) -> list[int]:
+    """What must be computed, in order, to have `wanted` from what is resident (constants always are)."""
+    found: set[int] = set()
+    stack = [i for i in wanted if i not in resident and not graph.nodes[i].constant]
+    while stack:
+        index = stack.pop()
+        if index not in found:
+            found.add(index)
+            stack.extend(source for source in graph.reads[index] if source not in resident)
+            first = graph.nodes[index].partner
+            if first is not None and first in resident:
+                stack.append(first)  # its operator must run once more
+    return sorted(found)
+
+
+def in_order(graph: Graph) -> Plan:
+    """Every node once, as the program runs them: no plan costs less, and this is the peak without DTR."""
+    steps = with_frees(graph, graph.operators)
+    return Plan(steps, "none", "optimal", "all plans", float(graph.total_cost))

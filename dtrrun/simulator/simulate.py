@@ -1,0 +1,80 @@
+"""A log under a budget by a heuristic: the policy and the replay, chosen by name."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dtrrun.policy import make_heuristic, make_policy
+from dtrrun.policy.counting import accesses, counting_policy
+
+from .banish import BanishingReplay
+from .replay import IgnoringReplay, Observer, Outcome, Replay
+from .schedule import Schedule
+
+REPLAYS: dict[str, type[Replay]] = {"eager": Replay, "banish": BanishingReplay, "ignore": IgnoringReplay}
+"""By what happens to a storage when the program's last reference to it is gone (App. C.5)."""
+
+
+def prepare(
+    schedule: Schedule,
+    budget_bytes: int | None,
+    heuristic: str = "h_dtr_eq",
+    *,
+    deallocation: str = "eager",
+    limit: float = 2.0,
+    paper_ties: bool = True,
+    scan: bool = False,
+    seed: int = 0,
+    count: bool = False,
+    observer: Observer | None = None,
+) -> Replay:
+    """A replay of `schedule` with the paper's semantics (App. C) inside `budget_bytes`, None: no budget.
+
+    heuristic: as for `make_policy`. deallocation: one of REPLAYS. limit: times the plain run's time, beyond
+    which it is thrashing (Sec. 4.2). paper_ties: of equal scores, choose as the authors' simulator does: the
+    storage that came into the pool last, where one that was locked comes in anew; else that which came first.
+    scan: find the least score by computing all, as the paper does. count: storage accesses (App. D.3), which
+    takes longer. Raises ValueError for an unknown name.
+    """
+    if deallocation not in REPLAYS:
+        raise ValueError(f"{deallocation!r} is none of {', '.join(REPLAYS)}")
+    if count:
+        policy = counting_policy(make_heuristic(heuristic, seed), latest=paper_ties, scan=scan, seed=seed)
+    else:
+        policy = make_policy(heuristic, seed=seed, latest=paper_ties, scan=scan)
+    return REPLAYS[deallocation](
+        schedule, budget_bytes, policy, limit=limit, requeue=paper_ties, observer=observer
+    )
+
+
+def simulate(
+    schedule: Schedule,
+    budget_bytes: int | None,
+    heuristic: str = "h_dtr_eq",
+    *,
+    count: bool = False,
+    **options: Any,
+) -> Outcome:
+    """What comes of the replay that `prepare` makes, with the same arguments. Raises ValueError."""
+    with _without_collector():
+        replay = prepare(schedule, budget_bytes, heuristic, count=count, **options)
+        outcome = replay.run()
+        if count:
+            outcome.accesses = accesses(replay.policy)
+        replay.take_apart()
+    return outcome
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """A replay makes many objects and no garbage: Python's collector would take half of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

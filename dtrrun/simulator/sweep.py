@@ -1,0 +1,256 @@
+"""Sweeps: every log, heuristic and budget asked for, in as many processes as wanted.
+
+A budget that is too small, or at which a heuristic thrashes, ends nothing: a lower one may do (which storages
+go depends on the budget, so feasibility has holes).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .replay import Outcome
+from .schedule import Schedule, read_schedule
+from .simulate import simulate
+
+C = TypeVar("C")
+R = TypeVar("R")
+
+RATIOS = tuple(tenths / 10 for tenths in range(10, 0, -1))
+"""The budgets of the paper's Fig. 2: 1.0 to 0.1 of the log's own peak."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A share of the log's peak, or bytes."""
+
+    ratio: float | None = None
+    nbytes: int | None = None
+
+    def of(self, peak_bytes: int) -> tuple[float, int]:
+        """As a share of `peak_bytes`, and in bytes."""
+        if self.nbytes is not None:
+            return (self.nbytes / peak_bytes if peak_bytes else 1.0), self.nbytes
+        assert self.ratio is not None
+        return self.ratio, int(peak_bytes * self.ratio)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One replay of a sweep: what to simulate; `log` is the name that it goes by."""
+
+    path: str
+    log: str
+    heuristic: str
+    budget: Budget
+    deallocation: str = "eager"
+    search: str = "heap"
+    """Or scan: for the same choices, every score each time."""
+    limit: float = 2.0
+    paper_ties: bool = True
+    seed: int = 0
+    count: bool = False
+    """Storage accesses (App. D.3)."""
+    semantics: str = "paper"
+    """Or dtrrun: what our own runtime would do, for logs of `dtrrun record`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of a cell. overhead: total time over plain time, None unless the status is ok.
+
+    seconds: that the replay took.
+    """
+
+    log: str
+    heuristic: str
+    deallocation: str
+    search: str
+    semantics: str
+    budget_ratio: float
+    budget_bytes: int
+    status: str
+    overhead: float | None
+    evictions: int
+    rematerializations: int
+    evaluations: int
+    peak_bytes: int
+    accesses: int | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A log's own figures: what it takes without a budget, and below what no budget will do (Sec. 4.2)."""
+
+    log: str
+    path: str
+    operators: int
+    storages: int
+    plain_seconds: float
+    peak_bytes: int
+    constant_bytes: int
+    largest_bytes: int
+
+
+@lru_cache(maxsize=4)
+def schedule_at(path: str) -> Schedule:
+    """The log of that file, kept for the next one who asks. Raises LogError, OSError."""
+    return read_schedule(path)
+
+
+def read_facts(paths: Sequence[str]) -> list[Facts]:
+    """The figures of each log; logs of the same name go by their paths. Raises LogError, OSError."""
+    names = [log_name(path) for path in paths]
+    found = []
+    for path, name in zip(paths, names, strict=True):
+        schedule = schedule_at(path)
+        found.append(
+            Facts(
+                name if names.count(name) == 1 else path,
+                path,
+                sum(bool(operator.inputs or operator.cost) for operator in schedule.operators),
+                len(schedule.nbytes),
+                schedule.cost / 1e9,
+                schedule.peak_bytes,
+                schedule.constant_bytes,
+                schedule.largest_bytes,
+            )
+        )
+    return found
+
+
+def log_name(path: str) -> str:
+    """`folder/lstm.log.gz` is `lstm`."""
+    return Path(path).name.removesuffix(".gz").removesuffix(".log")
+
+
+def cells(
+    logs: Sequence[Facts],
+    heuristics: Sequence[str],
+    budgets: Sequence[Budget],
+    deallocations: Sequence[str] = ("eager",),
+    searches: Sequence[str] = ("heap",),
+    **options: Any,
+) -> list[Cell]:
+    """Every combination, log by log; options: those of `Cell`."""
+    return [
+        Cell(log.path, log.log, heuristic, budget, deallocation, search, **options)
+        for log, heuristic, deallocation, search, budget in product(
+            logs, heuristics, deallocations, searches, budgets
+        )
+    ]
+
+
+def run_cell(cell: Cell) -> Row:
+    """Raises LogError, OSError, and ValueError for an unknown heuristic or deallocation."""
+    peak_bytes = peak_of(cell.path, cell.semantics)
+    ratio, nbytes = cell.budget.of(peak_bytes)
+    if cell.semantics == "dtrrun":
+        outcome = _predict(cell, nbytes)
+    else:
+        outcome = simulate(
+            schedule_at(cell.path),
+            nbytes,
+            cell.heuristic,
+            deallocation=cell.deallocation,
+            limit=cell.limit,
+            paper_ties=cell.paper_ties,
+            scan=cell.search == "scan",
+            seed=cell.seed,
+            count=cell.count,
+        )
+    return Row(
+        cell.log,
+        cell.heuristic,
+        cell.deallocation,
+        cell.search,
+        cell.semantics,
+        ratio,
+        nbytes,
+        outcome.status,
+        outcome.overhead if outcome.status == "ok" else None,
+        outcome.evictions,
+        outcome.rematerializations,
+        outcome.evaluations,
+        outcome.peak_bytes,
+        outcome.accesses,
+        outcome.seconds,
+    )
+
+
+@lru_cache(maxsize=16)
+def peak_of(path: str, semantics: str) -> int:
+    """What budgets are shares of: the peak without a budget, bytes."""
+    if semantics == "dtrrun":
+        outcome: Outcome = _live().predict(path, None)
+        return outcome.peak_bytes
+    return schedule_at(path).peak_bytes
+
+
+def _predict(cell: Cell, nbytes: int) -> Outcome:
+    if (cell.deallocation, cell.search, cell.count) != ("eager", "heap", False):
+        raise ValueError("--semantics dtrrun goes with eager deallocation and the heap search alone")
+    outcome: Outcome = _live().predict(cell.path, nbytes, cell.heuristic, limit=cell.limit, seed=cell.seed)
+    return outcome
+
+
+def _live() -> Any:
+    try:
+        return import_module("dtrrun.simulator.live")
+    except ImportError:
+        raise ValueError("--semantics dtrrun: this version cannot predict its own runtime") from None
+
+
+def run_cells(wanted: Sequence[Cell], jobs: int = 1) -> Generator[tuple[int, Row], None, None]:
+    """`run_all` of `run_cell`."""
+    return run_all(run_cell, wanted, jobs)
+
+
+def run_all(
+    run: Callable[[C], R], wanted: Sequence[C], jobs: int = 1
+) -> Generator[tuple[int, R], None, None]:
+    """What `run` gives for each, with its index, as they get done: in order where `jobs` is 1.
+
+    To stop, close the generator: what runs is given up.
+    """
+    if jobs <= 1 or len(wanted) <= 1:
+        for index, cell in enumerate(wanted):
+            yield index, run(cell)
+        return
+    # A fresh interpreter each: a fork would copy threads' locks, of a progress bar for one.
+    context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(min(jobs, len(wanted)), context, _quiet) as executor:
+        try:
+            indices = {executor.submit(run, cell): index for index, cell in enumerate(wanted)}
+            for future in as_completed(indices):
+                yield indices[future], future.result()
+        except BaseException:
+            executor.shutdown(wait=False, cancel_futures=True)
+            ours = set(multiprocessing.active_children()) - others
+            for process in ours:
+                process.terminate()
+            for process in ours:
+                process.join()
+            raise
+
+
+def _quiet() -> None:
+    """In a worker: Ctrl-C, which a terminal sends to all, is for the one that started us."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def sweep(wanted: Iterable[Cell], jobs: int = 1) -> list[Row]:
+    """The rows of all cells, in their order."""
+    wanted = list(wanted)
+    rows = dict(run_cells(wanted, jobs))
+    return [rows[index] for index in range(len(wanted))]

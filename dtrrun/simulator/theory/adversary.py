@@ -1,0 +1,93 @@
+"""Theorem 2: for any deterministic heuristic there is a network on which it is Ω(N/B) times the optimum.
+
+The network is not known in advance: each next node is chosen by looking at what the heuristic has evicted
+(App. B).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic
+
+from ..planners.graph import Graph, Node
+from ..planners.plan import Plan, with_frees
+from .engine import Engine, H
+
+
+@dataclass(frozen=True)
+class Adversary(Generic[H]):
+    root: H
+    """t_0, which stays in memory."""
+    paths: list[list[H]]
+    """B paths from t_0's children on; each tensor is computed from the one before it."""
+    order: list[int]
+    """The path of each node, as they were revealed."""
+    missed: int
+    """Nodes that were revealed where no path was entirely evicted. 0 where the engine keeps its budget."""
+
+
+def adversary(engine: Engine[H], nodes: int, budget: int) -> Adversary[H]:
+    """Reveal a network of `nodes` nodes, t_0 included, to an engine with a budget of `budget` tensors.
+
+    t_0 first, then its B children, then always the next node at the end of a path that has no resident
+    tensor: with t_0 and B paths in a memory of B there always is one. Of several it takes the shortest,
+    so that what is seen is what any engine must pay, not one engine's bad luck. Nothing is released.
+    Raises ValueError for a budget below 3 (t_0, a tensor and its input), or too few nodes.
+    """
+    if budget < 3:
+        raise ValueError("a path cannot be computed in a memory of less than 3: t_0, a tensor and its input")
+    if nodes < budget + 1:
+        raise ValueError(f"t_0 and {budget} children are {budget + 1} nodes, not {nodes}")
+    root = engine.constant()
+    paths: list[list[H]] = []
+    order: list[int] = []
+    missed = 0
+    for number in range(nodes - 1):
+        if number < budget:
+            paths.append([engine.compute([root])])
+            order.append(number)
+            continue
+        evicted = [k for k, path in enumerate(paths) if not any(map(engine.resident, path))]
+        if not evicted:
+            missed += 1
+        chosen = min(evicted or range(budget), key=lambda k: (len(paths[k]), k))
+        paths[chosen].append(engine.compute([paths[chosen][-1]]))
+        order.append(chosen)
+    return Adversary(root, paths, order, missed)
+
+
+def least_cost(budget: int, nodes: int) -> int:
+    """What any engine pays at least on `nodes` nodes revealed to it, t_0 free: Σ_j L_j (L_j + 1) / 2.
+
+    That is least with paths of equal length, in which case it is about N² / (2 B) (App. B). The child at
+    the head of a path costs 1 when it is revealed, and the i-th node of a path i.
+    """
+    length, longer = divmod(nodes - 1, budget)
+    of_length = length * (length + 1) // 2
+    return budget * of_length + longer * (length + 1)
+
+
+def revealed(network: Adversary[H]) -> Graph:
+    """The network as a graph, nodes in the order in which they were revealed; t_0 is its constant.
+
+    No node is an output: each ran, and that is all that Theorem 2 asks.
+    """
+    nodes = [Node(0, 1, constant=True, name="t0")]
+    ends = [0] * len(network.paths)
+    for path in network.order:
+        nodes.append(Node(1, 1, (ends[path],), name=f"path {path + 1}"))
+        ends[path] = len(nodes) - 1
+    return Graph(tuple(nodes), backward=len(nodes))
+
+
+def static_plan(network: Adversary[H]) -> Plan:
+    """The optimum on what was revealed: one path after the other, each node once, in 3 units of memory.
+
+    It may reorder the network, which no dynamic policy can; no plan costs less than each node once.
+    """
+    graph = revealed(network)
+    position: list[list[int]] = [[] for _ in network.paths]
+    for index, path in enumerate(network.order):
+        position[path].append(index + 1)
+    steps = with_frees(graph, [index for path in position for index in path])
+    return Plan(steps, "path by path", "optimal", "all plans", float(graph.total_cost))

@@ -1,0 +1,158 @@
+"""The tables of `dtrrun simulate`: for each log, the overhead by heuristic and budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TextIO
+
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from dtrrun.sizes import format_size
+from dtrrun.views.panels import console_for
+from dtrrun.views.text import duration, for_encoding, plain
+
+Row = Mapping[str, Any]
+BAD = {"oom": "red", "thrash": "yellow", "n/a": "dim"}
+
+
+def print_simulation(result: Mapping[str, Any], stream: TextIO, *, width: int | None = None) -> None:
+    """Write the tables of a `result` (see docs/simulator.md) to `stream`; in colour only on a terminal."""
+    console = console_for(stream, width)
+    with console.capture() as capture:
+        console.print(Rule("dtrrun simulate", style="dim", align="left", characters="─"))
+        console.print(Group(*_sections(result, console.width)))
+    text = "\n".join(line.rstrip() for line in capture.get().splitlines())
+    stream.write(for_encoding(text + "\n", stream.encoding))
+    stream.flush()
+
+
+def _sections(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    for index, log in enumerate(result["logs"]):
+        rows = [row for row in result["rows"] if row["log"] == log["log"]]
+        if index:
+            yield ""
+        yield Text.assemble(
+            (plain(log["log"], 60), "bold"),
+            f"  {log['operators']:,} operators in {duration(log['plain_seconds'])}, peak "
+            f"{format_size(log['peak_bytes'])} (constants {format_size(log['constant_bytes'])}, largest "
+            f"operator {format_size(log['largest_bytes'])})",
+        )
+        if rows:
+            same_search = [row for row in rows if row["search"] == rows[0]["search"]]  # others choose alike
+            yield overhead_table(same_search, width)
+        if plans := [row for row in result.get("plans", ()) if row["log"] == log["log"]]:
+            yield ""
+            yield plans_table(plans)
+        if any(row.get("accesses") is not None for row in rows):
+            yield ""
+            yield accesses_table([row for row in rows if row.get("accesses") is not None])
+
+
+def label(row: Row, first: Row) -> str:
+    """The heuristic; and what else tells the row's series from that of the `first` row."""
+    others = [str(row[field]) for field in ("deallocation", "search") if row[field] != first[field]]
+    return ", ".join([str(row["heuristic"]), *others])
+
+
+def series(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each line of the table, in order."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(label(row, rows[0]), []).append(row)
+    return found
+
+
+def overhead_table(rows: Sequence[Row], width: int) -> Table:
+    """One line a heuristic, one column a budget; total time over the time without a budget."""
+    budgets = _budgets(rows)
+    table = _table("overhead", budgets)
+    names = series(rows)
+    room = width - max(map(len, names)) - 2
+    short = sum(max(map(_length, column)) + 1 for column in _columns(names, budgets)) > room
+    for name, found in names.items():
+        cells = {_budget(row): row for row in found}
+        table.add_row(Text(plain(name, 40)), *(_overhead(cells.get(budget), short) for budget in budgets))
+    return table
+
+
+def plans_table(rows: Sequence[Row]) -> Table:
+    """One line a static planner; overhead of its plan, `=` before one that is optimal, `≥` before a bound."""
+    budgets = _budgets(rows)
+    table = _table("static planners", budgets)
+    for name in dict.fromkeys(row["planner"] for row in rows):
+        cells = {_budget(row): row for row in rows if row["planner"] == name}
+        table.add_row(Text(plain(name, 40)), *(_plan(cells.get(budget)) for budget in budgets))
+    return table
+
+
+def _plan(row: Row | None) -> Text:
+    if row is None or row["overhead"] is None:
+        return _overhead(row, short=False)
+    mark = {"o": "=", "l": "≥"}.get(row["claim"][:1], "")  # optimal among …, lower bound on …, feasible
+    return Text(f"{mark}{row['overhead']:.2f}")
+
+
+def accesses_table(rows: Sequence[Row]) -> Table:
+    """Storage accesses (App. D.3), in the same layout."""
+    budgets = _budgets(rows)
+    table = _table("accesses", budgets)
+    for name, found in series(rows).items():
+        cells = {_budget(row): row.get("accesses") for row in found}
+        table.add_row(
+            Text(plain(name, 40)),
+            *("" if cells.get(one) is None else count(int(cells[one] or 0)) for one in budgets),
+        )
+    return table
+
+
+def count(number: int) -> str:
+    """`950`, `9.5k`, `95k`, `950k`, `9.5M`: at most four characters."""
+    if number < 1000:
+        return str(number)
+    for unit, letter in ((10**3, "k"), (10**6, "M"), (10**9, "G")):
+        if number < 999.5 * unit or letter == "G":
+            break
+    return f"{number / unit:.1f}{letter}" if number < 9.95 * unit else f"{number / unit:.0f}{letter}"
+
+
+def _table(head: str, budgets: Sequence[tuple[float, int]]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column(head, no_wrap=True, overflow="ellipsis")
+    for ratio, nbytes in budgets:
+        exact = abs(ratio * 1000 - round(ratio * 1000)) < 1e-9  # a share, not a size
+        table.add_column(
+            f"{100 * ratio:.3g}%" if exact else format_size(nbytes),
+            justify="right",
+            no_wrap=True,
+            min_width=4,
+        )
+    return table
+
+
+def _budgets(rows: Sequence[Row]) -> list[tuple[float, int]]:
+    return list(dict.fromkeys(_budget(row) for row in rows))
+
+
+def _budget(row: Row) -> tuple[float, int]:
+    return row["budget_ratio"], row["budget_bytes"]
+
+
+def _columns(names: Mapping[str, list[Row]], budgets: Sequence[tuple[float, int]]) -> Iterator[list[Row]]:
+    for budget in budgets:
+        yield [row for rows in names.values() for row in rows if _budget(row) == budget]
+
+
+def _length(row: Row) -> int:
+    return len(_overhead(row, short=False))
+
+
+def _overhead(row: Row | None, short: bool) -> Text:
+    if row is None:  # not done: interrupted
+        return Text("–", style="dim")
+    if row["overhead"] is None:
+        status = str(row["status"])
+        return Text(status[:3] + "." if short and len(status) > 4 else status, style=BAD.get(status, "red"))
+    return Text(f"{row['overhead']:.2f}")

@@ -1,0 +1,190 @@
+"""dtrrun.cli.simulate"""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dtrrun.cli.main import main
+from dtrrun.simulator.log import write_log
+from tests.unit.simulator_logs import random_log
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "random.log"
+    with open(path, "w") as file:
+        write_log(random_log(7), file)
+    return str(path)
+
+
+def status(*words):
+    with pytest.raises(SystemExit) as caught:
+        main(["simulate", *words])
+    return caught.value.code
+
+
+def test_rows_and_tables(log, tmp_path, capsys):
+    path = tmp_path / "rows.json"
+    words = ("--heuristic", "lru,h'(s=no,m=yes,c=local)", log, "--budgets", "1.0,50%,400B", "--jobs", "1")
+    assert status(*words, "--json", str(path)) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "random" in out
+    assert "lru" in out
+    found = json.loads(path.read_text())
+    assert found["schema"] == "dtrrun.simulation/1"
+    assert [(row["heuristic"], row["budget_ratio"]) for row in found["rows"][:2]] == [
+        ("lru", 1.0),
+        ("lru", 0.5),
+    ]
+    assert found["rows"][2]["budget_bytes"] == 400
+    assert len(found["rows"]) == 6
+    assert {
+        "log",
+        "heuristic",
+        "budget_ratio",
+        "budget_bytes",
+        "status",
+        "overhead",
+        "evictions",
+        "rematerializations",
+        "evaluations",
+        "seconds",
+    } <= set(found["rows"][0])
+    assert found["logs"][0]["path"] == log
+
+
+def test_json_on_standard_output_moves_the_tables(log, capsys):
+    # A process: the report goes to the file descriptor itself.
+    command = [sys.executable, "-m", "dtrrun", "simulate", log, "--heuristic", "lru", "--json", "-"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert len(json.loads(done.stdout)["rows"]) == 10
+    assert "overhead" in done.stderr
+
+
+def test_a_folder_is_all_of_its_logs(log, tmp_path, capsys):
+    (tmp_path / "another.log").write_text(Path(log).read_text())
+    (tmp_path / "notes.txt").write_text("no log")
+    assert status(str(tmp_path), "--heuristic", "lru", "--jobs", "1", "--no-paper-ties") == 0
+    out = capsys.readouterr().out
+    assert out.index("another") < out.index("random")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("nowhere.log", "nowhere.log: No such file"),
+        ("LOG --heuristic h_dt", "did you mean h_dtr?"),
+        ("LOG --heuristic os:getcwd --jobs 1", "os:getcwd"),
+        ("LOG --budgets 200", "--budgets: '200' is neither"),
+        ("LOG --budgets 0.5,2XB", "--budgets: '2XB' has an unknown unit"),
+        ("LOG --budgets 0", "--budgets: '0' is neither"),
+        ("LOG --budgets ,", "--budgets: '' is not a size"),
+        ("LOG --deallocation soon", "--deallocation: 'soon' is none of eager"),
+        ("LOG --limit 1", "--limit: '1' is not above 1"),
+        ("LOG --jobs 0", "--jobs: 0 is less than 1"),
+        ("LOG --format gif", "--format: 'gif' is none of svg, png"),
+        ("LOG --planners soon", "--planners: 'soon' is none of chen_sqrt"),
+        ("LOG --semantics dtrrun", "dtrrun"),
+        ("LOG --search far", "--search: 'far' is none of heap, scan"),
+        ("LOG --figures BAD", "--figures: "),
+        ("LOG --json FOLDER/no/x.json", "cannot be written"),
+        ("BAD", "bad.log, line 2: unknown instruction 'X'"),
+        ("FOLDER/empty", "no *.log or *.log.gz"),
+        ("", "Missing argument"),
+        ("LOG --what", "No such option: --what"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(log, tmp_path, capsys, words, message):
+    (tmp_path / "bad.log").write_text('{"INSTRUCTION": "RELEASE", "NAME": "x"}\n{"INSTRUCTION": "X"}\n')
+    (tmp_path / "empty").mkdir()
+    for word, meant in (("LOG", log), ("BAD", str(tmp_path / "bad.log")), ("FOLDER", str(tmp_path))):
+        words = words.replace(word, meant)
+    assert status(*words.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_heuristic_of_the_users_own(log, tmp_path, capsys, monkeypatch):
+    (tmp_path / "mine_to_try.py").write_text(
+        "def score(size, staleness, cost, projected_cost): return -size\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert status(log, "--heuristic", "mine_to_try:score,size", "--jobs", "1", "--budgets", "1.0,0.6") == 0
+    mine, paper = capsys.readouterr().out.splitlines()[-2:]
+    assert mine.split()[1:] == paper.split()[1:]
+
+
+def test_pictures(log, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "new" / "pictures"
+    words = (log, "--heuristic", "lru", "--jobs", "1", "--budgets", "1.0,0.6", "--format", "png")
+    assert status(*words, "--figures", str(folder)) == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["slowdown.png", "trace-random.png"]
+    assert f"dtrrun: wrote {folder / 'slowdown.png'}" in capsys.readouterr().err
+
+
+def test_pictures_without_matplotlib_are_refused_at_once(log, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert status(log, "--figures", str(tmp_path / "new")) == 2
+    assert "pip install 'dtrrun[figures]'" in capsys.readouterr().err
+
+
+def test_the_papers_evaluation(log, tmp_path, capsys):
+    path = tmp_path / "rows.json"
+    assert status(log, "--paper", "--budgets", "1.0,0.6", "--jobs", "1", "--json", str(path)) == 0
+    rows = json.loads(path.read_text())["rows"]
+    cells = [
+        tuple(row[key] for key in ("heuristic", "deallocation", "search", "budget_ratio")) for row in rows
+    ]
+    assert len(cells) == len(set(cells)) == 2 * (3 * 2 + 4 + 16 + 2)
+    counted = {row["heuristic"] for row in rows if row["accesses"] is not None}
+    assert counted == {"h_dtr", "h_dtr_eq", "h_dtr_local"}
+    assert {row["deallocation"] for row in rows} == {"eager", "banish", "ignore"}
+    out = capsys.readouterr().out
+    assert "accesses" in out
+    assert "h_dtr, banish" in out
+
+
+def test_ctrl_c_keeps_what_was_done(log, tmp_path):
+    """Two quick rows, then a heuristic that takes a nap."""
+    (tmp_path / "napping.py").write_text(
+        "import pathlib, time\n"
+        "def score(size, staleness, cost, projected_cost):\n"
+        "    pathlib.Path('asleep').touch()\n"
+        "    time.sleep(60)\n"
+    )
+    command = [sys.executable, "-m", "dtrrun", "simulate", log, "--heuristic", "lru,napping:score"]
+    command += ["--budgets", "1.0,0.6", "--jobs", "1", "--json", "rows.json"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "asleep").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "interrupted: 2 of 4 were done" in err
+    assert "Traceback" not in err
+    assert len(json.loads((tmp_path / "rows.json").read_text())["rows"]) == 2
+
+
+def test_help_names_the_verb_and_its_options(capsys):
+    assert status("--help") == 0
+    out = capsys.readouterr().out
+    assert "dtrrun simulate [OPTIONS]" in out
+    for word in ("LOG", "--heuristic", "--budgets", "--deallocation", "--limit", "--json", "130"):
+        assert word in out
