@@ -60,12 +60,8 @@ class Record(weakref.ref):  # type: ignore[type-arg]
     exposed: bool  # other code may write to the memory unseen, now and later
     superseded: bool  # a later version has taken over the storage
     used: bool  # some recipe was made that reads it
-<<<<<<< HEAD:dtrrun/runtime/record.py
     next_use = None  # nothing is foreseen yet
-    held: torch.UntypedStorage | None  # recomputed memory that the program does not have
-=======
     held: Any  # a storage: recomputed memory that the program does not have
->>>>>>> record:dtrrun/ledger/record.py
     block: Any  # the ledger's account of `held`
     secured_by: list[weakref.ref[Record]] | None  # the records whose replay needs this one
     extent: int  # bytes of the storage that its first tensor reaches, -1: all (known under verify only)
