@@ -26,7 +26,7 @@ shares of the recorded peak."""
 
 def measure(quick: bool) -> Section:
     shares = (50,) if quick else SHARES
-    section = Section("6. Predicted and live", TEXT, ["Example", "Peak", *map("{} %".format, shares)])
+    section = Section("9. Predicted and live", TEXT, ["Example", "Peak", *map("{} %".format, shares)])
     with tempfile.TemporaryDirectory() as folder:
         for example in TINY:
             modelled = recorded(example, Path(folder, "modelled.log"), "1-4", "model")
