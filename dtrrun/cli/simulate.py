@@ -71,7 +71,8 @@ def simulate(
         _text(
             _WHAT,
             "NAME[,NAME...]",
-            "Heuristics as for a run; paper: those of the paper's Fig. 2; ablations: those of App. D.",
+            "Heuristics as for a run; paper: those of the paper's Fig. 2; ablations: those of App. D; "
+            "h_next: knows the step before; portfolio: tries many and keeps the best at each budget.",
         ),
     ] = "h_dtr,h_dtr_eq,h_dtr_local,lru,size",
     budgets: Annotated[

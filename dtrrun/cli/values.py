@@ -12,6 +12,7 @@ from difflib import get_close_matches
 
 from dtrrun.launch.devices import DEVICE
 from dtrrun.policy.heuristics import ABLATION_NAMES, HEURISTIC_NAMES, check_heuristic
+from dtrrun.simulator.portfolio import PORTFOLIO
 from dtrrun.sizes import parse_size
 
 PAPER = ("h_dtr", "h_dtr_eq", "h_dtr_local", "lru", "size", "msps", "random")
@@ -84,10 +85,10 @@ def heuristic(text: str) -> str:
 
 
 def heuristics(text: str) -> list[str]:
-    """Names with commas between them; `paper` and `ablations` are several."""
+    """Names with commas between them; `paper` and `ablations` are several, `portfolio` the best of many."""
     names: list[str] = []
-    for name in OUTSIDE_BRACKETS.split(text):
-        names += GROUPS.get(name.strip()) or [heuristic(name.strip())]
+    for name in map(str.strip, OUTSIDE_BRACKETS.split(text)):
+        names += GROUPS.get(name) or ([name] if name == PORTFOLIO else [heuristic(name)])
     return list(dict.fromkeys(names))
 
 

@@ -96,7 +96,9 @@ def counting_policy(heuristic: Heuristic, *, latest: bool, scan: bool, seed: int
     if heuristic.neighbourhood == "eqclass":
         policy._neighbourhood = _CountingComponents(pool, due)
     elif heuristic.neighbourhood != "none":
-        policy._neighbourhood = _CountingNeighbourhood(pool, due, heuristic.neighbourhood == "ancestors")
+        policy._neighbourhood = _CountingNeighbourhood(
+            pool, due, heuristic.neighbourhood == "ancestors", heuristic.foresight > 0
+        )
     return policy
 
 

@@ -168,6 +168,10 @@ class EvictedComponents:
             lower += root.floor
         return cost, lower
 
+    def next_use(self, node: Node, number: int, position: int) -> int | None:
+        """A component does not tell who is beside whom, so this is the node's own."""
+        return node.next_use
+
     def changed(self, number: int) -> None:
         """Nothing is cached here."""
 

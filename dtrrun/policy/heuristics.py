@@ -24,6 +24,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from . import chain
+
 Neighbourhood = Literal["none", "ancestors", "e_star", "eqclass"]
 """Which evicted storages a projected cost includes: none, e_R, e*, or the relaxation ẽ*."""
 
@@ -44,6 +46,8 @@ class Heuristic:
     """Of staleness; above 0, at most 1."""
     released: float = 1.0
     """Factor on the score of a storage that the program has released."""
+    foresight: float = 0.0
+    """Exponent of the time until the next use, as far as it is foreseen; it divides the score."""
 
 
 def h_dtr(size: int, staleness: int, cost: float, projected_cost: float) -> float:
@@ -71,23 +75,6 @@ def e_star(size: int, staleness: int, cost: float, projected_cost: float) -> flo
     return projected_cost / size
 
 
-def h_chain(size: int, staleness: int, cost: float, projected_cost: float) -> float:
-    """c_R(t) / [m(t) · ∛s(t)], c_R over the evicted ancestors e_R: a rule of ours.
-
-    The numerator is what evicting t adds to the work to come: t, and what it takes to have t again. Its
-    evicted descendants, which h_dtr counts, will have to be run whether t is evicted or not. Staleness tells
-    little of the next use where what was made first is used last; its root decides near ties at every scale
-    of cost. Storages that the program has released are evicted first (RELEASED): they are wanted only for
-    evicted storages that depend on them, and what is wanted of them now is locked.
-    """
-    score: float = projected_cost / (size * staleness**STALENESS)
-    return score
-
-
-STALENESS = 1 / 3
-RELEASED = 1e-6
-
-
 def h_prime(staleness: bool, size: bool, cost: bool) -> Score:
     """h'(s, m, c)(t) = c(t) / [m(t) · s(t)], where a measure that is ablated is 1 (App. D.1)."""
     with_s, with_m, with_c = staleness, size, cost
@@ -111,12 +98,11 @@ _NAMED = {
         Heuristic("size", largest, "none", ages=False),
         Heuristic("msps", msps, "ancestors", ages=False),
         Heuristic("e_star", e_star, "e_star", ages=False),
-        Heuristic("h_chain", h_chain, "ancestors", ages=True, exponent=STALENESS, released=RELEASED),
     )
 }
 
-HEURISTIC_NAMES = (*_NAMED, "random")
-"""Those of Sec. 3 and 4.1, and `h_chain`; `ABLATION_NAMES` and `module:function` are accepted too."""
+HEURISTIC_NAMES = (*_NAMED, "random", *chain.NAMED)
+"""Those of Sec. 3 and 4.1, and ours (`chain`); `ABLATION_NAMES` and `module:function` are accepted too."""
 
 ABLATION_NAMES = tuple(
     f"h'(s={s},m={m},c={c})"
@@ -132,10 +118,12 @@ _FUNCTION = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<function>[^\W
 
 def check_heuristic(name: str) -> None:
     """Raise ValueError if `make_heuristic(name)` would, without importing a module of the user's."""
-    if not (name in HEURISTIC_NAMES or _ABLATION.fullmatch(name) or _FUNCTION.fullmatch(name)):
+    known = name in HEURISTIC_NAMES or _ABLATION.fullmatch(name) or chain.parse(name)
+    if not known and not _FUNCTION.fullmatch(name):
         raise ValueError(
             f"unknown heuristic {name!r}: choose one of {', '.join(HEURISTIC_NAMES)}; "
-            "or h'(s=yes|no,m=yes|no,c=e_star|eqclass|local|no); or a function of your own, module:function"
+            f"or h'(s=yes|no,m=yes|no,c=e_star|eqclass|local|no); or {chain.FORM}; "
+            "or a function of your own, module:function"
         )
 
 
@@ -147,6 +135,16 @@ def make_heuristic(name: str, seed: int = 0) -> Heuristic:
     check_heuristic(name)
     if name in _NAMED:
         return _NAMED[name]
+    if settings := chain.parse(name):
+        return Heuristic(
+            name,
+            chain.score_of(settings),
+            "e_star" if settings.cost == "e_star" else "ancestors",
+            ages=settings.staleness > 0,
+            exponent=settings.staleness or 1.0,
+            released=chain.RELEASED if settings.released_first else 1.0,
+            foresight=settings.next,
+        )
     if name == "random":
         generator = random.Random(seed)  # our own: the program's is not touched
         return Heuristic(name, lambda *_: generator.random(), "none", ages=False, ordered=False)

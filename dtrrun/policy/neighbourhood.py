@@ -25,11 +25,17 @@ class EvictedNeighbourhood:
     walk passed or ended.
     """
 
-    def __init__(self, pool: dict[int, Any], due: set[int], ancestors_only: bool = False) -> None:
-        """`due`: gets the numbers of the `pool` nodes whose projected cost may have fallen."""
+    def __init__(
+        self, pool: dict[int, Any], due: set[int], ancestors_only: bool = False, foresees: bool = False
+    ) -> None:
+        """`due`: gets the numbers of the `pool` nodes whose projected cost may have fallen.
+
+        ancestors_only: costs are those of e_R. foresees: `next_use` is asked for.
+        """
         self._pool = pool
         self._due = due
         self._ancestors_only = ancestors_only
+        self._looks_below = foresees or not ancestors_only
         self._dead: list[Member] = []
         self._above: dict[int, set[Member]] = {}
         self._below: dict[int, set[Member]] = {}
@@ -43,7 +49,7 @@ class EvictedNeighbourhood:
         while pending:
             node = pending.pop()
             member = node.component or self._enter(node)
-            if not member.dormant or self._ancestors_only:
+            if not member.dormant or not self._looks_below:
                 continue
             link(node, member)
             for parent in node.inputs:
@@ -98,12 +104,28 @@ class EvictedNeighbourhood:
             above = self._above[number] = self._ancestors(node, number)
         if self._ancestors_only:
             return node.cost + sum([member.cost for member in above])
-        below = self._below.get(number)
-        if below is None:
-            below = self._below[number] = self._descendants(node, number)
+        below = self._evicted_below(node, number)
         # Storages that were mutated with one another's help can stand on both sides.
         both = above if not below else below if not above else above | below
         return node.cost + sum([member.cost for member in both])
+
+    def next_use(self, node: Node, number: int, position: int) -> int | None:
+        """When S is next wanted: by the program, or because an evicted descendant is."""
+        first = node.next_use
+        if first is not None and first <= position:
+            first = None
+        for member in self._evicted_below(node, number):
+            storage = member()
+            following = None if storage is None else storage.next_use
+            if following is not None and following > position and (first is None or following < first):
+                first = following
+        return first
+
+    def _evicted_below(self, node: Node, number: int) -> set[Member]:
+        below = self._below.get(number)
+        if below is None:
+            below = self._below[number] = self._descendants(node, number)
+        return below
 
     def watched_cost(self, node: Node, number: int) -> tuple[int, float]:
         """The projected cost, twice: it holds until `number` is put into `due`."""

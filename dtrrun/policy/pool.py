@@ -21,6 +21,7 @@ class _Neighbourhood(Protocol):
     def changed(self, number: int) -> None: ...
     def projected_cost(self, node: Node, number: int) -> int: ...
     def watched_cost(self, node: Node, number: int) -> tuple[int, float]: ...
+    def next_use(self, node: Node, number: int, position: int) -> int | None: ...
 
 
 class _NoNeighbourhood:
@@ -47,13 +48,16 @@ class _NoNeighbourhood:
     def watched_cost(self, node: Node, number: int) -> tuple[int, float]:
         return node.cost, node.cost
 
+    def next_use(self, node: Node, number: int, position: int) -> int | None:
+        return node.next_use
+
 
 def _neighbourhood(heuristic: Heuristic, pool: dict[int, Any], due: set[int]) -> _Neighbourhood:
     if heuristic.neighbourhood == "none":
         return _NoNeighbourhood()
     if heuristic.neighbourhood == "eqclass":
         return EvictedComponents(pool, due)
-    return EvictedNeighbourhood(pool, due, ancestors_only=heuristic.neighbourhood == "ancestors")
+    return EvictedNeighbourhood(pool, due, heuristic.neighbourhood == "ancestors", heuristic.foresight > 0)
 
 
 class Policy(ABC, Generic[N]):
@@ -87,6 +91,11 @@ class Policy(ABC, Generic[N]):
         self._due: set[int] = set()
         """Numbers of nodes whose score has to be computed anew before the next choice."""
         self._neighbourhood = _neighbourhood(heuristic, self._pool, self._due)
+        self._adjusts = heuristic.foresight > 0 or heuristic.released != 1
+        self.position: int | None = None
+        """Where the program is, on the scale of the nodes' `next_use`; None: nothing is foreseen."""
+        self.horizon = 1
+        """The distance of what is not used again."""
 
     def __len__(self) -> int:
         """How many nodes are in the pool."""
@@ -132,6 +141,27 @@ class Policy(ABC, Generic[N]):
     def forget(self, node: N) -> None:
         """`node`, evicted, will never be rematerialized. A record's death need not be told."""
         self._neighbourhood.left(node)
+
+    def foresee(self, position: int | None, horizon: int) -> None:
+        """Where the program has come to: `position` goes up, or to None and back."""
+        if self.position is None and position is not None:
+            self._due.update(self._pool)
+        self.position, self.horizon = position, horizon
+
+    def used(self, node: N) -> None:
+        """The program has used `node`, so its next use is another. For heuristics with foresight."""
+        if node.bound is not None:
+            self._due.add(node.bound)
+
+    def _factor(self, node: N, number: int) -> float:
+        """On the score; until `used`, or until the neighbourhood tells otherwise, it can only rise."""
+        heuristic = self.heuristic
+        factor = heuristic.released if node.released else 1.0
+        if heuristic.foresight and self.position is not None:
+            following = self._neighbourhood.next_use(node, number, self.position)
+            distance = self.horizon if following is None else following - self.position
+            factor /= max(distance, 1) ** heuristic.foresight
+        return factor
 
     def cost_changed(self, node: N) -> None:
         """`node`, resident, has a new cost or other inputs."""

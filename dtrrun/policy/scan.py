@@ -50,7 +50,7 @@ class ScanSearch(Policy[N]):
 
     def _least(self, candidates: list[tuple[int, N]], now: int, evictable: Callable[[N], bool]) -> N | None:
         started = perf_counter_ns()
-        score, released = self.heuristic.score, self.heuristic.released
+        score, adjusts = self.heuristic.score, self._adjusts
         projected_cost = self._neighbourhood.projected_cost
         scored = [
             (
@@ -60,7 +60,7 @@ class ScanSearch(Policy[N]):
                     node.cost,
                     projected_cost(node, number),
                 )
-                * (released if node.released else 1),
+                * (self._factor(node, number) if adjusts else 1),
                 number,
                 node,
             )

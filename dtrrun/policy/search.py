@@ -134,7 +134,7 @@ class HeapSearch(Policy[N]):
         With each number comes a lower bound of its score at staleness 1, neighbourhood included, if known.
         """
         pool, score, ages = self._pool, self.heuristic.score, self.heuristic.ages
-        exponent, released = self._exponent, self.heuristic.released
+        exponent, adjusts = self._exponent, self._adjusts
         watched_cost = self._neighbourhood.watched_cost
         above: list[tuple[int, N, float, bool]] = []
         for number, share in numbers:
@@ -148,7 +148,7 @@ class HeapSearch(Policy[N]):
             staleness = now - node.last_access if ages else 1
             if staleness < 1:
                 staleness = 1
-            factor = released if released != 1 and node.released else 1
+            factor = self._factor(node, number) if adjusts else 1
             if candidates:
                 best_share = candidates[0][0] * (staleness if exponent == 1 else staleness**exponent)
                 if share is not None:

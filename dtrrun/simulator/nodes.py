@@ -20,6 +20,7 @@ class Storage:
         "locks",
         "nbytes",
         "neighbourhood",
+        "next_use",
         "pinned",
         "released",
         "resident",
@@ -36,6 +37,7 @@ class Storage:
         self.locks = 0
         self.pinned = False
         self.released = False
+        self.next_use: int | None = None
         self.tensors: list[Tensor] = []
         self.component = self.dependents = self.bound = self.neighbourhood = None
 

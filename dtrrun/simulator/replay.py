@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from dtrrun.policy import Policy
+from dtrrun.policy.foresight import Foresight
 
 from .nodes import Op, Storage, Tensor
 from .schedule import CONSTANT, Schedule
@@ -64,10 +65,12 @@ class Replay:
         limit: float = 2.0,
         requeue: bool = False,
         observer: Observer | None = None,
+        foresight: Foresight | None = None,
     ) -> None:
         """limit: times the plain run's time; a run that recomputes more ends as `thrash` (Sec. 4.2).
 
         requeue: who was locked comes into the pool anew, as in the paper: a matter of equal scores only.
+        foresight: what is known of the step before; it goes with the replay.
         """
         self.schedule = schedule
         self.budget = budget_bytes
@@ -80,6 +83,7 @@ class Replay:
         self._limit = (limit - 1) * self._plain_time
         self._observer = observer
         self._requeue = requeue
+        self._foresight = foresight
         self._build()
 
     def _build(self) -> None:
@@ -135,6 +139,8 @@ class Replay:
         inputs = op.inputs
         for output in op.outputs:
             self._enter(output, op)
+        if self._foresight is not None:
+            self._foresee(self._foresight, op)
         for one in inputs:
             if not one.defined:
                 self._materialize(op)
@@ -155,6 +161,15 @@ class Replay:
             storage.constant = storage.pinned = True
             storage.locks += 1
             self.policy.discard(storage)
+
+    def _foresee(self, foresight: Foresight, op: Op) -> None:
+        touched = op.inputs + op.outputs
+        key = op.name, tuple([one.storage.nbytes for one in touched])
+        following = foresight.follow(key) or (None,) * len(touched)
+        self.policy.foresee(foresight.position, foresight.horizon)
+        for one, time in zip(touched, following, strict=True):
+            one.storage.next_use = time
+            self.policy.used(one.storage)
 
     def _enter(self, output: Tensor, op: Op) -> None:
         """A new tensor: its storage's cost and dependencies grow by its operator's (App. C.2)."""

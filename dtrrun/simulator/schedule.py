@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dtrrun.policy.foresight import Step, step_of
+
 from .log import (
     BACKWARD,
     Annotate,
@@ -98,6 +100,21 @@ class Schedule:
             }
             most = max(most, sum(self.nbytes[one] for one in inputs) + sum(self.made_by(operator)))
         return most
+
+    def step(self) -> Step:
+        """What a later step can know of this one."""
+        place = self.storage_of
+        return step_of(
+            (
+                (
+                    (one.name, tuple([self.nbytes[place[tensor]] for tensor in one.inputs + one.outputs])),
+                    [place[tensor] for tensor in one.inputs + one.outputs],
+                    one.cost,
+                )
+                for one in self.operators
+            ),
+            [place[tensor] for tensor in self.outputs],
+        )
 
     def made_by(self, operator: Operator) -> list[int]:
         """Bytes of each storage that a call makes."""

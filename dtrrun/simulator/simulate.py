@@ -9,6 +9,7 @@ from typing import Any
 
 from dtrrun.policy import make_heuristic, make_policy
 from dtrrun.policy.counting import accesses, counting_policy
+from dtrrun.policy.foresight import Foresight
 
 from .banish import BanishingReplay
 from .replay import IgnoringReplay, Observer, Outcome, Replay
@@ -30,6 +31,7 @@ def prepare(
     seed: int = 0,
     count: bool = False,
     observer: Observer | None = None,
+    previous: Schedule | None = None,
 ) -> Replay:
     """A replay of `schedule` with the paper's semantics (App. C) inside `budget_bytes`, None: no budget.
 
@@ -37,7 +39,8 @@ def prepare(
     which it is thrashing (Sec. 4.2). paper_ties: of equal scores, choose as the authors' simulator does: the
     storage that came into the pool last, where one that was locked comes in anew; else that which came first.
     scan: find the least score by computing all, as the paper does. count: storage accesses (App. D.3), which
-    takes longer. Raises ValueError for an unknown name.
+    takes longer. previous: the step before, which a heuristic with foresight knows; one like this if None.
+    Raises ValueError for an unknown name.
     """
     if deallocation not in REPLAYS:
         raise ValueError(f"{deallocation!r} is none of {', '.join(REPLAYS)}")
@@ -46,7 +49,13 @@ def prepare(
     else:
         policy = make_policy(heuristic, seed=seed, latest=paper_ties, scan=scan)
     return REPLAYS[deallocation](
-        schedule, budget_bytes, policy, limit=limit, requeue=paper_ties, observer=observer
+        schedule,
+        budget_bytes,
+        policy,
+        limit=limit,
+        requeue=paper_ties,
+        observer=observer,
+        foresight=Foresight((previous or schedule).step()) if policy.heuristic.foresight else None,
     )
 
 

@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .portfolio import PORTFOLIO, find
 from .replay import Outcome
 from .schedule import Schedule, read_schedule
 from .simulate import simulate
@@ -85,6 +86,8 @@ class Row:
     peak_bytes: int
     accesses: int | None
     seconds: float
+    settings: str
+    """The heuristic; of the portfolio, the one that was found best."""
 
 
 @dataclass(frozen=True)
@@ -154,20 +157,22 @@ def run_cell(cell: Cell) -> Row:
     """Raises LogError, OSError, and ValueError for an unknown heuristic or deallocation."""
     peak_bytes = peak_of(cell.path, cell.semantics)
     ratio, nbytes = cell.budget.of(peak_bytes)
+    settings = cell.heuristic
     if cell.semantics == "dtrrun":
         outcome = _predict(cell, nbytes)
     else:
-        outcome = simulate(
-            schedule_at(cell.path),
-            nbytes,
-            cell.heuristic,
-            deallocation=cell.deallocation,
-            limit=cell.limit,
-            paper_ties=cell.paper_ties,
-            scan=cell.search == "scan",
-            seed=cell.seed,
-            count=cell.count,
-        )
+        options: dict[str, Any] = {
+            "deallocation": cell.deallocation,
+            "limit": cell.limit,
+            "paper_ties": cell.paper_ties,
+            "scan": cell.search == "scan",
+            "seed": cell.seed,
+        }
+        if cell.heuristic == PORTFOLIO:
+            found = find(schedule_at(cell.path), nbytes, **options)
+            settings, outcome = found.heuristic, found.outcome
+        else:
+            outcome = simulate(schedule_at(cell.path), nbytes, cell.heuristic, count=cell.count, **options)
     return Row(
         cell.log,
         cell.heuristic,
@@ -184,6 +189,7 @@ def run_cell(cell: Cell) -> Row:
         outcome.peak_bytes,
         outcome.accesses,
         outcome.seconds,
+        settings,
     )
 
 

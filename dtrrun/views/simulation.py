@@ -43,6 +43,9 @@ def _sections(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]
         if rows:
             same_search = [row for row in rows if row["search"] == rows[0]["search"]]  # others choose alike
             yield overhead_table(same_search, width)
+        if found := [row for row in rows if row.get("settings", row["heuristic"]) != row["heuristic"]]:
+            yield ""
+            yield settings_table(found)
         if plans := [row for row in result.get("plans", ()) if row["log"] == log["log"]]:
             yield ""
             yield plans_table(plans)
@@ -75,6 +78,16 @@ def overhead_table(rows: Sequence[Row], width: int) -> Table:
     for name, found in names.items():
         cells = {_budget(row): row for row in found}
         table.add_row(Text(plain(name, 40)), *(_overhead(cells.get(budget), short) for budget in budgets))
+    return table
+
+
+def settings_table(rows: Sequence[Row]) -> Table:
+    """What a portfolio has found best at each budget."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("best of portfolio", no_wrap=True)
+    table.add_column("")
+    for row in rows:
+        table.add_row(_share(*_budget(row)), Text(plain(row["settings"], 80)))
     return table
 
 
@@ -121,15 +134,14 @@ def count(number: int) -> str:
 def _table(head: str, budgets: Sequence[tuple[float, int]]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     table.add_column(head, no_wrap=True, overflow="ellipsis")
-    for ratio, nbytes in budgets:
-        exact = abs(ratio * 1000 - round(ratio * 1000)) < 1e-9  # a share, not a size
-        table.add_column(
-            f"{100 * ratio:.3g}%" if exact else format_size(nbytes),
-            justify="right",
-            no_wrap=True,
-            min_width=4,
-        )
+    for budget in budgets:
+        table.add_column(_share(*budget), justify="right", no_wrap=True, min_width=4)
     return table
+
+
+def _share(ratio: float, nbytes: int) -> str:
+    exact = abs(ratio * 1000 - round(ratio * 1000)) < 1e-9  # a share, not a size
+    return f"{100 * ratio:.3g}%" if exact else format_size(nbytes)
 
 
 def _budgets(rows: Sequence[Row]) -> list[tuple[float, int]]:

@@ -23,6 +23,7 @@ from dtrrun.simulator.replay import Outcome
 from dtrrun.simulator.schedule import Schedule, read_schedule, schedule_of
 from dtrrun.simulator.simulate import simulate
 from dtrrun.simulator.sweep import RATIOS, log_name
+from tests.bench.rules import rules
 from tests.bench.runs import ROOT
 from tests.bench.section import Section, replace_sections
 
@@ -62,7 +63,7 @@ def main() -> int:
     console = Console()
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
-        for measure in (equal, speed, accesses):
+        for measure in (equal, speed, accesses, rules):
             section = measure(_logs(args.logs, Path(folder), args.quick), expected)
             if section is None:
                 continue

@@ -26,6 +26,7 @@ class Record(weakref.ref):  # as the runtime's: a weakref that must not be hashe
         "name",
         "nbytes",
         "neighbourhood",
+        "next_use",
         "released",
         "resident",
     )
@@ -39,6 +40,7 @@ class Record(weakref.ref):  # as the runtime's: a weakref that must not be hashe
         self.name, self.nbytes, self.cost, self.last_access = name, nbytes, cost, now
         self.inputs, self.constant, self.resident = tuple(inputs), constant, True
         self.released = not name % 5
+        self.next_use = None
         self.component = self.dependents = self.bound = self.neighbourhood = None
 
 

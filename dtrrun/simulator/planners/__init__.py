@@ -13,12 +13,12 @@ from typing import Any
 
 from .bound import lower_bound
 from .chain_dp import chain_dp
-from .checkmate import Bound, checkmate, lp_bound
+from .checkmate import checkmate, lp_bound
 from .chen import chen_greedy, chen_sqrt
 from .extra import MissingExtra
 from .graph import Graph, Node, Operator, chain, from_operators, residual
 from .group import Grouping, group
-from .plan import Infeasible, InvalidPlan, NotApplicable, Outcome, Plan, Step, in_order, run
+from .plan import Bound, Infeasible, InvalidPlan, NotApplicable, Outcome, Plan, Step, in_order, run
 from .search import search
 from .treeverse import treeverse
 

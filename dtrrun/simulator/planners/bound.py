@@ -18,10 +18,9 @@ from __future__ import annotations
 import math
 import time
 
-from .checkmate import TOLERANCE, Bound, refuse_the_impossible
 from .graph import Graph
-from .plan import Infeasible
-from .program import Program
+from .plan import Bound, Infeasible, refuse_the_impossible
+from .program import TOLERANCE, Program
 
 AMONG = "plans in the program's order"
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from contextlib import suppress
-from typing import NamedTuple
 
+from .bound import lower_bound
 from .chain_dp import chain_dp
 from .chen import chen_greedy
 from .graph import Graph
-from .plan import Infeasible, NotApplicable, Plan, in_order, run, with_frees
+from .plan import Bound, Infeasible, NotApplicable, Plan, in_order, refuse_the_impossible, run, with_frees
+from .program import TOLERANCE
 from .rounding import rounded
 from .search import search
 from .stages import Stages, computes, formulate
@@ -20,17 +21,8 @@ AMONG = "plans in stages"
 """Those that Checkmate can write: first computations in the program's order, and between two of them each
 node recomputed at most once, in that order too."""
 
-TOLERANCE = 1e-6
-"""HiGHS takes rows for satisfied, and numbers for whole, that are off by this."""
-
 SMALL = 100
 """Up to so many nodes, all rules of `search` take no time to speak of."""
-
-
-class Bound(NamedTuple):
-    cost: float
-    """In units of the graph's costs."""
-    among: str
 
 
 def checkmate(graph: Graph, budget_bytes: int, time_limit: float = 60.0, gap: float = 0.0) -> Plan:
@@ -53,6 +45,8 @@ def checkmate(graph: Graph, budget_bytes: int, time_limit: float = 60.0, gap: fl
     if relaxed.infeasible and best is None:
         raise Infeasible(f"no plan in stages fits into {budget_bytes} bytes: proved by the LP relaxation")
     bound = _proved(graph, stages, relaxed.bound)
+    if elsewhere := lower_bound(graph, budget_bytes, time_limit=time_limit * 0.1):
+        bound = max(bound or 0.0, elsewhere.cost)  # it holds for plans in stages too
     if relaxed.values is not None:
         best = _better(graph, best, rounded(graph, stages, relaxed.values, budget_bytes))
     if best is not None and bound is not None and run(graph, best).cost <= bound:
@@ -107,18 +101,6 @@ def lp_bound(graph: Graph, budget_bytes: int, time_limit: float = 60.0) -> Bound
         raise Infeasible(f"no plan in stages fits into {budget_bytes} bytes: proved by the LP relaxation")
     bound = _proved(graph, stages, relaxed.bound)
     return None if bound is None else Bound(bound, AMONG)
-
-
-def refuse_the_impossible(graph: Graph, budget_bytes: int) -> None:
-    """Raise Infeasible where one operator with its inputs, or the constants, are too large for the budget."""
-    if graph.constant_bytes > budget_bytes:
-        raise Infeasible(f"no plan fits into {budget_bytes} bytes: the constants take {graph.constant_bytes}")
-    for index in graph.operators:
-        node = graph.nodes[index]
-        inputs = sum(graph.nodes[source].size for source in graph.reads[index])
-        need = graph.constant_bytes + inputs + node.size + node.workspace
-        if need > budget_bytes:
-            raise Infeasible(f"no plan fits into {budget_bytes} bytes: operator {index} alone needs {need}")
 
 
 def _others(graph: Graph, budget_bytes: int, time_limit: float) -> Plan | None:

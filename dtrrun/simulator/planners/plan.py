@@ -47,6 +47,12 @@ class NotApplicable(ValueError):
     """The planner cannot plan this graph at all, whatever the budget."""
 
 
+class Bound(NamedTuple):
+    cost: float
+    """In units of the graph's costs."""
+    among: str
+
+
 def run(graph: Graph, plan: Plan | Iterable[Step]) -> Outcome:
     """Execute the plan: its cost and its peak in bytes, constants included.
 
@@ -139,3 +145,15 @@ def in_order(graph: Graph) -> Plan:
     """Every node once, as the program runs them: no plan costs less, and this is the peak without DTR."""
     steps = with_frees(graph, graph.operators)
     return Plan(steps, "none", "optimal", "all plans", float(graph.total_cost))
+
+
+def refuse_the_impossible(graph: Graph, budget_bytes: int) -> None:
+    """Raise Infeasible where one operator with its inputs, or the constants, are too large for the budget."""
+    if graph.constant_bytes > budget_bytes:
+        raise Infeasible(f"no plan fits into {budget_bytes} bytes: the constants take {graph.constant_bytes}")
+    for index in graph.operators:
+        node = graph.nodes[index]
+        inputs = sum(graph.nodes[source].size for source in graph.reads[index])
+        need = graph.constant_bytes + inputs + node.size + node.workspace
+        if need > budget_bytes:
+            raise Infeasible(f"no plan fits into {budget_bytes} bytes: operator {index} alone needs {need}")

@@ -10,6 +10,10 @@ from .extra import numpy, optimize, sparse
 Terms = Mapping[int, float]
 
 
+TOLERANCE = 1e-6
+"""HiGHS takes rows for satisfied, and numbers for whole, that are off by this."""
+
+
 class Solution(NamedTuple):
     values: Any
     """One a variable (a numpy array), or None when none was found."""

@@ -1,0 +1,121 @@
+"""The heuristic and settings with the least overhead, for a log and a budget, found by trying.
+
+A step that has been recorded can be replayed as often as one likes. First some rules that each win somewhere,
+then the neighbours of the best of our own (`dtrrun.policy.chain`), one setting at a time, as long as one of
+them is better. A replay ends as soon as it has recomputed more than the best so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+from dtrrun.policy.chain import NAMED, Settings, parse
+
+from .replay import Outcome
+from .schedule import Schedule
+from .simulate import simulate
+
+PORTFOLIO = "portfolio"
+
+STARTS = (
+    "h_next",
+    "h_chain",
+    "msps",
+    "h_dtr_eq",
+    Settings("ancestors", 0.2, 0.2, False).name,
+    Settings("e_star", 0.0, 1.0, False).name,
+    Settings("e_star", 0.2, 1.0, False).name,
+    Settings("e_star", 0.5, 1 / 3).name,
+    "lru",
+    "size",
+    "h_dtr",
+)
+EXPONENTS = (0.0, 0.1, 0.2, 1 / 3, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best outcome, how it was got, and everything that was tried.
+
+    Where nothing survives, `outcome` is one that does not. Its `seconds` are those of all replays.
+    """
+
+    heuristic: str
+    outcome: Outcome
+    tried: tuple[str, ...]
+
+
+def find(
+    schedule: Schedule,
+    budget_bytes: int | None,
+    *,
+    limit: float = 2.0,
+    foresight: bool = True,
+    tries: int = 48,
+    **options: Any,
+) -> Found:
+    """foresight: rules that know the step before are allowed. tries: replays at most.
+
+    limit, options: as for `simulate`.
+    """
+    started = perf_counter()
+    tried: dict[str, Outcome] = {}
+    best = ""
+
+    def attempt(name: str) -> bool:
+        """Whether it is better than all before."""
+        nonlocal best
+        if name in tried or len(tried) >= tries:
+            return False
+        survives = bool(best) and tried[best].status == "ok"
+        bound = min(limit, tried[best].overhead) if survives else limit
+        outcome = tried[name] = simulate(schedule, budget_bytes, name, limit=bound, **options)
+        better = outcome.status == "ok" and (not survives or outcome.overhead < tried[best].overhead)
+        if better or not best:
+            best = name
+        return better
+
+    for name in STARTS:
+        settings = parse(name)
+        if foresight or settings is None or not settings.next:
+            attempt(name)
+    centre = _centre(best, foresight)
+    moved = True
+    while moved:
+        moved = False
+        for one in _neighbours(centre, foresight):
+            if attempt(one.name):
+                centre, moved = one, True
+                break
+    outcome = replace(tried[best], seconds=perf_counter() - started)
+    return Found(best, outcome, tuple(tried))
+
+
+def _centre(name: str, foresight: bool) -> Settings:
+    """The member of our family that is, or is nearest to, the heuristic of that name."""
+    known = {
+        "msps": Settings("ancestors", 0.0, 0.0, False),
+        "h_dtr": Settings("e_star", 1.0, 0.0, False),
+        "h_dtr_eq": Settings("e_star", 1.0, 0.0, False),
+    }
+    return parse(name) or known.get(name) or NAMED["h_next" if foresight else "h_chain"]
+
+
+def _neighbours(centre: Settings, foresight: bool) -> Iterator[Settings]:
+    for exponent in _beside(centre.staleness):
+        yield centre._replace(staleness=exponent)
+    if foresight:
+        for exponent in _beside(centre.next):
+            yield centre._replace(next=exponent)
+    yield centre._replace(released_first=not centre.released_first)
+    yield centre._replace(cost="e_star" if centre.cost == "ancestors" else "ancestors")
+
+
+def _beside(exponent: float) -> list[float]:
+    """The two exponents to either side, the nearer ones first."""
+    place = min(range(len(EXPONENTS)), key=lambda i: abs(EXPONENTS[i] - exponent))
+    others = (place - 1, place + 1, place - 2, place + 2)
+    return [EXPONENTS[other] for other in others if 0 <= other < len(EXPONENTS)]

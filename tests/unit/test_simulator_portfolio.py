@@ -1,0 +1,69 @@
+"""dtrrun.simulator.portfolio, and replays that know the step before."""
+
+import pytest
+
+from dtrrun.simulator.portfolio import STARTS, find
+from dtrrun.simulator.schedule import schedule_of
+from dtrrun.simulator.simulate import simulate
+from tests.unit.simulator_logs import random_log
+
+FORESEEING = [
+    "h_next",
+    "h_chain(c=e_star,s=0,next=1,released=alike)",
+    "h_chain(c=ancestors,s=0,next=0.5,released=first)",
+    "h_chain(c=e_star,s=1,next=1,released=first)",
+]
+
+
+@pytest.mark.parametrize("heuristic", FORESEEING)
+@pytest.mark.parametrize("seed", range(8))
+def test_with_foresight_too_the_search_and_the_scan_give_the_same_run(seed, heuristic):
+    schedule = schedule_of(random_log(200 + seed, 120), "random")
+    changed = schedule_of(random_log(200 + seed, 90), "other")
+    for previous in (None, changed):
+        for share in (0.6, 0.4):
+            budget = int(schedule.peak_bytes * share)
+            fast, slow = (
+                simulate(schedule, budget, heuristic, limit=8, previous=previous, scan=scan)
+                for scan in (False, True)
+            )
+            for field in ("status", "time", "evictions", "rematerializations", "peak_bytes"):
+                assert getattr(fast, field) == getattr(slow, field)
+
+
+def test_a_step_that_differs_is_simulated_as_well():
+    """Even where the step before was another program, the rule only loses its foresight."""
+    schedule = schedule_of(random_log(9, 200), "random")
+    other = schedule_of(random_log(77, 200), "other")
+    budget = schedule.peak_bytes // 2
+    told = simulate(schedule, budget, "h_next", previous=other)
+    plain = simulate(schedule, budget, "h_chain(c=ancestors,s=.2,next=0,released=first)")
+    assert told.status == "ok"
+    assert told.time == plain.time
+
+
+@pytest.mark.parametrize("share", [0.8, 0.5, 0.35])
+def test_the_portfolio_is_as_good_as_the_best_of_what_it_starts_with(share):
+    schedule = schedule_of(random_log(31, 200), "random")
+    budget = int(schedule.peak_bytes * share)
+    alone = {name: simulate(schedule, budget, name) for name in STARTS}
+    best = min(one.overhead for one in alone.values() if one.status == "ok")
+    found = find(schedule, budget)
+    assert found.outcome.status == "ok"
+    assert found.outcome.overhead <= best
+    assert simulate(schedule, budget, found.heuristic).time == found.outcome.time
+    assert found.outcome.peak_bytes <= budget
+    assert set(STARTS) <= set(found.tried)
+
+
+def test_without_foresight_no_rule_is_tried_that_needs_it():
+    schedule = schedule_of(random_log(31, 200), "random")
+    found = find(schedule, schedule.peak_bytes // 2, foresight=False)
+    assert found.outcome.status == "ok"
+    assert not [name for name in found.tried if name == "h_next" or "next=1" in name]
+
+
+def test_a_budget_that_is_too_small_for_all_is_said_to_be():
+    schedule = schedule_of(random_log(31, 200), "random")
+    found = find(schedule, schedule.constant_bytes + 1)
+    assert found.outcome.status == "oom"
