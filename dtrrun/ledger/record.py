@@ -60,8 +60,8 @@ class Record(weakref.ref):  # type: ignore[type-arg]
     exposed: bool  # other code may write to the memory unseen, now and later
     superseded: bool  # a later version has taken over the storage
     used: bool  # some recipe was made that reads it
-    next_use = None  # nothing is foreseen yet
     held: Any  # a storage: recomputed memory that the program does not have
+    next_use = None  # nothing is foreseen yet
     block: Any  # the ledger's account of `held`
     secured_by: list[weakref.ref[Record]] | None  # the records whose replay needs this one
     extent: int  # bytes of the storage that its first tensor reaches, -1: all (known under verify only)
