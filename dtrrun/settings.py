@@ -48,6 +48,11 @@ class RuntimeSettings:
     on_thrash: OnThrash = "warn"
     max_steps: int | None = None
     verify: bool = False
+    log: str | None = None
+    """Where to write the log of a step (`dtrrun record`)."""
+    log_first: int = 2
+    log_last: int = 2
+    """The first and the last step of the log, counted from 1."""
     record_dir: str | None = None
 
     def to_environment(self) -> dict[str, str]:

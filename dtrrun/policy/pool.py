@@ -153,12 +153,20 @@ class Policy(ABC, Generic[N]):
         if node.bound is not None:
             self._due.add(node.bound)
 
-    def _factor(self, node: N, number: int) -> float:
-        """On the score; until `used`, or until the neighbourhood tells otherwise, it can only rise."""
+    def _factor(self, node: N, number: int | None) -> float:
+        """On the score; until `used`, or until the neighbourhood tells otherwise, it can only rise.
+
+        number: None for a lower bound, for which nothing but the node is looked at.
+        """
         heuristic = self.heuristic
         factor = heuristic.released if node.released else 1.0
         if heuristic.foresight and self.position is not None:
-            following = self._neighbourhood.next_use(node, number, self.position)
+            if number is None:
+                following = node.next_use
+                if following is not None and following <= self.position:
+                    following = None  # it did not come true
+            else:
+                following = self._neighbourhood.next_use(node, number, self.position)
             distance = self.horizon if following is None else following - self.position
             factor /= max(distance, 1) ** heuristic.foresight
         return factor

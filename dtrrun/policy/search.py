@@ -148,7 +148,6 @@ class HeapSearch(Policy[N]):
             staleness = now - node.last_access if ages else 1
             if staleness < 1:
                 staleness = 1
-            factor = self._factor(node, number) if adjusts else 1
             if candidates:
                 best_share = candidates[0][0] * (staleness if exponent == 1 else staleness**exponent)
                 if share is not None:
@@ -156,11 +155,14 @@ class HeapSearch(Policy[N]):
                         above.append((number, node, share, True))
                         continue
                 else:
-                    share = score(size, 1, own, own) * factor
+                    share = score(size, 1, own, own)
+                    if adjusts:
+                        share *= self._factor(node, None)
                     if share * ROUNDING > best_share * self._far:
                         above.append((number, node, share, self._far == 1))
                         continue
             started = perf_counter_ns()
+            factor = self._factor(node, number) if adjusts else 1
             cost, lower = watched_cost(node, number)
             found = score(size, staleness, own, cost) * factor
             candidate = found, number, node, score(size, 1, own, lower) * factor

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from dtrrun.ledger.record import Record
 from dtrrun.runtime.careful import Careful
-from dtrrun.runtime.record import Record
 
 
 class Access:
@@ -24,19 +24,19 @@ class Access:
     def pin(self, tensor: torch.Tensor, why: str) -> None:
         """Keep a tensor's storage in memory from now on. Raises BudgetError."""
         with self._careful.lock:
+            self._careful.ledger.drain()  # a new storage may have the identity of one that died
             record = self._record(tensor)
             if record is not None:
-                self._careful.lock_records([record])
+                self._careful.replay.lock([record])
                 record.locks -= 1
-                self._careful.ledger.make_constant(record, why)
-                record.pin = why
+                self._careful.ledger.pin(record, why)
 
     def lock(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
         """Keep storages in memory until what it returns is called. Raises BudgetError."""
         with self._careful.lock:
             self._careful.ledger.drain()
             records = [record for tensor in tensors if (record := self._record(tensor)) is not None]
-            self._careful.lock_records(records)
+            self._careful.replay.lock(records)
 
         def unlock() -> None:
             for record in records:
@@ -61,4 +61,4 @@ class Access:
             record = self._record(tensor)
             if record is not None:
                 why = "handed out" if exposes else "written outside"
-                self._careful.written_outside(record, why, exposes=exposes)
+                self._careful.ledger.written_outside(record, why, exposes=exposes)

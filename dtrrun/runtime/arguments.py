@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dtrrun.runtime.record import HOLE, Geometry
+from dtrrun.ledger.record import HOLE, Geometry
 from dtrrun.runtime.storage import storage_of
 
 VALUE, TENSOR, SEQUENCE, UNKEYED = range(4)

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from dtrrun.ledger.record import Record, Signature
 from dtrrun.runtime import shapes
 from dtrrun.runtime.arguments import flatten_into, geometry_of, is_leaf
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.ledger import Ledger
 from dtrrun.runtime.operators import Operator
-from dtrrun.runtime.record import Record, Signature
 from dtrrun.runtime.replay import Replay
 from dtrrun.runtime.storage import storage_of
 
@@ -58,6 +58,8 @@ class Call:
 
 class Calls:
     """Takes calls apart; locks and brings back what they read."""
+
+    asks_sizes = False  # of results before the first call, also where there is no budget
 
     def __init__(
         self,
@@ -191,7 +193,7 @@ class Calls:
             if len(self.signatures) >= SIGNATURES_LIMIT:
                 self.signatures.clear()
             signature = Signature(call.operator, tuple(geometries))
-            if self.ledger.budget_bytes is not None and not elsewhere:
+            if (self.asks_sizes or self.ledger.budget_bytes is not None) and not elsewhere:
                 predicted = shapes.predict(call.func, call.operator, call.template, call.kwargs, geometries)
                 if predicted is None:
                     # Not known before the first call: as much as the inputs is the best guess.
@@ -199,20 +201,6 @@ class Calls:
                 signature.output_bytes = predicted
             self.signatures[key] = signature
         return signature
-
-    def lock_records(self, records: list[Record]) -> None:
-        """Lock records and bring back those that are evicted; on failure nothing stays locked."""
-        clock = self.ledger.clock
-        for record in records:
-            record.locks += 1
-            record.last_access = clock
-        if any(not record.resident for record in records):
-            try:
-                self.replay.materialize(records)
-            except BaseException:
-                for record in records:
-                    record.locks -= 1
-                raise
 
     @staticmethod
     def _unlock(call: Call) -> None:

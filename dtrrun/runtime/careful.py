@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dtrrun.ledger.record import Record, Signature
 from dtrrun.runtime import rng
 from dtrrun.runtime.arguments import flatten_into
 from dtrrun.runtime.calls import Call
@@ -21,7 +22,6 @@ from dtrrun.runtime.guards import lazy_bits, views
 from dtrrun.runtime.mutation import note_mutation, versions_of
 from dtrrun.runtime.operators import Operator, operator_of
 from dtrrun.runtime.outcomes import Outcomes
-from dtrrun.runtime.record import Record, Signature
 
 
 class Careful(Outcomes):
@@ -128,7 +128,7 @@ class Careful(Outcomes):
         elsewhere = ledger.making_room_ns + replay.operators_ns
         with self.lock:
             try:
-                self.lock_records(inputs)
+                self.replay.lock(inputs)
                 try:
                     ledger.make_room(signature.output_bytes, signature.operator.name)
                 finally:
@@ -157,7 +157,7 @@ class Careful(Outcomes):
             flatten_into(arg, [], tensors)
         records = [record for tensor in tensors if (record := self.record_of(tensor)) is not None]
         with self.lock:
-            self.lock_records(records)
+            self.replay.lock(records)
         try:
             return func(*map(seen, args), **{name: seen(arg) for name, arg in kwargs.items()})
         finally:
@@ -168,21 +168,21 @@ class Careful(Outcomes):
         """Bring the inputs back, rescue what a mutation would lose, make room."""
         ledger = self.ledger
         if not call.operator.untouching:
-            self.lock_records(call.records)
+            self.replay.lock(call.records)
         else:
             for record in call.records:
                 record.locks += 1
         call.locked = list(call.records)
         if call.opaque:
             for record in call.records:
-                self._expose(record, "shared with a tensor without plain storage")
+                ledger.expose(record, "shared with a tensor without plain storage")
         if call.written:
             self._prepare_mutation(call)
         if call.operator.statistics is not None and call.operator.statistics.updates:
             statistics = [call.records[hole] for hole in self._statistics_of(call)]
             for record in statistics:
                 ledger.make_constant(record, "running statistics")
-            self._about_to_change(call, statistics)
+            ledger.about_to_change(statistics, call.changing)
         ledger.make_room(call.signature.output_bytes, call.operator.name)
 
     def _capture_rng(self, call: Call) -> Any:

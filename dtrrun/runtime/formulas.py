@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from dtrrun.ledger.record import HOLE, Geometry
 from dtrrun.runtime.arguments import KINDS, VALUE
 from dtrrun.runtime.operators import Operator
-from dtrrun.runtime.record import HOLE, Geometry
 from dtrrun.runtime.storage import storage_of
 
 aten = torch.ops.aten

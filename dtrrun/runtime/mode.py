@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dtrrun.ledger.recipes import CHAIN_LIMIT
+from dtrrun.ledger.record import HOLE, Op, Record
 from dtrrun.runtime import compiler
 from dtrrun.runtime.arguments import KINDS, PLAIN, SEQUENCE, TENSOR, VALUE, flatten_into, is_leaf, kind_of
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.operators import Operator
-from dtrrun.runtime.recipes import CHAIN_LIMIT
-from dtrrun.runtime.record import HOLE, Op, Record
 from dtrrun.runtime.storage import storage_of
 
 Tensor = torch.Tensor
@@ -157,7 +157,7 @@ class DTRMode(TorchDispatchMode):
                     ledger.supersede(target, None, 0)
         except BaseException:
             if target is not None:
-                careful.half_written(target)
+                ledger.half_written(target)
             raise
         if target is not None:
             pass  # entered above

@@ -7,41 +7,14 @@ from contextlib import suppress
 
 import torch
 
-from dtrrun.runtime import shapes
+from dtrrun.ledger.record import HOLE, Record, Signature
 from dtrrun.runtime.arguments import covers, is_leaf
 from dtrrun.runtime.calls import Call, Calls
-from dtrrun.runtime.recipes import CHAIN_LIMIT
-from dtrrun.runtime.record import HOLE, Record, Signature
-
-STICKY = ("parameter", "gradient", "pinned")  # pins that an overwrite of the whole storage does not end
+from dtrrun.runtime.storage import size_of
 
 
 class Mutations(Calls):
-    """Decides which mutations get a recipe, and rescues what the others destroy."""
-
-    def _expose(self, record: Record, why: str) -> None:
-        """Other code can reach the memory from now on: it stays, and nothing is replayed from it."""
-        if not record.exposed:
-            self._constant_about_to_change(record, why)
-            record.exposed = True
-            record.pin = why
-
-    def written_outside(self, record: Record, why: str, *, exposes: bool) -> None:
-        """Code that is no operator is about to write to the memory; `exposes`: or may, at any later time."""
-        self._constant_about_to_change(record, why)
-        record.exposed = record.exposed or exposes  # so are the versions to come
-        record.pin = record.pin or why
-        if record.used:
-            self.ledger.supersede(record, None, 0)
-
-    def _constant_about_to_change(self, record: Record, why: str) -> None:
-        """Nothing may rely on what `record` holds any more. Raises BudgetError if that needs room."""
-        exposed, record.exposed = record.exposed, True
-        try:
-            self.ledger.make_constant(record, why)
-            self.ledger.before_mutation(record)
-        finally:
-            record.exposed = exposed
+    """What operators write to, and what a replay must not write to again."""
 
     def watch_new(self) -> Callable[[], None]:
         """Until what it returns is called: whatever is made is handed out to code that no operator shows."""
@@ -55,7 +28,7 @@ class Mutations(Calls):
                 self.ledger.drain()
                 for record in list(self.ledger.records.values()):
                     if id(record) not in known:
-                        self._expose(record, "handed out")
+                        self.ledger.expose(record, "handed out")
             before.clear()  # until here, so that no new record got the id of an old one
 
         return ended
@@ -63,37 +36,21 @@ class Mutations(Calls):
     def _prepare_mutation(self, call: Call) -> None:
         """Decide which mutations get a recipe; what the others destroy is rescued before."""
         ledger = self.ledger
-        operator = call.operator
-        chained = call.recordable and not operator.reshapes_storage
-        targets = [call.records[holes[0]] for holes in call.written.values()]
-        for holes in call.written.values():
-            record = call.records[holes[0]]
-            tensor = call.tensors[holes[0]]
-            if tensor.requires_grad and is_leaf(tensor):
-                ledger.make_constant(record, "parameter")
-                record.pin = "parameter"
-                chained = False
-            elif record.op is None:
-                if record.pin in STICKY or not overwritten(call, record, holes):
-                    chained = False
-            elif record.age < ledger.step_age or record.version >= CHAIN_LIMIT:
-                # State that lives on over steps (running averages): its history is not worth keeping.
-                ledger.make_constant(record, "updated in place")
-                chained = False
-        if not chained:
+        written = list(call.written.values())
+        targets = [call.records[holes[0]] for holes in written]
+
+        def leaf(place: int) -> bool:
+            tensor = call.tensors[written[place][0]]
+            return tensor.requires_grad and is_leaf(tensor)
+
+        chained = ledger.chains(
+            targets, leaf, lambda place: overwritten(call, targets[place], written[place])
+        )
+        if not (chained and call.recordable and not call.operator.reshapes_storage):
             call.recordable = False
             for record in targets:
                 ledger.make_constant(record, "updated in place")
-        self._about_to_change(call, [record for record in targets if record.op is None])
-
-    def _about_to_change(self, call: Call, constants: list[Record]) -> None:
-        """Rescue what depends on constants; until the mutation nothing else may come to rely on them."""
-        for record in constants:
-            if not record.exposed:
-                record.exposed = True
-                call.changing.append(record)
-        for record in constants:
-            self.ledger.before_mutation(record)
+        ledger.about_to_change([record for record in targets if record.op is None], call.changing)
 
     def _statistics_of(self, call: Call) -> list[int]:
         """Holes of the running statistics, if this call does not read them (training)."""
@@ -136,7 +93,7 @@ class Mutations(Calls):
         storage = record()
         if storage is None or storage.device.type != self.ledger.device_type:
             return
-        nbytes = shapes.rounded(storage.nbytes())
+        nbytes = size_of(storage)
         if nbytes != record.nbytes:
             self.ledger.resized(record, nbytes)
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from dtrrun.runtime import shapes
+from dtrrun.ledger.record import Blank, Op, Record, Signature, new_record
 from dtrrun.runtime.arguments import outputs_of
 from dtrrun.runtime.calls import Call
 from dtrrun.runtime.cost_model import modelled_ns
 from dtrrun.runtime.mutation import Mutations, overwritten
 from dtrrun.runtime.operators import Operator
-from dtrrun.runtime.record import Blank, Op, Record, Signature, new_record
-from dtrrun.runtime.storage import storage_of
+from dtrrun.runtime.storage import size_of, storage_of
 
 
 class Outcomes(Mutations):
@@ -34,7 +33,8 @@ class Outcomes(Mutations):
                 signature.cost = cost
             signature.calls += 1
         ledger.age += 1
-        ledger.clock += signature.cost
+        if not call.operator.view:  # a view comes back with its storage
+            ledger.clock += signature.cost
         if ledger.dead:
             ledger.drain()
         self._unlock(call)
@@ -76,16 +76,10 @@ class Outcomes(Mutations):
         """The operator raised: the user sees its own error."""
         self._unlock(call)
         for holes in call.written.values():
-            self.half_written(call.records[holes[0]])
+            self.ledger.half_written(call.records[holes[0]])
         if call.operator.statistics is not None and call.operator.statistics.updates:
             for hole in self._statistics_of(call):
-                self.half_written(call.records[hole])
-
-    def half_written(self, record: Record) -> None:
-        """What a failed operator may have written to is a constant; the old version keeps its recipe."""
-        current = self.ledger.records.get(record.key)
-        if current is not None:
-            self.ledger.supersede(current, None, 0)
+                self.ledger.half_written(call.records[hole])
 
     def _recipe(self, call: Call, recipe_rng: Any) -> Op:
         op = Op()
@@ -117,12 +111,12 @@ class Outcomes(Mutations):
                 storage = storage_of(tensor)
             except (NotImplementedError, RuntimeError):
                 for record in call.records:
-                    self._expose(record, "shared with a tensor without plain storage")
+                    ledger.expose(record, "shared with a tensor without plain storage")
                 continue
             if call.operator.takes_storage:  # the program has the storage itself, and may write to it
                 given = self.record_of(tensor)
                 if given is not None:
-                    self._expose(given, "handed out")
+                    ledger.expose(given, "handed out")
                     self._resized(given)
                 continue
             if id(storage) in ledger.records:
@@ -138,9 +132,7 @@ class Outcomes(Mutations):
             if storage.device.type != ledger.device_type:
                 ledger.adopt(storage)
                 continue
-            record = new_record(
-                storage, ledger.on_death, shapes.rounded(storage.nbytes()), ledger.age, ledger.clock
-            )
+            record = new_record(storage, ledger.on_death, size_of(storage), ledger.age, ledger.clock)
             record.op, record.cost = op, call.signature.cost
             ledger.records[record.key] = record
             ledger.grow(record.nbytes)

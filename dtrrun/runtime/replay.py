@@ -1,174 +1,36 @@
-"""Rematerialization: running recorded operators again (paper, Sec. 2 and App. C.4).
-
-With an explicit stack, so that a chain of ten thousand evicted operators is no RecursionError. What is in
-memory is locked while an operator waits for its other inputs; what has been recomputed, until the last
-operator of this replay has read it, so that nothing is recomputed twice as long as memory suffices.
-"""
+"""Running a recorded operator again, on PyTorch's storages; when and in which order, `dtrrun.ledger` says."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
 from time import perf_counter_ns as now_ns
 from typing import Any
 
 import torch
 
+from dtrrun.ledger.record import Blank, Op, Record
+from dtrrun.ledger.replay import Replay as AnyReplay
 from dtrrun.runtime import storage as memory
 from dtrrun.runtime.arguments import fill, outputs_of, over
-from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import below
-from dtrrun.runtime.ledger import Ledger
-from dtrrun.runtime.record import Blank, Op, Record
 from dtrrun.runtime.rng import replaying
 
-storage_of = memory.storage_of
 
-MAX_RELAXATIONS = 8  # in one replay: two inputs that never fit together must not take turns forever
-LAST_PLANNED = 5  # relaxations that are left when plans are made for the last time
-
-Plan = dict[int, tuple[Record, list[Record]]]
-"""By id of each operator that a replay is going to run: a record that it makes, and inputs locked for it."""
-
-
-class Replay:
+class Replay(AnyReplay):
     """Brings evicted records back; counts what that cost."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self.rematerializations = 0
-        self.rematerialized_bytes = 0
-        self.operators_ns = 0  # of recomputed operators alone
-        self.tick: Any = None  # called now and then, also in the middle of a long replay
-        self.next_tick = 0
-        self.by_operator: dict[str, list[int]] = {}  # name: [count, ns, bytes]
+    tick: Any = None  # called now and then, also in the middle of a long replay
+    next_tick = 0
 
-    def materialize(self, targets: Iterable[Record]) -> None:
-        """Make all targets resident. The caller has locked those that must stay together.
-
-        Raises BudgetError if the budget can't hold what a replay needs; all locks taken here are released.
-        """
-        stack: list[Record | Op] = [record for record in targets if not record.resident]
-        entered: list[tuple[Record, Op]] = []  # records whose operator's inputs are locked
-        plan: Plan = {}
-        relaxations = MAX_RELAXATIONS
-        self.ledger.replaying += 1
-        try:
-            with below():
-                while stack:
-                    record = stack[-1]
-                    if isinstance(record, Op):
-                        stack.pop()
-                        if id(record) in plan:  # it has not run yet
-                            stack.append(plan[id(record)][0])
-                        continue
-                    waiting = bool(entered) and entered[-1][0] is record
-                    if record.resident:
-                        stack.pop()
-                        if waiting:
-                            self._unplan(plan, entered[-1][1])
-                            self._leave(entered.pop()[1])
-                        continue
-                    op = record.op
-                    if op is None:
-                        raise AssertionError("dtrrun: a storage was evicted that can't be recomputed")
-                    if not waiting:
-                        if id(op) not in plan and relaxations >= LAST_PLANNED:
-                            # In the program's order: then as little is needed at a time as when it ran.
-                            stack.extend(_add_to(plan, record))
-                            if stack[-1] is not record:
-                                continue
-                        self._enter(op)
-                        entered.append((record, op))
-                    if self.ledger.dead:
-                        self.ledger.drain()
-                    missing = [source for source in op.inputs if not source.resident]
-                    if missing:
-                        stack.extend(reversed(missing))
-                        continue
-                    self._unplan(plan, op)
-                    try:
-                        self._run(record, op)
-                    except BudgetError:
-                        if (len(entered) < 2 and not plan) or not relaxations:
-                            raise
-                        # What is needed later need not be held yet: it can come back in its turn.
-                        relaxations -= 1
-                        self._give_up(plan)
-                        for _, outer in entered[:-1]:
-                            self._unlock(outer.inputs)
-                        del entered[:-1]
-                        continue
-                    stack.pop()
-                    self._leave(entered.pop()[1])
-        finally:
-            self._give_up(plan)
-            while entered:
-                self._leave(entered.pop()[1])
-            self.ledger.replaying -= 1
-
-    def _enter(self, op: Op) -> None:
-        """Lock an operator's inputs. A function, so that no variable goes on referring to the last one."""
-        for source in op.inputs:
-            source.locks += 1
-            source.last_access = self.ledger.clock
-
-    @staticmethod
-    def _unplan(plan: Plan, op: Op) -> None:
-        """The turn of an operator has come: `materialize` has locked its inputs, or needs it no more."""
-        if id(op) in plan:
-            for source in plan.pop(id(op))[1]:
-                source.locks -= 1
-
-    def _give_up(self, plan: Plan) -> None:
-        for _, sources in plan.values():
-            self._unlock(sources)
-        plan.clear()
-
-    def _unlock(self, sources: Iterable[Record]) -> None:
-        """Unlock inputs of operators that have not run."""
-        for source in sources:
-            source.locks -= 1
-            if source.held is not None and not source.locks and self.ledger.pressure:
-                self.ledger.policy.insert(source)
-
-    def _leave(self, op: Op) -> None:
-        """Unlock the inputs of an operator; let go of those that were recomputed for it alone."""
-        for source in op.inputs:
-            source.locks -= 1
-            if source.held is None or source.locks:
-                continue
-            # References: the loop's variable, getrefcount's argument, the ledger's table.
-            if sys.getrefcount(source) - 3 > _references_from(op, source):
-                # Another recipe may read it: keep it while there is room.
-                if self.ledger.pressure:
-                    self.ledger.policy.insert(source)
-            else:  # App. C.4: ephemeral tensors go at once
-                self.ledger.drop(source)
-                self.ledger.policy.released(source)
-        if self.ledger.held:
-            self.ledger.trim()
+    def below(self) -> below:
+        return below()
 
     def _run(self, wanted: Record, op: Op) -> None:
-        ledger = self.ledger
-        need = op.signature.output_bytes
-        if memory.REFILL_COPIES:
-            need += wanted.nbytes
-        mutated = _mutated(op)
-        stolen: list[Record] = []  # old versions that only this operator reads: it may write into them
-        seen: set[int] = set()
-        for entry in op.tensors:
-            if type(entry) is Blank:
-                need += entry.nbytes
-            elif id(entry) in mutated and id(entry) not in seen:
-                seen.add(id(entry))
-                # References: the loop's variable, getrefcount's argument, the ledger's table.
-                alone = sys.getrefcount(entry) - 3 <= _references_from(op, entry)
-                if entry.held is not None and entry.locks == 1 and alone:
-                    stolen.append(entry)
-                else:
-                    need += entry.nbytes
-        ledger.make_room(need, op.signature.operator.name)
+        started = now_ns()
+        super()._run(wanted, op)
+        if started > self.next_tick and self.tick is not None:
+            self.tick()
+
+    def execute(self, op: Op, mutated: set[int], stolen: list[Record]) -> tuple[Any, list[Any], int]:
         written: dict[int, torch.UntypedStorage] = {}
         tensors: list[torch.Tensor] = []
         targets: list[torch.UntypedStorage | None] = []
@@ -198,108 +60,7 @@ class Replay:
             with replaying(op.rng):
                 result = op.func(*args, **kwargs)
         cost = now_ns() - started
-        self.operators_ns += cost
-        ledger.clock += op.signature.cost
-        self._collect(wanted, op, result, targets)
-        for source in stolen:  # only now: nothing that is evicted depends on it any more
-            ledger.policy.released(source)
-        tally = self.by_operator.setdefault(op.signature.operator.name, [0, 0, 0])
-        tally[0] += 1
-        tally[1] += cost
-        tally[2] += wanted.nbytes
-        if started > self.next_tick and self.tick is not None:
-            self.tick()
-
-    def _take(self, source: Record) -> torch.UntypedStorage:
-        """The memory of an old version, to be accounted for as the new one."""
-        storage = source.held
-        assert storage is not None
-        self.ledger.drop(source)
-        self.ledger.policy.discard(source)
-        return storage
-
-    def _collect(
-        self, wanted: Record, op: Op, result: Any, targets: list[torch.UntypedStorage | None]
-    ) -> None:
-        """Give the results of a replay to the records that miss them; drop the others."""
-        made: list[tuple[Record, torch.UntypedStorage]] = []
-        results = outputs_of(result, [])
-        if op.outputs is None:
-            made.append((wanted, storage_of(results[0])))
-        else:
-            for where, reference in op.outputs:
-                record = reference()
-                if record is None or record.resident:
-                    continue
-                storage = targets[~where] if where < 0 else storage_of(results[where])
-                assert storage is not None
-                made.append((record, storage))
-        ledger = self.ledger
-        transient = ledger.resident_bytes + (op.signature.output_bytes)
-        ledger.note_peak(transient)
-        for record, storage in made:
-            if record.alive:
-                memory.refill(record.memory(), storage)
-                ledger.restored(record)
-            elif record is wanted or record.locks:
-                ledger.hold(record, storage)
-            else:
-                continue
-            self.rematerializations += 1
-            self.rematerialized_bytes += record.nbytes
-            record.last_access = ledger.clock
-            if ledger.pressure:
-                ledger.policy.rematerialized(record)
-                if record.held is None and record.nbytes >= ledger.least_bytes:
-                    ledger.policy.insert(record)
-
-
-def _add_to(plan: Plan, wanted: Record) -> list[Op]:
-    """Plan what has to be run to make `wanted`: the operators, the last of the program's order first.
-
-    Locks what they will make for one another, each until all of these have read it. So everything is
-    recomputed once: else what two operators read can be evicted between the two, at every depth again.
-    """
-    planned: list[Op] = []
-    pending = [wanted]
-    plan[id(wanted.op)] = wanted, []
-    while pending:
-        record = pending.pop()
-        op = record.op
-        assert op is not None
-        locked = plan[id(op)][1]
-        if record is not wanted:
-            planned.append(op)
-        for source in op.inputs:
-            if source.resident or source.op is None:
-                continue
-            source.locks += 1
-            locked.append(source)
-            if id(source.op) not in plan:
-                plan[id(source.op)] = source, []
-                pending.append(source)
-
-    def order(op: Op) -> tuple[int, int]:
-        record, _ = plan[id(op)]
-        return record.age, record.version
-
-    planned.sort(key=order, reverse=True)
-    return planned
-
-
-def _references_from(op: Op, source: Record) -> int:
-    """How often one recipe refers to a record."""
-    references = sum(1 for entry in op.tensors if entry is source)
-    if op.inputs is not op.tensors:
-        references += sum(1 for record in op.inputs if record is source)
-    return references
-
-
-def _mutated(op: Op) -> set[int]:
-    """Ids of the input records whose storage the operator writes to."""
-    if op.outputs is None:
-        return set()
-    return {id(op.tensors[~where]) for where, _ in op.outputs if where < 0}
+        return outputs_of(result, []), targets, cost
 
 
 def _copy(source: Record) -> torch.UntypedStorage:

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from dtrrun.ledger.record import Record
 from dtrrun.runtime import storage as memory
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import below
-from dtrrun.runtime.record import Record
-from dtrrun.runtime.shapes import rounded
+from dtrrun.runtime.storage import rounded
 
 
 class Resizes:
@@ -48,9 +48,9 @@ class Resizes:
     def _taken_over(self, record: Record) -> Record:
         """Bring it back, and leave it to the program; its record from now on."""
         careful = self._careful
-        careful.lock_records([record])
+        careful.replay.lock([record])
         record.locks -= 1
-        careful.written_outside(record, "resized by the program", exposes=True)
+        careful.ledger.written_outside(record, "resized by the program", exposes=True)
         return careful.ledger.records[record.key]
 
     def _make_room(self, record: Record, nbytes: int) -> None:

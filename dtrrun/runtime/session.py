@@ -36,7 +36,6 @@ from dtrrun.settings import RuntimeSettings
 
 PUBLISH_NS = 200_000_000  # between two writes of the record
 COMPACT_EVERY = 20_000  # operators
-SMALL = 4096  # bytes
 THRASHING = 10.0  # a slowdown that is worth a warning unasked
 THRASH_GRACE_NS = 5_000_000_000  # of overhead in a step that is still under way
 THRASHED = 1  # exit status of --on-thrash stop
@@ -58,7 +57,13 @@ class Session:
             ignore_small=settings.ignore_small,
         )
         device = "cpu" if settings.device == "auto" else settings.device.partition(":")[0]
-        self.ledger = Ledger(
+        parts: tuple[Any, Any, Any, Any] = (Ledger, Careful, Access, None)
+        if settings.log is not None:
+            from dtrrun.runtime.recording_parts import recording
+
+            parts = recording(settings)
+        new_ledger, new_careful, new_access, self._recorder = parts
+        self.ledger: Ledger = new_ledger(
             settings.budget_bytes,
             policy,
             device_type=device,
@@ -68,7 +73,7 @@ class Session:
             self.ledger.fingerprints = Fingerprints()
         self.replay = Replay(self.ledger)
         self.ledger.rematerialize = self.replay.materialize
-        self.careful = Careful(
+        self.careful: Careful = new_careful(
             self.ledger,
             self.replay,
             self._tick,
@@ -87,7 +92,7 @@ class Session:
         self._compacted_age = 0
         self._thrash_warning = ""
         self.steps = StepClock(self.times, self._step_ended)
-        self._access = Access(self.careful)
+        self._access: Access = new_access(self.careful)
         self._gradients = Gradients(self._access.pin)
         self._notices = notices.Notices(self.warn)
         self.ledger.met_device = self._met_device
@@ -118,6 +123,8 @@ class Session:
             part.install()
         fork.watch(self._before_fork, self._after_fork_in_child)
         self.running = True
+        if self._recorder is not None:
+            self._recorder.step_begins(self.ledger)
         self.mode.__enter__()  # type: ignore[no-untyped-call]
         self._publish()
 
@@ -136,6 +143,8 @@ class Session:
             if lost:
                 self.warn(f"{len(lost)} storages could not be brought back at the session's end")
         finally:
+            if self._recorder is not None:
+                self._recorder.abandon()
             for part in reversed(self._parts):
                 part.remove()
         self._publish()
@@ -211,22 +220,13 @@ class Session:
                 publish.write(self, self.writer)
 
     def _compact(self) -> None:
-        """Small storages that live on and on (predictions, losses) need no history: it would pile up."""
         with self.careful.lock:
-            for record in list(self.ledger.records.values()):
-                if record.age >= self._compacted_age:
-                    break
-                small = record.nbytes <= SMALL and record.op is not None and not record.op.secured
-                if small and record.resident and not record.locks:
-                    self.ledger.make_constant(record, "small and old")
+            self.ledger.forget_small(self._compacted_age)
             self._compacted_age = self.ledger.age
 
     def _step_ended(self) -> None:
         with self.careful.lock:
-            self.ledger.drain()
-            self.ledger.forget_history()
-            self.ledger.sweep()
-            self.ledger.step_age = self.ledger.age + 1
+            self.ledger.end_step()
             if self.steps.last is not None:
                 self.steps.last["peak_bytes"] = self.ledger.step_peak_bytes
             self.ledger.step_peak_bytes = self.ledger.resident_bytes

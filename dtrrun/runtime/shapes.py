@@ -7,21 +7,14 @@ from typing import Any
 
 import torch
 
+from dtrrun.ledger.record import Geometry
 from dtrrun.runtime import formulas
 from dtrrun.runtime.arguments import fill, outputs_of
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.operators import Operator
-from dtrrun.runtime.record import Geometry
-from dtrrun.runtime.storage import storage_of
-
-ROUNDING = 64
+from dtrrun.runtime.storage import rounded, size_of, storage_of
 
 loading_ns = 0  # spent in this process on what PyTorch imports for its first shape function (torch._dynamo)
-
-
-def rounded(nbytes: int) -> int:
-    """Bytes as PyTorch's CPU allocator hands them out: whole cache lines."""
-    return (nbytes + ROUNDING - 1) & -ROUNDING
 
 
 def made_by(result: Any, known: Any) -> list[torch.Tensor]:
@@ -76,7 +69,7 @@ def by_shape_function(
                 torch.empty_strided(geometry[0], geometry[1], dtype=geometry[3], device="meta")
                 for geometry in geometries
             ]
-            before = sum(rounded(storage_of(tensor).nbytes()) for tensor in tensors)
+            before = sum(size_of(storage_of(tensor)) for tensor in tensors)
             feed = iter(tensors)
             args = [fill(arg, feed) for arg in template]
             named = {name: fill(arg, feed) for name, arg in kwargs.items()}
@@ -88,13 +81,13 @@ def by_shape_function(
             result = func(*args, **named)
             made = made_by(result, {id(storage_of(tensor)) for tensor in tensors})
             formulas.learn(func, template, kwargs, geometries, made)
-            nbytes = sum(rounded(storage_of(tensor).nbytes()) for tensor in made)
+            nbytes = sum(size_of(storage_of(tensor)) for tensor in made)
             if (
                 operator.reduces
             ):  # losses: the kernel allocates the unreduced size, then resizes the tensor only
                 nbytes = max([nbytes, *(rounded(tensor.numel() * tensor.itemsize) for tensor in tensors)])
             if operator.grows:
-                nbytes += max(sum(rounded(storage_of(tensor).nbytes()) for tensor in tensors) - before, 0)
+                nbytes += max(sum(size_of(storage_of(tensor)) for tensor in tensors) - before, 0)
             if operator.opaque_output >= 0:
                 # The shape function knows nothing of the workspace. oneDNN's is 15 times the results on large
                 # LSTM layers, and a few pages more on small ones; too much is corrected by the first call.

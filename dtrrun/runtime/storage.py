@@ -18,6 +18,22 @@ storage_of = torch._C.TensorBase.untyped_storage  # the unpatched method: `escap
 _swap: Any = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
 resize: Any = torch._C.StorageBase.resize_  # type: ignore[attr-defined]  # unpatched too: see `resizes`
 
+ROUNDING = 64
+
+
+def rounded(nbytes: int) -> int:
+    """Bytes as PyTorch's CPU allocator hands them out: whole cache lines."""
+    return (nbytes + ROUNDING - 1) & -ROUNDING
+
+
+def size_of(storage: torch.UntypedStorage) -> int:
+    """m(t): the bytes that a storage takes."""
+    return rounded(storage.nbytes())
+
+
+def device_type_of(storage: torch.UntypedStorage) -> str:
+    return storage.device.type
+
 
 def empty(storage: torch.UntypedStorage) -> None:
     """Give the memory back to the allocator at once; tensors over it keep sizes, strides and identity."""

@@ -7,7 +7,7 @@ import hashlib
 
 import torch
 
-from dtrrun.runtime.record import Record
+from dtrrun.ledger.record import Record
 
 
 class Fingerprints:

@@ -12,18 +12,24 @@
     {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}            what comes before is left out
 
 TIME is in nanoseconds, MEMORY in bytes; numbers may be written as numbers or as text. Other fields are
-passed over.
+passed over, but for DTRRUN: there the logs of `dtrrun record` have facts for `simulator.live`. A file may be
+compressed by gzip.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 START = "START"
 BACKWARD = "BACKWARD"
+
+
+Facts = dict[str, Any] | None
 
 
 class LogError(ValueError):
@@ -33,6 +39,7 @@ class LogError(ValueError):
 class Constant(NamedTuple):
     name: str
     nbytes: int
+    facts: Facts = None
 
 
 class Call(NamedTuple):
@@ -44,6 +51,7 @@ class Call(NamedTuple):
     nbytes: tuple[int, ...]
     aliases: tuple[int, ...]
     cost: int
+    facts: Facts = None
 
 
 class Mutate(NamedTuple):
@@ -53,6 +61,7 @@ class Mutate(NamedTuple):
     inputs: tuple[str, ...]
     mutated: tuple[int, ...]
     cost: int
+    facts: Facts = None
 
 
 class Copy(NamedTuple):
@@ -67,10 +76,12 @@ class CopyFrom(NamedTuple):
 
 class Release(NamedTuple):
     name: str
+    facts: Facts = None
 
 
 class Annotate(NamedTuple):
     text: str
+    facts: Facts = None
 
 
 Instruction = Constant | Call | Mutate | Copy | CopyFrom | Release | Annotate
@@ -79,20 +90,28 @@ Instruction = Constant | Call | Mutate | Copy | CopyFrom | Release | Annotate
 def read_log(path: str | Path) -> list[Instruction]:
     """The instructions of a log file, from its START annotation (from the beginning if it has none).
 
-    Raises LogError, OSError.
+    The annotation is left out unless it has facts. Raises LogError, OSError.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with _opened(path) as file:
             return list(_from_start(parse(file, str(path))))
     except UnicodeDecodeError as error:
         raise LogError(f"{path}: not a text file ({error.reason} at byte {error.start})") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise LogError(f"{path}: not a whole gzip file ({error})") from None
+
+
+def _opened(path: str | Path) -> IO[str]:
+    with open(path, "rb") as file:
+        compressed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path, "rt", encoding="utf-8") if compressed else open(path, encoding="utf-8")
 
 
 def _from_start(instructions: Iterable[Instruction]) -> list[Instruction]:
     found = list(instructions)
     for place, one in enumerate(found):
-        if one == Annotate(START):
-            return found[place + 1 :]
+        if isinstance(one, Annotate) and one.text == START:
+            return found[place + (one.facts is None) :]
     return found
 
 
@@ -100,25 +119,25 @@ def parse(lines: Iterable[str], name: str) -> Iterator[Instruction]:
     """The instructions of `lines`; `name` is for the messages. Raises LogError."""
     reader = _Lines(lines, name)
     while (fields := reader.next()) is not None:
-        kind = reader.text("INSTRUCTION")
+        kind, facts = reader.text("INSTRUCTION"), reader.facts()
         if kind == "CONSTANT":
             label = reader.text("NAME")
             reader.follow("MEMORY", label)
-            yield Constant(label, reader.size("MEMORY"))
+            yield Constant(label, reader.size("MEMORY"), facts)
         elif kind == "CALL":
             yield _call(reader)
         elif kind == "MUTATE":
             inputs = reader.names("ARGS")
             mutated = tuple(reader.index(one, len(inputs)) for one in reader.items("MUTATE"))
-            yield Mutate(reader.text("NAME"), inputs, mutated, reader.size("TIME"))
+            yield Mutate(reader.text("NAME"), inputs, mutated, reader.size("TIME"), facts)
         elif kind == "COPY":
             yield Copy(reader.text("DST"), reader.text("SRC"))
         elif kind in ("COPY_FROM", "COPYFROM"):
             yield CopyFrom(reader.text("DST"), reader.text("SRC"))
         elif kind == "RELEASE":
-            yield Release(reader.text("NAME"))
+            yield Release(reader.text("NAME"), facts)
         elif kind == "ANNOTATE":
-            yield Annotate(reader.text("ANNOTATION"))
+            yield Annotate(reader.text("ANNOTATION"), facts)
         elif kind in ("MEMORY", "ALIAS"):
             raise reader.error(f"{kind} of {fields.get('NAME')!r} belongs to no CALL or CONSTANT")
         else:
@@ -127,7 +146,7 @@ def parse(lines: Iterable[str], name: str) -> Iterator[Instruction]:
 
 def _call(reader: _Lines) -> Call:
     operator, inputs, outputs = reader.text("NAME"), reader.names("ARGS"), reader.names("RESULT")
-    cost = reader.size("TIME")
+    cost, facts = reader.size("TIME"), reader.facts()
     if not outputs:
         raise reader.error(f"{operator} has no RESULT")
     sizes: list[int] = []
@@ -138,7 +157,7 @@ def _call(reader: _Lines) -> Call:
         reader.follow("ALIAS", output)
         alias = reader.number("ALIAS")
         aliases.append(-1 if alias == -1 else reader.index(alias, len(inputs)))
-    return Call(operator, inputs, outputs, tuple(sizes), tuple(aliases), cost)
+    return Call(operator, inputs, outputs, tuple(sizes), tuple(aliases), cost, facts)
 
 
 class _Lines:
@@ -183,6 +202,12 @@ class _Lines:
         except KeyError:
             raise self.error(f"no field {field}") from None
 
+    def facts(self) -> Facts:
+        value = self._fields.get("DTRRUN")
+        if value is not None and not isinstance(value, dict):
+            raise self.error(f"DTRRUN is {value!r}, not an object with fields")
+        return value
+
     def text(self, field: str) -> str:
         value = self._field(field)
         if not isinstance(value, str):
@@ -225,9 +250,20 @@ class _Lines:
 
 def write_log(instructions: Iterable[Instruction], file: IO[str]) -> None:
     """Write a log that `read_log` reads; the START annotation comes first."""
-    for one in (Annotate(START), *instructions):
-        for fields in _lines_of(one):
-            file.write(json.dumps(fields, separators=(",", ":")) + "\n")
+    first = True
+    for one in instructions:
+        if first and not (isinstance(one, Annotate) and one.text == START):
+            _write(Annotate(START), file)
+        first = False
+        _write(one, file)
+
+
+def _write(one: Instruction, file: IO[str]) -> None:
+    facts = None if isinstance(one, (Copy, CopyFrom)) else one.facts
+    for fields in _lines_of(one):
+        if facts is not None:
+            fields, facts = {**fields, "DTRRUN": facts}, None
+        file.write(json.dumps(fields, separators=(",", ":")) + "\n")
 
 
 def _lines_of(one: Instruction) -> Iterator[dict[str, Any]]:

@@ -20,12 +20,10 @@ if TYPE_CHECKING:
     from .planners import Graph, Plan
 
 LOWER_BOUND = "lower_bound"
-NAMES = ("chen_sqrt", "chen_greedy", "treeverse", "chain_dp", "checkmate", LOWER_BOUND)
+NAMES = ("chen_sqrt", "chen_greedy", "treeverse", "chain_dp", "checkmate", "search", LOWER_BOUND)
 
 NODES = 60
 """Checkmate's integer program is for so many nodes: of a longer log, neighbouring operators are joined."""
-INTERVALS = (10, 25)
-"""The lower bound is the better of those with so many; see `planners.bound`."""
 
 
 @dataclass(frozen=True)
@@ -133,12 +131,10 @@ def _claim(found: Plan) -> str:
 def _lower_bound(graph: Graph, nbytes: int, seconds: float) -> tuple[float | None, str]:
     from .planners import lower_bound
 
-    found = [lower_bound(graph, nbytes, intervals, seconds / len(INTERVALS)) for intervals in INTERVALS]
-    bounds = [one for one in found if one is not None]
-    if not bounds:
+    found = lower_bound(graph, nbytes, time_limit=seconds)
+    if found is None:
         return None, "not found in the time"
-    best = max(bounds, key=lambda one: one[0])
-    return best[0], f"lower bound on {best[1]}"
+    return found[0], f"lower bound on {found[1]}"
 
 
 @lru_cache(maxsize=4)

@@ -13,6 +13,10 @@ from dtrrun.views.figures import breakdown, merged, operators, slowdown, table, 
 SCHEMA = "dtrrun.report/1"
 
 
+PRIVATE = ("record_dir", "log", "log_first", "log_last")
+"""Settings that are the launcher's own affair."""
+
+
 def build_report(
     snapshots: Sequence[Snapshot],
     settings: RuntimeSettings,
@@ -29,7 +33,7 @@ def build_report(
         "command": list(command),
         "exit_code": exit_code,
         "elapsed_seconds": wall_seconds,
-        "settings": {name: value for name, value in asdict(settings).items() if name != "record_dir"},
+        "settings": {name: value for name, value in asdict(settings).items() if name not in PRIVATE},
         "budget_bytes": settings.budget_bytes,
         **_figures(snapshots, settings.verify),
         "processes": [

@@ -8,7 +8,7 @@ from programs import batch, chain, check, check_stress, mlp
 from torch import nn
 
 import dtrrun
-from dtrrun.runtime.record import Op, Record
+from dtrrun.ledger.record import Op, Record
 
 
 def test_chain_of_mutations_whose_old_versions_are_needed():

@@ -38,7 +38,7 @@ NOT_APPLICABLE: dict[str, str] = {}
 class Mutant(NamedTuple):
     row: str  # of the design's hazard table
     name: str
-    file: str  # of dtrrun/runtime
+    file: str  # of dtrrun/runtime or dtrrun/ledger
     old: str
     new: str
     tests: str  # "file::test file::test", without "tests/conformance/test_" and ".py"

@@ -27,7 +27,7 @@ row(
     ),
     (
         "what is handed out is not marked so",
-        "mutation",
+        "writes",
         "        record.exposed = record.exposed or exposes ",
         "        pass ",
         "hazards_escapes::arrays_stay_valid_and_are_written_to_later",
@@ -41,8 +41,8 @@ row(
     ),
     (
         "nothing is rescued before a write outside",
-        "mutation",
-        "record, why)\n            self.ledger.before_mutation(record)\n",
+        "writes",
+        "record, why)\n            self.before_mutation(record)\n",
         "record, why)\n",
         "hazards_escapes::writes hazards_escapes::arrays_stay_valid_and_are_written_to_later",
     ),
@@ -64,8 +64,8 @@ row(
     (
         "an escape's replay runs under the program's modes",
         "replay",
-        "            with below():\n                while stack:",
-        "            with torch.no_grad():\n                while stack:",
+        "        return below()\n",
+        "        return torch.no_grad()\n",
         "hazards_modes::autocast_in_and_out",
     ),
 )
@@ -98,7 +98,7 @@ row(
     (
         "foreign memory is taken for ours",
         "storages",
-        "        elif not memory.is_ours(storage):\n",
+        "        elif not self.memory.is_ours(storage):\n",
         "        elif False:\n",
         "hazards_escapes::memory_that_is_not_ours "
         "faults_numpy::arrays_under_tensors_change_between_operators",
@@ -109,8 +109,8 @@ row(
     (
         "every output is the first one",
         "replay",
-        "targets[~where] if where < 0 else storage_of(results[where])",
-        "targets[~where] if where < 0 else storage_of(results[0])",
+        "targets[~where] if where < 0 else memory.storage_of(results[where])",
+        "targets[~where] if where < 0 else memory.storage_of(results[0])",
         "hazards_values::several_outputs_of_which_some_are_dropped",
     ),
     (
@@ -141,7 +141,7 @@ row(
         "what a sparse tensor is made from stays evictable",
         "outcomes",
         "                for record in call.records:\n"
-        '                    self._expose(record, "shared with a tensor without plain storage")\n',
+        '                    ledger.expose(record, "shared with a tensor without plain storage")\n',
         "                pass\n",
         "hazards_layouts::sparse_and_quantized",
     ),

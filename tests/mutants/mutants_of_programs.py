@@ -106,7 +106,7 @@ row(
     ),
     (
         "a half-written storage keeps its recipe",
-        "outcomes",
+        "writes",
         "        if current is not None:\n",
         "        if False:\n",
         "hazards_mutation::mutation_that_fails_half_way",
@@ -114,7 +114,7 @@ row(
     (
         "the short cut does not see that an operator raised",
         "mode",
-        "                careful.half_written(target)\n",
+        "                ledger.half_written(target)\n",
         "                pass\n",
         "hazards_mutation::mutation_that_fails_half_way",
     ),

@@ -74,9 +74,9 @@ row(
     ),
     (
         "history is never forgotten",
-        "session",
-        "            self.ledger.forget_history()\n",
-        "            pass\n",
+        "ledger",
+        "        self.forget_history()\n",
+        "",
         "hazards_mutation::kept_losses_do_not_pile_up_records",
     ),
     (
@@ -130,7 +130,7 @@ row(
     (
         "what running statistics made is not rescued",
         "careful",
-        "            self._about_to_change(call, statistics)\n",
+        "            ledger.about_to_change(statistics, call.changing)\n",
         "            pass\n",
         "hazards_constants::statistics_are_read_before_they_are_updated",
     ),

@@ -22,6 +22,7 @@ ROOT = FOLDER.parents[1]
 SECONDS = 120  # for the tests of one mutant; that they hang does not count as noticed
 EVERY = 12  # mutants, of which one is in the sample that `-k "sample or row"` runs
 CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
+PARTS = ("runtime", "ledger")
 BROKEN = ("ImportError", "ModuleNotFoundError", "SyntaxError", "NameError", "UnboundLocalError")
 
 
@@ -58,10 +59,11 @@ def test_the_tests_pass_without_a_mutant(run):
 
 
 def check_noticed(run, mutant):
-    source = (ROOT / "dtrrun" / "runtime" / f"{mutant.file}.py").read_text()
-    found = source.count(mutant.old)
-    assert found == 1, f"stale: {mutant.old!r} is {found} times in {mutant.file}.py"
-    told = run(mutant.paths, f"dtrrun.runtime.{mutant.file}", mutant.old, mutant.new)
+    paths = [path for part in PARTS if (path := ROOT / "dtrrun" / part / f"{mutant.file}.py").exists()]
+    found = {path: count for path in paths if (count := path.read_text().count(mutant.old))}
+    assert list(found.values()) == [1], f"stale: {mutant.old!r} is in {mutant.file}.py: {found}"
+    module = f"dtrrun.{next(iter(found)).parent.name}.{mutant.file}"
+    told = run(mutant.paths, module, mutant.old, mutant.new)
     assert told["applied"], "the module was never imported"
     if told["signal"]:
         assert told["signal"] in CRASHES, told

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from dtrrun.ledger.record import Record
 from dtrrun.runtime import storage as memory
-from dtrrun.runtime.record import Record
 from dtrrun.runtime.session import Session
-from dtrrun.runtime.shapes import rounded
+from dtrrun.runtime.storage import rounded
 
 
 def check(session: Session) -> None:

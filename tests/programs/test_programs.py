@@ -69,7 +69,7 @@ BREAKS: dict[str, tuple[object, str, object]] = {
         lambda context: setattr(context, "_before", rng._get(context._generator)),
     ),
     "locks": (Careful, "_unlock", lambda call: None),
-    "handed out": (Careful, "written_outside", lambda careful, record, why, exposes: None),
+    "handed out": (Ledger, "written_outside", lambda ledger, record, why, exposes: None),
     "sizes": (Careful, "_resized", lambda careful, record: None),
 }
 """Parts of the runtime, and what they are replaced by."""

@@ -10,7 +10,7 @@ from fake_records import EVIL, SETTINGS, snapshot
 
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.record import Snapshot
-from dtrrun.views.report import build_report
+from dtrrun.views.report import PRIVATE, build_report
 
 PAGE = Path(__file__).parents[2] / "docs" / "report.md"
 TABLES = {
@@ -105,4 +105,4 @@ def test_the_page_describes_each_field_and_no_other() -> None:
     assert shared
     assert set(re.findall(r"`(\w+)`", shared[1])) == set(process) & set(report)
     settings = text.split("\n## `settings`\n")[1].split("\n## ")[0]
-    assert set(re.findall(r"`(\w+)`", settings)) == {f.name for f in fields(RuntimeSettings)} - {"record_dir"}
+    assert set(re.findall(r"`(\w+)`", settings)) == {f.name for f in fields(RuntimeSettings)} - set(PRIVATE)

@@ -1,5 +1,6 @@
 """Operator logs: what is read, what is written, and what is said about a line that is wrong."""
 
+import gzip
 import io
 import json
 
@@ -39,6 +40,36 @@ def test_what_is_written_is_read_again(tmp_path):
     with open(path, "w") as file:
         write_log(EVERYTHING, file)
     assert read_log(path) == EVERYTHING
+
+
+def test_facts_of_our_own_are_kept(tmp_path):
+    facts = {"in": [1], "bytes": 128}
+    told = [
+        Annotate("START", {"format": 1}),
+        Constant("w", 64, {"storage": 1}),
+        Call("mm", ("w",), ("a",), (128,), (-1,), 9118, facts),
+        Mutate("add_", ("a",), (0,), 40, {"in": [2]}),
+        Release("a", {"storage": 2}),
+        Annotate("PIN", {"storage": 1}),
+        Release("w"),
+    ]
+    path = tmp_path / "step.log"
+    with open(path, "w") as file:
+        write_log(told, file)
+    assert read_log(path) == told
+    path.write_text('{"INSTRUCTION":"RELEASE","NAME":"x","DTRRUN":3}')
+    with pytest.raises(LogError, match="line 1: DTRRUN is 3, not an object"):
+        read_log(path)
+
+
+def test_a_log_may_be_compressed(tmp_path):
+    path = tmp_path / "step.log.gz"
+    with gzip.open(path, "wt") as file:
+        write_log(EVERYTHING, file)
+    assert read_log(path) == EVERYTHING
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(LogError, match="not a whole gzip file"):
+        read_log(path)
 
 
 def test_what_stands_before_the_start_is_left_out(tmp_path):

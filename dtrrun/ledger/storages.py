@@ -8,15 +8,11 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-import torch
-
-from dtrrun.runtime import storage as memory
-from dtrrun.runtime.errors import BudgetError
-from dtrrun.runtime.record import Record, new_record
-from dtrrun.runtime.shapes import rounded
+from dtrrun.ledger.record import Record, new_record
 
 HELD_SHIFT = 3  # an eighth of the budget
 SMALL_CONSTANT = 512  # bytes
+SMALL_CONSTANTS = 256  # of them
 LOOK_SHIFT = 4  # at the process's memory, when a sixteenth of the budget has been freed
 
 
@@ -29,6 +25,12 @@ class Block(weakref.ref):  # type: ignore[type-arg]
 
 class Storages:
     """The accounts: records by storage, and what is resident, evicted or held by ourselves."""
+
+    memory: Any
+    """How a storage is emptied and refilled, and what it is: a module such as `runtime.storage`."""
+    BudgetError: type[Exception]
+    """Raised where a budget can't hold an operator; made of the operator, the bytes it needs, the budget, the
+    least that would do, and the pinned bytes by reason."""
 
     def __init__(
         self,
@@ -47,7 +49,7 @@ class Storages:
         self.held: dict[int, Record] = {}  # recomputed versions that the program does not have
         self._swept_evictions = self.held_bytes = 0
         # The program lets go of them at once (`torch.tensor(2.0)`): what they made could never be evicted.
-        self.small_constants: deque[Any] = deque(maxlen=256)
+        self.small_constants: deque[Any] = deque(maxlen=SMALL_CONSTANTS)
         self.dead: deque[Any] = deque()
         self.on_death = self.dead.append  # runs at any moment, in any thread: it only queues
         self.pressure = False  # whether memory ever ran short: until then the policy is told nothing
@@ -75,21 +77,24 @@ class Storages:
                 if record.op is not None and record.resident and record.nbytes >= self.least_bytes:
                     self.policy.insert(record)
 
-    def adopt(self, storage: torch.UntypedStorage, *, pin: str = "constant") -> Record:
+    def adopt(self, storage: Any, *, pin: str = "constant") -> Record:
         """Enter a storage that no recorded operator made: a constant."""
-        record = new_record(storage, self.on_death, rounded(storage.nbytes()), self.age, self.clock)
+        record = new_record(storage, self.on_death, self.memory.size_of(storage), self.age, self.clock)
         record.pin = pin
-        if storage.device.type != self.device_type:
+        device_type = self.memory.device_type_of(storage)
+        if device_type != self.device_type:
             # Another device's: neither counted nor replayed from (a copy from the host is a constant).
             record.nbytes, record.exposed, record.pin = 0, True, "other device"
-            if self.met_device is not None and storage.device.type != "meta":
-                self.met_device(storage.device.type)
-        elif not memory.is_ours(storage):
+            if self.met_device is not None and device_type != "meta":
+                self.met_device(device_type)
+        elif not self.memory.is_ours(storage):
             record.exposed, record.pin = True, "foreign memory"
         elif pin == "constant" and 0 < record.nbytes <= SMALL_CONSTANT:
             self.small_constants.append(storage)
         if self.resident_bytes + record.nbytes > self.limit:
-            with suppress(BudgetError):  # the memory exists already: what can be done is to make up for it
+            with suppress(
+                self.BudgetError
+            ):  # the memory exists already: what can be done is to make up for it
                 self.make_room(record.nbytes, "a tensor from outside")
         self.records[record.key] = record
         self.grow(record.nbytes)
@@ -160,7 +165,7 @@ class Storages:
             self._freed_bytes = 0
             self.heap.check(self.resident_bytes, self.limit)
 
-    def hold(self, record: Record, storage: torch.UntypedStorage) -> None:
+    def hold(self, record: Record, storage: Any) -> None:
         """Keep a recomputed storage for a version that the program does not have."""
         block = Block(storage, self.on_death)
         block.nbytes = record.nbytes

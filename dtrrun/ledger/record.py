@@ -11,8 +11,6 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 Geometry = tuple[Any, ...]
 """(size, stride, storage offset, dtype), or the same with conjugate and negative bits."""
 
@@ -62,8 +60,8 @@ class Record(weakref.ref):  # type: ignore[type-arg]
     exposed: bool  # other code may write to the memory unseen, now and later
     superseded: bool  # a later version has taken over the storage
     used: bool  # some recipe was made that reads it
+    held: Any  # a storage: recomputed memory that the program does not have
     next_use = None  # nothing is foreseen yet
-    held: torch.UntypedStorage | None  # recomputed memory that the program does not have
     block: Any  # the ledger's account of `held`
     secured_by: list[weakref.ref[Record]] | None  # the records whose replay needs this one
     extent: int  # bytes of the storage that its first tensor reaches, -1: all (known under verify only)
@@ -94,14 +92,14 @@ class Record(weakref.ref):  # type: ignore[type-arg]
         """Whether the program itself still holds this version."""
         return not self.superseded and self() is not None
 
-    def memory(self) -> torch.UntypedStorage | None:
+    def memory(self) -> Any:
         """The storage that holds this version's bytes, None if it is nowhere."""
         if self.held is not None:
             return self.held
         return None if self.superseded else self()
 
 
-def new_record(storage: torch.UntypedStorage, on_death: Any, nbytes: int, age: int, clock: int) -> Record:
+def new_record(storage: Any, on_death: Any, nbytes: int, age: int, clock: int) -> Record:
     """A resident record with no recipe yet (the dispatch mode has an inlined twin of this)."""
     record = Record(storage, on_death)
     record.key = id(storage)
@@ -126,7 +124,7 @@ class Blank:
 
     __slots__ = ("device", "nbytes")
 
-    def __init__(self, nbytes: int, device: torch.device) -> None:
+    def __init__(self, nbytes: int, device: Any) -> None:
         self.nbytes = nbytes
         self.device = device
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from dtrrun.runtime.record import Op, Record, new_record
-from dtrrun.runtime.storages import Storages
+from dtrrun.ledger.record import Op, Record, new_record
+from dtrrun.ledger.storages import Storages
 
 CHAIN_LIMIT = 32  # mutations that a recipe may replay before the storage becomes a constant
+SMALL = 4096  # bytes
 
 
 class Recipes(Storages):
@@ -167,6 +168,18 @@ class Recipes(Storages):
                 break  # entered before this step
             if record.op is not None and record.resident and not self._is_intact(record, intact):
                 self.make_constant(record, "input mutated")
+
+    def forget_small(self, age: int) -> None:
+        """Small storages that live on and on (predictions, losses) need no history: it would pile up.
+
+        age: those that are younger keep theirs.
+        """
+        for record in list(self.records.values()):
+            if record.age >= age:
+                break
+            small = record.nbytes <= SMALL and record.op is not None and not record.op.secured
+            if small and record.resident and not record.locks:
+                self.make_constant(record, "small and old")
 
     @staticmethod
     def _is_intact(record: Record, intact: dict[int, bool]) -> bool:

@@ -1,0 +1,82 @@
+"""What becomes of recipes when a storage is written to: by operators, or by code that no operator shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dtrrun.ledger.recipes import CHAIN_LIMIT, Recipes
+from dtrrun.ledger.record import Record
+
+STICKY = ("parameter", "gradient", "pinned")  # pins that an overwrite of the whole storage does not end
+
+
+class Writes(Recipes):
+    """Decides which mutations get a recipe, and rescues what the others destroy."""
+
+    def expose(self, record: Record, why: str) -> None:
+        """Other code can reach the memory from now on: it stays, and nothing is replayed from it."""
+        if not record.exposed:
+            self._constant_about_to_change(record, why)
+            record.exposed = True
+            record.pin = why
+
+    def written_outside(self, record: Record, why: str, *, exposes: bool) -> None:
+        """Code that is no operator is about to write to the memory; `exposes`: or may, at any later time."""
+        self._constant_about_to_change(record, why)
+        record.exposed = record.exposed or exposes  # so are the versions to come
+        record.pin = record.pin or why
+        if record.used:
+            self.supersede(record, None, 0)
+
+    def _constant_about_to_change(self, record: Record, why: str) -> None:
+        """Nothing may rely on what `record` holds any more. Raises BudgetError if that needs room."""
+        exposed, record.exposed = record.exposed, True
+        try:
+            self.make_constant(record, why)
+            self.before_mutation(record)
+        finally:
+            record.exposed = exposed
+
+    def half_written(self, record: Record) -> None:
+        """What a failed operator may have written to is a constant; the old version keeps its recipe."""
+        current = self.records.get(record.key)
+        if current is not None:
+            self.supersede(current, None, 0)
+
+    def pin(self, record: Record, why: str) -> None:
+        """Keep a resident storage in memory from now on."""
+        self.make_constant(record, why)
+        record.pin = why
+
+    def chains(
+        self, targets: list[Record], leaf: Callable[[int], bool], overwritten: Callable[[int], bool]
+    ) -> bool:
+        """Whether an operator that can be replayed gets a recipe, for all that it writes to.
+
+        By their places in `targets`: is it a leaf of autograd, and is all of it overwritten unread?
+        """
+        chained = True
+        for place, record in enumerate(targets):
+            if leaf(place):
+                self.pin(record, "parameter")
+                chained = False
+            elif record.op is None:
+                if record.pin in STICKY or not overwritten(place):
+                    chained = False
+            elif record.age < self.step_age or record.version >= CHAIN_LIMIT:
+                # State that lives on over steps (running averages): its history is not worth keeping.
+                self.make_constant(record, "updated in place")
+                chained = False
+        return chained
+
+    def about_to_change(self, constants: list[Record], changing: list[Record]) -> None:
+        """Rescue what depends on constants that an operator is going to write to.
+
+        Until it has (see `changing`, to which they are added) nothing else may come to rely on them.
+        """
+        for record in constants:
+            if not record.exposed:
+                record.exposed = True
+                changing.append(record)
+        for record in constants:
+            self.before_mutation(record)

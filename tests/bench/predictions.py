@@ -1,0 +1,89 @@
+"""What the simulator predicts from a recorded log of each example, against the live run."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from dtrrun.simulator.live import predict
+from dtrrun.simulator.log import read_log
+from tests.bench.runs import PATIENCE, ROOT, TINY, environment, finished, share
+from tests.bench.section import Section
+
+SHARES = (70, 50, 40)
+STEPS = 4
+POINTS = 10
+LIMIT = 20.0
+
+TEXT = """\
+Evictions, rematerializations and peak of a whole run of 4 steps under `--cost model`, as predicted from one
+log of `dtrrun record --step 1-4 --cost model`, are "equal" to the live run's or not; "too small" means that
+both end by the same error, "thrashes" that the prediction was given up. Beside it the recomputation as a
+share of the program's own operators, with measured costs: predicted from a log of the steps 2 to 4 and,
+after the comma, measured in the live run (our own bookkeeping is neither counted nor predicted). Budgets are
+shares of the recorded peak."""
+
+
+def measure(quick: bool) -> Section:
+    shares = (50,) if quick else SHARES
+    section = Section("9. Predicted and live", TEXT, ["Example", "Peak", *map("{} %".format, shares)])
+    with tempfile.TemporaryDirectory() as folder:
+        for example in TINY:
+            modelled = recorded(example, Path(folder, "modelled.log"), "1-4", "model")
+            measured = recorded(example, Path(folder, "measured.log"), "2-4", "measured")
+            if isinstance(modelled, str) or isinstance(measured, str):
+                section.missed.append(f"{example}: {modelled if isinstance(modelled, str) else measured}")
+                continue
+            peak = predict(modelled, None).peak_bytes
+            row = [example, f"{peak / 1e6:.0f} MB"]
+            for percent in shares:
+                budget = share(percent, peak)
+                cell, wrong = judged(example, budget, modelled, measured, Path(folder, "report.json"))
+                row.append(cell)
+                if wrong:
+                    section.missed.append(f"{example} at {percent} %: {wrong}")
+            section.rows.append(row)
+    return section
+
+
+def recorded(example: str, path: Path, steps: str, cost: str):
+    """The log's instructions, or what went wrong."""
+    options = ["record", "--quiet", "-o", str(path), "--step", steps, "--cost", cost]
+    status, stderr, _ = finished(command(options, example), ROOT, environment(), PATIENCE)
+    return stderr[-1000:] if status else read_log(path)
+
+
+def command(options: list[str], example: str) -> list[str]:
+    script = ROOT / "docs" / "examples" / f"{example}.py"
+    return [sys.executable, "-m", "dtrrun", *options, sys.executable, str(script), "--steps", str(STEPS)]
+
+
+def live(example: str, budget: int, cost: str, path: Path) -> dict:
+    options = ["--quiet", "--json", str(path), "--budget", f"{budget}B", "--cost", cost]
+    path.unlink(missing_ok=True)
+    finished(command([*options, "--max-steps", str(STEPS)], example), ROOT, environment(), PATIENCE)
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def judged(example, budget, modelled, measured, path) -> tuple[str, str]:
+    """A cell of the table, and what is wrong, or nothing."""
+    told = predict(modelled, budget, limit=LIMIT)
+    if told.status == "thrash":
+        return "thrashes", ""
+    run = live(example, budget, "model", path)
+    if not run:
+        return "failed", "the live run left no report"
+    if told.status == "oom" and run["least_budget_bytes"] == told.least_budget_bytes:
+        return "too small", ""
+    found = [run["evictions"], run["rematerializations"], run["peak_bytes"]]
+    expected = [told.evictions, told.rematerializations, told.peak_bytes]
+    wrong = "" if found == expected and told.status == "ok" else f"{told.status} {expected}, live {found}"
+    run, told = live(example, budget, "measured", path), predict(measured, budget, limit=LIMIT)
+    if told.status != "ok" or run.get("exit_code") != 0:
+        return "differs" if wrong else "equal; measured: does not fit", wrong
+    seconds = run["seconds"]
+    again = 100 * seconds["rematerialization"] / seconds["operators"]
+    guess = 100 * (told.overhead - 1)
+    if abs(again - guess) > POINTS:
+        wrong += f" recomputation of {guess:.0f} % predicted, {again:.0f} % measured"
+    return f"{'differs' if wrong else 'equal'}; {guess:.0f} %, {again:.0f} %", wrong.strip()

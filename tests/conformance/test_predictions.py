@@ -1,0 +1,214 @@
+"""What the simulator predicts of our own runtime is what it does: counts, peak and clock of each step."""
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from programs import batch, mlp
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+import dtrrun
+from dtrrun.simulator.live import predict
+from dtrrun.simulator.log import read_log
+
+STEPS = 3
+AMPLE = 1 << 40
+
+
+class Counts(NamedTuple):
+    evictions: int
+    rematerializations: int
+    peak_bytes: int
+    time: int
+
+
+def steps_of(program, budget, *, begin=1, **options):
+    """Run it live; the counts of each step. `begin`: the step from which on the budget holds."""
+    torch.manual_seed(3)
+    found = []
+    with dtrrun.budget(budget if begin == 1 else AMPLE, cost="model", **options) as session:
+        ledger, replay = session.ledger, session.replay
+        before = Counts(0, 0, 0, ledger.clock)
+
+        def stepped(*_):
+            nonlocal before
+            now = Counts(ledger.evictions, replay.rematerializations, 0, ledger.clock)
+            found.append(
+                Counts(
+                    now.evictions - before.evictions,
+                    now.rematerializations - before.rematerializations,
+                    session.steps.last["peak_bytes"],
+                    now.time - before.time,
+                )
+            )
+            before = now
+            if begin > 1 and len(found) == begin - 1:
+                known = dict(session.careful.signatures)
+                session.set_budget(budget)
+                session.careful.signatures.update(known)  # the costs that the log has
+
+        handle = register_optimizer_step_post_hook(stepped)
+        try:
+            program()
+        except dtrrun.BudgetError:
+            found.append("oom")
+        finally:
+            handle.remove()
+    return found
+
+
+def recorded(program, path, first, last):
+    steps_of(program, None, log=str(path), log_first=first, log_last=last)
+    return read_log(path)
+
+
+def predicted(log, budget, **options):
+    outcome = predict(log, budget, limit=math.inf, **options)
+    found = [Counts(s.evictions, s.rematerializations, s.peak_bytes, s.time) for s in outcome.steps]
+    return [*found, *(["oom"] if outcome.status == "oom" else [])]
+
+
+def train(model, optimizer, loss, make=batch):
+    def program():
+        for _ in range(STEPS):
+            x, y = make()
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            optimizer.step()
+
+    program()
+
+
+def plain_mlp():
+    model = mlp()
+    train(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), nn.functional.mse_loss)
+
+
+def in_place_and_dropout():
+    model = nn.Sequential(
+        nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(inplace=True), nn.Dropout(0.2),
+        nn.Linear(64, 64), nn.SiLU(inplace=True), nn.LayerNorm(64), nn.Dropout(0.1, inplace=True),
+        nn.Linear(64, 32), nn.BatchNorm1d(32),
+    )  # fmt: skip
+    train(model, torch.optim.Adam(model.parameters()), nn.functional.mse_loss)
+
+
+def views_and_several_outputs():
+    """Also: a chain that is released and kept, an escape, state of our own that is updated in place."""
+    weight = nn.Parameter(torch.randn(32, 32) / 6)
+    optimizer = torch.optim.RMSprop([weight], 1e-3, foreach=True)
+    average = torch.zeros(32)
+    kept = []
+    for _ in range(STEPS):
+        x = torch.randn(64, 32)
+        for place in range(6):
+            first, second = (x @ weight).chunk(2, 1)
+            values, places = torch.cat([first.sigmoid(), second.tanh()], 1).sort(1)
+            x = values + x[:, torch.randperm(32)].t().contiguous().t()
+            x[:, place] *= 0.5
+            kept.append(places[0].clone())
+        average.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        average.numpy()
+        loss = x.square().mean() + x.std()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        kept.append(loss)
+
+
+class Cubed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * 3 * x**2
+
+
+def recurrent_with_functions_of_its_own():
+    cell, head = nn.LSTMCell(16, 32), nn.Linear(32, 4)
+    parameters = [*cell.parameters(), *head.parameters()]
+    optimizer = torch.optim.AdamW(parameters, fused=True)
+    out = torch.empty(0)
+    for step in range(STEPS):
+        h = c = torch.zeros(48, 32)
+        for x in torch.randn(5 + step, 48, 16):
+            h, c = cell(Cubed.apply(x), (h, c))
+            h = nn.functional.gelu(h)
+        torch.mul(h.detach(), 2, out=out)
+        loss = nn.functional.cross_entropy(head(h), torch.randint(4, (48,)))
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        assert loss.item() > 0
+
+
+def errors_on_the_way():
+    """An operator that raises, pointers that are handed out, a gradient written to as an array."""
+    model = mlp(4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        x, y = batch()
+        middle = model[:4](x)
+        with pytest.raises(RuntimeError):
+            torch.mm(middle, y)
+        loss = (model[4:](middle) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        middle.detach().data_ptr()
+        middle.tolist()
+        next(model.parameters()).grad.numpy()[0] = 0
+        optimizer.step()
+
+
+PROGRAMS = [
+    plain_mlp,
+    in_place_and_dropout,
+    views_and_several_outputs,
+    recurrent_with_functions_of_its_own,
+    errors_on_the_way,
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_run_under_a_budget_is_predicted(program, tmp_path: Path):
+    log = recorded(program, tmp_path / "log.gz", 1, STEPS)
+    plain = steps_of(program, AMPLE)
+    assert predicted(log, AMPLE) == plain
+    peak = max(step.peak_bytes for step in plain)
+    evictions = 0
+    for share in (0.8, 0.6, 0.45, 0.3):
+        live = steps_of(program, int(peak * share))
+        assert predicted(log, int(peak * share)) == live, share
+        evictions += sum(step.evictions for step in live if step != "oom")
+    assert evictions > 5
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_step_alone_is_predicted_as_if_the_budget_began_with_it(program, tmp_path: Path):
+    log = recorded(program, tmp_path / "log", 3, 3)
+    (alone,) = predicted(log, AMPLE)
+    evictions = 0
+    for share in (0.9, 0.75, 0.5):
+        budget = int(alone.peak_bytes * share)
+        live = steps_of(program, budget, begin=3)
+        assert predicted(log, budget) == live[2:3], share
+        evictions += live[2].evictions if live[2] != "oom" else 0
+    assert evictions > 0
+
+
+@pytest.mark.parametrize("heuristic", ["h_dtr", "lru", "msps", "random"])
+def test_other_heuristics_and_over_budget(heuristic, tmp_path: Path):
+    log = recorded(in_place_and_dropout, tmp_path / "log", 1, STEPS)
+    for budget, warn in ((90_000, False), (70_000, True), (1, True)):
+        live = steps_of(
+            in_place_and_dropout, budget, heuristic=heuristic, over_budget="warn" if warn else "error"
+        )
+        assert predicted(log, budget, heuristic=heuristic, warn_only=warn) == live

@@ -1,0 +1,83 @@
+"""`dtrrun record` in real interpreters."""
+
+import sys
+
+import pytest
+
+from dtrrun.simulator.live import predict
+from dtrrun.simulator.log import Call, read_log
+from dtrrun.simulator.schedule import read_schedule
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(inplace=True), nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(1, 4):
+    optimizer.zero_grad()
+    model(torch.randn(256, 64)).square().mean().backward()
+    optimizer.step()
+    print("step", step)
+"""
+
+
+@pytest.fixture
+def record(plain):
+    return lambda *words: plain(sys.executable, "-m", "dtrrun", "record", *words)
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_the_second_step(record, script, tmp_path):
+    run = record("-o", "step.log", str(script))
+    assert run.status == 0, run.err
+    assert run.out == "step 1\n"  # it ends with the recorded step
+    assert run.ours[-1].startswith(f"step 2 is in {tmp_path / 'step.log'}: ")
+    path = tmp_path / "step.log"
+    (step,) = predict(path, None).steps
+    assert step.index == 2
+    assert step.peak_bytes > 2 * 256 * 64 * 4
+    names = [one.operator for one in read_log(path) if isinstance(one, Call)]
+    assert names.count("aten.addmm") == 2
+    schedule = read_schedule(path)
+    assert schedule.backward is not None
+    assert schedule.cost > 0
+
+
+def test_a_range_and_the_rest_of_the_program(record, script, tmp_path):
+    run = record("-o", "steps.log.gz", "--step", "1-2", "--go-on", "--quiet", str(script))
+    assert (run.status, run.out) == (0, "step 1\nstep 2\nstep 3\n"), run.err
+    assert [step.index for step in predict(tmp_path / "steps.log.gz", None).steps] == [1, 2]
+    left = {path.name for path in tmp_path.iterdir() if "step" in path.name}
+    assert left == {"steps.log.gz"}
+
+
+def test_a_program_that_ends_before(record, script, tmp_path):
+    (tmp_path / "step.log").write_text("as it was")
+    run = record("-o", "step.log", "--step", "7", "--quiet", str(script))
+    assert run.status == 125
+    assert run.ours == ["error: nothing was recorded: the program ended before the end of step 7"]
+    assert (tmp_path / "step.log").read_text() == "as it was"
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "-o PATH says where the log goes"),
+        (("-o", "x.log", "--step", "zero"), "'zero' is neither a number nor a range"),
+        (("-o", "x.log", "--step", "3-2"), "'3-2' is no range of steps"),
+        (("-o", "/nowhere/x.log"), "/nowhere is no folder that can be written to"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(record, script, words, message):
+    run = record(*words, str(script))
+    assert (run.status, run.out) == (2, "")
+    assert len(run.ours) == 1
+    assert message in run.ours[0]

@@ -1,0 +1,136 @@
+"""dtrrun.simulator.live, on the kept logs of the examples (tests/conformance has it against live runs)."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtrrun.policy import make_policy
+from dtrrun.simulator.live import predict
+from dtrrun.simulator.log import START, Annotate, Call, Constant, LogError, Release, read_log
+from dtrrun.simulator.schedule import schedule_of
+from dtrrun.simulator.sweep import Budget, Cell, run_cell
+
+LOGS = sorted(Path(__file__).parents[1].joinpath("logs").glob("*.log.gz"))
+HEAD = {"format": 1, "step": 1, "clock": 0, "age": 0, "step_age": 0, "refill_copies": False}
+EMPTY = {"records": [], "ops": [], "small": []}
+
+
+def test_there_is_a_log_of_each_example():
+    examples = Path(__file__).parents[2].joinpath("docs", "examples").glob("*.py")
+    assert {path.name.removesuffix(".log.gz") for path in LOGS} == {path.stem for path in examples}
+    assert sum(path.stat().st_size for path in LOGS) < 1_000_000
+
+
+@pytest.fixture(scope="module", params=LOGS, ids=lambda path: path.name.partition(".")[0])
+def log(request):
+    return read_log(request.param)
+
+
+def test_a_kept_log_inside_its_peak(log):
+    plain = predict(log, None)
+    assert (plain.status, plain.evictions, plain.rematerializations) == ("ok", 0, 0)
+    assert plain.time == plain.plain_time == sum(step.plain_time for step in plain.steps)
+    whole = predict(log, plain.peak_bytes * 11 // 10)  # what a result will take is at times only bounded
+    assert (whole.status, whole.evictions, whole.overhead) == ("ok", 0, 1.0)
+    tight = predict(log, plain.peak_bytes * 7 // 10)
+    assert tight.status == "ok"
+    assert tight.peak_bytes <= plain.peak_bytes * 7 // 10
+    assert tight.evictions > 0
+    assert tight.evictions == sum(step.evictions for step in tight.steps)
+    assert tight.rematerializations == sum(step.rematerializations for step in tight.steps)
+    assert plain.time < tight.time == sum(step.time for step in tight.steps) < 2 * plain.time
+    little = predict(log, plain.peak_bytes // 50)
+    assert little.status == "oom"
+    assert little.least_budget_bytes > plain.peak_bytes // 50
+
+
+def test_a_kept_log_reads_as_one_of_the_papers_format(log):
+    """The same operators and sizes; only the views cost something there."""
+    schedule, ours = schedule_of(log, "kept"), predict(log, None)
+    assert schedule.backward is not None
+    views = sum(one.cost for one in log if isinstance(one, Call) and one.facts and one.facts.get("view"))
+    assert schedule.cost == ours.plain_time + views
+    assert schedule.peak_bytes == pytest.approx(ours.peak_bytes, rel=0.03)
+
+
+def test_the_search_of_the_policy_makes_no_difference():
+    log = read_log(next(path for path in LOGS if path.name.startswith("resnet")))
+    budget = predict(log, None).peak_bytes // 2
+    by_heap, by_scan = predict(log, budget), predict(log, budget, policy=make_policy("h_dtr_eq", scan=True))
+    assert by_heap.steps == by_scan.steps
+    assert by_heap.evaluations < by_scan.evaluations
+    assert predict(log, budget, "lru").steps != by_heap.steps
+
+
+def test_a_sweep_asks_for_it():
+    path = str(next(path for path in LOGS if path.name.startswith("vae")))
+    row = run_cell(Cell(path, "vae", "h_dtr", Budget(ratio=0.5), semantics="dtrrun"))
+    outcome = predict(path, predict(path, None).peak_bytes // 2, "h_dtr")
+    assert (row.status, row.overhead, row.evictions) == ("ok", outcome.overhead, outcome.evictions)
+    assert row.evictions > 0
+
+
+def call(operator, cost, inputs, out, **facts):
+    """`inputs`: storages. `out`: (storage, bytes) of what it makes."""
+    made = [[where, number, nbytes, ""] for where, (number, nbytes) in enumerate(out)]
+    total = sum(nbytes for _, nbytes in out)
+    told = {"in": inputs, "bytes": total, "out": made, "shrinks": True, **facts}
+    names = tuple(f"t{number}" for number, _ in out)
+    return Call(operator, (), names, (0,) * len(out), (-1,) * len(out), cost, told)
+
+
+def head(*instructions):
+    return [Annotate(START, HEAD), Annotate("STATE", EMPTY), *instructions]
+
+
+def chain(length, nbytes=1000, cost=5_000):
+    """From a constant, and back."""
+    pin = {"storage": 0, "pin": "constant", "exposed": False}
+    there = [call("f", cost, [i], [(i + 1, nbytes)]) for i in range(length)]
+    back = [call("g", cost, [i], [(100 + i, 0)]) for i in range(length, 0, -1)]
+    return head(Constant("x", nbytes, pin), *there, *back)
+
+
+def test_a_chain_without_room_for_all_of_it():
+    plain = predict(chain(8), None)
+    assert (plain.peak_bytes, plain.plain_time) == (9_000, 80_000)
+    tight = predict(chain(8), 5_000, "lru", limit=math.inf)
+    assert (tight.status, tight.peak_bytes) == ("ok", 5_000)
+    assert tight.time - tight.plain_time == 5_000 * tight.rematerializations > 0
+    assert predict(chain(8), 5_000, "lru", limit=1.01).status == "thrash"
+    least = predict(chain(8), 1_500)
+    assert (least.status, least.least_budget_bytes) == ("oom", 2_000)
+
+
+def test_released_storages_go_at_once():
+    releases = [Release(f"t{i}", {"storage": i}) for i in range(8)]
+    log = head(Constant("x", 1000, {"storage": 0, "pin": "constant", "exposed": False}))
+    for i in range(8):
+        log += [call("f", 10, [i], [(i + 1, 1000)]), releases[i]]
+    assert predict(log, 2_000).evictions == 0
+    assert predict(log, None).peak_bytes == 2_000
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        ([], "has not the facts"),
+        ([Constant("x", 1)], "has not the facts"),
+        ([Annotate(START, HEAD | {"format": 99})], "of format 99"),
+        (head(call("f", 1, [7], [])), "instruction 3: facts that do not fit"),
+        (head(Release("x", {"storage": 7})), "instruction 3: facts that do not fit"),
+        (head(Annotate("SURPRISE", {"storage": 7})), "instruction 3: facts that do not fit"),
+    ],
+)
+def test_logs_that_are_none_of_ours(log, message):
+    with pytest.raises(LogError, match=message):
+        predict(log, None)
+
+
+def test_nothing_of_torch_is_imported():
+    """The simulator also runs where there is no torch."""
+    code = "import sys; sys.modules['torch'] = None; import dtrrun.simulator.live, dtrrun.simulator.schedule"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
