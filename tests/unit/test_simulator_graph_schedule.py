@@ -1,0 +1,97 @@
+"""A planner's graph as a schedule: DTR on it is a plan of the graph."""
+
+from __future__ import annotations
+
+import random
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_world import cheapest, graphs, random_graph
+
+from dtrrun.simulator.graph_schedule import schedule_of_graph
+from dtrrun.simulator.planned import graph_of
+from dtrrun.simulator.planners import Graph, Node, chain, group, in_order, lower_bound, run
+from dtrrun.simulator.planners.plan import with_frees
+from dtrrun.simulator.replay import Outcome
+from dtrrun.simulator.schedule import schedule_of
+from dtrrun.simulator.simulate import prepare, simulate
+from tests.unit.simulator_logs import random_log
+
+HEURISTICS = ("h_dtr", "h_dtr_eq", "h_chain", "lru")
+
+
+def computed(graph: Graph, budget: int, heuristic: str) -> tuple[Outcome, list[int]]:
+    """DTR on the graph, and the nodes that it computed, in order."""
+    replay: Any = prepare(schedule_of_graph(graph), budget, heuristic, limit=inf)
+    numbers = {id(tensor): index for index, tensor in enumerate(replay.tensors)}
+    compute, sequence = replay._compute, []
+
+    def watched(op: Any, wanted: Any, again: bool = False) -> None:
+        made = [numbers[id(one)] for one in op.outputs]
+        if not graph.nodes[made[0]].constant:
+            missing = [index for index in made[1:] if not replay.tensors[index].defined]
+            sequence.extend([made[0], *missing])
+        compute(op, wanted, again=again)
+
+    replay._compute = watched
+    return replay.run(), sequence
+
+
+@settings(max_examples=150, deadline=None)
+@given(graphs(), st.integers(0, 20), st.sampled_from(HEURISTICS))
+def test_dtr_on_it_is_a_plan_of_the_graph(graph: Graph, budget: int, heuristic: str) -> None:
+    schedule = schedule_of_graph(graph)
+    assert schedule.cost == graph.total_cost
+    plain = simulate(schedule, None, heuristic)
+    assert plain.peak_bytes == schedule.peak_bytes == run(graph, in_order(graph)).peak_bytes
+    outcome, sequence = computed(graph, budget, heuristic)
+    if outcome.status == "ok":
+        cost, peak_bytes = run(graph, with_frees(graph, sequence))
+        assert cost == outcome.time
+        assert peak_bytes <= outcome.peak_bytes <= budget
+        least = cheapest(graph, budget)
+        assert least is not None
+        assert outcome.time >= least
+
+
+def test_dtr_does_find_some_plans() -> None:
+    """Else, the property above would hold of nothing."""
+    generator, found = random.Random(3), 0
+    for _ in range(100):
+        graph = random_graph(generator)
+        budget = run(graph, in_order(graph)).peak_bytes - 1
+        outcome = simulate(schedule_of_graph(graph), budget, "h_dtr", limit=inf)
+        found += outcome.status == "ok" and outcome.time > graph.total_cost
+    assert found >= 5
+
+
+@pytest.mark.parametrize("heuristic", HEURISTICS)
+def test_a_grouped_log_stays_above_its_bound(heuristic: str) -> None:
+    graph = graph_of(schedule_of(random_log(5), "random"))
+    budget = int(run(graph, in_order(graph)).peak_bytes * 0.8)
+    grouped = group(graph, 30, budget).graph
+    bound = lower_bound(grouped, budget, 10)
+    outcome = simulate(schedule_of_graph(grouped), budget, heuristic, limit=inf)
+    assert outcome.plain_time == graph.total_cost
+    assert bound is not None
+    assert outcome.status != "ok" or outcome.time >= bound.cost
+
+
+def test_a_workspace_is_made_room_for() -> None:
+    graph = Graph((Node(1, 2), Node(1, 2), Node(1, 1, (1,), output=True, workspace=3)))
+    schedule = schedule_of_graph(graph)
+    assert [operator.workspace for operator in schedule.operators] == [0, 0, 3]
+    assert schedule.peak_bytes == schedule.largest_bytes == 6
+    assert simulate(schedule, 6, "lru").peak_bytes == 6
+    assert simulate(schedule, 5, "lru").status == "oom"
+
+
+def test_a_chain() -> None:
+    schedule = schedule_of_graph(chain(4), "chain")
+    assert schedule.name == "chain"
+    assert schedule.events == [0, 1, 2, 3, ~3, 4, ~2, 5, ~1, ~4, 6, ~0, ~5, 7, ~6]
+    assert schedule.backward == 5  # the event, not the operator
+    assert schedule.outputs == [7]
