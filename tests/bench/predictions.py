@@ -77,13 +77,15 @@ def judged(example, budget, modelled, measured, path) -> tuple[str, str]:
         return "too small", ""
     found = [run["evictions"], run["rematerializations"], run["peak_bytes"]]
     expected = [told.evictions, told.rematerializations, told.peak_bytes]
-    wrong = "" if found == expected and told.status == "ok" else f"{told.status} {expected}, live {found}"
+    equal = found == expected and told.status == "ok"
+    wrong = "" if equal else f"{told.status} {expected}, live {found}"
+    verdict = "equal" if equal else "differs"
     run, told = live(example, budget, "measured", path), predict(measured, budget, limit=LIMIT)
     if told.status != "ok" or run.get("exit_code") != 0:
-        return "differs" if wrong else "equal; measured: does not fit", wrong
+        return f"{verdict}; measured: does not fit", wrong
     seconds = run["seconds"]
     again = 100 * seconds["rematerialization"] / seconds["operators"]
     guess = 100 * (told.overhead - 1)
     if abs(again - guess) > POINTS:
         wrong += f" recomputation of {guess:.0f} % predicted, {again:.0f} % measured"
-    return f"{'differs' if wrong else 'equal'}; {guess:.0f} %, {again:.0f} %", wrong.strip()
+    return f"{verdict}; {guess:.0f} %, {again:.0f} %", wrong.strip()

@@ -314,5 +314,5 @@ def test_ledger_machine() -> None:
 
 
 def check_that_it_bites() -> None:
-    assert TALLY["rematerialized"] >= 0.4 * TALLY["machines"], TALLY
+    assert TALLY["rematerialized"] >= 0.3 * TALLY["machines"], TALLY
     assert TALLY["evicted"] >= 0.2 * TALLY["machines"], TALLY  # 15 to 350 of 60, by the draw
