@@ -14,7 +14,7 @@ from tests.bench.runs import ROOT
 from tests.bench.section import Section
 
 LAYERS, TENSORS = 64, (10, 13, 17, 25, 33)
-SHARES = (0.6, 0.4)
+SHARES = (0.75, 0.55)
 HEURISTICS = ("h_dtr", "h_dtr_eq", "h_chain", "h_next")
 MOST_OPERATORS = 1800
 SECONDS = 100.0
