@@ -138,19 +138,11 @@ class Ledger(Writes):
 
     def restored(self, record: Record) -> None:
         """Account for an evicted storage that has its memory again."""
-        op = record.op
-        if op is not None and op.kept:  # what a replay has locked must not die under it
-            op.kept = tuple([content for content in op.kept if self._locked(content)])
-            self.drain()
         record.resident = True
         self.evicted_bytes -= record.nbytes
         self.grow(record.nbytes)
         if self.fingerprints is not None and record.fingerprint is not None:
             self.fingerprints.compare(record)
-
-    def _locked(self, storage: Any) -> bool:
-        record = self.records.get(id(storage))
-        return record is not None and record.locks > 0
 
     def pinned_by_reason(self) -> dict[str, int]:
         """Bytes in memory that can't be evicted now, by reason, largest first."""

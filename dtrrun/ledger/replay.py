@@ -31,6 +31,7 @@ class Replay:
         self.rematerialized_bytes = 0
         self.operators_ns = 0  # of recomputed operators alone
         self.by_operator: dict[str, list[int]] = {}  # name: [count, ns, bytes]
+        self._came_back: list[tuple[Op, tuple[Any, ...]]] = []  # ran, and what was kept for it
 
     def lock(self, records: list[Record]) -> None:
         """Lock records and bring back those that are evicted; on failure nothing stays locked."""
@@ -104,17 +105,33 @@ class Replay:
                         continue
                     stack.pop()
                     self._leave(entered.pop()[1])
+                    if op.kept:
+                        self._came_back.append((op, op.kept))
         finally:
             self._give_up(plan)
             while entered:
                 self._leave(entered.pop()[1])
             self.ledger.replaying -= 1
+            if self._came_back and not self.ledger.replaying:
+                self._let_go()
 
     def _enter(self, op: Op) -> None:
         """Lock an operator's inputs. A function, so that no variable goes on referring to the last one."""
         for source in op.inputs:
             source.locks += 1
             source.last_access = self.ledger.clock
+
+    def _let_go(self) -> None:
+        """What inputs were kept for is back, and no replay goes on that may read them: they may die.
+
+        What was evicted again meanwhile has others kept for it.
+        """
+        for op, kept in self._came_back:
+            if op.kept is kept:
+                op.kept = ()
+        self._came_back.clear()
+        del op, kept
+        self.ledger.drain()
 
     @staticmethod
     def _unplan(plan: Plan, op: Op) -> None:

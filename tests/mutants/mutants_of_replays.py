@@ -58,10 +58,17 @@ row(
         "rematerialization::dear_inputs_of_a_cheap_evicted_storage_outlive_their_release",
     ),
     (
-        "a kept input dies under the replay that has locked it",
-        "ledger",
-        "tuple([content for content in op.kept if self._locked(content)])",
-        "()",
+        "kept inputs are never let go of",
+        "replay",
+        "            if self._came_back and not self.ledger.replaying:\n",
+        "            if False:\n",
+        "rematerialization::dear_inputs_of_a_cheap_evicted_storage_outlive_their_release",
+    ),
+    (
+        "a kept input dies under the replay that reads it again",
+        "replay",
+        "self._came_back.append((op, op.kept))",
+        "op.kept = ()",
         "rematerialization::a_kept_input_outlives_the_replay_that_reads_it_again",
     ),
     (
