@@ -1,0 +1,7 @@
+"""For all tests."""
+
+import signal
+
+# A shell's background job starts with Ctrl-C ignored, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
