@@ -3,8 +3,8 @@
 import dataclasses
 import gzip
 import multiprocessing
-import time
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
