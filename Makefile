@@ -1,7 +1,7 @@
 # make demo, make test: all that a fresh machine needs is Python 3.11 or later. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test conformance ecosystem check bench bench-simulator clean
+.PHONY: demo test test-parts test-bits conformance ecosystem check bench bench-simulator clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -23,7 +23,13 @@ demo: $(INSTALLED)
 	@set -e; half=$$($(BIN)/python -c '$(HALF)'); set -x; $(BIN)/dtrrun --budget $$half $(EXAMPLE)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q tests/unit tests/inject tests/conformance tests/programs tests/database
+	@$(MAKE) --no-print-directory -j2 -Oline test-parts test-bits
+
+test-parts: # interpreters, signals and terminals among them, whose tests wait more than they compute
+	$(BIN)/python -m pytest -q tests/unit tests/inject tests/database
+
+test-bits:
+	$(BIN)/python -m pytest -q tests/conformance tests/programs
 	$(BIN)/python -m pytest -q tests/mutants -k "sample or row"
 
 # PyTorch's own databases, random programs, and each handling of a hazard switched off: all of it.
