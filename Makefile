@@ -23,6 +23,7 @@ demo: $(INSTALLED)
 	@set -e; half=$$($(BIN)/python -c '$(HALF)'); set -x; $(BIN)/dtrrun --budget $$half $(EXAMPLE)
 
 test: $(INSTALLED)
+	@echo 'Two halves side by side; each tells when it is done, after some ten minutes.'
 	@$(MAKE) --no-print-directory -j2 -Oline test-parts test-bits
 
 test-parts: # interpreters, signals and terminals among them, whose tests wait more than they compute
