@@ -1,7 +1,7 @@
 # make demo, make test: all that a fresh machine needs is Python 3.11 or later. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test test-parts test-bits conformance ecosystem check bench bench-simulator clean
+.PHONY: demo test test-parts test-bits conformance programs ecosystem check bench bench-simulator clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -36,10 +36,13 @@ test-bits:
 # PyTorch's own databases, random programs, and each handling of a hazard switched off: all of it.
 conformance: $(INSTALLED)
 	$(BIN)/python -m tests.database --docs
+	$(MAKE) --no-print-directory programs
+	$(BIN)/python -m pytest -q tests/mutants
+
+programs: $(INSTALLED)
 	@set -ex; for seed in 1 2; do \
 		PROGRAMS=2500 PROGRAMS_SEED=$$seed $(BIN)/python -m pytest -q tests/programs & shards="$$shards $$!"; \
 	done; for shard in $$shards; do wait $$shard; done
-	$(BIN)/python -m pytest -q tests/mutants
 
 # Real packages; writes the table of docs/compatibility.md.
 ecosystem: $(ECOSYSTEM)
