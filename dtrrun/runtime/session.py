@@ -56,6 +56,8 @@ class Session:
             sample=settings.sample,
             ignore_small=settings.ignore_small,
         )
+        if policy.heuristic.foresight:
+            raise ValueError(f"heuristic {settings.heuristic!r} works in the simulator only; use h_chain")
         device = "cpu" if settings.device == "auto" else settings.device.partition(":")[0]
         parts: tuple[Any, Any, Any, Any] = (Ledger, Careful, Access, None)
         if settings.log is not None:

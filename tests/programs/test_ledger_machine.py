@@ -25,10 +25,10 @@ from hypothesis.stateful import (
 
 import dtrrun
 from dtrrun.ledger.record import Record
-from dtrrun.policy import ABLATION_NAMES, HEURISTIC_NAMES
 from dtrrun.runtime.guards import below
 from tests.programs import amount, invariants
 from tests.programs.amount import search, seeded
+from tests.programs.drawing import HEURISTICS
 from tests.programs.running import restoring, settle
 
 NUMBER = amount.NUMBER // 5
@@ -94,7 +94,7 @@ TALLY: Counter[str] = Counter()
 class LedgerMachine(RuleBasedStateMachine):
     @initialize(
         budget=st.sampled_from((1, 8 * MATRIX, 20 * MATRIX, 1 << 20)),
-        heuristic=st.sampled_from((*HEURISTIC_NAMES, *ABLATION_NAMES)),
+        heuristic=st.sampled_from(HEURISTICS),
         copies=st.booleans(),
     )
     def begin(self, budget: int, heuristic: str, copies: bool) -> None:
