@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from dtrrun.launch.devices import DEVICE
 from dtrrun.policy.chain import parse
 from dtrrun.policy.heuristics import ABLATION_NAMES, HEURISTIC_NAMES, check_heuristic
-from dtrrun.simulator.portfolio import PORTFOLIO
+from dtrrun.simulator import PORTFOLIO
 from dtrrun.sizes import parse_size
 
 PAPER = ("h_dtr", "h_dtr_eq", "h_dtr_local", "lru", "size", "msps", "random")

@@ -18,8 +18,6 @@ from .replay import Outcome
 from .schedule import Schedule
 from .simulate import simulate
 
-PORTFOLIO = "portfolio"
-
 STARTS = (
     "h_next",
     "h_chain",

@@ -17,7 +17,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .portfolio import PORTFOLIO, find
+from . import PORTFOLIO
+from .portfolio import find
 from .replay import Outcome
 from .schedule import Schedule, read_schedule
 from .simulate import simulate
