@@ -12,8 +12,15 @@ from rich.text import Text
 
 from dtrrun.sizes import format_size
 from dtrrun.views.figures import PARTS
-from dtrrun.views.panels import breakdown_table, columns_table, console_for, operators_table, rematerialized
-from dtrrun.views.text import duration, for_encoding, plain, rate, times
+from dtrrun.views.panels import (
+    breakdown_table,
+    columns_table,
+    console_for,
+    operators_table,
+    print_to,
+    rematerialized,
+)
+from dtrrun.views.text import duration, plain, rate, times
 
 MOST = 6
 """Rows shown of each list; `--json` has them all."""
@@ -29,12 +36,8 @@ def print_final(report: dict[str, Any], stream: TextIO, *, width: int | None = N
     if not report["processes"]:
         return
     console = console_for(stream, width)
-    with console.capture() as capture:
-        title = Rule("dtrrun", style="dim", align="left", characters="─")
-        console.print(Group(title, *_sections(report, console.width)))
-    text = "\n".join(line.rstrip() for line in capture.get().splitlines())
-    stream.write(for_encoding(text + "\n", stream.encoding))
-    stream.flush()
+    title = Rule("dtrrun", style="dim", align="left", characters="─")
+    print_to(stream, console, title, *_sections(report, console.width))
 
 
 def _sections(report: dict[str, Any], width: int) -> Iterator[RenderableType]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from dtrrun.sizes import format_size
 from dtrrun.views.figures import PARTS, Row
-from dtrrun.views.text import duration, plain, share
+from dtrrun.views.text import duration, for_encoding, plain, share
 
 PARTS_SHOWN = {  # the paper's Fig. 4: name, short name, colour
     "operators": ("operators", "operators", "green"),
@@ -38,6 +38,15 @@ def console_for(stream: TextIO, width: int | None, live: bool = False) -> Consol
         highlight=False,
         legacy_windows=False,
     )
+
+
+def print_to(stream: TextIO, console: Console, *parts: RenderableType) -> None:
+    """Write `parts` below each other, without blanks at the ends of lines, in what `stream` can encode."""
+    with console.capture() as capture:
+        console.print(Group(*parts))
+    text = "\n".join(line.rstrip() for line in capture.get().splitlines())
+    stream.write(for_encoding(text + "\n", stream.encoding))
+    stream.flush()
 
 
 def columns_table(*labels: str) -> Table:

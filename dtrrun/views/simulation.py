@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from dtrrun.sizes import format_size
-from dtrrun.views.panels import console_for
-from dtrrun.views.text import duration, for_encoding, plain
+from dtrrun.views.panels import console_for, print_to
+from dtrrun.views.text import duration, plain
 
 Row = Mapping[str, Any]
 BAD = {"oom": "red", "thrash": "yellow", "n/a": "dim"}
@@ -21,12 +21,11 @@ BAD = {"oom": "red", "thrash": "yellow", "n/a": "dim"}
 def print_simulation(result: Mapping[str, Any], stream: TextIO, *, width: int | None = None) -> None:
     """Write the tables of a `result` (see docs/simulator.md) to `stream`; in colour only on a terminal."""
     console = console_for(stream, width)
-    with console.capture() as capture:
-        console.print(Rule("dtrrun simulate", style="dim", align="left", characters="─"))
-        console.print(Group(*_sections(result, console.width)))
-    text = "\n".join(line.rstrip() for line in capture.get().splitlines())
-    stream.write(for_encoding(text + "\n", stream.encoding))
-    stream.flush()
+    print_to(stream, console, title(), *_sections(result, console.width))
+
+
+def title() -> Rule:
+    return Rule("dtrrun simulate", style="dim", align="left", characters="─")
 
 
 def _sections(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:

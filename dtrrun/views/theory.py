@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from dtrrun.views.panels import console_for
-from dtrrun.views.simulation import BAD
-from dtrrun.views.text import for_encoding, plain
+from dtrrun.views.panels import console_for, print_to
+from dtrrun.views.simulation import BAD, title
+from dtrrun.views.text import plain
 
 Row = Mapping[str, Any]
 
@@ -23,14 +22,8 @@ HEADS = {
 
 def print_theory(result: Mapping[str, Any], stream: TextIO, *, width: int | None = None) -> None:
     """Write the table of a `result` (see docs/simulator.md) to `stream`; in colour only on a terminal."""
-    console = console_for(stream, width)
-    with console.capture() as capture:
-        console.print(Rule("dtrrun simulate", style="dim", align="left", characters="─"))
-        console.print(Text.assemble((HEADS[result["theory"]], "bold"), ", in a memory of B tensors"))
-        console.print(theory_table(result["rows"]))
-    text = "\n".join(line.rstrip() for line in capture.get().splitlines())
-    stream.write(for_encoding(text + "\n", stream.encoding))
-    stream.flush()
+    head = Text.assemble((HEADS[result["theory"]], "bold"), ", in a memory of B tensors")
+    print_to(stream, console_for(stream, width), title(), head, theory_table(result["rows"]))
 
 
 def theory_table(rows: Sequence[Row]) -> Table:
