@@ -8,6 +8,8 @@ import typer
 
 from dtrrun import __version__
 from dtrrun.cli.options import collect
+from dtrrun.cli.parameters import flag as _flag
+from dtrrun.cli.parameters import text as _text
 from dtrrun.cli.supervise import supervise
 from dtrrun.launch.interpreter import choose
 from dtrrun.launch.target import resolve
@@ -34,14 +36,6 @@ COMMAND: dict[str, Any] = {
     "options_metavar": "[OPTIONS] [run] [--] TARGET [ARGS]...",
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
-
-
-def _text(panel: str, metavar: str, help: str) -> Any:
-    return typer.Option(metavar=metavar, rich_help_panel=panel, help=help)
-
-
-def _flag(panel: str, name: str, help: str) -> Any:
-    return typer.Option(f"--{name}/--no-{name}", metavar="", rich_help_panel=panel, help=help)
 
 
 def _show_version(wanted: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from dtrrun.cli import values
-from dtrrun.cli.messages import if_someone_reads, say
+from dtrrun.cli.parameters import flag as _flag
+from dtrrun.cli.parameters import text as _text
 from dtrrun.cli.report_file import report_writer
-from dtrrun.cli.sweeping import cells_of, processors, read, read_logs, run
+from dtrrun.cli.sweeping import cells_of, ended, import_from_here, processors, read, read_logs, run, shown
 from dtrrun.cli.theory import read_theory, simulate_theory
-from dtrrun.launch.errors import FAILED, LaunchError
+from dtrrun.launch.errors import LaunchError
 from dtrrun.policy import ABLATION_NAMES
 from dtrrun.simulator import sweep
 from dtrrun.simulator.figures import FORMATS, MissingMatplotlib, draw, need_matplotlib
@@ -37,7 +37,6 @@ PAPER: Sequence[tuple[Sequence[str], Sequence[str], Sequence[str], bool]] = (
 HEURISTICS = "h_dtr,h_dtr_eq,h_dtr_local,lru,size"
 
 SCHEMA = "dtrrun.simulation/1"
-INTERRUPTED = 130
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -60,14 +59,6 @@ COMMAND: dict[str, Any] = {
 
 _WHAT, _HOW, _OUTPUT = "What to simulate", "How", "Output"
 _Text: TypeAlias = str | None
-
-
-def _text(panel: str, metavar: str, help: str) -> Any:
-    return typer.Option(metavar=metavar, rich_help_panel=panel, help=help)
-
-
-def _flag(panel: str, name: str, help: str) -> Any:
-    return typer.Option(f"--{name}/--no-{name}", metavar="", rich_help_panel=panel, help=help)
 
 
 def simulate(
@@ -204,8 +195,7 @@ def simulate(
     }
     names = read("--planners", values.choices(*PLANNERS), planners) if planners else []
     seconds = read("--planner-seconds", values.whole_number(least=1), planner_seconds)
-    if any(":" in name for name in heuristics):
-        sys.path.insert(0, "")  # as `python` does: the user's own functions
+    import_from_here(heuristics)
     with report_writer(json) as write:
         folder = _folder(figures)
         facts = read_logs(logs)
@@ -224,17 +214,9 @@ def simulate(
             "rows": [asdict(row) for row in rows],
             "plans": [asdict(row) for row in plans],
         }
-        if not quiet:
-            with if_someone_reads():
-                print_simulation(result, sys.stderr if json == "-" else sys.stdout)
+        shown(result, print_simulation, json, quiet)
         write(result)
-    if not done:
-        say(f"interrupted: {len(rows) + len(plans)} of {count} were done")
-        return INTERRUPTED
-    if folder:
-        for path in _draw(result, folder, format):
-            say(f"wrote {path}") if not quiet else None
-    return 0
+    return ended(result, done, f"{len(rows) + len(plans)} of {count}", draw, folder, format, quiet)
 
 
 def _folder(path: str | None) -> Path | None:
@@ -249,10 +231,3 @@ def _folder(path: str | None) -> Path | None:
     except OSError as error:
         raise LaunchError(f"--figures: {path}: {error.strerror}") from None
     return Path(path)
-
-
-def _draw(result: dict[str, Any], folder: Path, format: str) -> list[Path]:
-    try:
-        return draw(result, folder, format)
-    except OSError as error:
-        raise LaunchError(f"--figures: {error.filename}: {error.strerror}", FAILED) from None

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dtrrun.launch.errors import LaunchError
+from dtrrun.cli.messages import if_someone_reads, say
+from dtrrun.launch.errors import FAILED, LaunchError
 from dtrrun.simulator import sweep
 from dtrrun.simulator.log import LogError
 from dtrrun.views.panels import console_for
+
+INTERRUPTED = 130
+
+Result = dict[str, Any]
 
 C = TypeVar("C")
 R = TypeVar("R")
@@ -79,6 +84,46 @@ def run(one: Callable[[C], R], cells: Sequence[C], jobs: int, progress: str | No
     except (ValueError, ImportError) as error:  # a heuristic of the user's own, mostly, or a missing extra
         raise LaunchError(str(error)) from None
     return [rows[index] for index in sorted(rows)], done
+
+
+def import_from_here(heuristics: Iterable[str]) -> None:
+    """For functions of the user's own, as `python` does."""
+    if any(":" in name for name in heuristics):
+        sys.path.insert(0, "")
+
+
+def shown(result: Result, show: Callable[[Result, TextIO], None], json: str | None, quiet: bool) -> None:
+    """Print the tables: on stderr where the rows go to standard output."""
+    if not quiet:
+        with if_someone_reads():
+            show(result, sys.stderr if json == "-" else sys.stdout)
+
+
+def ended(
+    result: Result,
+    done: bool,
+    count: str,
+    draw: Callable[[Result, Path, str], Sequence[Path]],
+    folder: Path | None,
+    format: str,
+    quiet: bool,
+) -> int:
+    """Draw the pictures, if all was done and they are wanted; the exit status. Raises LaunchError.
+
+    count: how many were done, and of how many.
+    """
+    if not done:
+        say(f"interrupted: {count} were done")
+        return INTERRUPTED
+    if folder is None:
+        return 0
+    try:
+        paths = draw(result, folder, format)
+    except OSError as error:
+        raise LaunchError(f"--figures: {error.filename}: {error.strerror}", FAILED) from None
+    for path in paths:
+        say(f"wrote {path}") if not quiet else None
+    return 0
 
 
 def read(name: str, reader: Any, text: str) -> Any:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from dtrrun.cli import values
-from dtrrun.cli.messages import if_someone_reads, say
 from dtrrun.cli.report_file import report_writer
-from dtrrun.cli.sweeping import read, run
-from dtrrun.launch.errors import FAILED, LaunchError
+from dtrrun.cli.sweeping import ended, import_from_here, read, run, shown
+from dtrrun.launch.errors import LaunchError
+from dtrrun.simulator import PORTFOLIO
 from dtrrun.simulator.figures import draw_theory
-from dtrrun.simulator.portfolio import PORTFOLIO
 from dtrrun.simulator.theory import THEORIES, TheoryCell, run_theory, theory_cells
 from dtrrun.simulator.theory.measure import BUDGETS, HEURISTICS, LEAST_BUDGET, SIZES
 from dtrrun.views.theory import print_theory
 
 SCHEMA = "dtrrun.theory/1"
-INTERRUPTED = 130
 
 
 def read_theory(
@@ -50,23 +47,10 @@ def simulate_theory(
     cells: Sequence[TheoryCell], jobs: int, json: str | None, folder: Path | None, format: str, quiet: bool
 ) -> int:
     """Runs the cells, prints, writes and draws; the exit status. Raises LaunchError."""
-    if any(":" in cell.heuristic for cell in cells):
-        sys.path.insert(0, "")  # as `python` does: the user's own functions
+    import_from_here(cell.heuristic for cell in cells)
     with report_writer(json) as write:
         rows, done = run(run_theory, cells, jobs, None if quiet else "simulating")
         result = {"schema": SCHEMA, "theory": cells[0].theory, "rows": [asdict(row) for row in rows]}
-        if not quiet:
-            with if_someone_reads():
-                print_theory(result, sys.stderr if json == "-" else sys.stdout)
+        shown(result, print_theory, json, quiet)
         write(result)
-    if not done:
-        say(f"interrupted: {len(rows)} of {len(cells)} were done")
-        return INTERRUPTED
-    if folder:
-        try:
-            paths = draw_theory(result, folder, format)
-        except OSError as error:
-            raise LaunchError(f"--figures: {error.filename}: {error.strerror}", FAILED) from None
-        for path in paths:
-            say(f"wrote {path}") if not quiet else None
-    return 0
+    return ended(result, done, f"{len(rows)} of {len(cells)}", draw_theory, folder, format, quiet)
