@@ -1,7 +1,7 @@
 # make demo, make test: all that a fresh machine needs is Python 3.11 or later. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test test-parts test-bits conformance programs ecosystem check bench bench-simulator clean
+.PHONY: demo test test-parts test-bits conformance programs ecosystem check bench bench-simulator docs-pictures clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -59,6 +59,12 @@ bench: $(INSTALLED)
 # LOGS: a folder with the logs of the paper's authors and expected.json; without it, the comparison is left out.
 bench-simulator: $(INSTALLED)
 	$(BIN)/python -m tests.bench.simulator $(if $(LOGS),--logs "$(LOGS)")
+
+# The pictures of docs/, from the logs of tests/logs.
+docs-pictures: $(INSTALLED)
+	$(BIN)/dtrrun simulate tests/logs --heuristic h_dtr,h_dtr_eq,h_chain,h_next,lru --figures build/pictures --quiet
+	$(BIN)/dtrrun simulate --theory linear --sizes 256 --figures build/pictures --quiet
+	mkdir -p docs/pictures && cp build/pictures/slowdown.svg build/pictures/theory-trace.svg docs/pictures
 
 clean:
 	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -88,8 +88,8 @@ def run(
         _text(
             _POLICY,
             "NAME",
-            "Which storage goes first: h_dtr_eq (default), h_chain, h_dtr, h_dtr_local, lru, size, msps, "
-            "random, e_star; one of the paper's App. D, such as h'(s=no,m=yes,c=eqclass); or your own "
+            "Which storage goes first: h_dtr_eq (default), h_chain, h_next, h_dtr, h_dtr_local, lru, size, "
+            "msps, random, e_star; one of the paper's App. D, such as h'(s=no,m=yes,c=eqclass); or your own "
             "function, module:function.",
         ),
     ] = None,

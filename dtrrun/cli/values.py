@@ -11,7 +11,6 @@ from collections.abc import Callable
 from difflib import get_close_matches
 
 from dtrrun.launch.devices import DEVICE
-from dtrrun.policy.chain import parse
 from dtrrun.policy.heuristics import ABLATION_NAMES, HEURISTIC_NAMES, check_heuristic
 from dtrrun.simulator import PORTFOLIO
 from dtrrun.sizes import parse_size
@@ -76,13 +75,6 @@ def device(text: str) -> str:
 
 
 def heuristic(text: str) -> str:
-    """One for a run, which does not know the step before."""
-    if (settings := parse(text)) and settings.next:
-        raise ValueError(f"{text} knows the step before: it works in the simulator only; use h_chain")
-    return any_heuristic(text)
-
-
-def any_heuristic(text: str) -> str:
     """A name of the paper's, an h'(…), or `module:function`, which only the target's process can import."""
     try:
         check_heuristic(text)
@@ -96,7 +88,7 @@ def heuristics(text: str) -> list[str]:
     """Names with commas between them; `paper` and `ablations` are several, `portfolio` the best of many."""
     names: list[str] = []
     for name in map(str.strip, OUTSIDE_BRACKETS.split(text)):
-        names += GROUPS.get(name) or ([name] if name == PORTFOLIO else [any_heuristic(name)])
+        names += GROUPS.get(name) or ([name] if name == PORTFOLIO else [heuristic(name)])
     return list(dict.fromkeys(names))
 
 

@@ -146,6 +146,7 @@ class Recipes(Storages):
         # In this order: an interrupt in between must not leave two versions that both own the storage.
         record.superseded = True
         record.resident = False
+        record.uses = ()
         self.records[version.key] = version
         if op is None:
             version.pin = record.pin or "mutated"

@@ -45,6 +45,7 @@ class Record(weakref.ref):  # type: ignore[type-arg]
         "secured_by",
         "superseded",
         "used",
+        "uses",
         "version",
     )
     key: int  # id of the storage in the ledger's table
@@ -61,11 +62,11 @@ class Record(weakref.ref):  # type: ignore[type-arg]
     superseded: bool  # a later version has taken over the storage
     used: bool  # some recipe was made that reads it
     held: Any  # a storage: recomputed memory that the program does not have
-    next_use = None  # nothing is foreseen yet
     block: Any  # the ledger's account of `held`
     secured_by: list[weakref.ref[Record]] | None  # the records whose replay needs this one
     extent: int  # bytes of the storage that its first tensor reaches, -1: all (known under verify only)
     fingerprint: bytes | None  # of the content at its eviction, under verify
+    uses: Any  # set where a heuristic with foresight has asked
     bound: Any  # the last four are the policy's
     component: Any
     dependents: Any

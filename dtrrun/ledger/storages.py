@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -99,6 +100,12 @@ class Storages:
         self.records[record.key] = record
         self.grow(record.nbytes)
         return record
+
+    def made_last(self) -> Iterator[tuple[int, str, int]]:
+        """For `policy.foresight`: age, maker and bytes of storages that operators made, the newest first."""
+        for record in reversed(self.records.values()):
+            if record.op is not None and not record.version:
+                yield record.age, record.op.signature.operator.name, record.nbytes
 
     def grow(self, nbytes: int) -> None:
         self.resident_bytes += nbytes

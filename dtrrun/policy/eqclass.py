@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .evicted import Evicted, depended_on, link, watch
+from .foresight import Foresight
 from .node import Node
 
 SLACK = 1 / 64
@@ -168,9 +169,9 @@ class EvictedComponents:
             lower += root.floor
         return cost, lower
 
-    def next_use(self, node: Node, number: int, position: int) -> int | None:
+    def next_use(self, node: Node, number: int, foresight: Foresight) -> int | None:
         """A component does not tell who is beside whom, so this is the node's own."""
-        return node.next_use
+        return foresight.next_use(node)
 
     def changed(self, number: int) -> None:
         """Nothing is cached here."""

@@ -1,100 +1,232 @@
-"""When each storage is used next, as the step before had it.
+"""When each storage is used next, as an earlier step had it.
 
-Training repeats itself. Of one step the operators are kept, and for each storage that an operator reads or
-makes, when the step used it next. In later steps the operators are compared one by one with those: where they
-are the same, the position in the sequence tells the next uses; where they are not, nothing is foreseen until
-the last few operators are found in the sequence again.
+Training repeats itself. One step is watched: when it uses each storage that it makes. In later steps a
+storage is known again by its place in the sequence: how many operators the step had run when it was made. So
+nothing has to be done while operators run. When memory runs short, what the program made last is compared
+with what stands there in the sequence of the step that was watched; where that is something else, nothing is
+foreseen until the last few storages are found in that sequence again. Sizes may be others: of several places
+that would do, one with the same sizes is taken.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, takewhile
+from typing import Any, NamedTuple, Protocol
 
 JOIN = 4
-"""So many operators in a row must be as recorded to go on from there."""
+"""So many storages must have been made as in the step that was watched, at the same distances, to go on from
+there; twice as many where their sizes are others."""
+LOOKED_AT = 64
+"""Of the storages that were made last, in search of those."""
 
 
-@dataclass
+Made = tuple[int, str, int]
+"""A storage as it is known again: its age, which is how many operators the program had run, its maker
+included; the maker's name; its bytes."""
+
+
+class Program(Protocol):
+    """What runs: the ledger, or a replay."""
+
+    @property
+    def age(self) -> int:
+        """Operators run so far."""
+
+    def made_last(self) -> Iterator[Made]:
+        """The storages that there are, the newest first."""
+
+
 class Step:
-    """One step's operators. Times are sums of the costs of the operators before, without recomputation."""
+    """One step as it was watched. Places count its operators from 0; times are sums of their costs."""
 
-    keys: list[Hashable] = field(default_factory=list)
-    """What an operator is known by: its name and the sizes that it works on, say."""
-    times: list[int] = field(default_factory=list)
-    """When each began."""
-    next_uses: list[tuple[int | None, ...]] = field(default_factory=list)
-    """For each storage that it reads and then each that it makes: when it is used next, None for never."""
-    length: int = 0
-    """Time of the whole step."""
+    def __init__(self, begin: int = 0) -> None:
+        """begin: operators that the program had run before."""
+        self._begin = begin
+        self.names: list[str] = []
+        self.times: list[int] = []
+        """When each operator began."""
+        self.length = 0
+        """Time of the whole step."""
+        self.uses: dict[int, dict[int, list[int]]] = {}
+        """By the maker's place, then by bytes: when such a storage is used. Those of a size count as one."""
+        self.places: dict[str, list[int]] = {}
+        """By name, of operators that made a storage."""
+
+    def watch(self, program: Program, name: str, cost: int, used: Iterable[Any]) -> None:
+        """An operator has run. used: nodes of the policy."""
+        age = program.age
+        made = [nbytes for born, _, nbytes in takewhile(lambda one: one[0] == age, program.made_last())]
+        self.add(age, name, cost, [(one.age, one.nbytes) for one in used], made)
+
+    def add(
+        self, age: int, name: str, cost: int, used: Iterable[tuple[int, int]], made: Iterable[int]
+    ) -> None:
+        """The operator with which the program had run `age`.
+
+        used: ages and bytes of the storages that it reads. made: bytes of those that it makes.
+        """
+        place = age - self._begin - 1
+        while len(self.names) < place:  # views, and others of which nothing was told
+            self.names.append("")
+            self.times.append(self.length)
+        self.names.append(name)
+        self.times.append(self.length)
+        uses: dict[int, list[int]] = {nbytes: [] for nbytes in made}
+        if uses:
+            self.uses[place] = uses
+            self.places.setdefault(name, []).append(place)
+        self.use(used)
+        self.length += cost
+
+    def use(self, storages: Iterable[tuple[int, int]]) -> None:
+        """The program uses storages of these ages and bytes now."""
+        for age, nbytes in storages:
+            uses = self.uses.get(age - self._begin - 1, {}).get(nbytes)
+            if uses is not None and uses[-1:] != [self.length]:
+                uses.append(self.length)
+
+    def has(self, place: int, name: str, nbytes: int | None = None) -> bool:
+        """Whether that operator made a storage at `place`, of so many bytes if that is given."""
+        made = self.uses.get(place)
+        return made is not None and self.names[place] == name and (nbytes is None or nbytes in made)
+
+    def uses_of(self, place: int, nbytes: int) -> Sequence[int] | None:
+        """When a storage that was made at `place` is used; None: none was."""
+        made = self.uses.get(place)
+        if not made:
+            return None
+        return made[nbytes] if nbytes in made else sorted({time for uses in made.values() for time in uses})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Step) and self.names == other.names and self.uses.keys() == other.uses.keys()
+
+    __hash__ = None  # type: ignore[assignment]
 
 
-def step_of(operators: Iterable[tuple[Hashable, Sequence[Hashable], int]], kept: Iterable[Hashable]) -> Step:
-    """operators: each as its key, the storages that it reads and makes, and its cost.
+class _Stretch(NamedTuple):
+    """From an age on, the program goes as `step` went: its place 0 would have had the age `origin` + 1."""
 
-    kept: the storages that are wanted at the step's end.
-    """
-    step = Step()
-    storages: list[Sequence[Hashable]] = []
-    for key, touched, cost in operators:
-        step.keys.append(key)
-        step.times.append(step.length)
-        storages.append(touched)
-        step.length += cost
-    following: dict[Hashable, int] = dict.fromkeys(kept, step.length)
-    for time, touched in zip(reversed(step.times), reversed(storages), strict=True):
-        step.next_uses.append(tuple([following.get(one) for one in touched]))
-        following.update(dict.fromkeys(touched, time))
-    step.next_uses.reverse()
-    return step
+    age: int
+    origin: int
+    step: Step | None
 
 
 class Foresight:
-    """Follows a step that goes on, operator by operator."""
+    """Follows a step that goes on."""
 
-    def __init__(self, step: Step) -> None:
-        self.step = step
-        self.position: int | None = 0
-        """The time of the recorded step that this one has come to; None while it is lost."""
-        self.lost = 0
-        """How many operators went by without a place in the sequence."""
-        self._next = 0
-        self._last: deque[Hashable] = deque(maxlen=JOIN)
-        self._places: dict[tuple[Hashable, ...], list[int]] = {}
-        keys = step.keys
-        for end in range(JOIN, len(keys) + 1):
-            self._places.setdefault(tuple(keys[end - JOIN : end]), []).append(end - 1)
+    def __init__(self, program: Program, steps: Sequence[Step] = ()) -> None:
+        """steps: what is known; the program begins one now."""
+        self._program = program
+        self.steps = list(steps)
+        """Those of several kinds, where there are such, in the order in which they come by turns."""
+        self._stretches: list[_Stretch] = []
+        self.looks = self.lost = 0
+        """How often it was asked for the position in this step, and how often it did not know it."""
+        self.begin()
 
-    @property
-    def horizon(self) -> int:
+    def begin(self) -> None:
+        """A step begins."""
+        followed = next((one.step for one in reversed(self._stretches) if one.step is not None), None)
+        last = next((place for place, step in enumerate(self.steps) if step is followed), -1)
+        self._in_turn = self.steps[last + 1 :] + self.steps[: last + 1]
+        self._begin = self._program.age
+        self._stretches = [_Stretch(self._begin, self._begin, None)]
+        self._reached = -1
+        """The last place in a recorded step of which it is known that the program was there."""
+        self._retry = 0
+        self.position: int | None = None
+        """The time that the recorded step had at this place; None: nothing is foreseen."""
+        self.horizon = 1
         """What counts as the distance of a next use that is not to be: further than any other."""
-        return 2 * self.step.length
+        self.looks = self.lost = 0
 
-    def follow(self, key: Hashable) -> tuple[int | None, ...] | None:
-        """The next operator: the next uses of what it reads and makes, or None if that is not known."""
-        step, place = self.step, self._next
-        self._last.append(key)
-        if self.position is None or place >= len(step.keys) or step.keys[place] != key:
-            found = self._join()
-            if found is None:
-                self.position = None
-                self.lost += 1
-                return None
-            place = found
-        self._next = place + 1
-        self.position = step.times[place]
-        return step.next_uses[place]
+    def look(self) -> bool:
+        """Find the position; whether that changes more than by going on."""
+        self.looks += 1
+        before = stretch = self._stretches[-1]
+        newest = next(self._program.made_last(), None)
+        if newest is not None and newest[0] > self._begin:
+            place = newest[0] - stretch.origin - 1
+            if stretch.step is None or not stretch.step.has(place, newest[1]):
+                self._join(newest)
+                stretch = self._stretches[-1]
+            if stretch.step is not None:
+                self._reached = newest[0] - stretch.origin - 1
+        step, place = stretch.step, self._program.age - stretch.origin
+        if step is None or place >= len(step.times):
+            self.position = None
+            self.lost += 1
+        else:
+            self.position, self.horizon = step.times[place], 2 * step.length
+        return stretch is not before
 
-    def again(self) -> None:
-        """A new step begins."""
-        self._next = 0
-        self.position = 0
-        self._last.clear()
-
-    def _join(self) -> int | None:
-        """The last of the last few operators' places in the sequence, the first from where it was left."""
-        if len(self._last) < JOIN:
+    def next_use(self, node: Any) -> int | None:
+        """When the program uses `node` next, None if no more. Of one that is not known: half a step ahead."""
+        position = self.position
+        assert position is not None
+        if node.age <= self._begin:
             return None
-        places = self._places.get(tuple(self._last), ())
-        return next((place for place in places if place > self._next + JOIN - 2), None)
+        uses = getattr(node, "uses", None)
+        if uses is None:
+            uses = self._uses_of(node)
+            if uses is None:
+                return position + self.horizon // 4
+            node.uses = uses
+        place = bisect_right(uses, position)
+        return uses[place] if place < len(uses) else None
+
+    def _uses_of(self, node: Any) -> Sequence[int] | None:
+        stretches = self._stretches
+        stretch = stretches[bisect_right(stretches, node.age, key=lambda one: one.age) - 1]
+        if stretch.step is None:
+            return None
+        return stretch.step.uses_of(node.age - stretch.origin - 1, node.nbytes)
+
+    def _join(self, newest: Made) -> None:
+        """Go on from where the storages that were made last stand in a recorded step; or be lost."""
+        age = newest[0]
+        if age < self._retry:
+            return
+        last = self._stretches[-1]
+        found = self._from_the_begin(newest) or self._ahead()
+        if found is not None:
+            self._stretches.append(found)
+        else:
+            self._retry = age + JOIN
+            if last.step is not None:  # from what was last found to be as it should be
+                self._stretches.append(_Stretch(last.origin + self._reached + 2, last.origin, None))
+
+    def _from_the_begin(self, newest: Made) -> _Stretch | None:
+        """A step that has gone like this from its first operator on; asked before any other was found."""
+        if len(self._stretches) > 1:
+            return None
+        age, name, nbytes = newest
+        for step in self._in_turn:
+            if step.has(age - self._begin - 1, name, nbytes):
+                return _Stretch(self._begin, self._begin, step)
+        return None
+
+    def _ahead(self) -> _Stretch | None:
+        """The first place, after what has been reached, where the last few storages stand in a step."""
+        recent: list[Made] = []
+        for one in islice(self._program.made_last(), LOOKED_AT):
+            if len(recent) < 2 * JOIN and one[0] > self._begin and (not recent or one[0] < recent[-1][0]):
+                recent.append(one)
+        if len(recent) < JOIN:
+            return None
+        newest, alike = recent[0][0], None
+        for step in self._in_turn:
+            for place in step.places.get(recent[0][1], ()):
+                begin = place - newest
+                if begin + recent[JOIN - 1][0] <= self._reached:
+                    continue
+                if all(step.has(begin + age, name, nbytes) for age, name, nbytes in recent[:JOIN]):
+                    return self._stretch(recent[JOIN - 1], begin, step)
+                if alike is None and all(step.has(begin + age, name) for age, name, _ in recent):
+                    alike = self._stretch(recent[-1], begin, step)
+        return alike if len(recent) == 2 * JOIN else None
+
+    def _stretch(self, first: Made, begin: int, step: Step) -> _Stretch:
+        return _Stretch(max(first[0], self._stretches[-1].age), -begin - 1, step)

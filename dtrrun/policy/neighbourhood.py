@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .evicted import Evicted, depended_on, link, watch
+from .foresight import Foresight
 from .node import Node
 
 
@@ -109,15 +110,13 @@ class EvictedNeighbourhood:
         both = above if not below else below if not above else above | below
         return node.cost + sum([member.cost for member in both])
 
-    def next_use(self, node: Node, number: int, position: int) -> int | None:
+    def next_use(self, node: Node, number: int, foresight: Foresight) -> int | None:
         """When S is next wanted: by the program, or because an evicted descendant is."""
-        first = node.next_use
-        if first is not None and first <= position:
-            first = None
+        first = foresight.next_use(node)
         for member in self._evicted_below(node, number):
             storage = member()
-            following = None if storage is None else storage.next_use
-            if following is not None and following > position and (first is None or following < first):
+            following = None if storage is None else foresight.next_use(storage)
+            if following is not None and (first is None or following < first):
                 first = following
         return first
 

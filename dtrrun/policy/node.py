@@ -13,7 +13,9 @@ from typing import Any, Protocol, TypeVar
 class Node(Protocol):
     """A storage S of App. C. The first eight are the owner's to keep, the last four the policy's.
 
-    The owner sets the last four to None when it makes the record, and touches them no more.
+    The owner sets the last four to None when it makes the record, and touches them no more. For heuristics
+    with foresight it has an `age` besides (`foresight.Made`), and room for `uses`, which `foresight` fills;
+    the owner sets it to () where the program itself will use the storage no more.
     """
 
     @property
@@ -42,10 +44,6 @@ class Node(Protocol):
     @property
     def released(self) -> bool:
         """The program itself has it no more; fixed while the node is in the pool."""
-
-    @property
-    def next_use(self) -> int | None:
-        """When the program uses it next, on the scale of `Policy.position`; None: never, or not known."""
 
     component: Any
     """S's membership among the evicted and released (`evicted.Evicted`); None while S is resident."""

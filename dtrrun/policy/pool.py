@@ -8,6 +8,7 @@ from time import perf_counter_ns
 from typing import Any, Generic, Protocol
 
 from .eqclass import EvictedComponents
+from .foresight import Foresight
 from .heuristics import Heuristic
 from .neighbourhood import EvictedNeighbourhood
 from .node import N, Node
@@ -21,7 +22,7 @@ class _Neighbourhood(Protocol):
     def changed(self, number: int) -> None: ...
     def projected_cost(self, node: Node, number: int) -> int: ...
     def watched_cost(self, node: Node, number: int) -> tuple[int, float]: ...
-    def next_use(self, node: Node, number: int, position: int) -> int | None: ...
+    def next_use(self, node: Node, number: int, foresight: Foresight) -> int | None: ...
 
 
 class _NoNeighbourhood:
@@ -48,8 +49,8 @@ class _NoNeighbourhood:
     def watched_cost(self, node: Node, number: int) -> tuple[int, float]:
         return node.cost, node.cost
 
-    def next_use(self, node: Node, number: int, position: int) -> int | None:
-        return node.next_use
+    def next_use(self, node: Node, number: int, foresight: Foresight) -> int | None:
+        return foresight.next_use(node)
 
 
 def _neighbourhood(heuristic: Heuristic, pool: dict[int, Any], due: set[int]) -> _Neighbourhood:
@@ -92,10 +93,8 @@ class Policy(ABC, Generic[N]):
         """Numbers of nodes whose score has to be computed anew before the next choice."""
         self._neighbourhood = _neighbourhood(heuristic, self._pool, self._due)
         self._adjusts = heuristic.foresight > 0 or heuristic.released != 1
-        self.position: int | None = None
-        """Where the program is, on the scale of the nodes' `next_use`; None: nothing is foreseen."""
-        self.horizon = 1
-        """The distance of what is not used again."""
+        self.foresight: Foresight | None = None
+        """Set by the owner, for heuristics that have one."""
 
     def __len__(self) -> int:
         """How many nodes are in the pool."""
@@ -142,34 +141,31 @@ class Policy(ABC, Generic[N]):
         """`node`, evicted, will never be rematerialized. A record's death need not be told."""
         self._neighbourhood.left(node)
 
-    def foresee(self, position: int | None, horizon: int) -> None:
-        """Where the program has come to: `position` goes up, or to None and back."""
-        if self.position is None and position is not None:
-            self._due.update(self._pool)
-        self.position, self.horizon = position, horizon
+    def _factor(self, node: N, number: int, *, whole: bool = True) -> float:
+        """On the score; until `_expect`ed, or until the neighbourhood tells otherwise, it can only rise.
 
-    def used(self, node: N) -> None:
-        """The program has used `node`, so its next use is another. For heuristics with foresight."""
-        if node.bound is not None:
-            self._due.add(node.bound)
-
-    def _factor(self, node: N, number: int | None) -> float:
-        """On the score; until `used`, or until the neighbourhood tells otherwise, it can only rise.
-
-        number: None for a lower bound, for which nothing but the node is looked at.
+        whole: False for a lower bound, for which nothing but the node is looked at.
         """
-        heuristic = self.heuristic
+        heuristic, foresight = self.heuristic, self.foresight
         factor = heuristic.released if node.released else 1.0
-        if heuristic.foresight and self.position is not None:
-            if number is None:
-                following = node.next_use
-                if following is not None and following <= self.position:
-                    following = None  # it did not come true
+        if foresight is not None and foresight.position is not None:
+            if whole:
+                following = self._neighbourhood.next_use(node, number, foresight)
             else:
-                following = self._neighbourhood.next_use(node, number, self.position)
-            distance = self.horizon if following is None else following - self.position
+                following = foresight.next_use(node)
+            distance = foresight.horizon
+            if following is not None:
+                distance = following - foresight.position
+                self._expect(number, following)
             factor /= max(distance, 1) ** heuristic.foresight
         return factor
+
+    def _expect(self, number: int, time: int) -> None:
+        """After that time of the foreseen step the score of the node of that number may fall."""
+
+    def _look_ahead(self) -> None:
+        if self.foresight is not None and self.foresight.look():
+            self._due.update(self._pool)
 
     def cost_changed(self, node: N) -> None:
         """`node`, resident, has a new cost or other inputs."""
@@ -188,6 +184,7 @@ class Policy(ABC, Generic[N]):
         scoring = self.scoring_ns
         try:
             self._neighbourhood.settle()
+            self._look_ahead()
             chosen = self._choose(now, lambda node: node.resident and evictable(node))
         except BaseException:  # Ctrl-C, most likely: what was being looked at must not be lost
             self._due.update(self._pool)

@@ -49,10 +49,35 @@ class HeapSearch(Policy[N]):
         """Each number's clock value in `_wakings` that counts."""
         self._small: list[tuple[int, int]] = []
         """Heap of (-bytes, number): nodes that were too small to be candidates."""
+        self._expected: list[tuple[int, int]] = []
+        """Heap of (time, number): when the next use of a node, or of what depends on it, has come."""
+        self._expecting: dict[int, int] = {}
+        """Each number's time in `_expected` that counts."""
         self._origin: int | None = None
         """When the program began, by the clock."""
         self._longest = 0
         """The longest sleep: the time in which as many nodes come in as are in the pool."""
+
+    def _expect(self, number: int, time: int) -> None:
+        if self._expecting.get(number) != time:
+            self._expecting[number] = time
+            heappush(self._expected, (time, number))
+
+    def _look_ahead(self) -> None:
+        foresight, expected = self.foresight, self._expected
+        if foresight is None:
+            return
+        if foresight.look():  # what was expected was expected of another step, or at another place
+            self._due.update(self._pool)
+            expected.clear()
+            self._expecting.clear()
+        elif foresight.position is not None:
+            while expected and expected[0][0] <= foresight.position:
+                time, number = heappop(expected)
+                if self._expecting.get(number) == time:
+                    del self._expecting[number]
+                    if number in self._pool:
+                        self._due.add(number)
 
     def _choose(self, now: int, evictable: Callable[[N], bool]) -> N | None:
         self._set_longest(now)
@@ -157,7 +182,7 @@ class HeapSearch(Policy[N]):
                 else:
                     share = score(size, 1, own, own)
                     if adjusts:
-                        share *= self._factor(node, None)
+                        share *= self._factor(node, number, whole=False)
                     if share * ROUNDING > best_share * self._far:
                         above.append((number, node, share, self._far == 1))
                         continue
@@ -222,6 +247,9 @@ class HeapSearch(Policy[N]):
             self._waking = {n: time for n, time in self._waking.items() if n in self._asleep}
             self._wakings = [(time, n) for n, time in self._waking.items()]
             heapify(self._wakings)
+        if len(self._expected) > limit:
+            self._expecting = {n: time for n, time in self._expecting.items() if n in pool}
+            self._expected = sorted((time, n) for n, time in self._expecting.items())
         if len(self._small) > limit:
             self._small = [(size, number) for size, number in self._small if number in pool]
             heapify(self._small)

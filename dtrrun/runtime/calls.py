@@ -76,13 +76,26 @@ class Calls:
         self.replay = replay
         self.operators: dict[Any, Operator] = {}
         self.signatures: dict[Any, Signature] = {}
-        self.always = False  # several threads, or perhaps conjugate views: the short cut does not apply
+        self._reasons: set[str] = set()
+        self.always = False  # the short cut does not apply: see `take_all`
+        self.observe: Callable[[str, int, list[Record]], None] | None = None
+        """Told of each operator that comes here, but for views: its name, cost in ns and inputs."""
         self.checks_modes = False  # an operator has run whose gradient formula asks for modes
         self.lock = threading.RLock()
         self.next_tick = 0
         self.tick = tick
         self._met_leaf = met_leaf
         self._too_small = too_small
+
+    def take_all(self, why: str) -> None:
+        """From now on every operator comes here."""
+        self._reasons.add(why)
+        self.always = True
+
+    def leave(self, why: str) -> None:
+        """No longer, as far as that reason goes."""
+        self._reasons.discard(why)
+        self.always = bool(self._reasons)
 
     def record_of(self, tensor: torch.Tensor) -> Record | None:
         """The record of a tensor's storage, entered as a constant if it is new; None if it has no storage."""
@@ -96,7 +109,7 @@ class Calls:
         if record is None:
             record = self.ledger.adopt(storage)
             if tensor.is_neg():
-                self.always = True  # negative views of it may be older than the session
+                self.take_all("lazy bits")  # negative views of it may be older than the session
             if tensor.requires_grad and is_leaf(tensor):
                 record.pin = "parameter"
                 self._met_leaf(tensor)

@@ -30,7 +30,7 @@ class Careful(Outcomes):
     def learn(self, func: Any) -> Operator:
         operator = self.operators[func] = operator_of(func)
         if operator.lazy_bits:
-            self.always = True  # the short cut does not look for conjugate and negative views
+            self.take_all("lazy bits")  # the short cut does not look for conjugate and negative views
         if operator.checks_modes:
             self.checks_modes = True
         return operator

@@ -16,6 +16,7 @@ from dtrrun.runtime.arguments import PLAIN, is_leaf
 from dtrrun.runtime.calls import Call
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.ledger import Ledger
+from dtrrun.runtime.lookahead import WHY
 from dtrrun.runtime.mutation import overwritten
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.recording import Pending, Recorder
@@ -133,7 +134,7 @@ class RecordingCareful(Careful):
         call = super()._prepare(operator, func, args, kwargs)
         if recorder.active:
             recorder.inside += 1
-            short = operator.simple and self._plain and not self._always
+            short = operator.simple and self._plain and not self._reasons - {WHY}
             facts = self._facts(call, args, kwargs, short)
             keys = [record.key for record in call.records]
             self._pending[id(call)] = Pending(facts, keys, list(call.signature.geometries))

@@ -24,6 +24,7 @@ from dtrrun.runtime.gradients import Gradients
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.heap import Heap
 from dtrrun.runtime.ledger import Ledger
+from dtrrun.runtime.lookahead import Lookahead
 from dtrrun.runtime.mode import DTRMode
 from dtrrun.runtime.mode_checks import ModeChecks
 from dtrrun.runtime.reducers import Reducers
@@ -56,8 +57,6 @@ class Session:
             sample=settings.sample,
             ignore_small=settings.ignore_small,
         )
-        if policy.heuristic.foresight:
-            raise ValueError(f"heuristic {settings.heuristic!r} works in the simulator only; use h_chain")
         device = "cpu" if settings.device == "auto" else settings.device.partition(":")[0]
         parts: tuple[Any, Any, Any, Any] = (Ledger, Careful, Access, None)
         if settings.log is not None:
@@ -84,7 +83,9 @@ class Session:
             modelled=settings.cost == "model",
         )
         self.replay.tick = self._tick
-        self.careful.always = settings.verify  # it keeps more about each output than the short cut does
+        if settings.verify:
+            self.careful.take_all("verify")  # it keeps more about each output than the short cut does
+        self._lookahead = Lookahead(self.careful) if policy.heuristic.foresight else None
         self.mode = DTRMode(self.careful)
         self.warnings: dict[str, int] = {}
         self.error: dict[str, Any] | None = None
@@ -172,7 +173,7 @@ class Session:
         self.warn(notices.OTHER_DEVICE.format(device=kind, ours=self.ledger.device_type))
 
     def _threaded(self) -> None:
-        self.careful.always = True
+        self.careful.take_all("threads")
 
     def warn(self, text: str) -> None:
         """One line for the user, once; counted if it comes again."""
@@ -229,6 +230,8 @@ class Session:
     def _step_ended(self) -> None:
         with self.careful.lock:
             self.ledger.end_step()
+            if self._lookahead is not None:
+                self._lookahead.step_ended()
             if self.steps.last is not None:
                 self.steps.last["peak_bytes"] = self.ledger.step_peak_bytes
             self.ledger.step_peak_bytes = self.ledger.resident_bytes

@@ -75,3 +75,10 @@ class BanishingReplay(Replay):
             storage.pinned = storage.constant = True
             storage.locks += 1
             self.policy.discard(storage)
+
+
+class IgnoringReplay(Replay):
+    """The program's deallocations are not looked at."""
+
+    def released(self, storage: Storage) -> None:
+        pass

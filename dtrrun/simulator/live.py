@@ -17,6 +17,8 @@ from typing import Any
 
 from dtrrun.ledger.record import Record
 from dtrrun.policy import Policy, make_policy
+from dtrrun.policy.foresight import Foresight
+from dtrrun.policy.foresight import Step as Watched
 
 from .log import START, Annotate, Call, Constant, Instruction, LogError, Mutate, Release, read_log
 from .operators import Operators
@@ -55,15 +57,28 @@ def predict(
     limit: float = 2.0,
     warn_only: bool = False,
     policy: Policy[Any] | None = None,
+    previous: Sequence[Instruction] | None = None,
     **options: Any,
 ) -> Prediction:
     """Replay a log of `dtrrun record` as the runtime would run it, the budget set from its begin on.
 
     limit: times the plain run's time; a run that recomputes more ends as `thrash` (Sec. 4.2). warn_only: as
-    `--over-budget warn`. options: of `make_policy`. Raises LogError for a log that is none of ours, OSError.
+    `--over-budget warn`. previous: the log of a step before, which a heuristic with foresight knows; one like
+    this if None. options: of `make_policy`. Raises LogError for a log that is none of ours, OSError.
     """
     name = str(log) if isinstance(log, (str, Path)) else "the log"
     instructions = read_log(log) if isinstance(log, (str, Path)) else log
+    head = _head(instructions, name)
+    if policy is None:
+        policy = make_policy(heuristic, **options)
+    plain = sum(_plain_cost(one) for one in instructions)
+    run = _Run(head, budget_bytes, policy, (limit - 1) * plain if limit < inf else inf, warn_only)
+    if policy.heuristic.foresight:
+        policy.foresight = Foresight(run.ledger, _steps(previous or instructions, name))
+    return run.go(instructions, name)
+
+
+def _head(instructions: Sequence[Instruction], name: str) -> dict[str, Any]:
     head = instructions[0] if instructions else None
     if not (isinstance(head, Annotate) and head.text == START and head.facts):
         raise LogError(
@@ -71,12 +86,15 @@ def predict(
         )
     if head.facts.get("format") != FORMAT:
         raise LogError(f"{name}: of format {head.facts.get('format')}, not {FORMAT}: record it anew")
-    if policy is None:
-        policy = make_policy(heuristic, **options)
-    plain = sum(_plain_cost(one) for one in instructions)
-    return _Run(head.facts, budget_bytes, policy, (limit - 1) * plain if limit < inf else inf, warn_only).go(
-        instructions, name
-    )
+    return head.facts
+
+
+def _steps(instructions: Sequence[Instruction], name: str) -> list[Watched]:
+    """The steps of a log, as the runtime would have watched them."""
+    run = _Run(_head(instructions, name), None, make_policy("size"), inf, warn_only=False)
+    run.watch()
+    run.go(instructions, name)
+    return run.watched
 
 
 def _plain_cost(one: Instruction) -> int:
@@ -107,6 +125,13 @@ class _Run:
         self._plain = 0
         self._steps: list[Step] = []
         self._before = self._totals()
+        self.watched: list[Watched] = []
+
+    def watch(self) -> None:
+        """Keep what there is to know of the step that begins now."""
+        step = Watched(self.ledger.age)
+        self.watched.append(step)
+        self.operators.observe = lambda *operator: step.watch(self.ledger, *operator)
 
     def go(self, instructions: Sequence[Instruction], name: str) -> Prediction:
         started = perf_counter()
@@ -177,6 +202,10 @@ class _Run:
         self._steps.append(Step(facts["step"], time, plain, peak, evictions, rematerializations))
         self._before = now
         ledger.step_peak_bytes = ledger.resident_bytes
+        if ledger.policy.foresight is not None:
+            ledger.policy.foresight.begin()
+        if self.watched:
+            self.watch()
 
     def _lock(self, facts: dict[str, Any]) -> None:
         self.ledger.drain()

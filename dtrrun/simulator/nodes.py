@@ -10,6 +10,7 @@ class Storage:
 
     __slots__ = (
         "__weakref__",
+        "age",
         "bound",
         "component",
         "constant",
@@ -20,11 +21,11 @@ class Storage:
         "locks",
         "nbytes",
         "neighbourhood",
-        "next_use",
         "pinned",
         "released",
         "resident",
         "tensors",
+        "uses",
     )
 
     def __init__(self, nbytes: int) -> None:
@@ -37,7 +38,8 @@ class Storage:
         self.locks = 0
         self.pinned = False
         self.released = False
-        self.next_use: int | None = None
+        self.age = 0
+        self.uses: Any = None
         self.tensors: list[Tensor] = []
         self.component = self.dependents = self.bound = self.neighbourhood = None
 

@@ -6,6 +6,7 @@ Fact by fact what `calls`, `mutation` and `outcomes` do there, without tensors.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from dtrrun.ledger.ledger import Ledger
@@ -40,6 +41,8 @@ class Operators:
         self.ledger = ledger
         self.replay = replay
         self.contents = contents
+        self.observe: Callable[[str, int, list[Record]], None] | None = None
+        """Told of each operator, but for views: its name, cost in ns and inputs."""
 
     def record(self, number: int) -> Record:
         return self.ledger.records[id(self.contents[number])]
@@ -142,6 +145,8 @@ class Operators:
         if op is not None:
             simple = len(outputs) == 1 and outputs[0][0] == 0 and not call.written
             op.outputs = None if simple else tuple(outputs)
+        if self.observe is not None and not facts.get("view"):
+            self.observe(call.name, cost, call.records)
         if ledger.resident_bytes > ledger.limit and facts.get("shrinks"):
             self._shrink(call)
 

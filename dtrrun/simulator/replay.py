@@ -6,13 +6,14 @@ counted as the sum of the storages, without an allocator; the clock as the sum o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
 
 from dtrrun.policy import Policy
-from dtrrun.policy.foresight import Foresight
+from dtrrun.policy.foresight import LOOKED_AT, Foresight, Made, Step
 
 from .nodes import Op, Storage, Tensor
 from .schedule import CONSTANT, Schedule
@@ -66,12 +67,12 @@ class Replay:
         limit: float = 2.0,
         requeue: bool = False,
         observer: Observer | None = None,
-        foresight: Foresight | None = None,
+        previous: Step | None = None,
     ) -> None:
         """limit: times the plain run's time; a run that recomputes more ends as `thrash` (Sec. 4.2).
 
         requeue: who was locked comes into the pool anew, as in the paper: a matter of equal scores only.
-        foresight: what is known of the step before; it goes with the replay.
+        previous: the step before, which a heuristic with foresight knows.
         """
         self.schedule = schedule
         self.budget = budget_bytes
@@ -84,7 +85,10 @@ class Replay:
         self._limit = (limit - 1) * self._plain_time if limit < inf else inf
         self._observer = observer
         self._requeue = requeue
-        self._foresight = foresight
+        self.age = 0
+        self._recent: deque[Made] = deque(maxlen=LOOKED_AT)
+        if policy.heuristic.foresight:
+            policy.foresight = Foresight(self, [] if previous is None else [previous])
         self._build()
 
     def _build(self) -> None:
@@ -134,6 +138,7 @@ class Replay:
 
     def take_apart(self) -> None:
         """Cut the circles among storages, tensors and operators, so that nobody has to look for them."""
+        self.policy.foresight = None
         for op in self.operators:
             op.inputs.clear()
             op.outputs.clear()
@@ -146,8 +151,6 @@ class Replay:
         inputs = op.inputs
         for output in op.outputs:
             self._enter(output, op)
-        if self._foresight is not None:
-            self._foresee(self._foresight, op)
         for one in inputs:
             if not one.defined:
                 self._materialize(op)
@@ -161,22 +164,27 @@ class Replay:
             self._compute(op, op.outputs[0])
             self._unlock(inputs)
         clock = self.clock
+        self.age += 1
         for output in op.outputs:
             output.storage.last_access = clock
+        if self.policy.foresight is not None:
+            self._note_made(op)
         if op.name == CONSTANT:
             storage = op.outputs[0].storage
             storage.constant = storage.pinned = True
             storage.locks += 1
             self.policy.discard(storage)
 
-    def _foresee(self, foresight: Foresight, op: Op) -> None:
-        touched = op.inputs + op.outputs
-        key = op.name, tuple([one.storage.nbytes for one in touched])
-        following = foresight.follow(key) or (None,) * len(touched)
-        self.policy.foresee(foresight.position, foresight.horizon)
-        for one, time in zip(touched, following, strict=True):
-            one.storage.next_use = time
-            self.policy.used(one.storage)
+    def _note_made(self, op: Op) -> None:
+        for output in op.outputs:
+            storage = output.storage
+            if storage.tensors[0] is output:
+                storage.age = self.age
+                self._recent.appendleft((self.age, op.name, storage.nbytes))
+
+    def made_last(self) -> Iterator[Made]:
+        """For `policy.foresight`."""
+        return iter(self._recent)
 
     def _enter(self, output: Tensor, op: Op) -> None:
         """A new tensor: its storage's cost and dependencies grow by its operator's (App. C.2)."""
@@ -301,13 +309,6 @@ class Replay:
         self.policy.evicted(storage)
         if self._observer is not None:
             self._observer("evict", storage)
-
-
-class IgnoringReplay(Replay):
-    """The program's deallocations are not looked at."""
-
-    def released(self, storage: Storage) -> None:
-        pass
 
 
 def _unlocked(storage: Storage) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dtrrun.policy.foresight import Step, step_of
+from dtrrun.policy.foresight import Step
 
 from .log import (
     BACKWARD,
@@ -114,18 +114,15 @@ class Schedule:
 
     def step(self) -> Step:
         """What a later step can know of this one."""
-        place = self.storage_of
-        return step_of(
-            (
-                (
-                    (one.name, tuple([self.nbytes[place[tensor]] for tensor in one.inputs + one.outputs])),
-                    [place[tensor] for tensor in one.inputs + one.outputs],
-                    one.cost,
-                )
-                for one in self.operators
-            ),
-            [place[tensor] for tensor in self.outputs],
-        )
+        step, place, ages = Step(), self.storage_of, [0] * len(self.nbytes)
+        for age, one in enumerate(self.operators, 1):
+            for tensor in one.outputs:
+                if not self.is_alias(tensor):
+                    ages[place[tensor]] = age
+            used = [(ages[place[tensor]], self.nbytes[place[tensor]]) for tensor in one.inputs]
+            step.add(age, one.name, one.cost, used, self.made_by(one))
+        step.use([(ages[place[tensor]], self.nbytes[place[tensor]]) for tensor in self.outputs])
+        return step
 
     def made_by(self, operator: Operator) -> list[int]:
         """Bytes of each storage that a call makes."""

@@ -9,10 +9,9 @@ from typing import Any
 
 from dtrrun.policy import make_heuristic, make_policy
 from dtrrun.policy.counting import accesses, counting_policy
-from dtrrun.policy.foresight import Foresight
 
-from .banish import BanishingReplay
-from .replay import IgnoringReplay, Observer, Outcome, Replay
+from .banish import BanishingReplay, IgnoringReplay
+from .replay import Observer, Outcome, Replay
 from .schedule import Schedule
 
 REPLAYS: dict[str, type[Replay]] = {"eager": Replay, "banish": BanishingReplay, "ignore": IgnoringReplay}
@@ -55,7 +54,7 @@ def prepare(
         limit=limit,
         requeue=paper_ties,
         observer=observer,
-        foresight=Foresight((previous or schedule).step()) if policy.heuristic.foresight else None,
+        previous=(previous or schedule).step() if policy.heuristic.foresight else None,
     )
 
 

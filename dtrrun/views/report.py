@@ -45,10 +45,24 @@ def build_report(
                 "start": snapshot.meta.get("start"),
                 "status": snapshot.status or ("running" if snapshot.alive else "killed"),
                 "budget_bytes": _budget(snapshot, settings),
+                "last_step": _step(snapshot.tables.get("step")),
                 **_figures([snapshot], settings.verify),
             }
             for snapshot in snapshots
         ],
+    }
+
+
+def _step(step: Any) -> dict[str, Any] | None:
+    """The last step that was completed: what a step costs when the first ones are over."""
+    if not isinstance(step, dict):
+        return None
+    seconds = breakdown(step)
+    return {
+        "index": step.get("index"),
+        "peak_bytes": step.get("peak_bytes"),
+        "seconds": seconds,
+        "slowdown_estimate": slowdown(seconds),
     }
 
 

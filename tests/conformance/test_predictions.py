@@ -25,11 +25,13 @@ class Counts(NamedTuple):
     time: int
 
 
-def steps_of(program, budget, *, begin=1, **options):
+def steps_of(program, budget, *, begin=1, prepare=None, **options):
     """Run it live; the counts of each step. `begin`: the step from which on the budget holds."""
     torch.manual_seed(3)
     found = []
     with dtrrun.budget(budget if begin == 1 else AMPLE, cost="model", **options) as session:
+        if prepare is not None:
+            prepare(session)
         ledger, replay = session.ledger, session.replay
         before = Counts(0, 0, 0, ledger.clock)
 
@@ -213,3 +215,44 @@ def test_other_heuristics_and_over_budget(heuristic, tmp_path: Path):
             in_place_and_dropout, budget, heuristic=heuristic, over_budget="warn" if warn else "error"
         )
         assert predicted(log, budget, heuristic=heuristic, warn_only=warn) == live
+
+
+def watched(program):
+    """All of its steps, as a run watches them."""
+    steps = []
+
+    def prepare(session):
+        lookahead = session._lookahead
+        lookahead._to_watch = STEPS + 1
+        session.ledger.pressure = True
+        lookahead._watch(True)
+        steps.append(lookahead._step)
+        begins = lookahead.step_ended
+
+        def step_ended():
+            begins()
+            steps.append(lookahead._step)
+
+        lookahead.step_ended = step_ended
+
+    steps_of(program, AMPLE, prepare=prepare, heuristic="h_next")
+    return steps[:STEPS]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_rule_that_knows_the_steps_decides_as_predicted(program, tmp_path: Path):
+    log = recorded(program, tmp_path / "log", 1, STEPS)
+    steps = watched(program)
+
+    def prepare(session):
+        session._lookahead.foresight.steps = steps
+        session._lookahead._to_watch = 0
+
+    peak = max(step.peak_bytes for step in steps_of(program, AMPLE))
+    evictions = 0
+    for share in (0.8, 0.6, 0.45):
+        budget = int(peak * share)
+        live = steps_of(program, budget, heuristic="h_next", prepare=prepare)
+        assert predicted(log, budget, heuristic="h_next") == live, share
+        evictions += sum(step.evictions for step in live if step != "oom")
+    assert evictions > 5

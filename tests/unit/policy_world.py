@@ -16,6 +16,7 @@ class Storage:
 class Record(weakref.ref):  # as the runtime's: a weakref that must not be hashed or compared
     __slots__ = (
         "__weakref__",
+        "age",
         "bound",
         "component",
         "constant",
@@ -26,9 +27,9 @@ class Record(weakref.ref):  # as the runtime's: a weakref that must not be hashe
         "name",
         "nbytes",
         "neighbourhood",
-        "next_use",
         "released",
         "resident",
+        "uses",
     )
 
     def __new__(cls, name: int, *_: Any, **__: Any) -> Record:
@@ -40,7 +41,6 @@ class Record(weakref.ref):  # as the runtime's: a weakref that must not be hashe
         self.name, self.nbytes, self.cost, self.last_access = name, nbytes, cost, now
         self.inputs, self.constant, self.resident = tuple(inputs), constant, True
         self.released = not name % 5
-        self.next_use = None
         self.component = self.dependents = self.bound = self.neighbourhood = None
 
 

@@ -1,118 +1,280 @@
-"""dtrrun.policy.foresight: what a recorded step tells of the next one."""
+"""dtrrun.policy.foresight: what a step that was watched tells of a later one."""
+
+import pytest
 
 from dtrrun.policy import HeapSearch, ScanSearch, make_heuristic
-from dtrrun.policy.foresight import JOIN, Foresight, step_of
+from dtrrun.policy.foresight import JOIN, Foresight, Step
 from tests.unit.policy_world import Record
 
-OPERATORS = [("a", ["w", "x"], 10), ("b", ["x", "y"], 20), ("c", ["y", "z"], 5), ("d", ["x", "z"], 1)]
-STEP = step_of(OPERATORS, kept=["z"])
+NEXT = "h_chain(c=ancestors,s=0,next=1,released=alike)"
 
 
-def test_the_next_use_of_all_that_an_operator_touches():
-    assert STEP.times == [0, 10, 30, 35]
-    assert STEP.length == 36
-    assert STEP.next_uses == [(None, 10), (35, 30), (None, 35), (None, 36)]
+class Program:
+    """Makes one storage an operator, of the bytes that are its name."""
+
+    def __init__(self, age=0):
+        self.age = age
+        self.made = []
+
+    def made_last(self):
+        return reversed(self.made)
+
+    def run(self, name, nbytes=64):
+        self.age += 1
+        self.made.append((self.age, name, nbytes))
+
+    def run_all(self, names):
+        for name in names:
+            self.run(name)
 
 
-def test_a_step_that_is_the_same_is_followed_to_its_end():
-    foresight = Foresight(STEP)
-    for place, (key, *_) in enumerate(OPERATORS):
-        assert foresight.follow(key) == STEP.next_uses[place]
-        assert foresight.position == STEP.times[place]
-    assert foresight.follow("e") is None
+def watched(names, begin=0, reads_last=3):
+    """A step in which operators take 10 each and read what the last few operators made."""
+    step, program = Step(begin), Program(begin)
+    for name in names:
+        used = program.made[-reads_last:]
+        program.run(name)
+        step.add(program.age, name, 10, [(age, nbytes) for age, _, nbytes in used], [64])
+    return step
+
+
+def node(age, nbytes=64):
+    record = Record(age, nbytes, 10)
+    record.age = age
+    return record
+
+
+def names(count, start=0):
+    return [f"op{i}" for i in range(start, start + count)]
+
+
+def test_the_uses_of_what_each_operator_makes():
+    step = watched(names(5))
+    assert step.times == [0, 10, 20, 30, 40]
+    assert step.length == 50
+    assert step.uses_of(0, 64) == [10, 20, 30]
+    assert step.uses_of(3, 64) == [40]
+    assert step.uses_of(4, 64) == []
+    assert step.uses_of(5, 64) is None
+
+
+def test_operators_that_nobody_told_of_count_as_places():
+    step = Step(100)
+    step.add(101, "a", 10, [], [64])
+    step.add(104, "b", 5, [(101, 64), (99, 64)], [64, 32, 32])
+    assert step.names == ["a", "", "", "b"]
+    assert step.times == [0, 10, 10, 10]
+    assert step.uses == {0: {64: [10]}, 3: {64: [], 32: []}}
+
+
+@pytest.mark.parametrize("begin", [0, 1000])
+def test_a_step_that_is_the_same_is_followed_to_its_end(begin):
+    program = Program(begin)
+    foresight = Foresight(program, [watched(names(30))])
+    assert foresight.horizon == 1
+    for place, name in enumerate(names(30)):
+        foresight.look()
+        assert foresight.position == (None if place == 0 else 10 * place)  # before it has made anything
+        if place > 8:
+            assert foresight.next_use(node(begin + place)) == (10 * place + 10 if place < 29 else None)
+            assert foresight.next_use(node(begin + place - 5)) is None
+        program.run(name)
+    foresight.look()
+    assert foresight.position is None  # beyond the end of the step that is known
+    assert foresight.horizon == 600
+    assert (foresight.looks, foresight.lost) == (31, 2)
+
+
+def test_storages_from_before_the_step_are_not_used_again():
+    program = Program(50)
+    foresight = Foresight(program, [watched(names(30))])
+    program.run_all(names(10))
+    foresight.look()
+    assert foresight.next_use(node(50)) is None
+    assert foresight.next_use(node(60)) == 110
+
+
+def test_a_new_step_begins_at_its_begin():
+    program = Program()
+    foresight = Foresight(program, [watched(names(30))])
+    program.run_all(names(12))
+    foresight.look()
+    assert foresight.position == 120
+    foresight.begin()
     assert foresight.position is None
-    foresight.again()
-    assert foresight.follow("a") == STEP.next_uses[0]
-    assert foresight.horizon == 72
-
-
-def long_step(count=40):
-    return step_of([(f"op{i}", [i, i + 1], 10) for i in range(count)], kept=[])
+    program.run_all(names(6))
+    foresight.look()
+    assert foresight.position == 60
+    assert foresight.next_use(node(12 + 6)) == 70
+    assert foresight.next_use(node(12)) is None
 
 
 def test_a_step_that_leaves_the_sequence_finds_back():
-    foresight = Foresight(long_step())
-    known = [foresight.follow(f"op{i}") for i in range(10)]
-    assert None not in known
-    assert [foresight.follow(f"other{i}") for i in range(3)] == [None] * 3
-    joined = [foresight.follow(f"op{i}") for i in range(20, 30)]
-    assert joined[: JOIN - 1] == [None] * (JOIN - 1)
-    assert None not in joined[JOIN - 1 :]
-    assert foresight.position == 290
-    assert foresight.lost == 3 + JOIN - 1
+    program = Program()
+    foresight = Foresight(program, [watched(names(60))])
+    program.run_all(names(10))
+    foresight.look()
+    assert foresight.position == 100
+    program.run_all(["other"] * 3)
+    assert foresight.look()
+    assert foresight.position is None
+    program.run_all(names(JOIN - 1, start=30))
+    foresight.look()
+    assert foresight.position is None
+    program.run_all(names(5, start=30 + JOIN - 1))
+    assert foresight.look()
+    assert foresight.position == 10 * (30 + JOIN + 4)
+    assert foresight.lost == 2
+    assert foresight.next_use(node(program.age)) == foresight.position + 10
+    assert foresight.next_use(node(10)) is None
+    assert foresight.next_use(node(12)) == foresight.position + foresight.horizon // 4  # made while lost
 
 
 def test_it_joins_ahead_of_where_it_left_never_behind():
-    step = step_of([(f"op{i % 5}", [i], 10) for i in range(30)], kept=[])
-    foresight = Foresight(step)
-    for i in range(12):
-        foresight.follow(f"op{i % 5}")
-    foresight.follow("other")
-    for i in range(JOIN):
-        foresight.follow(f"op{i}")
-    assert foresight.position == step.times[15 + JOIN - 1]
+    program = Program()
+    loop = [f"op{i % 5}" for i in range(30)]
+    foresight = Foresight(program, [watched(loop)])
+    program.run_all(loop[:12])
+    foresight.look()
+    program.run("other")
+    foresight.look()
+    program.run_all(loop[:JOIN])
+    foresight.look()
+    assert foresight.position == 10 * (15 + JOIN)
 
 
-def test_the_choice_follows_the_next_use():
-    heuristic = make_heuristic("h_chain(c=ancestors,s=0,next=1,released=alike)")
-    for search in (HeapSearch, ScanSearch):
-        policy = search(heuristic)
-        soon, late, never = (Record(name, 64, 10) for name in (1, 2, 3))
-        soon.next_use, late.next_use = 5, 500
-        for node in (soon, late, never):
-            policy.insert(node)
-        policy.foresee(0, 1000)
-        order = []
-        for _ in range(3):
-            node = policy.select(1, lambda node: True)
-            order.append(node)
-            policy.discard(node)
-        assert [node is other for node, other in zip(order, (never, late, soon), strict=True)] == [True] * 3
+def test_two_kinds_of_steps_by_turns():
+    program = Program()
+    one, other = names(20), [f"b{i}" for i in range(20)]
+    foresight = Foresight(program, [watched(one), watched(other)])
+    for step in (one, other, other, one):
+        program.run_all(step[:10])
+        foresight.look()
+        assert foresight.position == 100
+        program.run_all(step[10:])
+        foresight.begin()
 
 
-def test_what_has_been_used_counts_with_its_new_next_use():
-    heuristic = make_heuristic("h_chain(c=ancestors,s=0,next=1,released=alike)")
-    policy = HeapSearch(heuristic)
-    first, second = Record(1, 64, 10), Record(2, 64, 10)
-    first.next_use, second.next_use = 10, 20
-    for node in (first, second):
-        policy.insert(node)
-    policy.foresee(0, 1000)
-    assert policy.select(1, lambda node: True) is second
-    policy.foresee(10, 1000)
-    first.next_use = 900
-    policy.used(first)
-    assert policy.select(1, lambda node: True) is first
+def test_a_program_that_is_another_is_never_foreseen():
+    program = Program()
+    foresight = Foresight(program, [watched(names(30))])
+    for i in range(30):
+        program.run(f"else{i}")
+        foresight.look()
+        assert foresight.position is None
+    assert foresight.lost == foresight.looks
 
 
-def test_an_evicted_dependent_is_a_use_to_come():
-    heuristic = make_heuristic("h_chain(c=ancestors,s=0,next=1,released=alike)")
-    for search in (HeapSearch, ScanSearch):
-        policy = search(heuristic)
-        source, other = Record(1, 64, 10), Record(2, 64, 10)
-        child = Record(3, 64, 10, inputs=[source])
-        other.next_use, child.next_use = 100, 5
-        for node in (source, other, child):
-            policy.insert(node)
-        policy.foresee(0, 1000)
-        assert policy.select(1, lambda node: True) is source
-        child.resident = False
-        policy.evicted(child)
-        assert policy.select(1, lambda node: True) is other
-        child.resident = True
-        policy.rematerialized(child)
-        assert policy.select(1, lambda node: True) is source
+def test_sizes_may_be_others():
+    program = Program()
+    foresight = Foresight(program, [watched(names(30))])
+    for name in names(10):
+        program.run(name, 128)
+    foresight.look()
+    assert foresight.position == 100
+    assert foresight.next_use(node(9, 128)) == 110
 
 
-def test_while_nothing_is_foreseen_next_uses_do_not_count():
-    policy = HeapSearch(make_heuristic("h_chain(c=ancestors,s=1,next=1,released=alike)"))
+def test_of_steps_of_the_same_operators_that_with_the_same_sizes_is_followed():
+    small, large = Step(), Step()
+    for place, name in enumerate(names(30)):
+        small.add(place + 1, name, 10, [], [64])
+        large.add(place + 1, name, 30, [], [128])
+    for nbytes, position in ((128, 300), (64, 100), (96, 100)):
+        program = Program()
+        foresight = Foresight(program, [small, large])
+        for name in names(10):
+            program.run(name, nbytes)
+        foresight.look()
+        assert foresight.position == position
+
+
+def test_a_join_prefers_the_same_sizes():
+    step = Step()
+    for place in range(40):
+        step.add(place + 1, f"op{place % 5}", 10, [], [128 if place >= 20 else 64])
+    program = Program()
+    foresight = Foresight(program, [step])
+    program.run("other")
+    foresight.look()
+    for place in range(6):
+        program.run(f"op{place % 5}", 128)
+    foresight.look()
+    assert foresight.position == 10 * 26
+
+
+def policies():
+    return [search(make_heuristic(NEXT)) for search in (HeapSearch, ScanSearch)]
+
+
+class Told:
+    """A foresight that is told everything."""
+
+    horizon = 1000
+
+    def __init__(self, **uses):
+        self.position = 0
+        self.uses = uses
+        self.jumped = False
+
+    def look(self):
+        jumped, self.jumped = self.jumped, False
+        return jumped
+
+    def next_use(self, node):
+        return next((time for time in self.uses.get(f"n{node.name}", ()) if time > self.position), None)
+
+
+@pytest.mark.parametrize("policy", policies())
+def test_the_choice_follows_the_next_use(policy):
+    policy.foresight = Told(n1=[5], n2=[500])
+    nodes = [Record(name, 64, 10) for name in (1, 2, 3)]
+    for one in nodes:
+        policy.insert(one)
+    order = []
+    for _ in nodes:
+        chosen = policy.select(1, lambda node: True)
+        order.append(chosen.name)
+        policy.discard(chosen)
+    assert order == [3, 2, 1]
+
+
+@pytest.mark.parametrize("policy", policies())
+def test_what_has_been_used_counts_with_its_new_next_use(policy):
+    policy.foresight = told = Told(n1=[10, 900], n2=[20])
+    for name in (1, 2):
+        policy.insert(Record(name, 64, 10))
+    assert policy.select(1, lambda node: True).name == 2
+    told.position = 10
+    assert policy.select(1, lambda node: True).name == 1
+
+
+@pytest.mark.parametrize("policy", policies())
+def test_an_evicted_dependent_is_a_use_to_come(policy):
+    policy.foresight = Told(n2=[100], n3=[5])
+    source, other = Record(1, 64, 10), Record(2, 64, 10)
+    child = Record(3, 64, 10, inputs=[source])
+    for one in (source, other, child):
+        policy.insert(one)
+    assert policy.select(1, lambda node: True) is source
+    child.resident = False
+    policy.evicted(child)
+    assert policy.select(1, lambda node: True) is other
+    child.resident = True
+    policy.rematerialized(child)
+    assert policy.select(1, lambda node: True) is source
+
+
+@pytest.mark.parametrize("search", [HeapSearch, ScanSearch])
+def test_while_nothing_is_foreseen_next_uses_do_not_count(search):
+    policy = search(make_heuristic("h_chain(c=ancestors,s=1,next=1,released=alike)"))
+    policy.foresight = told = Told(n1=[101], n2=[900])
     old, new = Record(1, 64, 10, now=0), Record(2, 64, 10, now=50)
-    old.next_use, new.next_use = 101, 900
-    for node in (old, new):
-        policy.insert(node)
-    policy.foresee(100, 1000)
+    for one in (old, new):
+        policy.insert(one)
+    told.position = 100
     assert policy.select(100, lambda node: True) is new
-    policy.foresee(None, 1000)
+    told.position, told.jumped = None, True
     assert policy.select(100, lambda node: True) is old
-    policy.foresee(100, 1000)
+    told.position, told.jumped = 100, True
     assert policy.select(100, lambda node: True) is new

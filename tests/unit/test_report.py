@@ -42,6 +42,16 @@ def test_one_process() -> None:
     }
 
 
+def test_the_last_step() -> None:
+    run = snapshot(ended=True)
+    step = build_report([run], SETTINGS, 0, ["x"], 25.0)["processes"][0]["last_step"]
+    assert (step["index"], step["peak_bytes"]) == (41, 199_800_000)
+    assert step["seconds"]["rematerialization"] == pytest.approx(0.08)
+    assert step["slowdown_estimate"] == pytest.approx(400 / (400 - 80 - 8 - 1 - 20))
+    run.tables["step"] = None
+    assert build_report([run], SETTINGS, 0, ["x"], 25.0)["processes"][0]["last_step"] is None
+
+
 def test_several_processes() -> None:
     report = build_report(
         [snapshot(1, 0), snapshot(2, 1, peak_bytes=7, alive=False)], SETTINGS, 0, ["x"], 25.0

@@ -2,7 +2,6 @@
 
 import pytest
 
-import dtrrun
 from dtrrun.cli import values
 from dtrrun.policy.heuristics import HEURISTIC_NAMES
 
@@ -61,12 +60,3 @@ def test_bad_values_say_why(reader, text, hint):
     with pytest.raises(ValueError, match=r".") as caught:
         reader(text)
     assert hint in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["h_next", "h_chain(c=e_star,s=0,next=1,released=alike)"])
-def test_a_rule_that_knows_the_step_before_is_for_the_simulator(name):
-    with pytest.raises(ValueError, match="works in the simulator only"):
-        values.heuristic(name)
-    assert values.heuristics(f"{name},h_dtr") == [name, "h_dtr"]
-    with pytest.raises(ValueError, match="works in the simulator only"):
-        dtrrun.budget(1 << 20, heuristic=name).__enter__()
