@@ -58,16 +58,19 @@ def predict(
     warn_only: bool = False,
     policy: Policy[Any] | None = None,
     previous: Sequence[Instruction] | None = None,
+    name: str = "the log",
     **options: Any,
 ) -> Prediction:
     """Replay a log of `dtrrun record` as the runtime would run it, the budget set from its begin on.
 
     limit: times the plain run's time; a run that recomputes more ends as `thrash` (Sec. 4.2). warn_only: as
     `--over-budget warn`. previous: the log of a step before, which a heuristic with foresight knows; one like
-    this if None. options: of `make_policy`. Raises LogError for a log that is none of ours, OSError.
+    this if None. name: for errors, where `log` is no path. options: of `make_policy`. Raises LogError for a
+    log that is none of ours, OSError.
     """
-    name = str(log) if isinstance(log, (str, Path)) else "the log"
-    instructions = read_log(log) if isinstance(log, (str, Path)) else log
+    if isinstance(log, (str, Path)):
+        name, log = str(log), read_log(log)
+    instructions = log
     head = _head(instructions, name)
     if policy is None:
         policy = make_policy(heuristic, **options)

@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Protocol
 
 from dtrrun.policy.chain import NAMED, Settings, parse
 
 from .replay import Outcome
-from .schedule import Schedule
-from .simulate import simulate
 
 STARTS = (
     "h_next",
@@ -46,18 +44,16 @@ class Found:
     tried: tuple[str, ...]
 
 
-def find(
-    schedule: Schedule,
-    budget_bytes: int | None,
-    *,
-    limit: float = 2.0,
-    foresight: bool = True,
-    tries: int = 48,
-    **options: Any,
-) -> Found:
+class Replayer(Protocol):
+    """A log and a budget: `simulate` or `predict`, bound to them."""
+
+    def __call__(self, heuristic: str, *, limit: float) -> Outcome: ...
+
+
+def find(replay: Replayer, *, limit: float = 2.0, foresight: bool = True, tries: int = 48) -> Found:
     """foresight: rules that know the step before are allowed. tries: replays at most.
 
-    limit, options: as for `simulate`.
+    limit: times the plain time; what takes longer does not survive.
     """
     started = perf_counter()
     tried: dict[str, Outcome] = {}
@@ -70,7 +66,7 @@ def find(
             return False
         survives = bool(best) and tried[best].status == "ok"
         bound = min(limit, tried[best].overhead) if survives else limit
-        outcome = tried[name] = simulate(schedule, budget_bytes, name, limit=bound, **options)
+        outcome = tried[name] = replay(name, limit=bound)
         better = outcome.status == "ok" and (not survives or outcome.overhead < tried[best].overhead)
         if better or not best:
             best = name

@@ -11,15 +11,15 @@ import signal
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import import_module
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
 from . import PORTFOLIO
-from .portfolio import find
-from .replay import Outcome
+from .live import predict
+from .log import Instruction, read_log
+from .portfolio import Replayer, find
 from .schedule import Schedule, read_schedule
 from .simulate import simulate
 
@@ -111,6 +111,12 @@ def schedule_at(path: str) -> Schedule:
     return read_schedule(path)
 
 
+@lru_cache(maxsize=4)
+def log_at(path: str) -> Sequence[Instruction]:
+    """The same, for a prediction of our own runtime."""
+    return read_log(path)
+
+
 def read_facts(paths: Sequence[str]) -> list[Facts]:
     """The figures of each log; logs of the same name go by their paths. Raises LogError, OSError."""
     names = [log_name(path) for path in paths]
@@ -159,21 +165,12 @@ def run_cell(cell: Cell) -> Row:
     peak_bytes = peak_of(cell.path, cell.semantics)
     ratio, nbytes = cell.budget.of(peak_bytes)
     settings = cell.heuristic
-    if cell.semantics == "dtrrun":
-        outcome = _predict(cell, nbytes)
+    replay = _replayer(cell, nbytes)
+    if cell.heuristic == PORTFOLIO:
+        found = find(replay, limit=cell.limit)
+        settings, outcome = found.heuristic, found.outcome
     else:
-        options: dict[str, Any] = {
-            "deallocation": cell.deallocation,
-            "limit": cell.limit,
-            "paper_ties": cell.paper_ties,
-            "scan": cell.search == "scan",
-            "seed": cell.seed,
-        }
-        if cell.heuristic == PORTFOLIO:
-            found = find(schedule_at(cell.path), nbytes, **options)
-            settings, outcome = found.heuristic, found.outcome
-        else:
-            outcome = simulate(schedule_at(cell.path), nbytes, cell.heuristic, count=cell.count, **options)
+        outcome = replay(cell.heuristic, limit=cell.limit)
     return Row(
         cell.log,
         cell.heuristic,
@@ -198,23 +195,25 @@ def run_cell(cell: Cell) -> Row:
 def peak_of(path: str, semantics: str) -> int:
     """What budgets are shares of: the peak without a budget, bytes."""
     if semantics == "dtrrun":
-        outcome: Outcome = _live().predict(path, None)
-        return outcome.peak_bytes
+        return predict(log_at(path), None, name=path).peak_bytes
     return schedule_at(path).peak_bytes
 
 
-def _predict(cell: Cell, nbytes: int) -> Outcome:
-    if (cell.deallocation, cell.search, cell.count) != ("eager", "heap", False):
-        raise ValueError("--semantics dtrrun goes with eager deallocation and the heap search alone")
-    outcome: Outcome = _live().predict(cell.path, nbytes, cell.heuristic, limit=cell.limit, seed=cell.seed)
-    return outcome
-
-
-def _live() -> Any:
-    try:
-        return import_module("dtrrun.simulator.live")
-    except ImportError:
-        raise ValueError("--semantics dtrrun: this version cannot predict its own runtime") from None
+def _replayer(cell: Cell, nbytes: int) -> Replayer:
+    if cell.semantics == "dtrrun":
+        if (cell.deallocation, cell.search, cell.count) != ("eager", "heap", False):
+            raise ValueError("--semantics dtrrun goes with eager deallocation and the heap search alone")
+        return partial(predict, log_at(cell.path), nbytes, name=cell.path, seed=cell.seed)
+    return partial(
+        simulate,
+        schedule_at(cell.path),
+        nbytes,
+        deallocation=cell.deallocation,
+        paper_ties=cell.paper_ties,
+        scan=cell.search == "scan",
+        seed=cell.seed,
+        count=cell.count and cell.heuristic != PORTFOLIO,
+    )
 
 
 def run_cells(wanted: Sequence[Cell], jobs: int = 1) -> Generator[tuple[int, Row], None, None]:

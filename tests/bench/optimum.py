@@ -1,5 +1,6 @@
 """Heuristics against what is possible at best, on the same graphs: chains, and logs with operators joined."""
 
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -66,7 +67,7 @@ def _row(
     """seconds: of Checkmate's solver; 0 for a chain, which needs none."""
     schedule = schedule_of_graph(graph)
     outcomes = [simulate(schedule, nbytes, one, limit=LIMIT) for one in HEURISTICS]
-    outcomes.append(find(schedule, nbytes, limit=LIMIT).outcome)
+    outcomes.append(find(partial(simulate, schedule, nbytes), limit=LIMIT).outcome)
     found = [one.overhead if one.status == "ok" else None for one in outcomes]
     planner, options = ("checkmate", {"time_limit": seconds}) if seconds else ("chain_dp", {})
     searched, planned = _planned("search", graph, nbytes), _planned(planner, graph, nbytes, **options)

@@ -1,5 +1,6 @@
 """Rules of ours beside the paper's: overhead at each budget of a log."""
 
+from functools import partial
 from typing import Any
 
 from dtrrun.simulator.portfolio import find
@@ -29,7 +30,7 @@ def rules(logs: dict[str, Schedule], expected: dict[str, Any]) -> Section:
             theirs = [simulate(schedule, nbytes, heuristic) for heuristic in PAPER]
             paper = min((one.overhead for one in theirs if one.status == "ok"), default=None)
             chain, following = (simulate(schedule, nbytes, rule) for rule in ("h_chain", "h_next"))
-            found = find(schedule, nbytes).outcome
+            found = find(partial(simulate, schedule, nbytes)).outcome
             where = f"{name}, {ratio}"
             section.rows.append(
                 [where, _share(paper), *map(_overhead, (chain, following, found)), f"{found.seconds:.1f}"]

@@ -1,5 +1,7 @@
 """dtrrun.simulator.portfolio, and replays that know the step before."""
 
+from functools import partial
+
 import pytest
 
 from dtrrun.simulator.portfolio import STARTS, find
@@ -48,7 +50,7 @@ def test_the_portfolio_is_as_good_as_the_best_of_what_it_starts_with(share):
     budget = int(schedule.peak_bytes * share)
     alone = {name: simulate(schedule, budget, name) for name in STARTS}
     best = min(one.overhead for one in alone.values() if one.status == "ok")
-    found = find(schedule, budget)
+    found = find(partial(simulate, schedule, budget))
     assert found.outcome.status == "ok"
     assert found.outcome.overhead <= best
     assert simulate(schedule, budget, found.heuristic).time == found.outcome.time
@@ -58,12 +60,12 @@ def test_the_portfolio_is_as_good_as_the_best_of_what_it_starts_with(share):
 
 def test_without_foresight_no_rule_is_tried_that_needs_it():
     schedule = schedule_of(random_log(31, 200), "random")
-    found = find(schedule, schedule.peak_bytes // 2, foresight=False)
+    found = find(partial(simulate, schedule, schedule.peak_bytes // 2), foresight=False)
     assert found.outcome.status == "ok"
     assert not [name for name in found.tried if name == "h_next" or "next=1" in name]
 
 
 def test_a_budget_that_is_too_small_for_all_is_said_to_be():
     schedule = schedule_of(random_log(31, 200), "random")
-    found = find(schedule, schedule.constant_bytes + 1)
+    found = find(partial(simulate, schedule, schedule.constant_bytes + 1))
     assert found.outcome.status == "oom"

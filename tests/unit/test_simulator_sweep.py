@@ -3,22 +3,22 @@
 import dataclasses
 import gzip
 import multiprocessing
-import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from dtrrun.policy import make_policy
 from dtrrun.simulator import sweep
+from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import Call, Constant, LogError, write_log
-from dtrrun.simulator.replay import Outcome, Replay
+from dtrrun.simulator.replay import Replay
 from dtrrun.simulator.schedule import schedule_of
 from dtrrun.simulator.simulate import simulate
 from tests.unit.simulator_logs import random_log
 
 SEED = 7
+LOGS = Path(__file__).parents[1] / "logs"
 
 
 @pytest.fixture
@@ -154,23 +154,16 @@ def test_which_of_equal_scores_goes_first(ties, first):
     assert (found.evictions, found.status) == (replay.evictions, "oom")
 
 
-def test_our_own_semantics_are_asked_from_the_prediction(log, monkeypatch):
-    asked = []
-
-    def predict(path, budget_bytes, heuristic="h_dtr_eq", **options):
-        asked.append((path, budget_bytes, heuristic, options))
-        return Outcome("ok", 30, 20, budget_bytes or 1000, 1, 2, 3, 0.5)
-
-    monkeypatch.setitem(sys.modules, "dtrrun.simulator.live", SimpleNamespace(predict=predict))
-    sweep.peak_of.cache_clear()
-    cell = sweep.Cell(log, "x", "lru", sweep.Budget(ratio=0.5), limit=3.0, semantics="dtrrun")
+def test_our_own_semantics_are_those_of_the_prediction():
+    log = str(LOGS / "vae.log.gz")
+    peak = predict(log, None).peak_bytes
+    cell = sweep.Cell(log, "vae", "h_dtr", sweep.Budget(ratio=0.5), semantics="dtrrun")
     row = sweep.run_cell(cell)
-    sweep.peak_of.cache_clear()
-    assert asked == [(log, None, "h_dtr_eq", {}), (log, 500, "lru", {"limit": 3.0, "seed": 0})]
-    assert (row.budget_bytes, row.overhead, row.semantics, row.status) == (500, 1.5, "dtrrun", "ok")
+    told = predict(log, peak // 2, "h_dtr")
+    assert (row.budget_bytes, row.evictions, row.overhead) == (peak // 2, told.evictions, told.overhead)
+    assert (row.semantics, row.status, row.settings) == ("dtrrun", "ok", "h_dtr")
+    best = sweep.run_cell(dataclasses.replace(cell, heuristic="portfolio"))
+    assert best.overhead < row.overhead
+    assert best.overhead == predict(log, peak // 2, best.settings).overhead
     with pytest.raises(ValueError, match="eager"):
         sweep.run_cell(dataclasses.replace(cell, deallocation="banish"))
-    monkeypatch.setitem(sys.modules, "dtrrun.simulator.live", None)
-    sweep.peak_of.cache_clear()
-    with pytest.raises(ValueError, match="cannot predict"):
-        sweep.run_cell(cell)
