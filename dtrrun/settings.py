@@ -53,6 +53,12 @@ class RuntimeSettings:
     log_first: int = 2
     log_last: int = 2
     """The first and the last step of the log, counted from 1."""
+    plain: bool = False
+    """Leave the program as it is, and count its steps alone."""
+    state: bool = False
+    """Write digests of the training state at each step's end (`runtime.training_state`)."""
+    manual_seed: int | None = None
+    """For the random generators of PyTorch, Python and NumPy, before the program begins."""
     record_dir: str | None = None
 
     def to_environment(self) -> dict[str, str]:

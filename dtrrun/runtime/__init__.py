@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import os
+import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,13 +13,14 @@ from typing import Any
 import torch
 
 from dtrrun.runtime.errors import BudgetError
+from dtrrun.runtime.plain import Plain
 from dtrrun.runtime.session import Session
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import parse_size
 
 __all__ = ["BudgetError", "Session", "activate", "budget", "deactivate"]
 
-_active: Session | None = None
+_active: Session | Plain | None = None
 
 
 def activate(settings: RuntimeSettings) -> None:
@@ -26,7 +29,9 @@ def activate(settings: RuntimeSettings) -> None:
     from dtrrun.telemetry.record import Writer
 
     writer = None
-    session = Session(settings)
+    session = Plain(settings) if settings.plain else Session(settings)
+    if settings.manual_seed is not None:
+        seed_all(settings.manual_seed)
     if settings.record_dir is not None:
         from dataclasses import asdict
 
@@ -34,7 +39,7 @@ def activate(settings: RuntimeSettings) -> None:
             settings.record_dir,
             {
                 "torch": torch.__version__,
-                "device": session.ledger.device_type,
+                "device": "cpu" if isinstance(session, Plain) else session.ledger.device_type,
                 "heuristic": settings.heuristic,
                 "settings": asdict(settings),
             },
@@ -42,6 +47,15 @@ def activate(settings: RuntimeSettings) -> None:
     session.start(writer)
     _active = session
     atexit.register(finish, os.getpid())
+
+
+def seed_all(seed: int) -> None:
+    """So that two runs of a program that seeds nothing draw the same."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")  # torch has imported it, where it is installed
+    if numpy is not None:
+        numpy.random.seed(seed % (1 << 32))
 
 
 def deactivate() -> None:

@@ -32,6 +32,7 @@ from dtrrun.runtime.replay import Replay
 from dtrrun.runtime.resizes import Resizes
 from dtrrun.runtime.steps import StepClock, overhead_ns, slowdown
 from dtrrun.runtime.threads import Threads
+from dtrrun.runtime.training_state import TrainingState
 from dtrrun.runtime.verify import Fingerprints
 from dtrrun.settings import RuntimeSettings
 
@@ -107,6 +108,7 @@ class Session:
             ModeChecks(self._access.lock, self.mode, lambda: self.careful.checks_modes),
             Reducers(self.careful.watch_new),
             Threads(lambda: self.mode if self.running else None, self._threaded),
+            *self._watchers(),
             self.steps,
             compiler.CompileNotice(self.warn),
             self._notices,
@@ -117,6 +119,13 @@ class Session:
             self._parts.append(self.ledger.heap)
         self.writer: Any = None
         self._pid = os.getpid()
+
+    def _watchers(self) -> list[TrainingState]:
+        """They see the end of a step before it may be the program's."""
+        settings = self.settings
+        if not settings.state or settings.record_dir is None:
+            return []
+        return [TrainingState(settings.record_dir, self._access.lock)]
 
     # -- on and off ------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from dtrrun.views.figures import breakdown, merged, operators, slowdown, table, 
 SCHEMA = "dtrrun.report/1"
 
 
-PRIVATE = ("record_dir", "log", "log_first", "log_last")
+PRIVATE = ("record_dir", "log", "log_first", "log_last", "plain", "state", "manual_seed")
 """Settings that are the launcher's own affair."""
 
 

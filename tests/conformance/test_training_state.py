@@ -1,0 +1,111 @@
+"""`runtime.training_state`: what a smoke run compares."""
+
+import copy
+import gc
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import dtrrun
+from dtrrun.runtime.training_state import TrainingState, digest
+
+
+class Net(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, width), nn.BatchNorm1d(width), nn.Linear(width, 2)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.norm(self.first(x))))
+
+
+def train(steps=3, seed=0, average=True):
+    torch.manual_seed(seed)
+    net = Net()
+    slow = copy.deepcopy(net) if average else None
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        net(torch.randn(64, 8)).square().mean().backward()
+        optimizer.step()
+        if slow is not None:
+            with torch.no_grad():
+                for mine, theirs in zip(slow.parameters(), net.parameters(), strict=True):
+                    mine.lerp_(theirs, 0.1)
+
+
+def states(folder, **options):
+    gc.collect()  # no modules of another test
+    watch = TrainingState(str(folder))
+    watch.install()
+    try:
+        train(**options)
+    finally:
+        watch.remove()
+    [path] = folder.glob("*.state")
+    assert oct(path.stat().st_mode & 0o77) == "0o0" or folder.stat().st_mode & 0o77 == 0
+    return json.loads(path.read_text())
+
+
+@pytest.fixture
+def folders(tmp_path):
+    made = [tmp_path / name for name in "ab"]
+    for folder in made:
+        folder.mkdir(mode=0o700)
+    return made
+
+
+def test_two_runs_alike_have_the_same_digests(folders):
+    one, other = (states(folder) for folder in folders)
+    assert one == other
+    assert one["step"] == 3
+    assert {
+        "Net.first.weight",
+        "Net.norm.running_mean",
+        "Net.norm.num_batches_tracked",
+        "Net 2.last.bias",
+        "Adam 0, exp_avg of Net.first.weight",
+        "Adam 0, step of Net.last.bias",
+        "random generator",
+    } <= one["digests"].keys()
+
+
+def test_what_differs_is_named(folders):
+    one, other = (states(folder, seed=seed) for folder, seed in zip(folders, (0, 1), strict=True))
+    differing = {name for name, value in one["digests"].items() if other["digests"][name] != value}
+    assert "Net.first.weight" in differing
+    assert "random generator" in differing
+    assert "Net.norm.num_batches_tracked" not in differing
+
+
+def test_in_a_session_what_is_evicted_is_brought_back(folders):
+    plain = states(folders[0])
+    gc.collect()
+    watch = None
+    with dtrrun.budget("40KB") as session:
+        watch = TrainingState(str(folders[1]), session._access.lock)
+        watch.install()
+        train()
+        watch.remove()
+    assert session.ledger.evictions > 0
+    [path] = folders[1].glob("*.state")
+    assert json.loads(path.read_text()) == plain
+
+
+def test_digests_tell_types_shapes_and_bits_apart():
+    values = [
+        torch.zeros(4),
+        torch.zeros(2, 2),
+        torch.zeros(4, dtype=torch.int32),
+        torch.tensor([0.0, 0.0, 0.0, -0.0]),
+        torch.zeros(0),
+        torch.zeros(4, device="meta"),
+        0,
+        0.0,
+    ]
+    assert len({digest(value) for value in values}) == len(values)
+    assert digest(torch.arange(8.0)[::2]) == digest(torch.tensor([0.0, 2.0, 4.0, 6.0]))
+    assert digest(torch.arange(8.0)[2:]) == digest(torch.arange(2.0, 8.0))
+    assert digest(torch.ones(2, requires_grad=True).bfloat16()) == digest(torch.ones(2).bfloat16())
