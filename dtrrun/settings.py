@@ -70,6 +70,10 @@ class RuntimeSettings:
         text = environ.get(VARIABLE)
         if not text:
             return None
-        values: dict[str, Any] = json.loads(text)
+        return cls.from_values(json.loads(text))
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> RuntimeSettings:
+        """From what `asdict` gave, perhaps in another version."""
         known = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})

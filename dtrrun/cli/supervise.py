@@ -21,6 +21,7 @@ from dtrrun.launch.signals import die_of
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.record import read_all
+from dtrrun.telemetry.run import announce
 from dtrrun.views.final import print_final
 from dtrrun.views.live import live_view
 from dtrrun.views.report import build_report
@@ -40,6 +41,7 @@ def supervise(options: Options, command: Sequence[str]) -> int:
         settings = replace(options.settings, record_dir=folder)
         if not options.quiet:
             _announce(options)
+        announce(folder, command, time.time())
         started = time.monotonic()
         returncode = _run(settings, command, options)
         elapsed = time.monotonic() - started

@@ -1,0 +1,30 @@
+"""The user's runs of dtrrun that are under way on this machine.
+
+A run's processes carry the name of its private folder of records in their environment, so it is found from
+any terminal, wherever that folder is.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+import psutil
+
+from dtrrun.launch.environment import RECORDS
+from dtrrun.telemetry.run import Run, read_run
+
+
+def find() -> list[Run]:
+    """The oldest first. Runs in which nothing has imported torch yet are left out."""
+    found = [run for folder in _folders() if (run := read_run(folder)) is not None and run.snapshots]
+    return sorted(found, key=lambda run: (run.start, run.pid))
+
+
+def _folders() -> set[str]:
+    folders = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.uids().real == os.getuid() and (folder := process.environ().get(RECORDS)):
+                folders.add(folder)
+    return folders

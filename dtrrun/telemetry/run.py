@@ -1,0 +1,43 @@
+"""What the launcher says of a run, in the run's private folder of records, for those who look on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dtrrun.telemetry.record import Snapshot, read_all
+
+ABOUT = "run.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """pid: of the command `dtrrun`; start: in seconds since the epoch."""
+
+    pid: int
+    command: list[str]
+    start: float
+    snapshots: list[Snapshot]
+
+
+def announce(folder: str, command: Sequence[str], start: float) -> None:
+    """Leave in our own folder what `read_run` has to know."""
+    part = Path(folder, f"{ABOUT}.part")
+    part.write_text(json.dumps({"pid": os.getpid(), "command": list(command), "start": start}))
+    part.rename(part.with_name(ABOUT))
+
+
+def read_run(folder: str) -> Run | None:
+    """The run with that folder of records; None where there is none, or it is not this user's."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        if os.stat(folder).st_uid != os.getuid():
+            return None
+        about: dict[str, Any] = json.loads(Path(folder, ABOUT).read_text())
+        command = [str(word) for word in about["command"]]
+        return Run(int(about["pid"]), command, float(about["start"]), read_all(folder))
+    return None

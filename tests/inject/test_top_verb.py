@@ -1,0 +1,66 @@
+"""`dtrrun top`, from another process than the run's."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+model = nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(3):
+    model(torch.randn(256, 64)).square().mean().backward()
+    optimizer.step()
+print("trained", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def run(tmp_path, environment):
+    """A run under way that has trained three steps and waits."""
+    script = tmp_path / "waits.py"
+    script.write_text(SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dtrrun", "--quiet", "--budget", "1GB", str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+    )
+    assert process.stdout.readline() == "trained\n"
+    yield process
+    process.communicate("go on\n", timeout=60)
+
+
+def test_a_run_is_seen_from_elsewhere(run, plain):
+    deadline = time.monotonic() + 30
+    steps = 0
+    while steps < 3 and time.monotonic() < deadline:  # it publishes now and then
+        done = plain(sys.executable, "-m", "dtrrun", "top", "--json", "-")
+        assert done.status == 0, done.err
+        [found] = [one for one in json.loads(done.out)["runs"] if one["pid"] == run.pid]
+        steps = found["steps"]
+    assert found["settings"]["budget_bytes"] == 10**9
+    assert found["processes"][0]["status"] == "running"
+    assert found["command"][-1].endswith("waits.py")
+
+    done = plain(sys.executable, "-m", "dtrrun", "top")
+    assert [line for line in done.out.splitlines() if line.split()[0] == str(run.pid)]
+    inner = found["processes"][0]["pid"]
+    for pid in (run.pid, inner):
+        done = plain(sys.executable, "-m", "dtrrun", "top", str(pid))
+        assert (done.status, done.out.split()[0]) == (0, str(run.pid))
+        assert "of 1 GB" in done.out
+
+
+def test_no_such_run(plain):
+    done = plain(sys.executable, "-m", "dtrrun", "top", "999999999")
+    assert (done.status, done.ours) == (1, ["error: no run of dtrrun with the PID 999999999 is under way"])
+    assert plain(sys.executable, "-m", "dtrrun", "top", "--", "0").status == 2
+    assert plain(sys.executable, "-m", "dtrrun", "top", "x").status == 2

@@ -1,0 +1,129 @@
+"""dtrrun.telemetry.run, dtrrun.launch.running and dtrrun.views.running: `dtrrun top`."""
+
+import io
+import json
+import os
+import time
+
+import psutil
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from dtrrun.launch import running
+from dtrrun.launch.environment import RECORDS
+from dtrrun.telemetry.fields import COUNTERS
+from dtrrun.telemetry.record import Writer
+from dtrrun.telemetry.run import ABOUT, Run, announce, read_run
+from dtrrun.views.rates import Rates
+from dtrrun.views.running import COLUMNS, run_picture, runs_table, target
+from tests.unit.fake_records import EVIL, snapshot
+
+
+def shown(what, width=120):
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(what)
+    return console.file.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    announce(str(tmp_path), ["python", "train.py"], 1000.0)
+    writer = Writer(str(tmp_path), {"device": "cpu"})
+    writer.counters[COUNTERS.index("steps")] = 3
+    writer.publish({})
+    yield str(tmp_path)
+    writer.close()
+
+
+def test_what_the_launcher_leaves_is_read(folder):
+    run = read_run(folder)
+    assert (run.pid, run.command, run.start) == (os.getpid(), ["python", "train.py"], 1000.0)
+    assert [one.counters["steps"] for one in run.snapshots] == [3]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', '{"pid": "x", "command": [], "start": 0}'])
+def test_what_is_no_run_is_passed_over(text, tmp_path):
+    assert read_run(str(tmp_path)) is None
+    (tmp_path / ABOUT).write_text(text)
+    assert read_run(str(tmp_path)) is None
+    assert read_run(str(tmp_path / "nowhere")) is None
+
+
+class Process:
+    def __init__(self, uid, environ):
+        self.uid, self.environ_ = uid, environ
+
+    def uids(self):
+        return type("uids", (), {"real": self.uid})
+
+    def environ(self):
+        if isinstance(self.environ_, Exception):
+            raise self.environ_
+        return self.environ_
+
+
+def test_runs_are_found_by_the_environment_of_ones_own_processes(folder, tmp_path, monkeypatch):
+    mine = os.getuid()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    processes = [
+        Process(mine, {}),
+        Process(mine, {RECORDS: folder}),
+        Process(mine, {RECORDS: folder}),
+        Process(mine, {RECORDS: str(empty)}),
+        Process(mine, {RECORDS: ""}),
+        Process(mine, psutil.AccessDenied()),
+        Process(mine, psutil.NoSuchProcess(1)),
+        Process(mine + 1, {RECORDS: "/somebody/else"}),
+    ]
+    monkeypatch.setattr(running.psutil, "process_iter", lambda: processes)
+    [run] = running.find()
+    assert run.command == ["python", "train.py"]
+
+
+def a_run(*snapshots, command=("/usr/bin/python3", "train.py", "--lr", "1")):
+    return Run(4000, list(command), time.time() - 65, list(snapshots))
+
+
+def test_a_line_a_run():
+    text = shown(runs_table([a_run(snapshot()), a_run(snapshot(1, 0), snapshot(2, 1))]))
+    assert "200 MB" in text
+    assert "train.py --lr 1" in text
+    assert "python3" not in text
+    assert "65 s" in text
+    assert len(text.splitlines()) == 3
+    assert shown(runs_table([])).strip() == "no run of dtrrun is under way"
+
+
+def test_where_there_is_little_room_the_target_is_cut():
+    run = a_run(snapshot(), command=["python", "/some/where/far/away/in/a/deep/folder/train.py"])
+    header, line = shown(runs_table([run]), 80).splitlines()
+    assert header.split() == [*COLUMNS]
+    assert line.split()[:2] == ["4000", "cpu"]
+    assert "…" in line.split()[-1]
+    assert max(map(len, (header, line))) <= 80
+
+
+def test_what_the_script_is_called_cannot_play_tricks():
+    text = shown(runs_table([a_run(snapshot(), command=["x", EVIL])]))
+    assert "\x1b" not in text
+    assert "[bold red]mine[/]" in text
+    assert target(a_run(snapshot(), command=[])) == ""
+    assert target(a_run(snapshot(), command=["./train"])) == "./train"
+
+
+def test_the_picture_of_one_run():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    picture = run_picture(a_run(snapshot()), Rates(), stream, 100, 40)
+    assert isinstance(picture, Text)
+    assert "4000  train.py --lr 1" in picture.plain
+    assert "187 MB of 200 MB" in picture.plain
+    assert "aten.convolution" in picture.plain
+
+
+def test_the_file_is_whole_or_not_there(tmp_path):
+    announce(str(tmp_path), ["a"], 1.0)
+    announce(str(tmp_path), ["b"], 2.0)
+    assert [path.name for path in tmp_path.iterdir()] == [ABOUT]
+    assert json.loads((tmp_path / ABOUT).read_text())["command"] == ["b"]
