@@ -172,9 +172,9 @@ def _driver(snapshot: Snapshot, budget: int | None) -> list[Text]:
 def _processes(shown: Sequence[Snapshot], rates: Rates, most: int, columns: int) -> Table:
     """A line a process, with events per second, and one for all of them, with events in all."""
     on_gpu = any(snapshot.driver for snapshot in shown)
-    kinds = ("pinned", "evictable", "evicted")
-    if on_gpu:
-        kinds = kinds[0 if columns >= WIDE_ON_GPU else 2 :]
+    kinds = ["pinned", "evictable", "evicted"]
+    if on_gpu and columns < WIDE_ON_GPU:
+        kinds = ["evicted"]
     driver = ("driver", "source") if on_gpu else ()
     rows = columns_table("process", "resident", *driver, "budget", *kinds, "evictions", "remat.", "steps")
 
