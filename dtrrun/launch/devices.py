@@ -41,7 +41,7 @@ def _cgroup_limits() -> list[int]:
     return limits
 
 
-def _cuda_total(index: int, module: Any) -> int | None:
+def _cuda_total(index: int, module: Any = None) -> int | None:
     """Bytes of the `index`-th device that CUDA counts, or None where there is none."""
     try:
         with started(module) as nvml:

@@ -77,7 +77,10 @@ class Sampler:
     def started(self, send: Callable[[int], None]) -> None:
         """The target runs; `send` sends it a signal."""
         self._send = send
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the system has no more threads for us
+            self._tell(f"warning: the driver is not asked: {error}")
 
     def shown(self, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
         """`snapshots` with what the driver shows for them."""

@@ -44,9 +44,14 @@ class Tally:
 
 
 def budget_of(snapshot: Snapshot, budget: int | None) -> int | None:
-    """The budget of one process: what it says itself, once it has; `budget` until then. None: it has none."""
+    """The budget of one process: the run's, or a larger one that a script has set itself. None: it has none.
+
+    One that is smaller is the process's own affair: what it works to may well lie below what was asked of us.
+    """
     counted = snapshot.counters.get("budget_bytes", 0)
-    return budget if counted == 0 else None if counted < 0 else counted
+    if counted <= 0:
+        return budget if counted == 0 else None
+    return max(counted, budget or 0)
 
 
 def exceeded(snapshot: Snapshot, figure: Figure, budget: int) -> str:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from fake_nvml import GIB, MIB, FakeNvml, Gpu, NVMLError_NotSupported
@@ -296,11 +298,25 @@ def test_looks_as_it_did(machine, case, width):
     else:
         environ = {"CUDA_VISIBLE_DEVICES": "1", "PYTORCH_ALLOC_CONF": "expandable_segments:False"}
         gpus = [Gpu("GPU-a", parts=[]), Gpu("GPU-1a2b", name="NVIDIA A100", compute=NVMLError_NotSupported())]
-        report = machine({**CUDA, "swap": False}, *gpus, environ=environ, around={"container": True})
+        report = machine({**CUDA, "swap": False}, *gpus, environ=environ, around={"container": True}, mode=2)
     to = stream()
     report["dtrrun"] = "0.1.0"
     print_doctor(report, to, width=width)
     check(f"doctor_{case}_{width}", written(to))
+
+
+def test_the_page_describes_each_field(machine):
+    page = Path(__file__).parents[2] / "docs" / "doctor.md"
+    rows = page.read_text().split("## `--json`")[1].splitlines()
+    fields = {
+        name for row in rows if row.startswith("| `") for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    }
+    report = good(machine)
+    assert fields == set(report)
+    for name in ("driver", "devices"):
+        (row,) = [row for row in rows if row.startswith(f"| `{name}` |")]
+        facts = report[name] if name == "driver" else report[name][0]
+        assert set(re.findall(r"`(\w+)`", row.split("|")[2])) == set(facts)
 
 
 def status(*words):

@@ -155,6 +155,17 @@ def test_a_driver_that_goes_is_said_once(tmp_path, record, gpu):
     )
 
 
+def test_no_more_threads(tmp_path, record, gpu, monkeypatch):
+    def none_left(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    with Watched(tmp_path, gpu) as watched:
+        watched.start()
+    assert watched.lines == ["warning: the driver is not asked: can't start new thread"]
+    assert watched.nvml.open == 0
+
+
 def test_without_nvml_the_process_is_believed(tmp_path, record, gpu):
     with Watched(tmp_path, gpu, library=False) as watched:
         watched.sampler.sample()
@@ -198,6 +209,7 @@ def test_more_than_the_budget_is_warned_of_once_and_counted(tmp_path, record, gp
 
 
 def test_without_a_budget_nothing_is_too_much(tmp_path, record, gpu):
+    record.counters[PLACE["budget_bytes"]] = -1
     with Watched(tmp_path, gpu, budget=None, on_violation="stop") as watched:
         gpu.compute = {ME: 70 * GIB}
         watched.sampler.sample()

@@ -33,9 +33,14 @@ def test_the_source_is_that_of_the_last_reading():
     assert (tally.use.source, tally.use.peak_bytes, tally.use.nbytes) == ("reserved_overhead", 90, 80)
 
 
-@pytest.mark.parametrize(("counted", "budget"), [(0, 7), (-1, None), (5, 5)])
+@pytest.mark.parametrize(("counted", "budget"), [(0, 7), (-1, None), (5, 7), (9, 9)])
 def test_the_budget_of_a_process(counted, budget):
     assert budget_of(snapshot(budget_bytes=counted), 7) == budget
+
+
+@pytest.mark.parametrize(("counted", "budget"), [(0, None), (-1, None), (5, 5)])
+def test_the_budget_of_a_process_where_the_run_has_none(counted, budget):
+    assert budget_of(snapshot(budget_bytes=counted), None) == budget
 
 
 def test_what_is_said():
