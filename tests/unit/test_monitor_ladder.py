@@ -191,6 +191,28 @@ def test_two_ranks_on_one_device_with_host_ids_cannot_be_told_apart():
     assert 51 not in found
 
 
+def test_ranks_that_come_to_one_device_after_each_other():
+    gpu = Gpu("GPU-a")
+    rungs = ladder(gpu)
+    gpu.compute = {9001: 3 * GIB}
+    seen(rungs, process(50))
+    gpu.compute = {9001: 3 * GIB, 9002: 4 * GIB}
+    found = seen(rungs, process(50), process(51))
+    assert [found[pid][1:] for pid in (50, 51)] == [
+        (3 * GIB, "nvml_new_pid"),
+        (4 * GIB, "nvml_new_pid"),
+    ]
+
+
+def test_one_that_has_its_id_leaves_the_other_new_one():
+    gpu = Gpu("GPU-a")
+    rungs = ladder(gpu, proc_outer=lambda pid, listed: None)
+    gpu.compute = {51: 3 * GIB, 9001: 4 * GIB}
+    elsewhere = process(50, meta={"pid_namespace": "pid:[1]"})
+    found = seen(rungs, elsewhere, process(51))
+    assert found == {50: ("GPU-a", 4 * GIB, "nvml_new_pid"), 51: ("GPU-a", 3 * GIB, "nvml_pid")}
+
+
 def test_two_ranks_on_one_device_by_their_own_ids():
     gpu = Gpu("GPU-a")
     rungs = ladder(gpu)

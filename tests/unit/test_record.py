@@ -46,6 +46,23 @@ def test_reads_what_was_written(folder: str) -> None:
     assert read_all(folder)[0].status == "ended"
 
 
+def test_a_quick_look_leaves_out_the_tables(folder: str) -> None:
+    writer = Writer(folder, {})
+    writer.publish({"pinned": []})
+    writer.counters[PEAK] = 5
+    [snapshot] = read_all(folder, tables=False)
+    assert (snapshot.counters["peak_bytes"], snapshot.tables) == (5, {})
+    writer.close()
+
+
+def test_a_process_says_how_its_numbers_are_to_be_read(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
+    Writer(folder, {}).close()
+    meta = read_all(folder)[0].meta
+    assert (meta["cuda_visible_devices"], meta["pid_namespace"]) == ("GPU-1", record.pid_namespace())
+    assert str(record.pid_namespace()).startswith("pid:[")
+
+
 def test_file_is_private(folder: str) -> None:
     writer = Writer(folder, {})
     assert stat.S_IMODE(os.stat(writer.path).st_mode) == 0o600
