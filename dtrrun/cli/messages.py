@@ -10,9 +10,12 @@ from contextlib import contextmanager
 
 def say(message: str) -> None:
     """One line, with our name before it."""
-    line = " ".join(f"dtrrun: {message}".split())
     with if_someone_reads():
-        print(line, file=sys.stderr, flush=True)
+        print(as_line(message), file=sys.stderr, flush=True)
+
+
+def as_line(message: str) -> str:
+    return " ".join(f"dtrrun: {message}".split())
 
 
 @contextmanager

@@ -38,6 +38,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "return_memory": values.choice("auto", "always", "never"),
     "max_slowdown": values.slowdown,
     "on_thrash": values.choice("warn", "stop"),
+    "on_violation": values.choice("warn", "stop"),
     "max_steps": values.whole_number(least=1),
     "verify": values.flag,
     "json": values.anything,
@@ -58,6 +59,8 @@ class Options:
     live: str = "auto"
     quiet: bool = False
     python: str | None = None
+    on_violation: str = "warn"
+    """What happens where the driver shows more than the budget: `warn` or `stop`."""
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -74,7 +77,8 @@ class Options:
                     f"the budget of {size:,} bytes is more than the {total:,} bytes that {device} has"
                 )
         of_runtime = {field.name for field in fields(RuntimeSettings)}
-        ours = {key: value for key, value in read.items() if key in ("json", "live", "quiet", "python")}
+        of_launcher = {field.name for field in fields(cls)} - {"device"}
+        ours = {key: value for key, value in read.items() if key in of_launcher}
         settings = RuntimeSettings(**{key: value for key, value in read.items() if key in of_runtime})
         return cls(settings=settings, device=device, warnings=tuple(warnings), **ours)
 

@@ -23,14 +23,16 @@ dtrrun --budget 50% -m mypackage.train
 
 dtrrun --budget 2GiB --verify torchrun --nproc-per-node 2 train.py
 
-[bold]Other verbs[/bold]: [bold]simulate[/bold], recorded logs under budgets; dtrrun simulate --help.
+[bold]Other verbs[/bold]: [bold]doctor[/bold], what dtrrun finds here, and what to do about it;
+[bold]simulate[/bold], recorded logs under budgets; dtrrun doctor --help, dtrrun simulate --help.
 
 [bold]Other places for options[/bold]: every option has an environment variable (DTRRUN_BUDGET,
 DTRRUN_IGNORE_SMALL) and a key in a profile and in \\[tool.dtrrun] of pyproject.toml (budget, ignore_small).
 The command line goes before the environment, that before the profile, and that before pyproject.toml.
 
-[bold]Exit status[/bold]: the target's own. Or 2 usage; 3 --verify found a difference; 125 dtrrun failed, or
-no process of the target imported torch; 126 cannot be executed; 127 not found; 128 + n ended by signal n.
+[bold]Exit status[/bold]: the target's own. Or 2 usage; 3 --verify found a difference; 4 --on-violation
+stop ended it; 125 dtrrun failed, or no process of the target imported torch; 126 cannot be executed; 127 not
+found; 128 + n ended by signal n.
 """
 COMMAND: dict[str, Any] = {
     "options_metavar": "[OPTIONS] [run] [--] TARGET [ARGS]...",
@@ -124,6 +126,15 @@ def run(
         _Text, _text(_LIMITS, "X", "A step is thrashing when it takes more than X times its own work.")
     ] = None,
     on_thrash: Annotated[_Text, _text(_LIMITS, "warn|stop", "What to do then (default: warn).")] = None,
+    on_violation: Annotated[
+        _Text,
+        _text(
+            _LIMITS,
+            "warn|stop",
+            "When the driver shows more than the budget for a process on its GPU: a warning (default), or "
+            "the run's end, with exit status 4.",
+        ),
+    ] = None,
     max_steps: Annotated[
         _Text, _text(_LIMITS, "N", "End the script after N optimizer steps, with exit status 0.")
     ] = None,

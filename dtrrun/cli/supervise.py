@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from dtrrun.cli.messages import if_someone_reads, say
+from dtrrun.cli.messages import as_line, if_someone_reads, say
 from dtrrun.cli.options import Options
 from dtrrun.cli.report_file import report_writer
 from dtrrun.launch.environment import child_environment
@@ -18,12 +19,13 @@ from dtrrun.launch.outcome import judge, read_marks
 from dtrrun.launch.process import run
 from dtrrun.launch.pty import Terminal
 from dtrrun.launch.signals import die_of
+from dtrrun.monitor.sampler import Sampler
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.record import read_all
 from dtrrun.telemetry.run import announce
 from dtrrun.views.final import print_final
-from dtrrun.views.live import live_view
+from dtrrun.views.live import LiveLines, LiveTable, live_view
 from dtrrun.views.report import build_report
 
 TICK_SECONDS = 0.1
@@ -42,12 +44,18 @@ def supervise(options: Options, command: Sequence[str]) -> int:
         if not options.quiet:
             _announce(options)
         announce(folder, command, time.time())
+        view = None if options.quiet else live_view(settings, sys.stderr, options.live)
+        said: deque[str] = deque()  # by the sampler's thread, while the terminal is the view's
+        tell = say if view is None else said.append
         started = time.monotonic()
-        returncode = _run(settings, command, options)
+        with _sampler(settings, options, tell) as sampler:
+            returncode = _run(settings, command, view, sampler, said)
         elapsed = time.monotonic() - started
 
-        snapshots = read_all(folder)
-        outcome = judge(returncode, snapshots, read_marks(Path(folder)))
+        snapshots, stopped = read_all(folder), None
+        if sampler is not None:
+            snapshots, stopped = sampler.shown(snapshots), sampler.stopped
+        outcome = judge(returncode, snapshots, read_marks(Path(folder)), stopped)
         report = build_report(snapshots, settings, outcome.exit_status, command, elapsed)
         if snapshots and not options.quiet:
             with if_someone_reads():
@@ -62,12 +70,33 @@ def supervise(options: Options, command: Sequence[str]) -> int:
     return outcome.exit_status
 
 
-def _run(settings: RuntimeSettings, command: Sequence[str], options: Options) -> int:
+def _sampler(
+    settings: RuntimeSettings, options: Options, tell: Callable[[str], None]
+) -> AbstractContextManager[Sampler | None]:
+    """Who asks the driver; nobody where the run is on the CPU."""
+    if not options.device.startswith("cuda"):
+        return nullcontext()
+    if options.quiet:
+        tell = _nothing
+    return Sampler(str(settings.record_dir), settings.budget_bytes, options.on_violation, tell)
+
+
+def _nothing(text: str) -> None:
+    pass
+
+
+def _run(
+    settings: RuntimeSettings,
+    command: Sequence[str],
+    view: LiveTable | LiveLines | None,
+    sampler: Sampler | None,
+    said: deque[str],
+) -> int:
     environment = child_environment(settings)
+    started = sampler.started if sampler is not None else None
     sys.stdout.flush()
-    view = None if options.quiet else live_view(settings, sys.stderr, options.live)
     if view is None:
-        return run(command, environment)
+        return run(command, environment, started=started)
     with closing(view), Terminal(view.write, lambda: view.rows) as terminal:
         newest = 0.0
 
@@ -76,13 +105,18 @@ def _run(settings: RuntimeSettings, command: Sequence[str], options: Options) ->
             terminal.pump(TICK_SECONDS)  # returns at once while the script writes
             if time.monotonic() - newest >= TICK_SECONDS:
                 newest = time.monotonic()
+                snapshots = read_all(str(settings.record_dir))
                 with if_someone_reads():
-                    view.update(read_all(str(settings.record_dir)))
+                    while said:
+                        view.note(as_line(said.popleft()))
+                    view.update(sampler.shown(snapshots) if sampler is not None else snapshots)
 
         view.start()
-        returncode = run(command, environment, terminal.child_fds(), attend)
+        returncode = run(command, environment, terminal.child_fds(), attend, started)
         terminal.drain()
-        return returncode
+    while said:
+        say(said.popleft())
+    return returncode
 
 
 def _announce(options: Options) -> None:

@@ -6,8 +6,12 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+from dtrrun.monitor.devices import all_devices, visible
+from dtrrun.monitor.nvml import NvmlUnavailable, memory, started
 
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
@@ -17,14 +21,14 @@ def resolve(device: str) -> str:
     return {"auto": "cpu", "cuda": "cuda:0"}.get(device, device)
 
 
-def total_bytes(device: str) -> int:
+def total_bytes(device: str, nvml: Any = None) -> int:
     """Memory of `device` (`cpu` or `cuda:N`) in bytes. Raises ValueError where there is no such device."""
     if device == "cpu":
         return min([psutil.virtual_memory().total, *_cgroup_limits()])
     index = int(device.removeprefix("cuda:"))
-    total = _cuda_total(index)
+    total = _cuda_total(index, nvml)
     if total is None:
-        raise ValueError(f"no CUDA device {index} is visible to the driver")
+        raise ValueError(f"no CUDA device {index} is visible to the driver (dtrrun doctor says more)")
     return total
 
 
@@ -37,23 +41,14 @@ def _cgroup_limits() -> list[int]:
     return limits
 
 
-def _cuda_total(index: int) -> int | None:
-    """Bytes of the `index`-th device of CUDA_VISIBLE_DEVICES, or None where there is none."""
-    import pynvml  # type: ignore[import-untyped]
-
+def _cuda_total(index: int, module: Any = None) -> int | None:
+    """Bytes of the `index`-th device that CUDA counts, or None where there is none."""
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+        with started(module) as nvml:
+            counted = visible(all_devices(nvml), os.environ.get("CUDA_VISIBLE_DEVICES"))
+            try:
+                return memory(nvml, counted[index].handle).total
+            except (nvml.NVMLError, IndexError):
+                return None
+    except NvmlUnavailable:
         return None
-    try:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        name = str(index) if visible is None else [part.strip() for part in visible.split(",")][index]
-        if name.isdecimal():
-            handle = pynvml.nvmlDeviceGetHandleByIndex(int(name))
-        else:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(name)
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except (pynvml.NVMLError, IndexError):
-        return None
-    finally:
-        pynvml.nvmlShutdown()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 USAGE = 2
 MISMATCH = 3  # --verify found a difference
+VIOLATION = 4  # --on-violation stop: the driver showed more than the budget
 FAILED = 125  # dtrrun itself failed, or never came into play
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127

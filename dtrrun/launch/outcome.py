@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtrrun.launch.errors import BY_SIGNAL, FAILED, MISMATCH
+from dtrrun.launch.errors import BY_SIGNAL, FAILED, MISMATCH, VIOLATION
 from dtrrun.telemetry.record import Snapshot
 
 
@@ -45,13 +45,18 @@ class Outcome:
     note: str | None = None
 
 
-def judge(returncode: int, snapshots: Sequence[Snapshot], marks: Marks) -> Outcome:
+def judge(
+    returncode: int, snapshots: Sequence[Snapshot], marks: Marks, stopped: str | None = None
+) -> Outcome:
     """The outcome for a target that ended with `returncode` (negative: by that signal).
 
     The target's own status passes, except that a success is not one if no process ran under the budget (125)
     or a rematerialized storage differed (3), and nothing is right if a process could not be put under it
-    (125).
+    (125). A run that we stopped for what the driver showed, `stopped`, ended for that reason, however the
+    target took it (4).
     """
+    if stopped is not None:
+        return Outcome(VIOLATION, error=f"stopped: {stopped}")
     if marks.failures:
         count = len(marks.failures)
         processes = "a process" if count == 1 else f"{count} processes"

@@ -18,11 +18,13 @@ def run(
     environment: Mapping[str, str],
     streams: Streams | None = None,
     attend: Callable[[], None] | None = None,
+    started: Callable[[Callable[[int], None]], None] | None = None,
 ) -> int:
     """Run `command` to its end; its exit status, or minus the number of the signal that ended it.
 
     The target is in our process group. While it runs, `attend` is called over and over, and should take a
-    moment each time. Raises LaunchError where the command cannot be started (126, 127).
+    moment each time. `started` is called once it runs, with what sends it a signal. Raises LaunchError where
+    the command cannot be started (126, 127).
     """
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []  # signals that came while the child was being started
@@ -38,6 +40,8 @@ def run(
         for number in early:
             child.send_signal(number)
         try:
+            if started is not None:
+                started(child.send_signal)
             while attend is not None and child.poll() is None:
                 attend()
         except BaseException:

@@ -28,5 +28,13 @@ COUNTERS = (
     "search_ns",  # comparing scores, keeping the heap
     "bookkeeping_ns",  # the rest of what DTR itself does
     "least_budget_bytes",  # when a budget was too small: what would have done; 0 otherwise
+    "reserved_bytes",  # held by the CUDA caching allocator from the driver; 0 on the CPU
+    "reserved_peak_bytes",
+    "overhead_bytes",  # what the driver shows beyond that: context, libraries; as last measured
+    "guard_bytes",  # kept free below the budget for what is not foreseen
+    "cap_bytes",  # the allocator's own limit
+    "device_index",  # the CUDA device, -1: the CPU
+    "oom_retries",  # operators tried again after an out-of-memory error
+    "fragmented_bytes",  # reserved, but in blocks too small to be of use when last looked at
 )
 """`wall_ns` less the five others is "other": what the program does outside its operators."""

@@ -26,6 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from dtrrun.telemetry.driver import DriverUse
 from dtrrun.telemetry.fields import COUNTERS
 
 SUFFIX = ".record"
@@ -125,15 +126,20 @@ class Snapshot:
     """A process of that id existed at that moment."""
     read_ns: int = 0
     """When it was read, on the monotonic clock: two snapshots give a rate."""
+    driver: DriverUse | None = None
+    """What the driver shows for the process; not of the record: the launcher adds it."""
 
 
-def read_all(directory: str) -> list[Snapshot]:
-    """The records in `directory`, oldest process first; what is no record, or not yet whole, is skipped."""
+def read_all(directory: str, tables: bool = True) -> list[Snapshot]:
+    """The records in `directory`, oldest process first; what is no record, or not yet whole, is skipped.
+
+    Without `tables` it is quick enough to look many times a second.
+    """
     try:
         names = [name for name in os.listdir(directory) if name.endswith(SUFFIX)]
     except OSError:
         return []
-    found = [snapshot for name in names if (snapshot := _read(os.path.join(directory, name)))]
+    found = [snapshot for name in names if (snapshot := _read(os.path.join(directory, name), tables))]
     return sorted(found, key=lambda snapshot: (_number(snapshot.meta.get("start")), snapshot.pid))
 
 
@@ -146,7 +152,18 @@ def this_process() -> dict[str, Any]:
         "rank": int(rank) if rank.isdecimal() else None,
         "argv": list(getattr(sys, "argv", ())),
         "start": time.time(),
+        # A script may have set it itself, before CUDA was initialised: its devices are counted by this.
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "pid_namespace": pid_namespace(),
     }
+
+
+def pid_namespace() -> str | None:
+    """In which namespace this process's id counts: a container has its own. None where Linux does not say."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None
 
 
 def _create(path: str) -> mmap.mmap:
@@ -183,7 +200,7 @@ def _shorten(value: Any, longest: int) -> Any:
     return value
 
 
-def _read(path: str) -> Snapshot | None:
+def _read(path: str, with_tables: bool) -> Snapshot | None:
     try:
         # Neither follow a link nor wait for a pipe that someone put there.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -196,7 +213,7 @@ def _read(path: str) -> Snapshot | None:
         meta = _read_block(descriptor, 0)
         if meta is None or not isinstance(meta[1].get("pid"), int):
             return None
-        tables = _newest_tables(descriptor)
+        tables = _newest_tables(descriptor) if with_tables else {}
     except OSError:
         return None
     finally:
@@ -216,19 +233,26 @@ def _read(path: str) -> Snapshot | None:
 
 
 def _newest_tables(descriptor: int) -> dict[str, Any]:
-    for _ in range(8):  # both blocks torn takes two writes during one of our reads; eight times over, never
-        whole = [block for index in (1, 2) if (block := _read_block(descriptor, index))]
-        if whole:
-            return max(whole, key=lambda block: block[0])[1]
-    return {}
+    newest: tuple[int, dict[str, Any]] = (0, {})
+    for _ in range(8):
+        blocks = [_read_block(descriptor, index) for index in (1, 2)]
+        newest = max([newest, *filter(None, blocks)], key=lambda block: block[0])
+        if None not in blocks:
+            break
+        # A torn block may be newer than the whole one, which may have been replaced since we read it: once
+        # more. Where the writer died in the middle of it, the whole one it is.
+    return newest[1]
 
 
 def _read_block(descriptor: int, index: int) -> tuple[int, dict[str, Any]] | None:
+    """Its sequence number and content; None where it is torn."""
     at = BLOCKS_AT + index * BLOCK_BYTES
     head = os.pread(descriptor, BLOCK.size, at)
     if len(head) < BLOCK.size:
         return None
     sequence, length, checksum = BLOCK.unpack(head)
+    if sequence == 0:
+        return 0, {}
     if sequence < 1 or length > BLOCK_BYTES - BLOCK.size:
         return None
     data = os.pread(descriptor, length, at + BLOCK.size)

@@ -20,7 +20,7 @@ from dtrrun.views.panels import (
     print_to,
     rematerialized,
 )
-from dtrrun.views.text import duration, plain, rate, times
+from dtrrun.views.text import SOURCE, duration, plain, rate, times
 
 MOST = 6
 """Rows shown of each list; `--json` has them all."""
@@ -68,6 +68,11 @@ def _sections(report: dict[str, Any], width: int) -> Iterator[RenderableType]:
 def _summary(report: dict[str, Any]) -> Table:
     seconds, budget, verify = report["seconds"], report["budget_bytes"], report["verify"]
     rows = {"peak": _peak(report["peak_bytes"], budget)}
+    if report["driver_peak_bytes"] is not None:
+        shown = _peak(report["driver_peak_bytes"], budget).removesuffix(")")
+        rows["driver's peak"] = f"{shown}; {SOURCE[report['driver_source']]})"
+        if report["violations"]["count"]:
+            rows["violations"] = _violations(report["violations"])
     rows["evictions"] = f"{report['evictions']:,}"
     if report["evictions"]:
         rows["evictions"] += f"  ({format_size(report['evicted_bytes'])})"
@@ -93,7 +98,7 @@ def _summary(report: dict[str, Any]) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     for label, value in rows.items():
-        bad = label == "over budget" or (label == "verify" and verify["mismatches"])
+        bad = label in ("over budget", "violations") or (label == "verify" and verify["mismatches"])
         table.add_row(label, Text(value, style="red" if bad else ""))
     return table
 
@@ -104,15 +109,22 @@ def _peak(peak: int, budget: int | None) -> str:
     return f"{format_size(peak)}  ({100 * peak / budget:.1f} % of the budget of {format_size(budget)})"
 
 
+def _violations(violations: dict[str, Any]) -> str:
+    most = format_size(violations["most_bytes"])
+    return f"{times(violations['count'], 'time')} over the budget, by {most} at most"
+
+
 def _processes(processes: list[dict[str, Any]]) -> RenderableType:
-    table = columns_table(
-        "process", "peak", "evictions", "rematerializations", "cost", "steps", "slowdown", ""
-    )
+    on_gpu = any(process["driver_source"] for process in processes)
+    driver = ("driver", "source") if on_gpu else ()
+    operators = "remat." if on_gpu else "rematerializations"
+    table = columns_table("process", "peak", *driver, "evictions", operators, "cost", "steps", "slowdown", "")
     for process in processes[: 2 * MOST]:
         rank, estimate = process["rank"], process["slowdown_estimate"]
         table.add_row(
             f"pid {process['pid']}" if rank is None else f"rank {plain(rank, 8)}",
             format_size(process["peak_bytes"]),
+            *(_shown(process) if on_gpu else ()),
             f"{process['evictions']:,}",
             f"{process['rematerializations']:,}",
             duration(process["seconds"]["rematerialization"]),
@@ -122,6 +134,14 @@ def _processes(processes: list[dict[str, Any]]) -> RenderableType:
         )
     left = len(processes) - 2 * MOST
     return Group(table, Text(f"… and {left} more", style="dim")) if left > 0 else table
+
+
+def _shown(process: dict[str, Any]) -> tuple[RenderableType, str]:
+    if process["driver_source"] is None:
+        return "–", ""
+    style = "red" if process["violations"]["count"] else ""
+    peak = Text(format_size(process["driver_peak_bytes"]), style=style)
+    return peak, SOURCE[process["driver_source"]]
 
 
 def _mismatches(verify: dict[str, Any]) -> Table:

@@ -72,6 +72,11 @@ class LiveTable:
         """Bytes that the script wrote to its terminal."""
         self._rows.pass_through(data)
 
+    def note(self, line: str) -> None:
+        """A line of our own, on a line of its own above the table."""
+        start = "" if self._rows.at_line_start else "\r\n"
+        self._rows.pass_through(f"{start}{line}\r\n".encode())
+
     def close(self) -> None:
         """Take the table away, and leave the cursor at the start of a line below the script's output."""
         self._rows.erase()
@@ -118,6 +123,10 @@ class LiveLines:
         self._stream.flush()
         self._stream.buffer.write(data)
         self._stream.buffer.flush()
+
+    def note(self, line: str) -> None:
+        self._stream.write(for_encoding(line, self._stream.encoding) + "\n")
+        self._stream.flush()
 
     def close(self) -> None:
         self._stream.flush()

@@ -17,6 +17,7 @@ from dtrrun.views.figures import breakdown, operators, table, total
 from dtrrun.views.panels import (
     BAR,
     EVICTABLE,
+    OVER,
     PINNED,
     breakdown_table,
     columns_table,
@@ -26,12 +27,14 @@ from dtrrun.views.panels import (
     rematerialized,
 )
 from dtrrun.views.rates import Rates
-from dtrrun.views.text import duration, plain, rate, times
+from dtrrun.views.text import SOURCE, duration, plain, rate, times
 
 LEFT, GAP, RIGHT = 74, 3, 43
 """Columns of the two halves, on a terminal wide enough to have the operators beside the rest."""
 NARROW = 60
 """Columns below which one line must do."""
+WIDE_ON_GPU = 100
+"""Columns from which the lines of processes on GPUs have all their figures."""
 MOST_OPERATORS = 8
 EVENTS = ("evictions", "rematerializations")
 
@@ -46,8 +49,10 @@ def line(snapshot: Snapshot, rates: Rates) -> str:
     counters, pid = snapshot.counters, snapshot.pid
     budget = counters["budget_bytes"]
     of_budget = f" of {format_size(budget)}" if budget > 0 else ""
+    use = snapshot.driver
+    driver = f"driver {format_size(use.nbytes)} ({SOURCE[use.source]}), " if use else ""
     return (
-        f"dtrrun {name(snapshot)}: resident {format_size(counters['resident_bytes'])}{of_budget}, "
+        f"dtrrun {name(snapshot)}: resident {format_size(counters['resident_bytes'])}{of_budget}, {driver}"
         f"{times(counters['steps'], 'step')} in {duration(counters['wall_ns'] / 1e9)} "
         f"({rate(rates.steps(pid))}), " + ", ".join(_events(snapshot, rates))
     )
@@ -79,9 +84,11 @@ def picture(
     wide = one and columns >= LEFT + GAP + RIGHT
     most = max(1, room - 6)  # processes
     parts: list[RenderableType] = [
-        _memory(shown[0], rates, LEFT if wide else columns) if one else _processes(shown, rates, most)
+        _memory(shown[0], rates, LEFT if wide else columns)
+        if one
+        else _processes(shown, rates, most, columns)
     ]
-    used = 4 if one else 3 + min(len(shown), most)
+    used = 4 + (shown[0].driver is not None) if one else 3 + min(len(shown), most)
 
     times_of = [("in all", breakdown(total(shown)))]
     step = shown[0].tables.get("step")
@@ -141,25 +148,50 @@ def _memory(snapshot: Snapshot, rates: Rates, columns: int) -> Group:
             f"peak {format_size(counters['peak_bytes'])}",
         ),
         Text.assemble("         ", "  ".join(_events(snapshot, rates))),
+        *_driver(snapshot, budget),
     )
 
 
-def _processes(shown: Sequence[Snapshot], rates: Rates, most: int) -> Table:
+def _driver(snapshot: Snapshot, budget: int | None) -> list[Text]:
+    """What the driver shows, where there is a GPU: the figure that the budget is meant for."""
+    use = snapshot.driver
+    if use is None:
+        return []
+    over = budget is not None and use.nbytes > budget
+    violations = f"  over the budget {times(use.violations, 'time')}" if use.violations else ""
+    return [
+        Text.assemble(
+            ("driver   ", "dim"),
+            (format_size(use.nbytes), OVER if over else "bold"),
+            f"  peak {format_size(use.peak_bytes)}  ({SOURCE[use.source]})",
+            (violations, OVER),
+        )
+    ]
+
+
+def _processes(shown: Sequence[Snapshot], rates: Rates, most: int, columns: int) -> Table:
     """A line a process, with events per second, and one for all of them, with events in all."""
-    rows = columns_table(
-        "process", "resident", "budget", "pinned", "evictable", "evicted", "evictions", "remat.", "steps"
-    )
+    on_gpu = any(snapshot.driver for snapshot in shown)
+    kinds = ["pinned", "evictable", "evicted"]
+    if on_gpu and columns < WIDE_ON_GPU:
+        kinds = ["evicted"]
+    driver = ("driver", "source") if on_gpu else ()
+    rows = columns_table("process", "resident", *driver, "budget", *kinds, "evictions", "remat.", "steps")
 
-    def add(label: str, counters: Mapping[str, int], *events: str) -> None:
+    def add(label: str, counters: Mapping[str, int], use: tuple[str, str], *events: str) -> None:
         budget = format_size(counters["budget_bytes"]) if counters["budget_bytes"] > 0 else "–"
-        sizes = (format_size(counters[f"{what}_bytes"]) for what in ("pinned", "evictable", "evicted"))
-        rows.add_row(Text(label), format_size(counters["resident_bytes"]), budget, *sizes, *events)
+        sizes = (format_size(counters[f"{what}_bytes"]) for what in kinds)
+        resident = format_size(counters["resident_bytes"])
+        rows.add_row(Text(label), resident, *(use if on_gpu else ()), budget, *sizes, *events)
 
     for snapshot in shown[:most]:
         speeds = (rate(rates.rate(snapshot.pid, what)) for what in EVENTS)
-        add(name(snapshot), snapshot.counters, *speeds, rate(rates.steps(snapshot.pid)))
+        use = snapshot.driver
+        shows = (format_size(use.nbytes), SOURCE[use.source]) if use else ("–", "")
+        add(name(snapshot), snapshot.counters, shows, *speeds, rate(rates.steps(snapshot.pid)))
     counters = total(shown)
-    add(f"all {len(shown)}", counters, *(f"{counters[what]:,}" for what in (*EVENTS, "steps")))
+    shows = (format_size(sum(s.driver.nbytes for s in shown if s.driver)), "")
+    add(f"all {len(shown)}", counters, shows, *(f"{counters[what]:,}" for what in (*EVENTS, "steps")))
     return rows
 
 

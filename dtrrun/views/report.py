@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dtrrun.settings import RuntimeSettings
+from dtrrun.telemetry.driver import SOURCES
 from dtrrun.telemetry.record import Snapshot
 from dtrrun.views.figures import breakdown, merged, operators, slowdown, table, total
 
@@ -43,6 +44,8 @@ def build_report(
                     for name in ("pid", "ppid", "rank", "argv", "torch", "device")
                 },
                 "start": snapshot.meta.get("start"),
+                "driver_device": snapshot.driver.device if snapshot.driver else None,
+                "driver_bytes": snapshot.driver.nbytes if snapshot.driver else None,
                 "status": snapshot.status or ("running" if snapshot.alive else "killed"),
                 "budget_bytes": _budget(snapshot, settings),
                 "last_step": _step(snapshot.tables.get("step")),
@@ -78,6 +81,7 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
         "rematerializations": counters.get("rematerializations", 0),
         "rematerialized_bytes": counters.get("rematerialized_bytes", 0),
         "over_budget": counters.get("over_budget", 0),
+        **_driver(snapshots),
         "steps": counters.get("steps", 0),
         "seconds": seconds,
         "slowdown_estimate": slowdown(seconds),
@@ -91,6 +95,21 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
             "operators": merged(table(snapshots, "mismatches"), "operator", "count"),
         },
         "error": errors[0] if errors else None,
+    }
+
+
+def _driver(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+    """What the driver showed: the largest peak, and the least direct source; nulls on the CPU."""
+    uses = [snapshot.driver for snapshot in snapshots if snapshot.driver]
+    return {
+        "driver_peak_bytes": max((use.peak_bytes for use in uses), default=None),
+        "driver_source": max((use.source for use in uses), key=SOURCES.index, default=None),
+        "violations": {
+            "count": sum(use.violations for use in uses),
+            "most_bytes": max(use.most_over_bytes for use in uses),
+        }
+        if uses
+        else None,
     }
 
 

@@ -7,6 +7,15 @@ PLAIN = str.maketrans(
 )
 
 
+SOURCE = {
+    "nvml_pid": "NVML",
+    "nvml_new_pid": "new pid",
+    "device_delta": "device",
+    "reserved_overhead": "estimate",
+}
+"""Where a figure of the driver's comes from (`telemetry.driver.SOURCES`), in a word or two."""
+
+
 def plain(text: object, limit: int = 200) -> str:
     """A name or message from the script, safe to show: no control characters or line ends, not too long."""
     shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text)[: limit + 1])

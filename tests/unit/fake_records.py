@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from typing import Any
 
 from dtrrun.settings import RuntimeSettings
+from dtrrun.telemetry.driver import DriverUse
 from dtrrun.telemetry.fields import COUNTERS
 from dtrrun.telemetry.record import Snapshot
 
@@ -82,6 +84,13 @@ def snapshot(
         alive=alive,
         read_ns=int(seconds * 1e9),
     )
+
+
+def on_gpu(snapshot: Snapshot, source: str = "nvml_pid", violations: int = 0) -> Snapshot:
+    """The same process on a GPU, by a driver that shows 14 MB more than the tensors' peak."""
+    over = 13_800_000 if violations else 0
+    use = DriverUse("GPU-1a2b3c4d", 198_000_000 + over, 200_000_000 + over, source, violations, over)
+    return replace(snapshot, meta=snapshot.meta | {"device": "cuda"}, driver=use)
 
 
 def stream(encoding: str = "utf-8") -> io.TextIOWrapper:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from fake_records import EVIL, SETTINGS, snapshot, stream, written
+from fake_records import EVIL, SETTINGS, on_gpu, snapshot, stream, written
 from rich.cells import cell_len
 from view_snapshots import check
 
@@ -72,6 +72,18 @@ CASES: dict[str, tuple[list[Snapshot], RuntimeSettings, int]] = {
     ),
     "killed": ([snapshot(alive=False)], SETTINGS, 137),
     "ranks": ([snapshot(100 + rank, rank, ended=rank != 2, alive=False) for rank in range(4)], SETTINGS, 1),
+    "gpu": ([on_gpu(snapshot(ended=True))], SETTINGS, 0),
+    "gpu_violations": ([on_gpu(snapshot(ended=True), "device_delta", 3)], SETTINGS, 4),
+    "gpu_ranks": (
+        [
+            on_gpu(snapshot(100, 0, ended=True)),
+            on_gpu(snapshot(101, 1, ended=True), "nvml_new_pid", 1),
+            on_gpu(snapshot(102, 2, ended=True), "reserved_overhead"),
+            snapshot(103, 3, ended=True),
+        ],
+        SETTINGS,
+        0,
+    ),
     "many_ranks": ([snapshot(100 + rank, rank, ended=True) for rank in range(16)], SETTINGS, 0),
 }
 
@@ -110,6 +122,12 @@ def test_colour_only_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_stream_that_knows_only_ascii() -> None:
     text = shown("good", 80, "ascii")
     assert "about 1.33 x" in text
+
+
+@pytest.mark.parametrize("case", ["good", "ranks"])
+def test_nothing_of_the_driver_on_the_cpu(case: str) -> None:
+    assert "driver" not in shown(case, 120)
+    assert "violations" not in shown(case, 120)
 
 
 def test_nothing_where_there_was_no_training_process() -> None:

@@ -12,8 +12,9 @@ LINES = 320
 ARROWS = {
     "__init__": {"runtime"},
     "__main__": {"cli"},
-    "cli": {"launch", "views", "policy", "simulator", "telemetry", "settings", "sizes"},
-    "launch": {"telemetry", "settings"},
+    "cli": {"launch", "monitor", "views", "policy", "simulator", "telemetry", "settings", "sizes"},
+    "launch": {"monitor", "telemetry", "settings"},
+    "monitor": {"telemetry", "sizes"},
     "views": {"telemetry", "settings", "sizes"},
     "boot": {"runtime", "settings"},
     "runtime": {"ledger", "policy", "telemetry", "settings", "sizes"},
@@ -96,6 +97,12 @@ def test_injected_code_needs_no_package_but_torch(part):
     for path in sources(part):
         used = {name.partition(".")[0] for name in imports(path)}
         assert used <= allowed, f"{path} imports {used - allowed}"
+
+
+def test_what_the_driver_shows_is_asked_without_torch():
+    allowed = {"dtrrun", "psutil", "pynvml", *sys.stdlib_module_names}
+    for path in sources("monitor"):
+        assert {name.partition(".")[0] for name in imports(path)} <= allowed, path
 
 
 def test_injected_code_reaches_injected_code_only():

@@ -103,6 +103,24 @@ def test_not_in_the_background(screen: Screen, clock: list[float], monkeypatch: 
     table.close()
 
 
+def test_a_line_of_ours_stands_above_the_table_by_itself(screen: Screen) -> None:
+    table = LiveTable(SETTINGS, screen.stream)
+    table.update([snapshot()])
+    table.write(b"50 %|####")
+    screen.sent()
+    table.note("dtrrun: warning: x")
+    assert screen.sent().replace("\r\r\n", "\r\n") == "\r\ndtrrun: warning: x\r\n"
+    table.note("dtrrun: warning: y")
+    assert screen.sent().replace("\r\r\n", "\r\n") == "dtrrun: warning: y\r\n"
+    table.close()
+
+
+def test_a_line_of_ours_among_lines() -> None:
+    to = stream("ascii")
+    LiveLines(SETTINGS, to).note("dtrrun: 3 × more")
+    assert written(to) == "dtrrun: 3 x more\n"
+
+
 def test_lines(clock: list[float]) -> None:
     to = stream()
     lines = LiveLines(SETTINGS, to)

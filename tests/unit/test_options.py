@@ -59,6 +59,7 @@ def test_all_reach_the_settings(folder):
         "return_memory": "always",
         "max_slowdown": "2",
         "on_thrash": "stop",
+        "on_violation": "stop",
         "max_steps": "5",
         "verify": True,
         "json": "out.json",
@@ -77,6 +78,7 @@ def test_all_reach_the_settings(folder):
     assert settings.return_memory == "always"
     assert (settings.max_steps, settings.verify, settings.record_dir) == (5, True, None)
     assert (found.json, found.live, found.quiet, found.python) == ("out.json", "never", True, "python3")
+    assert found.on_violation == "stop"
 
 
 def test_command_line_then_environment_then_profile_then_pyproject(folder):
@@ -125,6 +127,7 @@ def test_the_users_default_profile_counts_where_no_other_is_named(folder, tmp_pa
         ({"budget": "200"}, {}, "--budget: '200' has no unit"),
         ({"max_steps": "0"}, {}, "--max-steps: 0 is less than 1"),
         ({}, {"DTRRUN_SAMPLE": "maybe"}, "DTRRUN_SAMPLE: 'maybe' is neither yes nor no"),
+        ({}, {"DTRRUN_ON_VIOLATION": "kill"}, "DTRRUN_ON_VIOLATION: 'kill' is none of warn, stop"),
         ({}, {"DTRRUN_LIVE": "sometimes"}, "DTRRUN_LIVE: 'sometimes' is none of auto, always, never"),
         ({"profile": "papre"}, {}, "--profile: no profile is called 'papre'"),
         ({}, {"DTRRUN_PROFILE": "papre"}, "DTRRUN_PROFILE: no profile is called 'papre'"),

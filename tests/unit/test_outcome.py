@@ -66,6 +66,13 @@ def test_a_difference_that_verify_found(returncode, status):
     assert judge(returncode, [snapshot(), snapshot(verify_mismatches=2)], QUIET).exit_status == status
 
 
+@pytest.mark.parametrize("returncode", [0, 1, -15, -9])
+def test_a_run_that_we_stopped(returncode):
+    outcome = judge(returncode, [snapshot()], QUIET, "rank 1 holds 7 GB")
+    assert (outcome.exit_status, outcome.signal) == (4, None)
+    assert outcome.error == "stopped: rank 1 holds 7 GB"
+
+
 def test_marks(tmp_path):
     assert read_marks(tmp_path) == Marks()
     (tmp_path / "python").touch()

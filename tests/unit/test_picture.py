@@ -1,7 +1,7 @@
 """`views.picture`: the live table at several sizes of the terminal."""
 
 import pytest
-from fake_records import EVIL, SETTINGS, snapshot, stream, without_colour
+from fake_records import EVIL, SETTINGS, on_gpu, snapshot, stream, without_colour
 from rich.cells import cell_len
 from view_snapshots import check
 
@@ -26,6 +26,34 @@ def draw(processes: int, columns: int, height: int, **more: object) -> list[str]
 def test_looks_as_it_did(processes: int, columns: int, height: int) -> None:
     lines = draw(processes, columns, height)
     check(f"live_{processes}_{columns}x{height}", without_colour("\n".join(lines)) + "\n")
+
+
+def draw_gpu(processes: int, columns: int, height: int) -> list[str]:
+    rates = Rates()
+    now = [
+        on_gpu(snapshot(100 + n, n if processes > 1 else None), violations=n % 2) for n in range(processes)
+    ]
+    if processes > 1:
+        now[-1] = snapshot(99 + processes, processes - 1)  # not yet asked about
+    rates.add(now)
+    return picture(now, SETTINGS, rates, stream(), columns, height)
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize(("columns", "height"), [(80, 24), (80, 14), (120, 40)])
+def test_looks_as_it_did_on_a_gpu(processes: int, columns: int, height: int) -> None:
+    lines = draw_gpu(processes, columns, height)
+    assert len(lines) <= height // 2
+    assert all(cell_len(without_colour(text)) <= columns for text in lines)
+    check(f"live_gpu_{processes}_{columns}x{height}", without_colour("\n".join(lines)) + "\n")
+
+
+def test_over_the_budget_by_the_driver() -> None:
+    now = on_gpu(snapshot(), violations=2)
+    text = without_colour("\n".join(picture([now], SETTINGS, Rates(), stream(), 80, 24)))
+    assert "over the budget 2 times" in text
+    assert "driver 212 MB (NVML)" in line(now, Rates())
+    assert "driver" not in line(snapshot(), Rates())
 
 
 @pytest.mark.parametrize("processes", [1, 2, 9])

@@ -44,6 +44,18 @@ def test_descriptors_that_were_handed_down_are_the_targets():
     os.close(read)
 
 
+@pytest.mark.parametrize("attend", [None, lambda: time.sleep(0.01)])
+def test_it_can_be_sent_a_signal_once_it_runs(attend):
+    sent = []
+
+    def started(send):
+        sent.append(send)
+        send(signal.SIGTERM)
+
+    assert run(["sleep", "20"], os.environ, None, attend, started) == -signal.SIGTERM
+    sent[0](signal.SIGTERM)  # it has ended: nobody else gets it
+
+
 def test_it_is_attended_while_it_runs():
     calls = []
     run(python("import time; time.sleep(0.3)"), os.environ, None, lambda: calls.append(time.sleep(0.02)))

@@ -11,6 +11,7 @@ import sys
 import time
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,23 @@ def test_reads_what_was_written(folder: str) -> None:
     writer.close("ended")
     assert read_all(folder)[0].ended
     assert read_all(folder)[0].status == "ended"
+
+
+def test_a_quick_look_leaves_out_the_tables(folder: str) -> None:
+    writer = Writer(folder, {})
+    writer.publish({"pinned": []})
+    writer.counters[PEAK] = 5
+    [snapshot] = read_all(folder, tables=False)
+    assert (snapshot.counters["peak_bytes"], snapshot.tables) == (5, {})
+    writer.close()
+
+
+def test_a_process_says_how_its_numbers_are_to_be_read(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
+    Writer(folder, {}).close()
+    meta = read_all(folder)[0].meta
+    assert (meta["cuda_visible_devices"], meta["pid_namespace"]) == ("GPU-1", record.pid_namespace())
+    assert str(record.pid_namespace()).startswith("pid:[")
 
 
 def test_file_is_private(folder: str) -> None:
@@ -152,6 +170,29 @@ def test_reader_never_sees_a_torn_table(folder: str) -> None:
         child.communicate()
     assert seen == sorted(seen)
     assert seen[-1] > seen[0]
+
+
+def test_a_table_is_never_older_than_one_that_was_seen(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the looks at the two blocks one is replaced, and the writing of the other has begun."""
+    writer = Writer(folder, {})
+    for number in (1, 2, 3):
+        writer.publish({"x": number})
+    assert read_all(folder)[0].tables == {"x": 3}
+    read_block = record._read_block
+
+    def slow(descriptor: int, index: int) -> Any:
+        block = read_block(descriptor, index)
+        if index == 1 and writer._sequence == 3:
+            assert block is not None
+            assert block[1] == {"x": 2}
+            writer.publish({"x": 4})
+            at = record.BLOCKS_AT + 2 * record.BLOCK_BYTES
+            writer._map[at + record.BLOCK.size] ^= 1  # of the fifth
+        return block
+
+    monkeypatch.setattr(record, "_read_block", slow)
+    assert read_all(folder)[0].tables == {"x": 4}
+    writer.close()
 
 
 def test_a_block_cut_short_by_death_gives_way_to_the_one_before(folder: str) -> None:

@@ -2,15 +2,17 @@
 
 import json
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 from fake_records import EVIL, SETTINGS, snapshot
 
 from dtrrun.settings import RuntimeSettings
+from dtrrun.telemetry.driver import SOURCES, DriverUse
 from dtrrun.telemetry.record import Snapshot
 from dtrrun.views.report import PRIVATE, build_report
+from dtrrun.views.text import SOURCE
 
 PAGE = Path(__file__).parents[2] / "docs" / "report.md"
 TABLES = {
@@ -66,6 +68,29 @@ def test_several_processes() -> None:
     ]
 
 
+USE = DriverUse("GPU-a", 5_900_000_000, 6_100_000_000, "nvml_pid", 2, 100_000_000)
+
+
+def test_what_the_driver_shows() -> None:
+    estimate = replace(USE, source="reserved_overhead", peak_bytes=1, violations=1, most_over_bytes=7)
+    both = [replace(snapshot(1, 0), driver=USE), replace(snapshot(2, 1), driver=estimate), snapshot(3, 2)]
+    report = build_report(both, SETTINGS, 0, ["x"], 1.0)
+    assert report["driver_peak_bytes"] == 6_100_000_000
+    assert report["driver_source"] == "reserved_overhead"
+    assert report["violations"] == {"count": 3, "most_bytes": 100_000_000}
+    first, second, third = report["processes"]
+    assert (first["driver_device"], first["driver_bytes"]) == ("GPU-a", 5_900_000_000)
+    assert (first["driver_peak_bytes"], first["driver_source"]) == (6_100_000_000, "nvml_pid")
+    assert second["violations"] == {"count": 1, "most_bytes": 7}
+    names = ("driver_device", "driver_bytes", "driver_peak_bytes", "driver_source", "violations")
+    assert {third[name] for name in names} == {None}
+
+
+def test_on_the_cpu_there_is_no_driver() -> None:
+    report = build_report([snapshot()], SETTINGS, 0, ["x"], 1.0)
+    assert report["driver_peak_bytes"] is report["driver_source"] is report["violations"] is None
+
+
 def test_no_process() -> None:
     report = build_report([], SETTINGS, 125, ["true"], 0.1)
     assert (report["processes"], report["peak_bytes"], report["slowdown_estimate"]) == ([], 0, None)
@@ -111,6 +136,8 @@ def test_the_page_describes_each_field_and_no_other() -> None:
         assert described(f"`{name}[]`") == set(report[name][0])
     assert described("`processes[]`") == set(process) - set(report) - {"budget_bytes"}
     text = PAGE.read_text()
+    sources = text.split("\n## `driver_source`\n")[1].split("\n## ")[0]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", sources, re.MULTILINE)) == SOURCES == tuple(SOURCE)
     shared = re.search(r"Each entry has the fields(.*?), for that", text, re.DOTALL)
     assert shared
     assert set(re.findall(r"`(\w+)`", shared[1])) == set(process) & set(report)

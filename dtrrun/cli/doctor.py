@@ -1,0 +1,126 @@
+"""The verb `doctor`: what dtrrun finds on this machine, and what to do about each problem."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from dtrrun import __version__
+from dtrrun.cli import values
+from dtrrun.cli.findings import CACHING_OFF, findings
+from dtrrun.cli.messages import if_someone_reads
+from dtrrun.cli.report_file import report_writer
+from dtrrun.launch.errors import LaunchError
+from dtrrun.launch.interpreter import choose
+from dtrrun.launch.torch_probe import probed
+from dtrrun.monitor.checkup import device_facts, source_for, surroundings, versions
+from dtrrun.monitor.ladder import Ladder
+from dtrrun.monitor.nvml import NvmlUnavailable, start, stop
+from dtrrun.views.doctor import print_doctor
+
+SCHEMA = "dtrrun.doctor/1"
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    CACHING_OFF,
+)
+
+EPILOG = """
+[bold]Examples[/bold]
+
+dtrrun doctor
+
+dtrrun doctor --device cuda:1 --python .venv/bin/python --json -
+
+[bold]Exit status[/bold]: 0 where a run on that device can work, whatever is advised; 1 where it cannot; 2
+usage.
+"""
+COMMAND: dict[str, Any] = {
+    "options_metavar": "doctor [OPTIONS]",
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+
+def doctor(
+    ctx: typer.Context,
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="DEVICE",
+            help="auto (default: the GPU where there is one for PyTorch), cpu, cuda or cuda:N.",
+        ),
+    ] = "auto",
+    python: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="The interpreter whose PyTorch is meant; by default as in a run."),
+    ] = None,
+    json: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="Write what was found; - is standard output, in place of the tables."
+        ),
+    ] = None,
+) -> int:
+    """Look at the driver, the GPUs and PyTorch as a run would find them, and say what to do about problems.
+
+    On a GPU a small process of the target's Python is started, to see what the driver shows for it.
+    """
+    if ctx.obj:
+        raise LaunchError(f"doctor runs nothing: {ctx.obj[0]!r} is one word too many")
+    try:
+        values.device(device)
+    except ValueError as error:
+        raise LaunchError(f"--device: {error}") from None
+    interpreter = choose(python)
+    with report_writer(json) as write:
+        facts = examine(device, interpreter)
+        if json != "-":
+            with if_someone_reads():
+                print_doctor(facts, sys.stdout)
+        write(facts)
+    return 0 if facts["ok"] else 1
+
+
+def examine(device: str, interpreter: str, nvml: Any = None) -> dict[str, Any]:
+    """The report: JSON values. `nvml` is pynvml, or what stands for it."""
+    error = None
+    try:
+        nvml = start(nvml)
+    except NvmlUnavailable as why:
+        nvml, error = None, str(why)
+    try:
+        ladder = Ladder(nvml)  # before the probe has its context
+        with probed(interpreter, device) as torch:
+            seen = source_for(ladder, torch)
+        told: dict[str, Any] = (
+            versions(nvml) if nvml is not None else dict.fromkeys(("driver", "nvml", "cuda"))
+        )
+        facts: dict[str, Any] = {
+            "schema": SCHEMA,
+            "ok": True,
+            "dtrrun": __version__,
+            "device": device,
+            **surroundings(),
+            "interpreter": interpreter,
+            "driver": {**told, "error": error},
+            **device_facts(ladder),
+            "torch": torch,
+            "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+            "source": seen[0] if seen else None,
+            "shown_bytes": seen[1] if seen else None,
+        }
+    finally:
+        if nvml is not None:
+            stop(nvml)
+    if device in ("auto", "cuda"):
+        gpu = device == "cuda" or (torch.get("cuda") and (torch["available"] or facts["visible"]))
+        facts["device"] = "cuda:0" if gpu else "cpu"
+    found = findings(facts)
+    facts["findings"] = [finding._asdict() for finding in found]
+    facts["ok"] = all(finding.level != "problem" for finding in found)
+    return facts

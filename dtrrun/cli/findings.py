@@ -1,0 +1,193 @@
+"""What `dtrrun doctor` makes of its facts: each problem with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+OLDEST_TORCH = (2, 6)
+OLDEST_PYTHON = (3, 10)
+CACHING_OFF = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+
+
+class Finding(NamedTuple):
+    """`problem`: a run cannot work. `advice`: it can, but not as well as it might. `note`: good to know."""
+
+    level: str
+    text: str
+    do: str
+
+
+def findings(facts: dict[str, Any]) -> list[Finding]:
+    """Problems first. `facts` is the doctor's report, see `cli/doctor.py`."""
+    found = [*_python(facts), *(_gpu(facts) if facts["device"] != "cpu" else _cpu(facts))]
+    return sorted(found, key=lambda finding: ("problem", "advice", "note").index(finding.level))
+
+
+def _python(facts: dict[str, Any]) -> Iterator[Finding]:
+    probe = facts["torch"]
+    where = probe.get("executable") or facts["interpreter"]
+    if "python" in probe and _numbers(probe["python"]) < OLDEST_PYTHON:
+        yield Finding(
+            "problem", f"Python {probe['python']} is too old", "use 3.10 or later (--python names another)"
+        )
+    if "error" in probe:
+        yield Finding(
+            "problem",
+            f"PyTorch cannot be imported by {where}: {probe['error']}",
+            f"install it there ({where} -m pip install torch), or name the right interpreter with --python",
+        )
+    elif _numbers(probe["torch"]) < OLDEST_TORCH:
+        yield Finding("problem", f"PyTorch {probe['torch']} is too old", "install 2.6 or later")
+    elif not probe["swap"]:
+        yield Finding(
+            "note",
+            f"PyTorch {probe['torch']} cannot swap the memory of two storages",
+            "nothing: what is rematerialized is copied into place; 2.13 and later do without the copy",
+        )
+
+
+def _cpu(facts: dict[str, Any]) -> Iterator[Finding]:
+    probe = facts["torch"]
+    if facts["visible"] and "error" not in probe and not probe["cuda"]:
+        yield Finding("advice", "there is a GPU, but this PyTorch is built for the CPU", _install(facts))
+
+
+def _gpu(facts: dict[str, Any]) -> Iterator[Finding]:
+    probe, driver = facts["torch"], facts["driver"]
+    if driver["error"] and not probe.get("available"):
+        yield Finding("problem", f"no NVIDIA driver answers: {driver['error']}", _driver(facts))
+    elif driver["error"]:
+        yield Finding(
+            "advice",
+            f"PyTorch sees the GPU, but NVML does not answer: {driver['error']}",
+            "install libnvidia-ml.so.1 of the driver's version (in a container: NVIDIA_DRIVER_CAPABILITIES="
+            "compute,utility); until then what the driver shows is estimated",
+        )
+    else:
+        yield from _devices(facts)
+    if "error" not in probe:
+        yield from _torch(facts)
+    if probe.get("backend"):
+        yield from _allocator(facts)
+        yield from _source(facts)
+
+
+def _driver(facts: dict[str, Any]) -> str:
+    if facts["container"]:
+        return "start the container with the GPU: docker run --gpus all (NVIDIA Container Toolkit)"
+    if facts["wsl"]:
+        return "install NVIDIA's driver for Windows, none inside WSL; then: wsl --update"
+    return "install NVIDIA's driver, and see that nvidia-smi works; or use --device cpu"
+
+
+def _devices(facts: dict[str, Any]) -> Iterator[Finding]:
+    devices, counted = facts["devices"], facts["visible"]
+    hides = facts["environment"].get("CUDA_VISIBLE_DEVICES")
+    index = int(facts["device"].partition(":")[2] or 0)
+    meant = counted[index] if index < len(counted) else None
+    for device in devices:
+        if device["mig"] and not any(part["part_of"] == device["uuid"] for part in devices):
+            yield Finding(
+                "note" if meant else "problem",
+                f"GPU {device['index']} is in MIG mode and has no instance",
+                "make one (nvidia-smi mig -cgi PROFILE -C), or switch the mode off (nvidia-smi -mig 0)",
+            )
+        if device["prohibited"]:
+            yield Finding(
+                "problem" if device["uuid"] == meant else "note",
+                f"GPU {device['index']} is in compute mode Prohibited",
+                f"nvidia-smi -i {device['index']} -c DEFAULT",
+            )
+    if not devices:
+        yield Finding("problem", "the driver shows no GPU", _driver(facts))
+    elif meant is None and hides is not None:
+        yield Finding(
+            "problem",
+            f"CUDA_VISIBLE_DEVICES={hides} leaves {len(counted)} devices: there is no {facts['device']}",
+            "unset it, or name devices that there are (nvidia-smi -L)",
+        )
+    elif meant is None and counted:
+        yield Finding("problem", f"there is no {facts['device']}", f"say cuda:0 to cuda:{len(counted) - 1}")
+    if not facts["order_is_certain"]:
+        yield Finding(
+            "advice",
+            "the GPUs differ, and CUDA counts the fastest first, unlike nvidia-smi",
+            "export CUDA_DEVICE_ORDER=PCI_BUS_ID, so that both count alike",
+        )
+
+
+def _torch(facts: dict[str, Any]) -> Iterator[Finding]:
+    probe, newest = facts["torch"], facts["driver"]["cuda"]
+    if probe["hip"]:
+        yield Finding("problem", "this PyTorch is built for ROCm", "dtrrun knows NVIDIA's GPUs and the CPU")
+    elif not probe["cuda"]:
+        yield Finding("problem", "this PyTorch is built for the CPU", _install(facts))
+    elif "device_error" in probe:
+        yield Finding(
+            "problem",
+            f"{facts['device']} cannot be used: {probe['device_error']}",
+            "see with nvidia-smi whether it is free and healthy, or use another with --device",
+        )
+    elif not probe["available"]:
+        said = f": {probe['warnings'][-1]}" if probe["warnings"] else ""
+        old = newest is not None and _numbers(newest)[0] < _numbers(probe["cuda"])[0]
+        yield Finding(
+            "problem",
+            f"PyTorch {probe['torch']} (CUDA {probe['cuda']}) cannot use the driver{said}",
+            f"update the driver, which is for CUDA {newest}; or {_install(facts)}"
+            if old
+            else "set right what stands above; else see that nvidia-smi works for this user",
+        )
+
+
+def _install(facts: dict[str, Any]) -> str:
+    newest = facts["driver"]["cuda"]
+    of = f" of at most CUDA {newest}" if newest else ""
+    return f"install a build{of} from https://pytorch.org/get-started, or say --device cpu"
+
+
+def _allocator(facts: dict[str, Any]) -> Iterator[Finding]:
+    environment = facts["environment"]
+    settings = ",".join(environment[name] for name in environment if name.endswith("ALLOC_CONF"))
+    if facts["torch"]["backend"] != "native":
+        yield Finding(
+            "advice",
+            f"the allocator's backend is {facts['torch']['backend']}: fragmentation cannot be seen",
+            "take backend: out of PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF",
+        )
+    if "expandable_segments:false" in settings.replace(" ", "").lower():
+        yield Finding(
+            "advice",
+            "expandable segments are switched off: more of the budget is lost to fragmentation",
+            "take expandable_segments:False out of PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF",
+        )
+    if environment.get(CACHING_OFF, "0") not in ("", "0"):
+        yield Finding("advice", f"{CACHING_OFF} is set: every allocation asks the driver", "unset it")
+
+
+def _source(facts: dict[str, Any]) -> Iterator[Finding]:
+    if facts["source"] == "nvml_pid":
+        return
+    if facts["container"]:
+        do = "start the container with --pid=host, so that the driver's process ids are those in here"
+    elif facts["wsl"]:
+        do = "nothing: under WSL the driver does not tell"
+    else:
+        do = "see whether nvidia-smi shows a process's memory; if not, the driver does not tell on this GPU"
+    exact = facts["source"] == "nvml_new_pid"
+    text = (
+        "is found only as the one that is new" if exact else f"is not told; in its place: {facts['source']}"
+    )
+    yield Finding("note" if exact else "advice", f"what the driver shows for a process {text}", do)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """`2.13.0+cpu` as (2, 13, 0)."""
+    found = []
+    for part in version.partition("+")[0].split("."):
+        digits = "".join(c for c in part if c.isdigit())
+        if not part[:1].isdigit():
+            break
+        found.append(int(digits))
+    return tuple(found)

@@ -1,0 +1,150 @@
+"""A thread of the launcher that asks the driver once a second, and whenever a process has ended a step.
+
+It is a thread so that a driver that takes its time holds up neither the script's output nor its signals, and
+so that it works the same with a live table, without one, and in a quiet run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from dtrrun.monitor.ladder import Ladder, on_gpu, same_namespace
+from dtrrun.monitor.namespaces import is_ours
+from dtrrun.monitor.nvml import NvmlUnavailable, start, stop
+from dtrrun.monitor.violations import NAMED, Tally, budget_of, exceeded
+from dtrrun.telemetry.driver import SOURCES, DriverUse, Figure, write
+from dtrrun.telemetry.record import Snapshot, read_all
+
+TICK_SECONDS = 0.1
+"""Between two looks at the step counters."""
+EVERY_SECONDS = 1.0
+"""Between two questions to the driver, where no step ends."""
+PATIENCE_SECONDS = 2.0
+"""For a driver that does not answer, when the run is over."""
+
+
+class Sampler:
+    """A context around the run: made before the target is started, left after it has ended.
+
+    folder: where the processes keep their records. budget: bytes, or None. tell: takes a line for the person
+    at the terminal; called from the thread. `started` begins the sampling.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        budget: int | None,
+        on_violation: str,
+        tell: Callable[[str], None],
+        nvml: Any = None,
+        ladder: Callable[[Any], Ladder] = Ladder,
+    ) -> None:
+        self._folder, self._budget, self._stops, self._tell = folder, budget, on_violation == "stop", tell
+        self._nvml: Any = None
+        try:
+            self._nvml = start(nvml)
+        except NvmlUnavailable as error:
+            self._why = str(error)
+        self._ladder = ladder(self._nvml)
+        self._tallies: dict[int, Tally] = {}
+        self._said: set[str] = set()
+        self._send: Callable[[int], None] = lambda number: None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dtrrun-monitor", daemon=True)
+        self.stopped: str | None = None
+        """What the run was stopped for (`--on-violation stop`)."""
+
+    def __enter__(self) -> Sampler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join(PATIENCE_SECONDS)
+        if self._nvml is not None and not self._thread.is_alive():  # never from under its feet
+            stop(self._nvml)
+
+    def started(self, send: Callable[[int], None]) -> None:
+        """The target runs; `send` sends it a signal."""
+        self._send = send
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the system has no more threads for us
+            self._tell(f"warning: the driver is not asked: {error}")
+
+    def shown(self, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+        """`snapshots` with what the driver shows for them."""
+        tallies = dict(self._tallies)
+        return [
+            replace(snapshot, driver=tally.use) if (tally := tallies.get(snapshot.pid)) else snapshot
+            for snapshot in snapshots
+        ]
+
+    def _run(self) -> None:
+        next_time, steps = 0.0, dict[int, int]()
+        while not self._over.wait(TICK_SECONDS):
+            try:
+                seen = {s.pid: s.counters["steps"] for s in read_all(self._folder, tables=False) if on_gpu(s)}
+                if not seen or (seen == steps and time.monotonic() < next_time):
+                    continue
+                next_time, steps = time.monotonic() + EVERY_SECONDS, seen
+                self.sample()
+            except Exception as error:  # of ours: the run must not suffer from it
+                self._once(f"warning: the driver is asked no more: {type(error).__name__}: {error}")
+                return
+
+    def sample(self) -> None:
+        """Ask the driver about every process that there is a record of."""
+        snapshots = {snapshot.pid: snapshot for snapshot in read_all(self._folder)}
+        for pid, (device, figure) in self._ladder.read(list(snapshots.values())).items():
+            snapshot, tally = snapshots[pid], self._tallies.setdefault(pid, Tally())
+            self._step_down(tally.use, figure)
+            budget = budget_of(snapshot, self._budget)
+            if tally.add(device, figure, budget) and budget is not None:
+                self._exceeded(snapshot, figure, budget)
+            with suppress(OSError):  # the folder is gone, or the disk is full: the process does without
+                write(self._folder, pid, figure)
+
+    def _step_down(self, before: DriverUse | None, figure: Figure) -> None:
+        if before is not None and SOURCES.index(figure.source) > SOURCES.index(before.source):
+            why = f" ({self._ladder.error})" if self._ladder.error else ""
+            self._once(
+                f"warning: what the driver shows is no longer known by {NAMED[before.source]}{why}; "
+                f"from now on by {NAMED[figure.source]}"
+            )
+
+    def _exceeded(self, snapshot: Snapshot, figure: Figure, budget: int) -> None:
+        text = exceeded(snapshot, figure, budget)
+        if not self._stops:
+            use = self._tallies[snapshot.pid].use
+            if use is not None and use.violations == 1:
+                self._tell(f"warning: {text}")
+        elif self.stopped is None:
+            self.stopped = text
+            if same_namespace(snapshot) and is_ours(snapshot.pid):
+                _terminate(snapshot.pid)
+            self._send(signal.SIGTERM)
+
+    def _once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._tell(text)
+
+
+def _terminate(pid: int) -> None:
+    """SIGTERM for a process: for its whole group, where that is its own (torchrun's ranks) and not ours."""
+    with suppress(OSError):  # it has ended meanwhile
+        if os.getpgid(pid) == os.getpgrp():
+            os.kill(pid, signal.SIGTERM)
+        else:
+            os.killpg(os.getpgid(pid), signal.SIGTERM)

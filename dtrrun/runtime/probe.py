@@ -1,0 +1,66 @@
+"""What PyTorch there is, for `dtrrun doctor`: run as text by the target's interpreter, which may lack dtrrun.
+
+Its argument is a device. Writes one line of JSON; on a GPU it then holds a context and some memory until its
+standard input ends, so that the driver can be asked what it shows for this process.
+"""
+
+import json
+import os
+import sys
+import warnings
+from typing import Any
+
+MARK = "dtrrun-probe:"
+HELD_BYTES = 32 << 20
+
+
+def facts(device: str) -> dict[str, Any]:
+    """Versions and settings; `error` where torch, `device_error` where the device, cannot be used."""
+    found: dict[str, Any] = {
+        "pid": os.getpid(),
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "executable": sys.executable,
+    }
+    try:
+        import torch
+    except Exception as error:  # a broken installation raises anything
+        return found | {"error": f"{type(error).__name__}: {error}"}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found |= {
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "hip": torch.version.hip,
+            "available": torch.cuda.is_available(),
+            "count": torch.cuda.device_count(),
+            "swap": hasattr(torch.UntypedStorage, "_swap_data_ptr_"),
+        }
+        if found["available"] and device != "cpu":
+            found |= on_device(torch, device)
+    return found | {"warnings": [str(warning.message).splitlines()[0] for warning in said]}
+
+
+def on_device(torch: Any, device: str) -> dict[str, Any]:
+    """With a context on the device, and memory that stays until the process ends."""
+    try:
+        index = int(device.partition(":")[2] or 0)
+        held.append(torch.empty(HELD_BYTES, dtype=torch.uint8, device=f"cuda:{index}"))
+        free, total = torch.cuda.mem_get_info(index)
+        return {
+            "index": index,
+            "uuid": str(getattr(torch.cuda.get_device_properties(index), "uuid", "")),
+            "name": torch.cuda.get_device_name(index),
+            "free_bytes": free,
+            "total_bytes": total,
+            "reserved_bytes": torch.cuda.memory_reserved(index),
+            "backend": torch.cuda.get_allocator_backend(),
+        }
+    except Exception as error:  # CUDA fails in many ways
+        return {"device_error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+
+
+held: list[Any] = []
+
+if __name__ == "__main__":
+    print(MARK + json.dumps(facts(sys.argv[1])), flush=True)
+    sys.stdin.read()

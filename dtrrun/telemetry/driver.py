@@ -1,0 +1,102 @@
+"""What the driver shows for a training process: told to that process by the launcher, which can ask NVML.
+
+Standard library only. Beside a process's record lies `<pid>.driver`, which the launcher writes and the
+process reads: two slots, written in turn, each with its checksum. A reader takes the newest slot that is
+whole, so it never sees a torn one.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import NamedTuple
+
+SOURCES = ("nvml_pid", "nvml_new_pid", "device_delta", "reserved_overhead")
+"""Where a figure comes from, the most direct first: NVML's list of processes, by process id; the one process
+in it that came with ours (a container's ids are not the host's); what the device's use grew by, where it was
+idle; what the process says itself, allocator and measured overhead."""
+PER_PROCESS = SOURCES[:2]
+
+SUFFIX = ".driver"
+SLOT = struct.Struct("<qqqI4x")  # monotonic nanoseconds (0: never written), bytes, source, checksum
+BODY = struct.Struct("<qqq")
+
+
+class Figure(NamedTuple):
+    """One reading; `monotonic_ns` is on the system's monotonic clock, which all processes share."""
+
+    nbytes: int
+    monotonic_ns: int
+    source: str
+
+
+@dataclass(frozen=True)
+class DriverUse:
+    """What the driver has shown for one process so far, in bytes."""
+
+    device: str
+    """The device's UUID, or `cuda:N` where there is no NVML to say."""
+    nbytes: int
+    """Of the last reading."""
+    peak_bytes: int
+    source: str
+    """Of the last reading: one of SOURCES."""
+    violations: int = 0
+    """Times that it went over the budget."""
+    most_over_bytes: int = 0
+    """The most that it was over."""
+
+
+def read(record_dir: str, pid: int) -> int | None:
+    """Bytes that the driver last showed for process `pid`, by a per-process source; None: not known."""
+    figure = read_figure(record_dir, pid)
+    return figure.nbytes if figure is not None and figure.source in PER_PROCESS else None
+
+
+def read_figure(record_dir: str, pid: int) -> Figure | None:
+    """The last reading with its time and source, of whatever source."""
+    try:
+        descriptor = os.open(_path(record_dir, pid), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        for _ in range(8):  # both slots torn takes two writes during one of our reads
+            slots = _slots(descriptor)
+            if whole := [figure for figure in slots if figure]:
+                return max(whole, key=lambda figure: figure.monotonic_ns)
+        return None
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def write(record_dir: str, pid: int, figure: Figure) -> None:
+    """Tell process `pid` of `figure`. For one writer at a time; raises OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(_path(record_dir, pid), flags, 0o600)
+    try:
+        times = [slot.monotonic_ns if slot else 0 for slot in _slots(descriptor)]
+        body = BODY.pack(figure.monotonic_ns, figure.nbytes, SOURCES.index(figure.source))
+        slot = SLOT.pack(*BODY.unpack(body), zlib.crc32(body))
+        os.pwrite(descriptor, slot, SLOT.size * times.index(min(times)))
+    finally:
+        os.close(descriptor)
+
+
+def _path(record_dir: str, pid: int) -> str:
+    return os.path.join(record_dir, f"{pid}{SUFFIX}")
+
+
+def _slots(descriptor: int) -> list[Figure | None]:
+    data = os.pread(descriptor, 2 * SLOT.size, 0).ljust(2 * SLOT.size, b"\0")
+    return [_figure(data[at : at + SLOT.size]) for at in (0, SLOT.size)]
+
+
+def _figure(slot: bytes) -> Figure | None:
+    monotonic_ns, nbytes, source, checksum = SLOT.unpack(slot)
+    if monotonic_ns <= 0 or zlib.crc32(slot[: BODY.size]) != checksum or not 0 <= source < len(SOURCES):
+        return None
+    return Figure(nbytes, monotonic_ns, SOURCES[source])

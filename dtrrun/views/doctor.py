@@ -1,0 +1,101 @@
+"""What `dtrrun doctor` prints, from its report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from dtrrun.sizes import format_size
+from dtrrun.views.panels import columns_table, console_for, print_to
+from dtrrun.views.text import SOURCE, plain, times
+
+LEVELS = {"problem": "bold red", "advice": "yellow", "note": "dim"}
+
+
+def print_doctor(report: dict[str, Any], stream: TextIO, *, width: int | None = None) -> None:
+    """Write the report's tables and findings to `stream`; in colour only on a terminal."""
+    console = console_for(stream, width)
+    print_to(stream, console, *_sections(report))
+
+
+def _sections(report: dict[str, Any]) -> Iterator[RenderableType]:
+    yield _facts(report)
+    if report["devices"]:
+        yield ""
+        yield _devices(report)
+    yield ""
+    for finding in report["findings"]:
+        label = Text(finding["level"], style=LEVELS[finding["level"]])
+        yield Text.assemble(label, "  ", plain(finding["text"], 400))
+        yield Padding(Text(f"→ {plain(finding['do'], 400)}"), (0, 0, 0, 2))
+    problems = sum(finding["level"] == "problem" for finding in report["findings"])
+    if problems:
+        yield Text(f"A run on {report['device']} cannot work: {times(problems, 'problem')}.", style="red")
+    else:
+        yield Text(f"A run on {report['device']} can work.", style="green")
+
+
+def _facts(report: dict[str, Any]) -> Table:
+    torch, driver = report["torch"], report["driver"]
+    where = [name for name, true in (("WSL", report["wsl"]), ("container", report["container"])) if true]
+    rows = {
+        "dtrrun": report["dtrrun"],
+        "system": ", ".join([report["system"], *where]),
+        "driver": f"none: {driver['error']}"
+        if driver["error"]
+        else f"{driver['driver']}, NVML {driver['nvml']}, for CUDA {driver['cuda']}",
+        "Python": f"{torch.get('python', '?')}  {torch.get('executable') or report['interpreter']}",
+        "PyTorch": torch.get("error") or f"{torch['torch']}, {_built(torch)}",
+    }
+    if "torch" in torch:
+        rows["swap"] = "available" if torch["swap"] else "not available: storages come back by copy"
+    if "backend" in torch:
+        rows["allocator"] = f"{torch['backend']}, {format_size(torch['reserved_bytes'])} reserved by a test"
+    if report["source"]:
+        shown = format_size(report["shown_bytes"])
+        rows["source"] = f"{report['source']} ({SOURCE[report['source']]}): {shown} for that test"
+    for name, value in report["environment"].items():
+        rows[name] = repr(value)
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in rows.items():
+        table.add_row(label, Text(plain(value, 400)))
+    return table
+
+
+def _built(torch: dict[str, Any]) -> str:
+    if torch["hip"]:
+        return f"for ROCm {torch['hip']}"
+    if not torch["cuda"]:
+        return "for the CPU"
+    return f"for CUDA {torch['cuda']}, which is {'' if torch['available'] else 'not '}available"
+
+
+def _devices(report: dict[str, Any]) -> Table:
+    """A line a device, with the number by which CUDA knows it."""
+    table = columns_table("cuda", "GPU", "memory", "in use", "processes", "name", "UUID")
+    for column in table.columns[5:]:
+        column.justify = "left"
+    for device in report["devices"]:
+        uuid, listed = device["uuid"], device["processes"]
+        number = report["visible"].index(uuid) if uuid in report["visible"] else None
+        name = f"{device['name']} (MIG mode)" if device["mig"] else device["name"]
+        table.add_row(
+            "–" if number is None else str(number),
+            str(device["index"]),
+            *(_size(device[which]) for which in ("total_bytes", "used_bytes")),
+            "?" if listed is None else str(listed),
+            Text(plain(name, 40)),
+            Text(plain(uuid, 60)),
+        )
+    return table
+
+
+def _size(size: int | None) -> str:
+    return "?" if size is None else format_size(size)
