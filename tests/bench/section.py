@@ -33,7 +33,11 @@ class Section:
             console.print(f"[red]missed:[/] {line}")
 
     def markdown(self, command: str) -> str:
-        lines = [self.text, "", f"`{command}` on {machine()}.", ""]
+        return self.table(f"`{command}` on {machine()}.")
+
+    def table(self, source: str) -> str:
+        """As Markdown, with `source`, which says where the figures are from, between text and table."""
+        lines = [self.text, "", source, ""]
         lines += [row(self.headers), "|---" + "|---:" * (len(self.headers) - 1) + "|"]
         lines += [row(cells) for cells in self.rows]
         lines += ["", *(f"- Missed: {line}" for line in self.missed)]
@@ -60,9 +64,9 @@ def machine() -> str:
 
 INTRODUCTION = """# Measurements
 
-`make bench` (`python -m tests.bench`) and `make bench-simulator` measure all of this again and replace the
-sections below. Ratios are between runs on the same machine in turn. "Plain" means without dtrrun, "peak" the
-most bytes of tensors that were held at once.
+`make bench` (`python -m tests.bench`), `make bench-simulator` and `make bench-gpu` measure all of this again
+and replace the sections below. Ratios are between runs on the same machine in turn. "Plain" means without
+dtrrun, "peak" the most bytes of tensors that were held at once.
 """
 
 
