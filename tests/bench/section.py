@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -51,6 +50,8 @@ def row(cells: Sequence[str]) -> str:
 
 def machine() -> str:
     """The machine in one line."""
+    import torch  # here, since it takes a second or two: tables alone need none
+
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():

@@ -39,6 +39,8 @@ def first_device(nvml: ModuleType | None = None, visible: str | None = None) -> 
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        if not first:  # set and empty: none is visible
+            return None
         if first.isdecimal():
             handle = handles[int(first)]
         else:
