@@ -134,7 +134,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--table", action="store_true", help="measure nothing: tables of what is in FOLDER")
     parser.add_argument("--page", type=Path, help="the page to write; docs/measurements.md if not --tiny")
     parser.add_argument("--minutes", type=float, default=7.5, help="that a part may take")
-    parser.add_argument("--warm-up", type=int, default=5, metavar="STEPS")
+    parser.add_argument("--warm-up", type=int, default=5, metavar="STEPS", help="before, at most")
     parser.add_argument("--steps", type=int, default=10, help="that are timed")
     parser.add_argument("--budget", type=int, metavar="BYTES", help="for the largest batch, not 12 GB")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

@@ -53,7 +53,7 @@ class Run:
 
     Bytes are None where they are not known, and on the CPU; `driver_source` is where `driver` comes from:
     NVML for the `process` or the `device`, or dtrrun's own report. `capped` is the limit that the run had:
-    the budget of dtrrun, else the allocator's.
+    the budget of dtrrun, else the allocator's. `error` is the end of standard error.
     """
 
     status: str
@@ -86,7 +86,8 @@ class Run:
         """The end in words, for a person."""
         least = self.report.get("least_budget_bytes")
         needs = f", needs {format_size(least)}" if least and self.status == "budget" else ""
-        return f"{self.status}{needs}" + (f": {self.error}" if self.status == "failed" else "")
+        why = self.error.rpartition("\n")[2].strip()[:300] if self.status == "failed" else ""
+        return f"{self.status}{needs}" + (f": {why}" if why else "")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -132,7 +133,7 @@ def run(
             capped=budget if ours else cap or None,
             driver=sampler.peak,
             driver_source=sampler.source,
-            error=_last_line(stderr),
+            error=_end(stderr),
         )
         _read_result(found, _json(result))
         _read_report(found, _json(report))
@@ -210,9 +211,9 @@ def _status(exit_status: int | None, stderr: str, has_result: bool) -> str:
     return "out of memory" if any(sign in stderr for sign in OUT_OF_MEMORY) else "failed"
 
 
-def _last_line(stderr: str) -> str:
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+def _end(stderr: str) -> str:
+    lines = [line.rstrip() for line in stderr.splitlines() if line.strip()]
+    return "\n".join(lines)[-2000:]
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -166,8 +166,9 @@ def bits(results: list[dict[str, Any]]) -> Section:
             if not one["run"].ok:
                 section.missed.append(f"{case.title}, {one['share']:.2f} of the peak: {one['run'].said}")
         if len(plain) < 2 or not tried:
-            section.rows.append([case.title, "not measured", *[""] * 6])
-            section.missed.append(f"{case.title}: not measured")
+            ended = next((run.said for run in result["plain"] if not run.ok), "not measured")
+            section.rows.append([case.title, ended, *[""] * 6])
+            section.missed.append(f"{case.title}: {ended}")
             continue
         run, twice = tried[0]["run"], _same(*plain)
         losses, parameters = run.losses == plain[0].losses, run.parameters == plain[0].parameters
