@@ -46,7 +46,7 @@ def test_all_is_well():
     assert section.missed == []
     rows = {row[0]: row[1:] for row in section.rows}
     assert rows["0.75 of the peak"] == ["113", "1.13", "1.14", "6 GB (0.75)", "9 GB", "10 GB", "10 GB"]
-    assert rows["**U-Net (6), 416 × 608**"][:3] == ["100, 100", "1", "(419 ms)"]
+    assert rows["**U-Net (6), 416 × 608**"][:3] == ["100, 100", "1", "(419 ms, 8.42 GB)"]
     assert list(rows)[-2:] == ["checkpointed by two convolutions", "same peak"]
 
 
