@@ -41,7 +41,8 @@ checkpointed run's allocated peak as its share, and should take at most 1.05 of 
 optimizer's step is in all times, where the prototype timed forward and backward. The Transformer's attention
 is written out as PyTorch's was then. Plain peaks are less than the prototype's where PyTorch keeps less for
 the backward pass today (a ReLU's input, in ResNet-1202) and where the published cell needs less than the
-prototype's (LSTM, TreeLSTM). In U-Net the prototype exceeded its budgets by most, so that its shares do not follow them."""
+prototype's (LSTM, TreeLSTM). In U-Net it exceeded its budgets by most, so that its shares do not follow
+these."""
 
 BITS_TEXT = """\
 With `torch.use_deterministic_algorithms(True)`, inside the least share of the plain peak (of the same mode)
