@@ -74,8 +74,8 @@ def test_the_page_and_the_picture(results, tmp_path, capsys):
     assert "That stays." in text
     assert "| **GPT-2 124M (8), length 1024, bf16** |" in text
     assert "`make bench-gpu` on a CPU." in text
-    assert "![Time over memory](gpu.svg)" in text
-    assert (tmp_path / "gpu.svg").read_text().count("GPT-2 124M") == 1
+    assert "![Time over memory](pictures/gpu.svg)" in text
+    assert (tmp_path / "pictures" / "gpu.svg").read_text().count("GPT-2 124M") == 1
     assert status == (1 if "Missed" in text else 0)
     assert "written:" in capsys.readouterr().out
 

@@ -172,8 +172,8 @@ def test_machines_are_named_with_their_parts_if_there_are_several():
 def test_the_picture_is_linked_where_it_is():
     results = timed()
     section = one_section(results)
-    assert "](gpu.svg)" in markdown(section, results, picture=True)
-    assert "](gpu.svg)" not in markdown(section, results, picture=False)
+    assert "](pictures/gpu.svg)" in markdown(section, results, picture=True)
+    assert "](pictures/gpu.svg)" not in markdown(section, results, picture=False)
     assert "`make bench-gpu` on Card." in markdown(section, results, picture=False)
 
 

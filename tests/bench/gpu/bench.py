@@ -95,10 +95,11 @@ def _write(args: argparse.Namespace) -> int:
         section.print(console)
     page = args.page or (None if args.tiny else ROOT / "docs" / "measurements.md")
     if page is not None:
-        picture = page.with_name(PICTURE)
+        picture = page.parent / PICTURE
         timed = [result for result in results.values() if result["kind"] == "time"]
         if timed:
             try:
+                picture.parent.mkdir(exist_ok=True)
                 draw(timed, f"Time over memory: {machines(timed)}", picture)
                 _say(f"written: {picture}")
             except MissingMatplotlib as error:

@@ -15,11 +15,11 @@ AS_CHECKPOINTING = 1.05
 
 COMMAND = "make bench-gpu"
 TIME, BITS, BATCH = (
-    "14. The paper's models on a GPU",
-    "15. Equal bits on a GPU",
-    "16. The largest batch in 12 GB",
+    "15. The paper's models on a GPU",
+    "16. Equal bits on a GPU",
+    "17. The largest batch in 12 GB",
 )
-PICTURE = "gpu.svg"
+PICTURE = "pictures/gpu.svg"
 
 TIME_TEXT = """\
 The models of the paper's Fig. 4 at the prototype's sizes, and GPT-2, with PyTorch's default settings: median
