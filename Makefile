@@ -1,7 +1,7 @@
 # make demo, make test: all that a fresh machine needs is Python 3.11 or later. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test test-parts test-bits conformance programs ecosystem check bench bench-simulator docs-pictures clean
+.PHONY: demo test test-parts test-bits conformance programs ecosystem check bench bench-simulator docs-pictures bench-gpu clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -65,6 +65,12 @@ docs-pictures: $(INSTALLED)
 	$(BIN)/dtrrun simulate tests/logs --heuristic h_dtr,h_dtr_eq,h_chain,h_next,lru --figures build/pictures --quiet
 	$(BIN)/dtrrun simulate --theory linear --sizes 256 --figures build/pictures --quiet
 	mkdir -p docs/pictures && cp build/pictures/slowdown.svg build/pictures/theory-trace.svg docs/pictures
+
+# The paper's models on a GPU. Installs nothing: it takes PYTHON if you give one, else .venv, else python3.
+# PART: one part or several (PART=list names them), all of them without it. ARGS: see python -m tests.bench.gpu -h.
+OWN := $(wildcard $(BIN)/python)
+bench-gpu:
+	$(if $(filter file,$(origin PYTHON)),$(or $(OWN),$(PYTHON)),$(PYTHON)) -m tests.bench.gpu $(PART) $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

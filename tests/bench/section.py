@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -33,7 +32,11 @@ class Section:
             console.print(f"[red]missed:[/] {line}")
 
     def markdown(self, command: str) -> str:
-        lines = [self.text, "", f"`{command}` on {machine()}.", ""]
+        return self.table(f"`{command}` on {machine()}.")
+
+    def table(self, source: str) -> str:
+        """As Markdown, with `source`, which says where the figures are from, between text and table."""
+        lines = [self.text, "", source, ""]
         lines += [row(self.headers), "|---" + "|---:" * (len(self.headers) - 1) + "|"]
         lines += [row(cells) for cells in self.rows]
         lines += ["", *(f"- Missed: {line}" for line in self.missed)]
@@ -47,6 +50,8 @@ def row(cells: Sequence[str]) -> str:
 
 def machine() -> str:
     """The machine in one line."""
+    import torch  # here, since it takes a second or two: tables alone need none
+
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -60,9 +65,9 @@ def machine() -> str:
 
 INTRODUCTION = """# Measurements
 
-`make bench` (`python -m tests.bench`) and `make bench-simulator` measure all of this again and replace the
-sections below. Ratios are between runs on the same machine in turn. "Plain" means without dtrrun, "peak" the
-most bytes of tensors that were held at once.
+`make bench` (`python -m tests.bench`), `make bench-simulator` and `make bench-gpu` measure all of this again
+and replace the sections below. Ratios are between runs on the same machine in turn. "Plain" means without
+dtrrun, "peak" the most bytes of tensors that were held at once.
 """
 
 

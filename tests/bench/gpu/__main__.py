@@ -1,0 +1,14 @@
+"""`python -m tests.bench.gpu`: see bench.py."""
+
+import signal
+import sys
+
+try:
+    from tests.bench.gpu.bench import main
+except ModuleNotFoundError as error:
+    sys.exit(f"bench-gpu: {error}; `pip install -e .` in this Python's environment brings what dtrrun needs")
+
+if __name__ == "__main__":
+    # As Ctrl-C: the child is ended, and what was measured is kept.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""What a training step of a model is, and the per-block checkpointing that it is compared with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+@dataclass(frozen=True)
+class Task:
+    """`step` does forward, backward and optimizer, and returns the loss, on the device."""
+
+    modules: tuple[nn.Module, ...]
+    step: Callable[[], torch.Tensor]
+
+
+def supervised(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[Any, torch.Tensor], torch.Tensor],
+    inputs: tuple[Any, ...],
+    target: torch.Tensor,
+) -> Task:
+    """Steps over one batch, as the paper's: what it holds changes neither time nor memory."""
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = loss(model(*inputs), target)
+        value.backward()
+        optimizer.step()
+        return value.detach()
+
+    return Task((model,), step)
+
+
+def through(block: nn.Module, *inputs: Any, checkpointing: bool) -> Any:
+    """The block's result; with `checkpointing`, the backward pass computes what is inside of it again."""
+    return checkpoint(block, *inputs, use_reentrant=False) if checkpointing else block(*inputs)
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    """Stochastic gradient descent at a rate at which no loss overflows: NaN would be equal to NaN."""
+    return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+
+def images(device: str, batch_size: int, height: int, width: int, classes: int) -> tuple[Any, torch.Tensor]:
+    """Noise and labels. From the host, as a loader's, so that every run has the same."""
+    x = torch.randn(batch_size, 3, height, width)
+    return (x.to(device),), torch.randint(classes, (batch_size,)).to(device)

@@ -1,0 +1,171 @@
+"""`make bench-gpu` end to end: two tiny models on the CPU, and how it refuses."""
+
+import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import psutil
+import pytest
+import torch
+
+from dtrrun.simulator.figures.style import MissingMatplotlib
+from tests.bench.gpu import bench, parts
+from tests.bench.gpu.cases import BY_NAME
+from tests.bench.gpu.children import Run, Setting, run
+from tests.bench.gpu.parts import Clock, measure_time
+from tests.bench.gpu.store import save
+
+SETTING = Setting("cpu", tiny=True, warm_up=0, steps=2)
+LSTM_PEAK, LSTM_BUDGET = 1_068_096, 750_000
+"""Bytes: what the tiny LSTM takes plainly, and less."""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """The folder with results of a model that has blocks, and of one that has none; and the results."""
+    folder = tmp_path_factory.mktemp("results")
+
+    def with_blocks():
+        case = replace(BY_NAME["gpt2"], own_shares=())  # what checkpointing takes is share enough
+        return measure_time(case, SETTING, Clock(300), lambda _: None, lambda _: None)
+
+    def without():  # fewer children than a whole part
+        plain = run(SETTING, "lstm", 100)
+        ours = run(SETTING, "lstm", 100, budget=LSTM_BUDGET)
+        shares = [{"share": 0.72, "run": ours}]
+        return {"case": "lstm", "kind": "time", "plain": [plain], "shares": shares, "left_out": []}
+
+    with ThreadPoolExecutor(2) as both:
+        started = both.submit(with_blocks), both.submit(without)
+        found = {"gpt2": started[0].result(), "lstm": started[1].result() | {"peak": LSTM_PEAK}}
+    for name, result in found.items():
+        save(folder, name, result | {"machine": "a CPU"})
+    return folder, found
+
+
+def test_blocks_end_well_inside_their_budgets(results):
+    result = results[1]["gpt2"]
+    ours, checkpointed = result["as_checkpointed"], result["checkpointed"]
+    assert ours.ok, ours.said
+    assert 0 < ours.allocated <= ours.capped == checkpointed.allocated < result["peak"]
+    assert ours.report["evictions"] > 0
+    assert len(ours.steps_ms) == 2
+    # The bits of the losses are the plain run's: the tiny models have deterministic operators alone.
+    first, again = result["plain"]
+    assert ours.losses == checkpointed.losses == again.losses == first.losses
+
+
+def test_a_model_without_blocks_does(results):
+    result = results[1]["lstm"]
+    ours = result["shares"][0]["run"]
+    assert ours.ok, ours.said
+    assert 0 < ours.allocated <= LSTM_BUDGET
+    assert ours.report["evictions"] > 0
+    assert ours.losses == result["plain"][0].losses
+
+
+def test_the_page_and_the_picture(results, tmp_path, capsys):
+    folder, _ = results
+    page = tmp_path / "page.md"
+    page.write_text("# Measurements\n\n## 1. Another\n\nThat stays.\n")
+    status = bench.main(["--table", "--results", str(folder), "--page", str(page)])
+    text = page.read_text()
+    assert "That stays." in text
+    assert "| **GPT-2 124M (8), length 1024, bf16** |" in text
+    assert "`make bench-gpu` on a CPU." in text
+    assert "![Time over memory](pictures/gpu.svg)" in text
+    assert (tmp_path / "pictures" / "gpu.svg").read_text().count("GPT-2 124M") == 1
+    assert status == (1 if "Missed" in text else 0)
+    assert "written:" in capsys.readouterr().out
+
+
+def test_without_matplotlib_there_is_the_page_and_a_line(results, tmp_path, capsys, monkeypatch):
+    def missing(*_):
+        raise MissingMatplotlib
+
+    monkeypatch.setattr(bench, "draw", missing)
+    page = tmp_path / "page.md"
+    bench.main(["--table", "--results", str(results[0]), "--page", str(page)])
+    assert "gpu.svg" not in page.read_text()
+    assert "matplotlib, which is not installed" in capsys.readouterr().out
+
+
+def test_a_run_without_end_is_ended():
+    found = run(SETTING, "lstm", 1.0, steps=10**6)
+    assert (found.status, found.said) == ("no end", "no end")
+    assert found.seconds < 25
+
+
+def test_a_run_that_fails_says_why():
+    found = run(SETTING, "lstm", 60, size={"no_such_size": 1})
+    assert found.status == "failed"
+    assert "no_such_size" in found.said
+
+
+def refused(capsys, *arguments):
+    status = bench.main(list(arguments))
+    captured = capsys.readouterr()
+    assert len(captured.err.splitlines()) == 1
+    return status, captured.err
+
+
+def test_an_unknown_part_is_refused(capsys):
+    status, line = refused(capsys, "densenet")
+    assert status == bench.USAGE
+    assert "no part is called densenet; there are inception_v4, densenet121" in line
+
+
+def test_full_sizes_are_not_for_the_cpu(capsys):
+    assert refused(capsys, "--device", "cpu")[0] == bench.USAGE
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_is_one_line(capsys, tmp_path):
+    status, line = refused(capsys, "unet", "--results", str(tmp_path))
+    assert status == bench.NO_GPU
+    assert line == "bench-gpu: no NVIDIA GPU that PyTorch can use (torch.cuda.is_available() is False)\n"
+
+
+def test_a_table_of_nothing_is_refused(capsys, tmp_path):
+    assert refused(capsys, "--table", "--results", str(tmp_path)) == (
+        1,
+        f"bench-gpu: no results in {tmp_path}\n",
+    )
+
+
+def test_list_names_the_parts(capsys):
+    assert bench.main(["list"]) == 0
+    assert "unet-batch" in capsys.readouterr().out.split()
+
+
+def test_an_interruption_keeps_what_there_is(tmp_path, capsys, monkeypatch):
+    ended = [Run("ok", "plain", 1.0, steps_ms=[1.0], losses=["0x1p+0"], parameters="abc")]
+
+    def run(*_, **__):
+        if not ended:
+            raise KeyboardInterrupt
+        return ended.pop()
+
+    monkeypatch.setattr(parts, "run", run)
+    monkeypatch.setattr(bench, "_machine", lambda device: "a CPU")
+    arguments = ["lstm-bits", "--device", "cpu", "--tiny", "--results", str(tmp_path)]
+    assert bench.main(arguments) == bench.INTERRUPTED
+    assert f"interrupted; what was measured is in {tmp_path}" in capsys.readouterr().out
+    left = json.loads((tmp_path / "lstm-bits.json").read_text())
+    assert (left["machine"], [one["status"] for one in left["plain"]]) == ("a CPU", ["ok"])
+
+
+def test_an_interruption_ends_the_child():
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1.5)
+        with pytest.raises(KeyboardInterrupt):
+            run(SETTING, "lstm", 60, steps=10**6)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert psutil.Process().children(recursive=True) == []
