@@ -1,7 +1,7 @@
 # make demo, make test: all that a fresh machine needs is Python 3.11 or later. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test test-parts test-bits conformance programs ecosystem check bench bench-simulator docs-pictures bench-gpu clean
+.PHONY: demo test test-parts test-bits conformance programs ecosystem smoke check bench bench-simulator docs-pictures bench-gpu clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -47,6 +47,10 @@ programs: $(INSTALLED)
 # Real packages; writes the table of docs/compatibility.md.
 ecosystem: $(ECOSYSTEM)
 	$(BIN)/python -m tests.ecosystem
+
+# Each example, plain and inside 60 % of its peak: the same bits, within the budget.
+smoke: $(INSTALLED)
+	@set -e; for example in docs/examples/*.py; do $(BIN)/dtrrun smoke --steps 2 $$example; done
 
 check: $(INSTALLED)
 	$(BIN)/ruff check

@@ -11,9 +11,10 @@ import typer
 
 from dtrrun.cli import values
 from dtrrun.cli.parameters import flag as _flag
+from dtrrun.cli.parameters import read
 from dtrrun.cli.parameters import text as _text
 from dtrrun.cli.report_file import report_writer
-from dtrrun.cli.sweeping import cells_of, ended, import_from_here, processors, read, read_logs, run, shown
+from dtrrun.cli.sweeping import cells_of, ended, import_from_here, processors, read_logs, run, shown
 from dtrrun.cli.theory import read_theory, simulate_theory
 from dtrrun.launch.errors import LaunchError
 from dtrrun.policy import ABLATION_NAMES

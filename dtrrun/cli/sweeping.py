@@ -126,13 +126,5 @@ def ended(
     return 0
 
 
-def read(name: str, reader: Any, text: str) -> Any:
-    """The value of the option `name`. Raises LaunchError."""
-    try:
-        return reader(text)
-    except ValueError as error:
-        raise LaunchError(f"{name}: {error}") from None
-
-
 def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dtrrun.cli import values
+from dtrrun.cli.parameters import read
 from dtrrun.cli.report_file import report_writer
-from dtrrun.cli.sweeping import ended, import_from_here, read, run, shown
+from dtrrun.cli.sweeping import ended, import_from_here, run, shown
 from dtrrun.launch.errors import LaunchError
 from dtrrun.simulator import PORTFOLIO
 from dtrrun.simulator.figures import draw_theory

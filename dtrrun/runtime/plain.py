@@ -63,4 +63,4 @@ class Plain:
         if self.writer is not None:
             with suppress(OSError, ValueError):
                 self.writer.counters[STEPS] = self.steps.count
-                self.writer.publish({"step": self.steps.last})
+                self.writer.publish({"step": self.steps.last, "steps": list(self.steps.latest)})

@@ -12,7 +12,8 @@ LINES = 320
 ARROWS = {
     "__init__": {"runtime"},
     "__main__": {"cli"},
-    "cli": {"launch", "monitor", "views", "policy", "simulator", "telemetry", "settings", "sizes"},
+    "cli": {"launch", "monitor", "smoke", "views", "policy", "simulator", "telemetry", "settings", "sizes"},
+    "smoke": {"launch", "telemetry", "settings", "sizes"},
     "launch": {"monitor", "telemetry", "settings"},
     "monitor": {"telemetry", "sizes"},
     "views": {"telemetry", "settings", "sizes"},

@@ -1,0 +1,191 @@
+"""The verb `smoke`: does a program come to the same inside a budget? For CI."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from dtrrun.cli import values
+from dtrrun.cli.messages import say
+from dtrrun.cli.options import collect
+from dtrrun.cli.parameters import flag, read, text
+from dtrrun.cli.report_file import report_writer
+from dtrrun.launch.errors import LaunchError
+from dtrrun.launch.interpreter import choose
+from dtrrun.launch.target import resolve
+from dtrrun.settings import RuntimeSettings
+from dtrrun.sizes import parse_size
+from dtrrun.smoke.checks import NAMES, Check, check_peak, check_run, check_slowdown, check_state, skipped
+from dtrrun.smoke.junit import junit
+from dtrrun.smoke.runs import Run, run_once
+from dtrrun.views.text import plain as safe
+
+SCHEMA = "dtrrun.smoke/1"
+FAILED_CHECK = 1
+WORDS = {True: "ok", False: "FAILED", None: "skipped"}
+SETTLING_SECONDS = 120.0  # beyond what a budget may slow a run down by: the first imports, a busy machine
+TIMES_PLAIN = 20
+
+EPILOG = """
+[bold]Examples[/bold]
+
+dtrrun smoke train.py --epochs 1
+
+dtrrun smoke --budget 4GB --steps 5 --max-slowdown 1.5 --junit smoke.xml -m mypackage.train
+
+[bold]Exit status[/bold]: 0 all checks passed; 1 one did not; 2 usage; 125 nothing could be checked.
+"""
+COMMAND: dict[str, Any] = {
+    "options_metavar": "[OPTIONS] [--] TARGET [ARGS]...",
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+_Text: TypeAlias = str | None
+_WHAT, _OUTPUT = "What to check", "Output"
+
+
+def smoke(
+    ctx: typer.Context,
+    budget: Annotated[
+        str, text(_WHAT, "SIZE", "6GB, 512MB, or a share of the plain run's peak (default 60%).")
+    ] = "60%",
+    steps: Annotated[str, text(_WHAT, "N", "End each run after N optimizer steps (default 3).")] = "3",
+    max_slowdown: Annotated[
+        _Text, text(_WHAT, "X", "A step in the budget may take X times a plain one; no limit by default.")
+    ] = None,
+    seed: Annotated[
+        str, text(_WHAT, "N", "For PyTorch's, Python's and NumPy's generators, in each run (default 0).")
+    ] = "0",
+    heuristic: Annotated[_Text, text(_WHAT, "NAME", "As for a run.")] = None,
+    device: Annotated[_Text, text(_WHAT, "DEVICE", "As for a run.")] = None,
+    timeout: Annotated[
+        str, text(_WHAT, "SECONDS", "The most that the plain run may take (default 3600).")
+    ] = "3600",
+    junit_path: Annotated[
+        _Text, typer.Option("--junit", metavar="PATH", rich_help_panel=_OUTPUT, help="Write JUnit XML.")
+    ] = None,
+    json: Annotated[_Text, text(_OUTPUT, "PATH", "Write the checks; - is standard output.")] = None,
+    quiet: Annotated[bool, flag(_OUTPUT, "quiet", "Print nothing but what failed.")] = False,
+    python: Annotated[_Text, text(_WHAT, "PATH", "The interpreter for a script, -m or -c.")] = None,
+) -> int:
+    """Run TARGET plain and inside a budget for a few steps, and check that both come to the same.
+
+    Passes when both end well, the training state (parameters, buffers, optimizers, random generator) has the
+    same bits, the peak is within the budget, and the slowdown within its limit. TARGET needs no change; its
+    output is shown where it fails. Both runs begin with the same seed, and the script may set its own.
+    """
+    count = values.whole_number(least=1)
+    wanted = read("--steps", count, steps)
+    most = None if max_slowdown is None else read("--max-slowdown", values.slowdown, max_slowdown)
+    patience = float(read("--timeout", count, timeout))
+    read("--budget", lambda size: parse_size(size, lambda: 1 << 40), budget)
+    options = collect({"heuristic": heuristic, "device": device, "python": python})
+    command = resolve(ctx.obj, lambda: choose(options.python))
+    settings = replace(
+        options.settings,
+        budget_bytes=None,
+        max_steps=wanted,
+        max_slowdown=None,
+        verify=False,
+        state=True,
+        manual_seed=read("--seed", values.whole_number(least=0), seed),
+    )
+    title = safe(" ".join(ctx.obj), 100)
+    with report_writer(json) as write:
+        shown: Callable[[str], None] = (lambda line: None) if quiet else _printer(json)
+        shown(f"dtrrun smoke: {title}, {wanted} {'step' if wanted == 1 else 'steps'}, budget {budget}")
+        checks, failed, budget_bytes = _check(settings, command, budget, most, patience, shown)
+        passed = not any(check.passed is False for check in checks)
+        if failed is not None:
+            sys.stderr.write(failed.ended.tail)
+        if not passed:
+            for check in checks:
+                if check.passed is False:
+                    say(f"error: smoke: {check.name}: {safe(check.detail)}")
+        if junit_path is not None:
+            _write(Path(junit_path), junit(title, checks, failed.ended.tail if failed else ""))
+        write(
+            {
+                "schema": SCHEMA,
+                "command": list(command),
+                "passed": passed,
+                "budget_bytes": budget_bytes,
+                "checks": [asdict(check) for check in checks],
+            }
+        )
+    return 0 if passed else FAILED_CHECK
+
+
+def _check(
+    settings: RuntimeSettings,
+    command: Sequence[str],
+    budget: str,
+    most: float | None,
+    patience: float,
+    shown: Callable[[str], None],
+) -> tuple[list[Check], Run | None, int | None]:
+    """All checks; the run that failed, if one did; the budget in bytes, where it came to that."""
+    checks: list[Check] = []
+
+    def add(check: Check) -> bool:
+        checks.append(check)
+        shown(f"  {WORDS[check.passed]:<8}{check.name:<20}{safe(check.detail)}")
+        return check.passed is not False
+
+    def give_up(run: Run, why: str) -> tuple[list[Check], Run, None]:
+        for check in skipped(NAMES[len(checks) :], why):
+            add(check)
+        return checks, run, None
+
+    plain = run_once(replace(settings, plain=True), command, patience, _nothing)
+    if not add(check_run(NAMES[0], plain)):
+        return give_up(plain, "the plain run failed")
+    patience = SETTLING_SECONDS + TIMES_PLAIN * plain.ended.seconds
+    nbytes, counted = _bytes(budget, lambda: run_once(settings, command, patience, _nothing))
+    if counted is not None and counted.error:
+        add(check_run(NAMES[1], counted))
+        return give_up(counted, "the run without a budget failed under dtrrun")
+    other = run_once(replace(settings, budget_bytes=nbytes), command, patience, _nothing)
+    if not add(check_run(NAMES[1], other)):
+        return give_up(other, "the run in the budget failed")
+    add(check_state(plain, other))
+    add(check_peak(other, nbytes))
+    add(check_slowdown(plain, other, most))
+    return checks, None, nbytes
+
+
+def _bytes(budget: str, count: Callable[[], Run]) -> tuple[int, Run | None]:
+    """The budget in bytes; of a share, of the peak of a run without one, which comes with it."""
+    counted: Run | None = None
+
+    def peak() -> int:
+        nonlocal counted
+        counted = count()
+        return max(counted.peak_bytes, 1)
+
+    try:
+        return parse_size(budget, peak), counted
+    except ValueError as error:
+        if counted is not None and counted.error:
+            return 1, counted
+        raise LaunchError(f"--budget: {error}") from None
+
+
+def _printer(json: str | None) -> Callable[[str], None]:
+    stream = sys.stderr if json == "-" else sys.stdout
+    return lambda line: print(line, file=stream, flush=True)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise LaunchError(f"--junit: {path} cannot be written: {error.strerror}") from None

@@ -1,0 +1,82 @@
+"""What is checked of two runs, and how it came out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dtrrun.sizes import format_size
+from dtrrun.smoke.runs import Run, State
+
+NAMED = 3  # of what differs
+
+
+@dataclass(frozen=True)
+class Check:
+    """passed: None where it could not be made, because of another that failed. seconds: of its run."""
+
+    name: str
+    passed: bool | None
+    detail: str
+    seconds: float = 0.0
+
+
+NAMES = ("plain run", "run in the budget", "training state", "peak", "slowdown")
+
+
+def skipped(names: Sequence[str], why: str) -> list[Check]:
+    return [Check(name, None, why) for name in names]
+
+
+def check_run(name: str, run: Run) -> Check:
+    """That it ended well, with a step at least."""
+    seconds = run.ended.seconds
+    if run.error:
+        return Check(name, False, run.error, seconds)
+    if not run.steps:
+        return Check(name, False, "no step of an optimizer was seen", seconds)
+    detail = f"{run.steps} {'step' if run.steps == 1 else 'steps'} in {seconds:.1f} s"
+    if run.count("evictions"):
+        detail += f", {run.count('evictions'):,} evictions"
+    return Check(name, True, detail, seconds)
+
+
+def check_state(plain: Run, other: Run) -> Check:
+    """That parameters, buffers, optimizers and the random generator ended with the same bits."""
+    name = NAMES[2]
+    if len(plain.states) != len(other.states):
+        counts = f"{len(plain.states)} training processes, {len(other.states)} in the budget"
+        return Check(name, False, f"plain run: {counts}")
+    for one, two in zip(plain.states, other.states, strict=True):
+        if one["step"] != two["step"]:
+            return Check(
+                name, False, f"the plain run made {one['step']} steps, that in the budget {two['step']}"
+            )
+        if differing := differences(one, two):
+            shown = ", ".join(differing[:NAMED])
+            more = f" and {len(differing) - NAMED} others" if len(differing) > NAMED else ""
+            return Check(name, False, f"{len(differing)} of {len(one['digests'])} differ: {shown}{more}")
+    count = sum(len(state["digests"]) for state in plain.states)
+    return Check(name, True, f"{count:,} tensors and values, the same bits")
+
+
+def differences(one: State, two: State) -> list[str]:
+    """The names under which the two have other bits, or that only one of them has."""
+    names = dict.fromkeys([*one["digests"], *two["digests"]])
+    return [name for name in names if one["digests"].get(name) != two["digests"].get(name)]
+
+
+def check_peak(run: Run, budget_bytes: int) -> Check:
+    peak, budget = run.peak_bytes, format_size(budget_bytes)
+    within = peak <= budget_bytes and not run.count("over_budget")
+    return Check(NAMES[3], within, f"{format_size(peak)} of {budget}")
+
+
+def check_slowdown(plain: Run, other: Run, most: float | None) -> Check:
+    """By the median step after the first. most: None, no limit."""
+    before, after = plain.step_seconds, other.step_seconds
+    if not before or after is None:
+        return Check(NAMES[4], None, "it takes two steps at least to tell")
+    found = after / before
+    limit = "" if most is None else f", at most {most:g}"
+    return Check(NAMES[4], most is None or found <= most, f"{found:.2f}{limit}")

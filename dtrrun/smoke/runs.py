@@ -1,0 +1,108 @@
+"""One short run of the program, its output kept back, and what it left."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from dtrrun.launch.captured import Captured, run_captured
+from dtrrun.launch.environment import child_environment
+from dtrrun.launch.outcome import judge, read_marks
+from dtrrun.settings import RuntimeSettings
+from dtrrun.sizes import format_size
+from dtrrun.telemetry.record import Snapshot, read_all
+
+STATE = ".state"
+"""Of the files that `runtime.training_state` writes."""
+
+State = dict[str, Any]
+"""`step`, and `digests` by name."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a run ended. states: one a training process, by rank."""
+
+    ended: Captured
+    error: str | None
+    """Why it counts as failed; None if it ended well."""
+    snapshots: tuple[Snapshot, ...] = ()
+    states: tuple[State, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        return max((snapshot.counters["steps"] for snapshot in self.snapshots), default=0)
+
+    @property
+    def peak_bytes(self) -> int:
+        return max((snapshot.counters["peak_bytes"] for snapshot in self.snapshots), default=0)
+
+    def count(self, name: str) -> int:
+        return sum(snapshot.counters[name] for snapshot in self.snapshots)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Median of the steps after the first, of the process that takes longest."""
+        found = [
+            median(walls)
+            for snapshot in self.snapshots
+            if (walls := [row["wall_ns"] / 1e9 for row in _rows(snapshot) if row["index"] > 1])
+        ]
+        return max(found, default=None)
+
+
+def _rows(snapshot: Snapshot) -> list[dict[str, Any]]:
+    table = snapshot.tables.get("steps")
+    return table if isinstance(table, list) else []
+
+
+def run_once(
+    settings: RuntimeSettings, command: Sequence[str], patience: float, attend: Callable[[], None]
+) -> Run:
+    """Run `command` under `settings` for at most `patience` seconds. Raises LaunchError."""
+    with tempfile.TemporaryDirectory(prefix="dtrrun-", ignore_cleanup_errors=True) as folder:
+        environment = child_environment(replace(settings, record_dir=folder))
+        if settings.manual_seed is not None:
+            environment = {"PYTHONHASHSEED": str(settings.manual_seed)} | environment
+        ended = run_captured(command, environment, patience, attend)
+        snapshots = sorted(read_all(folder), key=lambda one: _rank(one.meta.get("rank")))
+        outcome = judge(ended.returncode, snapshots, read_marks(Path(folder)))
+        states = tuple(
+            state for one in snapshots if (state := _state(Path(folder, f"{one.pid}{STATE}"))) is not None
+        )
+    error = outcome.error or outcome.note
+    if ended.timed_out:
+        error = f"not done after {patience:.0f} s"
+    elif ended.returncode < 0:
+        error = f"ended by signal {-ended.returncode}"
+    elif too_small := [one for one in map(_too_small, snapshots) if one]:
+        error = too_small[0]
+    elif outcome.exit_status and not error:
+        error = f"exit status {outcome.exit_status}"
+    return Run(ended, error, tuple(snapshots), states)
+
+
+def _too_small(snapshot: Snapshot) -> str | None:
+    """What the error of a budget that cannot hold an operator says."""
+    error = snapshot.tables.get("error")
+    if not isinstance(error, dict):
+        return None
+    least = format_size(error.get("least_budget_bytes") or 0)
+    return f"the budget is too small: {error.get('operator')} would have needed {least}"
+
+
+def _rank(rank: Any) -> int:
+    return rank if isinstance(rank, int) else 0
+
+
+def _state(path: Path) -> State | None:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        state = json.loads(path.read_text())
+        return {"step": int(state["step"]), "digests": dict(state["digests"])}
+    return None

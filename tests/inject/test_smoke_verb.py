@@ -1,0 +1,160 @@
+"""`dtrrun smoke` in real interpreters: it passes where all is well, and fails for the right reason."""
+
+import json
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+layers = [part for _ in range(8) for part in (nn.Linear(64, 64), nn.Dropout(0.5), nn.Tanh())]
+model = nn.Sequential(*layers, nn.Linear(64, 1))
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(10):
+    optimizer.zero_grad()
+    model(torch.randn(512, 64)).square().mean().backward()
+    optimizer.step()
+    print("step", step)
+"""
+WRONG_RANDOM_NUMBERS = """
+import dtrrun.runtime.rng as rng
+rng.replaying.__enter__ = lambda self: None
+rng.replaying.__exit__ = lambda self, *exc: None
+"""
+
+
+@pytest.fixture
+def smoke(plain, tmp_path):
+    def run(script, *words, name="train.py", **options):
+        (tmp_path / name).write_text(script)
+        command = [sys.executable, "-m", "dtrrun", "smoke", "--json", "smoke.json", *words, name]
+        ended = plain(*command, **options)
+        path = tmp_path / "smoke.json"
+        ended.report = json.loads(path.read_text()) if path.exists() else None
+        return ended
+
+    return run
+
+
+def outcomes(ended):
+    return {check["name"]: check["passed"] for check in ended.report["checks"]}
+
+
+def details(ended):
+    return {check["name"]: check["detail"] for check in ended.report["checks"]}
+
+
+def test_a_script_that_is_well(smoke, tmp_path):
+    ended = smoke(SCRIPT, "--junit", "smoke.xml")
+    assert ended.status == 0, ended.err
+    assert set(outcomes(ended).values()) == {True}
+    assert ended.report["passed"] is True
+    assert "3 steps" in details(ended)["plain run"]
+    assert "evictions" in details(ended)["run in the budget"]
+    assert "step 0" not in ended.out
+    assert len(ended.out.splitlines()) == 6
+    suite = ElementTree.parse(tmp_path / "smoke.xml").find("testsuite")
+    assert (suite.get("tests"), suite.get("failures")) == ("5", "0")
+
+
+def test_quiet_says_nothing_where_all_is_well(smoke):
+    ended = smoke(SCRIPT, "--quiet", "--budget", "2MB", "--steps", "1")
+    assert (ended.status, ended.out, ended.err) == (0, "", "")
+    assert outcomes(ended)["slowdown"] is None
+    assert ended.report["budget_bytes"] == 2_000_000
+
+
+def test_a_script_that_depends_on_the_mode(smoke):
+    script = SCRIPT.replace(
+        "    optimizer.step()\n",
+        "    optimizer.step()\n"
+        "    from torch.utils._python_dispatch import _get_current_dispatch_mode\n"
+        "    if _get_current_dispatch_mode() is not None:\n"
+        "        model[0].bias.data += 1e-3\n",
+    )
+    ended = smoke(script)
+    assert ended.status == 1
+    assert outcomes(ended)["training state"] is False
+    assert "differ: Sequential.0.weight" in details(ended)["training state"]
+    assert [line for line in ended.ours if line.startswith("error: smoke: training state: ")]
+
+
+def test_random_numbers_that_are_replayed_wrongly(smoke):
+    script = SCRIPT.replace("import sys, torch", f"import sys, torch{WRONG_RANDOM_NUMBERS}")
+    ended = smoke(script)
+    assert ended.status == 1
+    assert outcomes(ended)["training state"] is False
+
+
+def test_a_budget_that_is_too_small(smoke, tmp_path):
+    ended = smoke(SCRIPT, "--budget", "500kB", "--junit", "smoke.xml")
+    assert ended.status == 1
+    assert outcomes(ended) == {
+        "plain run": True,
+        "run in the budget": False,
+        "training state": None,
+        "peak": None,
+        "slowdown": None,
+    }
+    assert "the budget is too small: aten." in details(ended)["run in the budget"]
+    assert "BudgetError" in ended.err
+    failure = ElementTree.parse(tmp_path / "smoke.xml").find("testsuite/testcase/failure")
+    assert "BudgetError" in failure.text
+
+
+def test_a_slowdown_over_the_limit(smoke):
+    script = SCRIPT.replace(
+        "    optimizer.step()\n",
+        "    optimizer.step()\n"
+        "    import time\n"
+        "    from torch.utils._python_dispatch import _get_current_dispatch_mode\n"
+        "    time.sleep(0.2 if _get_current_dispatch_mode() is None else 1.0)\n",
+    )
+    ended = smoke(script, "--max-slowdown", "3")
+    assert ended.status == 1
+    assert outcomes(ended) == dict.fromkeys(outcomes(ended), True) | {"slowdown": False}
+    assert "at most 3" in details(ended)["slowdown"]
+
+
+def test_a_script_that_crashes(smoke):
+    ended = smoke("import torch\nprint('so far')\nraise RuntimeError('my own error')\n")
+    assert ended.status == 1
+    assert outcomes(ended)["plain run"] is False
+    assert "RuntimeError: my own error" in ended.err
+    assert "so far" in ended.err
+    assert details(ended)["plain run"] == "exit status 1"
+
+
+def test_a_script_without_steps_or_torch(smoke):
+    ended = smoke("import torch\nprint(torch.ones(3))\n")
+    assert details(ended)["plain run"] == "no step of an optimizer was seen"
+    ended = smoke("print('nothing')\n")
+    assert ended.status == 1
+    assert "never imported torch" in details(ended)["plain run"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--steps", "0"], "--steps: 0 is less than 1"),
+        (["--steps", "x"], "--steps: 'x' is not a whole number"),
+        (["--max-slowdown", "1"], "--max-slowdown: '1' is not above 1"),
+        (["--budget", "7"], "--budget: '7' has no unit"),
+        (["--timeout", "-1"], "--timeout: -1 is less than 1"),
+    ],
+)
+def test_what_was_meant_otherwise_is_said_before_anything_runs(smoke, words, said):
+    ended = smoke("raise SystemExit('ran')\n", *words)
+    assert ended.status == 2
+    assert said in ended.err
+    assert ended.report is None
+
+
+def test_both_runs_have_the_same_seed(smoke):
+    draws = "float(numpy.random.rand()) + random.random() + len({'a', 'b'}) * (hash('a') % 7)"
+    script = SCRIPT.replace("import sys, torch", "import numpy, random, sys, torch").replace(
+        "    optimizer.step()\n", f"    optimizer.step()\n    model[0].bias.data += {draws}\n"
+    )
+    assert smoke(script, "--seed", "5").status == 0
