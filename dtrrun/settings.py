@@ -48,6 +48,8 @@ class RuntimeSettings:
     on_thrash: OnThrash = "warn"
     max_steps: int | None = None
     verify: bool = False
+    where: bool = False
+    """Note the module and the line of the program that each operator was called from (`runtime.where`)."""
     log: str | None = None
     """Where to write the log of a step (`dtrrun record`)."""
     log_first: int = 2

@@ -41,6 +41,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "on_violation": values.choice("warn", "stop"),
     "max_steps": values.whole_number(least=1),
     "verify": values.flag,
+    "where": values.flag,
     "json": values.anything,
     "live": values.choice("auto", "always", "never"),
     "quiet": values.flag,

@@ -146,6 +146,14 @@ def run(
             "Compare each rematerialized storage with what was evicted; exit status 3 on a difference.",
         ),
     ] = None,
+    where: Annotated[
+        _Flag,
+        _flag(
+            _OUTPUT,
+            "where",
+            "Tell from which module and line the recomputed operators were called; takes longer.",
+        ),
+    ] = None,
     live: Annotated[
         _Text,
         _text(

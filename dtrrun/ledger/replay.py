@@ -8,7 +8,7 @@ operator of this replay has read it, so that nothing is recomputed twice as long
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -31,6 +31,7 @@ class Replay:
         self.rematerialized_bytes = 0
         self.operators_ns = 0  # of recomputed operators alone
         self.by_operator: dict[str, list[int]] = {}  # name: [count, ns, bytes]
+        self.noted: Callable[[Record, Op, int], None] | None = None  # told of each operator, and its ns
         self._came_back: list[tuple[Op, tuple[Any, ...]]] = []  # ran, and what was kept for it
 
     def lock(self, records: list[Record]) -> None:
@@ -199,6 +200,8 @@ class Replay:
         tally[0] += 1
         tally[1] += cost
         tally[2] += wanted.nbytes
+        if self.noted is not None:
+            self.noted(wanted, op, cost)
 
     def below(self) -> AbstractContextManager[None]:
         """Where operators are run again: nothing of the program's sees them."""

@@ -78,7 +78,7 @@ class Calls:
         self.signatures: dict[Any, Signature] = {}
         self._reasons: set[str] = set()
         self.always = False  # the short cut does not apply: see `take_all`
-        self.observe: Callable[[str, int, list[Record]], None] | None = None
+        self.observers: tuple[Callable[[str, int, list[Record]], None], ...] = ()
         """Told of each operator that comes here, but for views: its name, cost in ns and inputs."""
         self.checks_modes = False  # an operator has run whose gradient formula asks for modes
         self.lock = threading.RLock()

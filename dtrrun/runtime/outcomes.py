@@ -56,8 +56,9 @@ class Outcomes(Mutations):
         if op is not None:
             simple = len(outputs) == 1 and outputs[0][0] == 0 and not call.written
             op.outputs = None if simple else tuple(outputs)
-        if self.observe is not None and not call.operator.view:
-            self.observe(call.operator.name, signature.cost, call.records)
+        if self.observers and not call.operator.view:
+            for observer in self.observers:
+                observer(call.operator.name, signature.cost, call.records)
         if ledger.resident_bytes > ledger.limit:
             self.shrink(call.operator, result)
 

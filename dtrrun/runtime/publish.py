@@ -74,6 +74,7 @@ def tables(session: Session) -> dict[str, Any]:
     fingerprints = ledger.fingerprints
     return {
         "operators": operators[:TOP],
+        "places": _places(session),
         "warnings": [{"text": text, "count": count} for text, count in session.warnings.items()],
         "pinned": [
             {"reason": reason, "bytes": nbytes, "storages": count}
@@ -87,6 +88,24 @@ def tables(session: Session) -> dict[str, Any]:
         ],
         "error": session.error,
     }
+
+
+def _places(session: Session) -> list[dict[str, Any]]:
+    """Where the program had called what was run again, the costliest first."""
+    if session._where is None:
+        return []
+    rows: list[dict[str, Any]] = [
+        {
+            "module": module,
+            "line": line,
+            "name": name,
+            "rematerializations": count,
+            "seconds": ns / 1e9,
+            "bytes": nbytes,
+        }
+        for (module, line, name), (count, ns, nbytes) in list(session._where.tallies.items())
+    ]
+    return sorted(rows, key=lambda row: -row["seconds"])[:TOP]
 
 
 def write(session: Session, writer: Any) -> None:

@@ -34,6 +34,7 @@ from dtrrun.runtime.steps import StepClock, overhead_ns, slowdown
 from dtrrun.runtime.threads import Threads
 from dtrrun.runtime.training_state import TrainingState
 from dtrrun.runtime.verify import Fingerprints
+from dtrrun.runtime.where import Where
 from dtrrun.settings import RuntimeSettings
 
 PUBLISH_NS = 200_000_000  # between two writes of the record
@@ -86,6 +87,7 @@ class Session:
         self.replay.tick = self._tick
         if settings.verify:
             self.careful.take_all("verify")  # it keeps more about each output than the short cut does
+        self._where = Where(self.careful, self.replay) if settings.where else None
         self._lookahead = Lookahead(self.careful) if policy.heuristic.foresight else None
         self.mode = DTRMode(self.careful)
         self.warnings: dict[str, int] = {}
@@ -114,6 +116,8 @@ class Session:
             self._notices,
             Collector(),
         ]
+        if self._where is not None:
+            self._parts.append(self._where)
         if device == "cpu" and settings.budget_bytes is not None:
             self.ledger.heap = Heap(settings.return_memory)
             self._parts.append(self.ledger.heap)
@@ -239,8 +243,9 @@ class Session:
     def _step_ended(self) -> None:
         with self.careful.lock:
             self.ledger.end_step()
-            if self._lookahead is not None:
-                self._lookahead.step_ended()
+            for part in (self._lookahead, self._where):
+                if part is not None:
+                    part.step_ended()
             if self.steps.last is not None:
                 self.steps.last["peak_bytes"] = self.ledger.step_peak_bytes
             self.ledger.step_peak_bytes = self.ledger.resident_bytes

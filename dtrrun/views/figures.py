@@ -21,6 +21,9 @@ def total(snapshots: Sequence[Snapshot]) -> dict[str, int]:
     return {name: max(values) if name in LARGEST else sum(values) for name, values in every.items()}
 
 
+PLACE = ("module", "line", "name")
+
+
 def breakdown(nanoseconds: Mapping[str, Any]) -> dict[str, float]:
     """Seconds of `wall`, of each part and of `other`, from `…_ns` counters; the parts add up to `wall`."""
     parts = {part: (nanoseconds.get(f"{part}_ns") or 0) / 1e9 for part in PARTS}
@@ -45,6 +48,13 @@ def merged(rows: Iterable[Row], key: str, order: str) -> list[Row]:
             if name != key and isinstance(value, (int, float)):
                 into[name] = into.get(name, 0) + value
     return sorted(found.values(), key=lambda row: row.get(order) or 0, reverse=True)
+
+
+def places(snapshots: Iterable[Snapshot]) -> list[Row]:
+    """Where the program had called what was run again, the costliest first."""
+    rows = [{**row, "place": tuple(row.get(name) for name in PLACE)} for row in table(snapshots, "places")]
+    found = merged(rows, "place", "seconds")
+    return [dict(zip(PLACE, row.pop("place"), strict=True)) | row for row in found]
 
 
 def table(snapshots: Iterable[Snapshot], name: str) -> list[Row]:

@@ -17,6 +17,7 @@ from dtrrun.views.panels import (
     columns_table,
     console_for,
     operators_table,
+    places_table,
     print_to,
     rematerialized,
 )
@@ -47,6 +48,9 @@ def _sections(report: dict[str, Any], width: int) -> Iterator[RenderableType]:
     if costliest := rematerialized(report["operators"]):
         yield ""
         yield operators_table(costliest, MOST, width)
+    if report["places"]:
+        yield ""
+        yield places_table(report["places"], MOST, width)
     if len(report["processes"]) > 1:
         yield ""
         yield _processes(report["processes"])

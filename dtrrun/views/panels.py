@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
@@ -98,4 +99,15 @@ def operators_table(rows: Sequence[Row], count: int, width: int) -> Table:
             format_size(int(row.get("bytes") or 0)),
         )
         table.add_row(Text(plain(row.get("name"), width - 9 * len(labels[1:]))), *cells[: len(labels) - 1])
+    return table
+
+
+def places_table(rows: Sequence[Row], count: int, width: int) -> Table:
+    """Where the program had called what cost most to rematerialize."""
+    table = columns_table("called from", "times", "cost")
+    for row in rows[:count]:
+        module, line = plain(row.get("module") or "", 60), plain(os.path.basename(row.get("line") or ""), 40)
+        place = " ".join(part for part in (module, line, plain(row.get("name"), 40)) if part)
+        cells = f"{row.get('rematerializations') or 0:,}", duration(row.get("seconds") or 0)
+        table.add_row(Text(plain(place, width - 18)), *cells)
     return table

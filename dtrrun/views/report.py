@@ -9,7 +9,7 @@ from typing import Any
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.driver import SOURCES
 from dtrrun.telemetry.record import Snapshot
-from dtrrun.views.figures import breakdown, merged, operators, slowdown, table, total
+from dtrrun.views.figures import breakdown, merged, operators, places, slowdown, table, total
 
 SCHEMA = "dtrrun.report/1"
 
@@ -86,6 +86,7 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
         "seconds": seconds,
         "slowdown_estimate": slowdown(seconds),
         "operators": operators(snapshots),
+        "places": places(snapshots),
         "pinned": merged(table(snapshots, "pinned"), "reason", "bytes"),
         "warnings": merged(table(snapshots, "warnings"), "text", "count"),
         "verify": {

@@ -62,6 +62,7 @@ def test_all_reach_the_settings(folder):
         "on_violation": "stop",
         "max_steps": "5",
         "verify": True,
+        "where": True,
         "json": "out.json",
         "live": "never",
         "quiet": True,
