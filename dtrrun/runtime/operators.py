@@ -134,6 +134,7 @@ class Operator:
         "name",
         "opaque_output",
         "overwrites",
+        "pointwise",
         "random",
         "reads_opaque",
         "reduces",
@@ -191,6 +192,7 @@ class Operator:
         self.overwrites = name in _OVERWRITES or (
             torch.Tag.out in tags and all(isinstance(place, str) for place in self.mutates)
         )
+        self.pointwise = torch.Tag.pointwise in tags and namespace == "aten" and not self.foreach
         self.untouching = name in _UNTOUCHING
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.dynamic = torch.Tag.dynamic_output_shape in tags
