@@ -73,7 +73,8 @@ def finish(pid: int) -> None:
     """The process `pid`, if this is still it, ends: close its record. What is evicted stays so."""
     if _active is not None and os.getpid() == pid and _active.writer is not None:
         writer, session = _active.writer, _active
-        session.device.ended(session.steps.count)
+        if isinstance(session, Session):
+            session.device.ended(session.steps.count)
         session._publish()
         session.writer = None
         writer.close()

@@ -104,7 +104,11 @@ class Gpu:
         """
         kind = "small" if nbytes <= 1 << 20 else "large"  # kSmallSize
         found: list[Segment] = []
-        for segment in torch.cuda.memory_snapshot():
+        try:
+            snapshot = torch.cuda.memory_snapshot()
+        except RuntimeError:  # an allocator that has none (cudaMallocAsync, one of the user's)
+            return []
+        for segment in snapshot:
             if (
                 segment["device"] != self.index
                 or segment["stream"] != self._home
@@ -141,5 +145,8 @@ class Gpu:
 
     @staticmethod
     def event() -> Any:
-        """With `record()`, `query()` and `elapsed_time(end)` in ms."""
+        """With `record(stream)`, `query()` and `elapsed_time(end)` in ms."""
         return torch.cuda.Event(enable_timing=True)
+
+    def home_stream(self) -> Any:
+        return self._home_stream

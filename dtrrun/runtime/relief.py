@@ -108,12 +108,13 @@ class Relief:
         """More at each attempt: one hole, then twice the bytes wherever they lie, then all that there is."""
         ledger = self._ledger
         ledger.drain()
-        found = self.gpu.statistics()
-        self.accounts.request_failed(found.allocated, wanted)
         if ledger.limit >= NO_LIMIT:
             self.gpu.empty_cache()
             return  # nothing may be evicted for now
-        ledger.limit = self.accounts.limit(found.allocated, ledger.resident_bytes)
+        if self.accounts.cap is not None:
+            allocated = self.gpu.statistics().allocated
+            self.accounts.request_failed(allocated, wanted)
+            ledger.limit = self.accounts.limit(allocated, ledger.resident_bytes)
         with below():
             if attempt == 0:
                 if not self._make_hole(wanted):

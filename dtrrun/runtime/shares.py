@@ -18,7 +18,6 @@ SEGMENT = 20 * MIB  # by as much may one request take the allocator over its cap
 LEAST_SLACK = SEGMENT + 2 * MIB  # the ends of the last segment of each of the allocator's two pools
 IDLE = 1536 * MIB  # more than a context takes: then other processes hold memory of the device, too
 CONTEXT = 512 * MIB  # what ours is taken for in that case
-SETTLED_SECONDS = 2.5  # the launcher's figure is at most half as old
 SLACK_SHARE = 4  # never more than a quarter of the cap
 DECAY = 8  # guard and slack lose an eighth of their excess at a look, and at a step's end
 
@@ -32,7 +31,7 @@ class Accounts:
         self._slack = 0
         self._others: int | None = None  # bytes of the device that are not this process's
         self._reserved = -1
-        self._since = 0.0  # when `reserved` became what it is
+        self._since = 0.0  # when it was seen that `reserved` became what it is
 
     def set_budget(self, budget_bytes: int | None) -> None:
         """Begin anew with another budget; what was measured still holds."""
@@ -42,16 +41,16 @@ class Accounts:
             self.guard = self.least_guard = max(LEAST_GUARD, budget_bytes // GUARD_SHARE)
         self.cap: int | None = None
 
-    def look(self, reserved: int, used: int, driver: int | None, now: float) -> None:
+    def look(self, reserved: int, used: int, driver: tuple[int, float] | None, now: float) -> None:
         """Take in what was measured: the allocator's bytes, and those of the device that are in use.
 
-        driver: what the launcher last saw of this process, up to a second ago. It counts where `reserved`
-        has not changed since. now: seconds, of any clock.
+        driver: bytes that the launcher last saw of this process, and when. They count where `reserved` has
+        been what it is since then. Times are in seconds, of one clock.
         """
         if reserved != self._reserved:
             self._reserved, self._since = reserved, now
-        if driver is not None and now - self._since >= SETTLED_SECONDS:
-            self._others = max(used - driver, 0)
+        if driver is not None and driver[1] > self._since:
+            self._others = max(used - driver[0], 0)
         first = self._others is None
         if self._others is None:
             own = used - reserved

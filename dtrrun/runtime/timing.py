@@ -20,8 +20,9 @@ READ_AT_ONCE = 8
 class Timer:
     """A pool of events, and the pairs that have not been read yet."""
 
-    def __init__(self, new_event: Callable[[], Any]) -> None:
+    def __init__(self, new_event: Callable[[], Any], stream: Callable[[], Any]) -> None:
         self._new_event = new_event
+        self._stream = stream  # named, since the current device may be another
         self._idle: list[Any] = []
         self._pending: deque[tuple[Signature, Any, Any]] = deque()
 
@@ -30,13 +31,13 @@ class Timer:
         if len(self._pending) >= MOST_PENDING:
             return None
         event = self._idle.pop() if self._idle else self._new_event()
-        event.record()
+        event.record(self._stream())
         return event
 
     def end(self, signature: Signature, start: Any) -> None:
         """Record another after it. Its cost is read by a later `poll`."""
         event = self._idle.pop() if self._idle else self._new_event()
-        event.record()
+        event.record(self._stream())
         self._pending.append((signature, start, event))
 
     def dropped(self, start: Any) -> None:

@@ -31,7 +31,8 @@ class Event:
     gpu: "FakeGpu"
     time: float = -1.0
 
-    def record(self):
+    def record(self, stream):
+        assert stream == "main"
         self.time = self.gpu.clock
 
     def query(self):
@@ -239,6 +240,10 @@ class FakeGpu:
     def return_to(self, side):
         self.side = True
         self.moves.append(f"back to {side}")
+
+    @staticmethod
+    def home_stream():
+        return "main"
 
     def event(self):
         return Event(self)

@@ -1,5 +1,7 @@
 """dtrrun.runtime.cuda and what it is made of, on a fake GPU."""
 
+import os
+
 import pytest
 import torch
 from fake_gpu import FakeGpu, fake_session
@@ -7,6 +9,7 @@ from fake_gpu import FakeGpu, fake_session
 import dtrrun
 from dtrrun.runtime import cuda, storage
 from dtrrun.runtime.shares import LEAST_GUARD, MIB, SEGMENT
+from dtrrun.telemetry import driver
 
 CONTEXT = 300 * MIB
 BUDGET = CONTEXT + LEAST_GUARD + 16 * MIB
@@ -85,23 +88,26 @@ def test_loaded_kernels_take_from_the_tensors(monkeypatch):
 
 
 def test_the_drivers_own_figure_is_asked_for(monkeypatch, tmp_path):
-    now, asked = [0.0], []
+    now = [0.0]
     monkeypatch.setattr(cuda, "monotonic", lambda: now[0])
 
-    def read(folder, pid):
-        asked.append((folder, pid))
-        return 250 * MIB + gpu.allocator.reserved
+    def shown(nbytes, source):
+        figure = driver.Figure(nbytes + gpu.allocator.reserved, int(15e9), source)
+        driver.write(str(tmp_path), os.getpid(), figure)
 
-    monkeypatch.setattr(cuda, "driver_bytes", read)
     gpu = FakeGpu()
     with fake_session(monkeypatch, BUDGET, gpu=gpu, record_dir=str(tmp_path)) as (session, _):
         tensor()
         now[0] = 10.0
         stepped(session)
         now[0] = 20.0
+        shown(250 * MIB, "device_delta")  # no more than we know ourselves
+        stepped(session)
+        assert session.report()["overhead_bytes"] == CONTEXT
+        shown(250 * MIB, "nvml_pid")
+        shown(250 * MIB, "nvml_pid")
         stepped(session)
         assert session.report()["overhead_bytes"] == 250 * MIB
-        assert asked[0][0] == str(tmp_path)
 
 
 def test_memory_that_no_tensor_shows_is_counted(monkeypatch):
@@ -292,3 +298,27 @@ def test_fragmentation_is_looked_at_now_and_then(monkeypatch):
         now[0] = 200.0
         stepped(session)
         assert len(looks) == 2
+
+
+def test_an_allocator_without_statistics(monkeypatch, capsys):
+    def none():
+        raise RuntimeError("does not support getDeviceStats")
+
+    gpu = FakeGpu()
+    gpu.statistics = none
+    with fake_session(monkeypatch, 16 * MIB, gpu=gpu) as (session, _):
+        kept = chain(30)
+        stepped(session)
+        assert session.report()["evictions"] > 0  # the tensors are kept within the budget all the same
+        assert session.ledger.resident_bytes <= 16 * MIB
+        assert correct(kept)
+    assert "gives no statistics" in capsys.readouterr().err
+    assert gpu.allocator.cap is None
+
+
+def test_a_budget_error_names_its_rank(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert str(dtrrun.BudgetError("aten.mm", 1, 2, 3, {})).startswith("dtrrun: rank 1: the budget of 2 bytes")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert str(dtrrun.BudgetError("aten.mm", 1, 2, 3, {})).startswith("dtrrun: the budget of 2 bytes")

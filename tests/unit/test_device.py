@@ -37,7 +37,7 @@ def test_auto_is_the_gpu_that_there_is(built, monkeypatch):
 def test_a_pytorch_without_cuda(not_built, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(device, "DRIVER", str(tmp_path / "none"))
     assert type(chosen("auto")) is Cpu
-    with pytest.raises(ValueError, match="cuda:1: PyTorch .* was built without CUDA"):
+    with pytest.raises(ValueError, match=r"cuda:1: PyTorch .* was built without CUDA"):
         chosen("cuda:1")
     with dtrrun.budget("1GB", device="auto"):
         assert capsys.readouterr().err == ""

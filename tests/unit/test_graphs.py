@@ -94,8 +94,9 @@ def test_what_was_computed_from_a_captured_constant_is_rescued(monkeypatch, grap
         graph.capture_end()
         torch._C.TensorBase.untyped_storage(static).fill_(0)  # as the graph's replay would, unseen
         assert session.careful.record_of(early).op is None
-        fill = [tensor().mul(2.0) for _ in range(20)]
+        more = [tensor().mul(2.0) for _ in range(20)]
         assert session.careful.record_of(early).resident
+        del more
         assert early[0, 0] == 2
         assert static.mul(3.0)[0, 0] == 0
 

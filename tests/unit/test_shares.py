@@ -44,11 +44,11 @@ def test_other_processes_do_not_count():
 
 def test_the_drivers_figure_counts_once_the_allocator_has_been_still():
     accounts = looked(Accounts(6 * GB), 1 * GB, 1 * GB + 500 * MIB)
-    looked(accounts, 2 * GB, 2 * GB + 500 * MIB, driver=1 * GB, now=1.0)  # a second old: of before
+    looked(accounts, 2 * GB, 2 * GB + 500 * MIB, driver=(1 * GB, 0.5), now=1.0)  # of before
     assert accounts.overhead == 500 * MIB
-    looked(accounts, 2 * GB, 2 * GB + 500 * MIB, driver=2 * GB + 400 * MIB, now=2.0)
+    looked(accounts, 2 * GB, 2 * GB + 500 * MIB, driver=(1 * GB, 0.5), now=2.0)
     assert accounts.overhead == 500 * MIB
-    looked(accounts, 2 * GB, 2 * GB + 500 * MIB, driver=2 * GB + 400 * MIB, now=4.0)
+    looked(accounts, 2 * GB, 2 * GB + 500 * MIB, driver=(2 * GB + 400 * MIB, 1.5), now=2.0)
     assert accounts.overhead == 400 * MIB  # 100 MiB are another process's
     looked(accounts, 3 * GB, 3 * GB + 510 * MIB, now=4.5)
     assert accounts.overhead == 410 * MIB
@@ -107,14 +107,11 @@ def test_another_budget():
 
 
 SIZES = st.integers(0, 1 << 38)
+SHOWN = st.none() | st.tuples(SIZES, st.floats(0, 800))
+LOOKS = st.tuples(SIZES, SIZES, SHOWN, st.floats(0, 100), SIZES, SIZES)
 
 
-@given(
-    st.integers(1, 1 << 38),
-    st.lists(
-        st.tuples(SIZES, SIZES, st.none() | SIZES, st.floats(0, 100), SIZES, SIZES), min_size=1, max_size=8
-    ),
-)
+@given(st.integers(1, 1 << 38), st.lists(LOOKS, min_size=1, max_size=8))
 def test_never_more_than_the_budget(budget, looks):
     accounts = Accounts(budget)
     now = 0.0
