@@ -44,11 +44,11 @@ class Ledger(Writes):
                 if self._collect_garbage():
                     continue
                 self.making_room_ns += now_ns() - started
+                if self.reach >= 0 and not (self.replaying and self.resident_bytes + nbytes > self.reach):
+                    return  # the limit is an estimate: the allocator itself says whether there is room
                 if self.warn_only:
                     self.over_budget += 1
                     return
-                if self.reach >= 0 and not (self.replaying and self.resident_bytes + nbytes > self.reach):
-                    return  # the limit is an estimate: the allocator itself says whether there is room
                 raise self._too_small(nbytes, operator)
             self.evict(victim)
         self.making_room_ns += now_ns() - started

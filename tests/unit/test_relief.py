@@ -88,13 +88,6 @@ def test_an_unknown_workspace_is_made_room_for(monkeypatch):
         assert correct(kept)
 
 
-def test_the_allocators_statistics_are_left_alone(monkeypatch):
-    with fake_session(monkeypatch, BUDGET) as (_, gpu):
-        chain(30)
-        assert gpu.allocator.peak == max(gpu.allocator.peak, gpu.allocator.allocated)
-        assert not hasattr(gpu, "reset_peak")  # there is nothing to call
-
-
 def test_a_hole_is_made_of_neighbours(monkeypatch):
     with fake_session(monkeypatch, BESIDE + 64 * MIB) as (session, gpu):
         gpu.allocator.segments = []
