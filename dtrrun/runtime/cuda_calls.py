@@ -61,9 +61,8 @@ class CudaCalls:
         if self.capturing:
             return _run(call, args, kwargs)
         self.timer.poll()
-        measured = (
-            signature.calls < 2 and not self._blind
-        )  # the first call may set up libraries, or try several kernels
+        # Twice: the first call may set up libraries, or try several kernels.
+        measured = signature.calls < 2 and not self._blind
         state = [self.gpu.statistics() if measured else None]
         first = [True]
         timed = self._timed and signature.calls < Signature.SETTLED and not self.gpu.on_side_stream()
@@ -129,11 +128,10 @@ class CudaCalls:
         touched = [self.ledger.records.get(record.key) for record in call.records]
         touched += [self.careful.record_of(tensor) for tensor in outputs_of(result, [])]
         for record in touched:
-            if record is not None and record.nbytes and record.pin != "side stream":
+            if record is not None and record.op is not None:
                 self.ledger.make_constant(record, "side stream")
                 self.side_storages += 1
-        if self.side_storages:
-            self._session.warn(SIDE_STREAM)
+                self._session.warn(SIDE_STREAM)
 
     def forgives(self, operator: Operator, error: BaseException) -> bool:
         """Whether an operator of the short cut that raised `error` is going to run again."""
