@@ -16,9 +16,15 @@ from dtrrun.monitor.nvml import NvmlUnavailable, memory, started
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
-def resolve(device: str) -> str:
-    """`auto` and `cuda` made definite, as the runtime does it: `auto` is the CPU."""
-    return {"auto": "cpu", "cuda": "cuda:0"}.get(device, device)
+def resolve(device: str, nvml: Any = None) -> str:
+    """`auto` and `cuda` made definite: `auto` is the first GPU that the driver shows, else the CPU.
+
+    The runtime does the same, but for a PyTorch without CUDA, of which it warns. Which of several GPUs a
+    process uses is its own choice.
+    """
+    if device == "auto":
+        return "cuda:0" if _cuda_total(0, nvml) is not None else "cpu"
+    return "cuda:0" if device == "cuda" else device
 
 
 def total_bytes(device: str, nvml: Any = None) -> int:

@@ -44,6 +44,8 @@ class Ledger(Writes):
                 if self._collect_garbage():
                     continue
                 self.making_room_ns += now_ns() - started
+                if self.reach >= 0 and not (self.replaying and self.resident_bytes + nbytes > self.reach):
+                    return  # the limit is an estimate: the allocator itself says whether there is room
                 if self.warn_only:
                     self.over_budget += 1
                     return
@@ -155,8 +157,13 @@ class Ledger(Writes):
 
     def _too_small(self, nbytes: int, operator: str) -> Exception:
         assert self.budget_bytes is not None
+        beside = max(self.budget_bytes - self.limit, sum(self.beside.values()), 0)  # on a GPU
         return self.BudgetError(
-            operator, nbytes, self.budget_bytes, self.resident_bytes + nbytes, self.pinned_by_reason()
+            operator,
+            nbytes,
+            self.budget_bytes,
+            self.resident_bytes + nbytes + beside,
+            self.pinned_by_reason() | self.beside,
         )
 
     def end_step(self) -> None:

@@ -185,10 +185,11 @@ class Signature:
     """What calls of one operator on tensors of the same geometry share.
 
     `cost` is in ns: the least of the first few calls, so that first-time work does not count and decisions
-    do not jitter; `output_bytes` what it allocates, None until known.
+    do not jitter; `output_bytes` what it allocates: its results, and on a GPU what it takes beside them while
+    it runs, too. `timed`: the cost is that of a GPU's clock.
     """
 
-    __slots__ = ("calls", "cost", "geometries", "operator", "output_bytes", "replayed_as")
+    __slots__ = ("calls", "cost", "geometries", "operator", "output_bytes", "replayed_as", "timed")
 
     SETTLED = 8
 
@@ -198,4 +199,5 @@ class Signature:
         self.calls = 0
         self.cost = 0
         self.output_bytes = 0
+        self.timed = False
         self.replayed_as: Signature | None = None  # where a replay leaves out some of the tensors

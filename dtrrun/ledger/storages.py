@@ -62,6 +62,8 @@ class Storages:
         self.evictions = self.evicted_bytes_total = self.over_budget = 0
         self.evicted_by: dict[str, int] = {}
         self.fingerprints: Any = None  # set under verify
+        self.reach = -1  # on a GPU: what tensors could take without any holes between them
+        self.beside: dict[str, int] = {}  # bytes of the budget that are not tensors', by what they are
         self.rematerialize: Any = None  # set by the session: Replay.materialize
         self.heap: Any = None  # set by the session on the CPU
         self.met_device: Any = None  # set by the session: told the type of a device that is not ours

@@ -73,6 +73,8 @@ def finish(pid: int) -> None:
     """The process `pid`, if this is still it, ends: close its record. What is evicted stays so."""
     if _active is not None and os.getpid() == pid and _active.writer is not None:
         writer, session = _active.writer, _active
+        if isinstance(session, Session):
+            session.device.ended(session.steps.count)
         session._publish()
         session.writer = None
         writer.close()
@@ -82,10 +84,10 @@ def finish(pid: int) -> None:
 def budget(size: int | str | None, device: str | None = None, **options: Any) -> Iterator[Session]:
     """Keep the tensors of the enclosed code inside a budget.
 
-    size: bytes, or text such as "200MB"; None counts only. device: "cpu" (default). options: as the command's
-    (`heuristic`, `over_budget`, `verify`, ... see `RuntimeSettings`). Yields the `Session`, whose `report()`
-    is a dict of figures. Raises ValueError for a bad size or option, and inside the block `BudgetError` where
-    the budget can't hold an operator. Sessions do not nest.
+    size: bytes, or text such as "200MB"; None counts only. device: "cpu" (default) or "cuda". options: as the
+    command's (`heuristic`, `over_budget`, `verify`, ... see `RuntimeSettings`). Yields the `Session`, whose
+    `report()` is a dict of figures. Raises ValueError for a bad size or option, and inside the block
+    `BudgetError` where the budget can't hold an operator. Sessions do not nest.
     """
     if _active is not None and _active.running:
         raise RuntimeError("dtrrun: a session is already running in this process")

@@ -15,7 +15,7 @@ from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.ledger import Ledger
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.replay import Replay
-from dtrrun.runtime.storage import storage_of
+from dtrrun.runtime.storage import place_of, storage_of
 
 SIGNATURES_LIMIT = 50_000  # programs whose shapes never repeat: start afresh rather than grow forever
 
@@ -30,6 +30,7 @@ class Call:
         "generator",
         "kwargs",
         "locked",
+        "needed",
         "opaque",
         "operator",
         "recordable",
@@ -47,6 +48,7 @@ class Call:
     tensors: list[torch.Tensor]
     records: list[Record]
     locked: list[Record]
+    needed: int  # on a GPU: bytes that it took at its peak, -1: not measured
     signature: Signature
     changing: list[Record]  # constants that it is about to write to: until then nothing may rely on them
     written: dict[int, list[int]]  # id of a mutated record: the holes that it is written through
@@ -59,6 +61,8 @@ class Call:
 class Calls:
     """Takes calls apart; locks and brings back what they read."""
 
+    device: Any = None  # that of the session, if it is a GPU
+    capturing = False  # a CUDA graph: nothing is evicted or run again
     asks_sizes = False  # of results before the first call, also where there is no budget
 
     def __init__(
@@ -194,7 +198,7 @@ class Calls:
         """The type of a device other than ours where results may be (`meta`, too); "" if they are here."""
         ours = self.ledger.device_type
         if device is not None:
-            kind = torch.device(device).type
+            kind = place_of(torch.device(device))
             return kind if kind != ours else ""
         return next((tensor.device.type for tensor in tensors if tensor.device.type != ours), "")
 
@@ -202,6 +206,8 @@ class Calls:
         self, call: Call, key: tuple[Any, ...], geometries: list[Any], elsewhere: bool
     ) -> Signature:
         signature = self.signatures.get(key)
+        if signature is None and self.device is not None:
+            signature = self.device.young_signature(key)
         if signature is None:
             if len(self.signatures) >= SIGNATURES_LIMIT:
                 self.signatures.clear()
@@ -212,7 +218,10 @@ class Calls:
                     # Not known before the first call: as much as the inputs is the best guess.
                     predicted = sum(record.nbytes for record in call.records)
                 signature.output_bytes = predicted
-            self.signatures[key] = signature
+            if self.device is None:
+                self.signatures[key] = signature
+            else:
+                self.device.add_signature(key, signature)
         return signature
 
     @staticmethod

@@ -90,7 +90,9 @@ class Careful(Outcomes):
         versions = versions_of(call) if operator.unversioned else None
         started = now_ns()
         try:
-            if call.complex:
+            if self.device is not None:
+                result = self.device.call(call, args, kwargs, recipe_rng)
+            elif call.complex:
                 with lazy_bits():
                     result = func(*args, **kwargs)
             else:
@@ -186,7 +188,13 @@ class Careful(Outcomes):
         ledger.make_room(call.signature.output_bytes, call.operator.name)
 
     def _capture_rng(self, call: Call) -> Any:
-        if not call.operator.random or not call.recordable:
+        if not call.operator.random or not call.recordable or self.capturing:
             return None
-        device = call.tensors[0].device if call.tensors else torch.device(call.kwargs.get("device") or "cpu")
-        return rng.capture(device, call.generator)
+        device = call.kwargs.get("device")
+        if device is None and call.tensors:
+            device = call.tensors[0].device
+        return rng.capture(torch.device(device or "cpu"), call.generator)
+
+    def unbegun(self, operator: Operator, error: BaseException) -> bool:
+        """Whether an in-place operator of the short cut that raised `error` has certainly not written yet."""
+        return self.device is not None and self.device.forgives(operator, error)

@@ -11,16 +11,23 @@ from typing import Any
 
 from torch.utils.flop_counter import flop_registry
 
-LAUNCH_NS = 2_000
-BYTES_PER_NS = 10  # 10 GB/s
-FLOPS_PER_NS = 50  # 50 GFLOP/s: of one modest core; only ratios matter
+CPU = 2_000, 10, 50  # ns of a launch, bytes a ns, FLOPs a ns: 10 GB/s and 50 GFLOP/s, one modest core
+GPU = 5_000, 1_000, 50_000  # 1 TB/s and 50 TFLOP/s; only ratios matter
 
 
-def modelled_ns(func: Any, args: Any, kwargs: dict[str, Any], result: Any, nbytes: int) -> int:
+def modelled_ns(
+    func: Any,
+    args: Any,
+    kwargs: dict[str, Any],
+    result: Any,
+    nbytes: int,
+    rates: tuple[int, int, int] = CPU,
+) -> int:
     """Nanoseconds for one call that reads and writes `nbytes` in all."""
     flops = 0
     formula = flop_registry.get(func._overloadpacket)
     if formula is not None:
         with suppress(Exception):  # a formula that does not know these arguments
             flops = int(formula(*args, **kwargs, out_val=result))
-    return LAUNCH_NS + nbytes // BYTES_PER_NS + flops // FLOPS_PER_NS
+    launch_ns, bytes_per_ns, flops_per_ns = rates
+    return launch_ns + nbytes // bytes_per_ns + flops // flops_per_ns

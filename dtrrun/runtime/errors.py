@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 
@@ -25,9 +27,10 @@ class BudgetError(torch.OutOfMemoryError):
         self.budget_bytes = budget_bytes
         self.least_budget_bytes = least_budget_bytes
         self.pinned = pinned
+        ours = f"rank {os.environ.get('RANK', '?')}: " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
         held = ", ".join(f"{reason} {size:,} B" for reason, size in pinned.items()) or "nothing"
         super().__init__(
-            f"dtrrun: the budget of {budget_bytes:,} bytes is too small: {operator} needs {needed_bytes:,} "
-            f"bytes more, and nothing else can be evicted. In memory and not evictable: {held}. "
-            f"The least budget that would have done for this operator: {least_budget_bytes:,} bytes."
+            f"dtrrun: {ours}the budget of {budget_bytes:,} bytes is too small: {operator} needs "
+            f"{needed_bytes:,} bytes more, and nothing else can be evicted. In memory and not evictable: "
+            f"{held}. The least budget that would have done for this operator: {least_budget_bytes:,} bytes."
         )

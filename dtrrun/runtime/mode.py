@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtrrun.ledger.recipes import CHAIN_LIMIT
 from dtrrun.ledger.record import HOLE, Op, Record
-from dtrrun.runtime import compiler
+from dtrrun.runtime import compiler, storage
 from dtrrun.runtime.arguments import KINDS, PLAIN, SEQUENCE, TENSOR, VALUE, flatten_into, is_leaf, kind_of
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.operators import Operator
@@ -44,6 +44,7 @@ class DTRMode(TorchDispatchMode):
         self.signatures = careful.signatures
         self.operators_ns = 0  # of the program's own operators
         self.bookkeeping_ns = 0  # of ours, but for replays and making room
+        self.mask = storage.MASK  # by which the allocator rounds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         entered = now_ns()
@@ -155,19 +156,19 @@ class DTRMode(TorchDispatchMode):
                     op.outputs = ((~0, weakref.ref(ledger.supersede(target, op, signature.cost))),)
                 elif target.used:
                     ledger.supersede(target, None, 0)
-        except BaseException:
-            if target is not None:
+        except BaseException as error:
+            if target is not None and not careful.unbegun(operator, error):
                 ledger.half_written(target)
             raise
         if target is not None:
             pass  # entered above
         elif type(result) is Tensor:
             try:
-                storage = storage_of(result)
+                stored = storage_of(result)
             except NotImplementedError:  # sparse or opaque
                 careful.enter(result, func, operator, signature, template, kwargs, inputs)
                 return result
-            place = id(storage)
+            place = id(stored)
             if place not in records:
                 # Twins of `_recipe` and `new_record`, for speed.
                 op = Op()
@@ -182,9 +183,9 @@ class DTRMode(TorchDispatchMode):
                 op.tensors = op.inputs = inputs
                 for record in inputs:
                     record.used = True
-                made = Record(storage, ledger.on_death)
+                made = Record(stored, ledger.on_death)
                 made.key = place
-                made.nbytes = nbytes = (storage.nbytes() + 63) & -64
+                made.nbytes = nbytes = (stored.nbytes() - 1 - self.mask) & self.mask
                 made.age = ledger.age
                 made.last_access = clock
                 made.resident = True

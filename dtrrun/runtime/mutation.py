@@ -10,7 +10,7 @@ import torch
 from dtrrun.ledger.record import HOLE, Record, Signature
 from dtrrun.runtime.arguments import covers, is_leaf
 from dtrrun.runtime.calls import Call, Calls
-from dtrrun.runtime.storage import size_of
+from dtrrun.runtime.storage import device_type_of, size_of
 
 
 class Mutations(Calls):
@@ -86,12 +86,13 @@ class Mutations(Calls):
             other.calls, other.output_bytes = signature.calls, signature.output_bytes
             signature.replayed_as = other
         signature.replayed_as.cost = signature.cost
+        signature.replayed_as.output_bytes = signature.output_bytes
         return signature.replayed_as
 
     def _resized(self, record: Record) -> None:
         """An `out=` or `resize_` may have grown the storage, also from nothing."""
         storage = record()
-        if storage is None or storage.device.type != self.ledger.device_type:
+        if storage is None or device_type_of(storage) != self.ledger.device_type:
             return
         nbytes = size_of(storage)
         if nbytes != record.nbytes:

@@ -113,6 +113,17 @@ _STATISTICS = {
 }
 
 
+# Write to their reserve space without saying so (derivatives.yaml clones it where it is needed again).
+_WRITES_UNSAID = {
+    "aten::_cudnn_rnn_backward": 20,
+    "aten::cudnn_batch_norm_backward": 8,
+    "aten::batch_norm_backward": 10,
+}
+
+# Make what cuDNN advances at every call that is given it: nothing may be recomputed from it.
+_KEEPS_STATE = {"aten::_cudnn_init_dropout_state"}
+
+
 class Operator:
     """The facts about one `OpOverload`, computed once.
 
@@ -129,11 +140,13 @@ class Operator:
         "foreach",
         "grows",
         "higher_order",
+        "keeps_state",
         "lazy_bits",
         "mutates",
         "name",
         "opaque_output",
         "overwrites",
+        "pointwise",
         "random",
         "reads_opaque",
         "reduces",
@@ -191,6 +204,7 @@ class Operator:
         self.overwrites = name in _OVERWRITES or (
             torch.Tag.out in tags and all(isinstance(place, str) for place in self.mutates)
         )
+        self.pointwise = torch.Tag.pointwise in tags and namespace == "aten" and not self.foreach
         self.untouching = name in _UNTOUCHING
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.dynamic = torch.Tag.dynamic_output_shape in tags
@@ -201,6 +215,9 @@ class Operator:
         self.statistics = _STATISTICS.get(name) if func._overloadname == "default" else None
         if self.statistics is not None:
             self.mutates = ()
+        if name in _WRITES_UNSAID:
+            self.mutates = (_WRITES_UNSAID[name],)
+        self.keeps_state = name in _KEEPS_STATE
         self.takes_storage = "Storage" in func._overloadname
         self.opaque_output = _OPAQUE_OUTPUT.get(name, -1)
         self.reads_opaque = name in _READS_OPAQUE
@@ -215,6 +232,7 @@ class Operator:
             or self.statistics is not None
             or not self.replayable
             or self.opaque_output >= 0
+            or self.keeps_state
             or "nest" in name
             or "quantize" in name
         )

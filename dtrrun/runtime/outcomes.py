@@ -13,7 +13,7 @@ from dtrrun.runtime.calls import Call
 from dtrrun.runtime.cost_model import modelled_ns
 from dtrrun.runtime.mutation import Mutations, overwritten
 from dtrrun.runtime.operators import Operator
-from dtrrun.runtime.storage import size_of, storage_of
+from dtrrun.runtime.storage import device_type_of, size_of, storage_of
 
 
 class Outcomes(Mutations):
@@ -24,14 +24,10 @@ class Outcomes(Mutations):
     ) -> None:
         ledger = self.ledger
         signature = call.signature
-        if self.modelled and not signature.calls:
-            nbytes = sum(record.nbytes for record in call.records) + signature.output_bytes
-            signature.cost = modelled_ns(call.func, args, kwargs, result, nbytes)
-            signature.calls = Signature.SETTLED
-        if signature.calls < Signature.SETTLED:
-            if cost < signature.cost or not signature.calls:
-                signature.cost = cost
-            signature.calls += 1
+        if self.device is not None:
+            self.device.price(call, args, kwargs, result)
+        else:
+            self._price(call, args, kwargs, result, cost)
         ledger.age += 1
         if not call.operator.view:  # a view comes back with its storage
             ledger.clock += signature.cost
@@ -61,6 +57,19 @@ class Outcomes(Mutations):
                 observer(call.operator.name, signature.cost, call.records)
         if ledger.resident_bytes > ledger.limit:
             self.shrink(call.operator, result)
+        if self.device is not None:
+            self.device.finished(call, signature, result)
+
+    def _price(self, call: Call, args: Any, kwargs: dict[str, Any], result: Any, cost: int) -> None:
+        signature = call.signature
+        if self.modelled and not signature.calls:
+            nbytes = sum(record.nbytes for record in call.records) + signature.output_bytes
+            signature.cost = modelled_ns(call.func, args, kwargs, result, nbytes)
+            signature.calls = Signature.SETTLED
+        if signature.calls < Signature.SETTLED:
+            if cost < signature.cost or not signature.calls:
+                signature.cost = cost
+            signature.calls += 1
 
     def shrink(self, operator: Operator, result: Any) -> None:
         """The operator allocated more than was foreseen: make up for it at once."""
@@ -125,14 +134,19 @@ class Outcomes(Mutations):
             if id(storage) in ledger.records:
                 continue
             # More than a geometry over a storage, or less: neither evicted nor replayed from.
-            odd = tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor()
+            odd = (
+                call.operator.keeps_state
+                or tensor.is_nested
+                or tensor.is_quantized
+                or tensor._is_zerotensor()
+            )
             if op is None or odd:
                 pin = "uninitialised" if call.operator.uninitialised else "not replayable"
                 record = ledger.adopt(storage, pin=pin)
                 record.exposed = record.exposed or odd
                 total += record.nbytes
                 continue
-            if storage.device.type != ledger.device_type:
+            if device_type_of(storage) != ledger.device_type:
                 ledger.adopt(storage)
                 continue
             record = new_record(storage, ledger.on_death, size_of(storage), ledger.age, ledger.clock)

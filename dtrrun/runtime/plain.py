@@ -14,6 +14,7 @@ from dtrrun.telemetry.fields import COUNTERS
 
 STEPS = COUNTERS.index("steps")
 BUDGET = COUNTERS.index("budget_bytes")
+DEVICE = COUNTERS.index("device_index")
 
 
 class Plain:
@@ -33,7 +34,7 @@ class Plain:
     def start(self, writer: Any = None) -> None:
         self.writer = writer
         if writer is not None:
-            writer.counters[BUDGET] = -1
+            writer.counters[BUDGET] = writer.counters[DEVICE] = -1
         for part in self._parts:
             part.install()
         self._publish()

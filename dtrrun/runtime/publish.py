@@ -46,6 +46,7 @@ def counters(session: Session) -> dict[str, int]:
         "score_evaluations": policy.score_evaluations,
         "least_budget_bytes": session.error["least_budget_bytes"] if session.error else 0,
         **session.times(),
+        **session.device.counters(),
     }
 
 

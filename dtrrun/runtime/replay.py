@@ -9,7 +9,6 @@ import torch
 
 from dtrrun.ledger.record import Blank, Op, Record
 from dtrrun.ledger.replay import Replay as AnyReplay
-from dtrrun.runtime import storage as memory
 from dtrrun.runtime.arguments import fill, outputs_of, over
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.rng import replaying
@@ -20,9 +19,12 @@ class Replay(AnyReplay):
 
     tick: Any = None  # called now and then, also in the middle of a long replay
     next_tick = 0
+    device: Any = None  # that of the session, if it is a GPU
+    guard: Any = below
 
     def below(self) -> below:
-        return below()
+        guard: below = self.guard()
+        return guard
 
     def _run(self, wanted: Record, op: Op) -> None:
         started = now_ns()
@@ -38,12 +40,12 @@ class Replay(AnyReplay):
             entry = op.tensors[position]
             target = None
             if type(entry) is Blank:
-                storage = target = memory.allocate(entry.nbytes, entry.device)
+                storage = target = self.ledger.memory.allocate(entry.nbytes, entry.device)
             elif id(entry) in mutated:
                 target = written.get(id(entry))
                 if target is None:
                     take = any(record is entry for record in stolen)
-                    target = written[id(entry)] = self._take(entry) if take else _copy(entry)
+                    target = written[id(entry)] = self._take(entry) if take else self._copy(entry)
                 storage = target
             else:
                 storage = entry.memory()
@@ -54,18 +56,23 @@ class Replay(AnyReplay):
         kwargs = {name: fill(arg, feed) for name, arg in op.kwargs.items()} if op.kwargs else {}
         torch._C._set_grad_enabled(op.grad)  # `below` puts it back
         started = now_ns()
-        if op.rng is None:
-            result = op.func(*args, **kwargs)
+        if self.device is None:
+            result = _call(op, args, kwargs)
         else:
-            with replaying(op.rng):
-                result = op.func(*args, **kwargs)
+            result = self.device.replay(op, lambda: _call(op, args, kwargs))
         cost = now_ns() - started
         return outputs_of(result, []), targets, cost
 
+    def _copy(self, source: Record) -> torch.UntypedStorage:
+        storage = source.memory()
+        assert storage is not None
+        copy: torch.UntypedStorage = self.ledger.memory.allocate(storage.nbytes(), storage.device)
+        copy.copy_(storage)
+        return copy
 
-def _copy(source: Record) -> torch.UntypedStorage:
-    storage = source.memory()
-    assert storage is not None
-    copy = memory.allocate(storage.nbytes(), storage.device)
-    copy.copy_(storage)
-    return copy
+
+def _call(op: Op, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if op.rng is None:
+        return op.func(*args, **kwargs)
+    with replaying(op.rng):
+        return op.func(*args, **kwargs)

@@ -32,7 +32,7 @@ class Resizes:
             with careful.lock:
                 ledger.drain()
                 record = ledger.records.get(id(storage))
-                if record is None or storage.device.type != ledger.device_type:
+                if record is None or memory.device_type_of(storage) != ledger.device_type:
                     return original(storage, size)
                 record = self._taken_over(record)
                 self._make_room(record, rounded(size) - record.nbytes)

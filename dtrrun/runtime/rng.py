@@ -17,7 +17,7 @@ def capture(device: torch.device, generator: torch.Generator | None) -> tuple[An
         else:
             generator = torch.default_generator
     if generator.device.type == "cuda":
-        # Philox is counter-based: two integers are its whole state.
+        # Philox is counter-based: two integers are its whole state. They can't be read in a graph's capture.
         return generator, (generator.initial_seed(), generator.get_offset())
     return generator, generator.get_state()
 
@@ -36,6 +36,11 @@ class replaying:
 
     def __exit__(self, *exc: Any) -> None:
         _set(self._generator, self._before)
+
+
+def put_back(captured: tuple[Any, Any]) -> None:
+    """Give a generator the state that it was captured in: what drew from it since is done again."""
+    _set(*captured)
 
 
 def _get(generator: Any) -> Any:

@@ -14,6 +14,7 @@ import torch
 
 from dtrrun.policy import make_policy
 from dtrrun.runtime import compiler, fork, notices, publish, shapes
+from dtrrun.runtime import device as devices
 from dtrrun.runtime.access import Access
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.collector import Collector
@@ -59,7 +60,7 @@ class Session:
             sample=settings.sample,
             ignore_small=settings.ignore_small,
         )
-        device = "cpu" if settings.device == "auto" else settings.device.partition(":")[0]
+        self.device = devices.choose(settings)
         parts: tuple[Any, Any, Any, Any] = (Ledger, Careful, Access, None)
         if settings.log is not None:
             from dtrrun.runtime.recording_parts import recording
@@ -69,7 +70,7 @@ class Session:
         self.ledger: Ledger = new_ledger(
             settings.budget_bytes,
             policy,
-            device_type=device,
+            device_type=self.device.type,
             warn_only=settings.over_budget == "warn",
         )
         if settings.verify:
@@ -89,8 +90,8 @@ class Session:
             self.careful.take_all("verify")  # it keeps more about each output than the short cut does
         self._where = Where(self.careful, self.replay) if settings.where else None
         self._lookahead = Lookahead(self.careful) if policy.heuristic.foresight else None
-        self.mode = DTRMode(self.careful)
         self.warnings: dict[str, int] = {}
+        self.mode: DTRMode = self.device.make_mode(self)
         self.error: dict[str, Any] | None = None
         self.running = False
         self._started_ns = now_ns()
@@ -115,10 +116,11 @@ class Session:
             compiler.CompileNotice(self.warn),
             self._notices,
             Collector(),
+            self.device,
         ]
         if self._where is not None:
             self._parts.append(self._where)
-        if device == "cpu" and settings.budget_bytes is not None:
+        if self.device.type == "cpu" and settings.budget_bytes is not None:
             self.ledger.heap = Heap(settings.return_memory)
             self._parts.append(self.ledger.heap)
         self.writer: Any = None
@@ -155,7 +157,8 @@ class Session:
             self.ledger.small_constants.clear()
             self.ledger.drain()
             self.ledger.set_budget(None)
-            lost = self.ledger.restore_all()
+            self.device.set_budget(None)
+            lost = self.ledger.restore_all() if self.device.usable() else None
             if lost:
                 self.warn(f"{len(lost)} storages could not be brought back at the session's end")
         finally:
@@ -169,6 +172,7 @@ class Session:
         """Change the budget of a running session; evicts at once what no longer fits."""
         with self.careful.lock:
             self.ledger.set_budget(budget_bytes)
+            self.device.set_budget(budget_bytes)
             self.careful.signatures.clear()  # they know no output sizes if there was no budget before
             with below():
                 self.ledger.make_room(0, "set_budget")
@@ -183,7 +187,8 @@ class Session:
         self._gradients.watch(leaf)
 
     def _met_device(self, kind: str) -> None:
-        self.warn(notices.OTHER_DEVICE.format(device=kind, ours=self.ledger.device_type))
+        if kind != "cpu":  # beside a GPU it is no surprise
+            self.warn(notices.OTHER_DEVICE.format(device=kind, ours=self.ledger.device_type))
 
     def _threaded(self) -> None:
         self.careful.take_all("threads")
@@ -226,6 +231,7 @@ class Session:
         if self.ledger.age - self._compacted_age > COMPACT_EVERY:
             self._compact()
         self._notices.look_for_modules()
+        self.device.look()
         self._publish()
         self.careful.next_tick = self.replay.next_tick = now_ns() + PUBLISH_NS
         self._watch_thrashing(self.steps.under_way(), THRASH_GRACE_NS)
@@ -249,6 +255,7 @@ class Session:
             if self.steps.last is not None:
                 self.steps.last["peak_bytes"] = self.ledger.step_peak_bytes
             self.ledger.step_peak_bytes = self.ledger.resident_bytes
+            self.device.step_ended()
         assert self.steps.last is not None
         self._watch_thrashing(self.steps.last)
         if self.settings.max_steps is not None and self.steps.count >= self.settings.max_steps:
@@ -281,7 +288,7 @@ class Session:
 
     def _before_fork(self) -> None:
         """The child inherits our memory, but not our threads: what fits into the budget comes back first."""
-        if self.running:
+        if self.running and self.device.type == "cpu":  # a forked child can't use its parent's CUDA
             with self.careful.lock, suppress(torch.OutOfMemoryError):
                 self.ledger.restore_all()
 

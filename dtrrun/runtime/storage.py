@@ -18,12 +18,23 @@ storage_of = torch._C.TensorBase.untyped_storage  # the unpatched method: `escap
 _swap: Any = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
 resize: Any = torch._C.StorageBase.resize_  # type: ignore[attr-defined]  # unpatched too: see `resizes`
 
-ROUNDING = 64
+CPU_ROUNDING = 64  # whole cache lines
+CUDA_ROUNDING = 512  # kMinBlockSize of c10/core/AllocatorConfig.h
+
+MASK = -CPU_ROUNDING
+OURS: int | None = None
+"""The index of the session's CUDA device; None: any, as long as no session is bound to one."""
+
+
+def use_device(rounding: int, index: int | None) -> None:
+    """Count as the allocator of the session's device does; index: of a CUDA device, once it is known."""
+    global MASK, OURS
+    MASK, OURS = -rounding, index
 
 
 def rounded(nbytes: int) -> int:
-    """Bytes as PyTorch's CPU allocator hands them out: whole cache lines."""
-    return (nbytes + ROUNDING - 1) & -ROUNDING
+    """Bytes as PyTorch's allocator hands them out on the session's device."""
+    return (nbytes - MASK - 1) & MASK
 
 
 def size_of(storage: torch.UntypedStorage) -> int:
@@ -31,8 +42,15 @@ def size_of(storage: torch.UntypedStorage) -> int:
     return rounded(storage.nbytes())
 
 
+def place_of(device: torch.device) -> str:
+    """A device's type; `cuda:1` where that is not the one of the session."""
+    if device.type == "cuda" and OURS is not None and device.index not in (None, OURS):
+        return str(device)
+    return device.type
+
+
 def device_type_of(storage: torch.UntypedStorage) -> str:
-    return storage.device.type
+    return place_of(storage.device)
 
 
 def empty(storage: torch.UntypedStorage) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import torch
 
 from dtrrun.ledger.record import Record
+from dtrrun.runtime.guards import below
 
 
 class Fingerprints:
@@ -29,7 +30,8 @@ class Fingerprints:
         assert storage is not None
         nbytes = storage.nbytes() if record.extent < 0 else min(record.extent, storage.nbytes())
         if storage.device.type != "cpu":
-            storage = storage.cpu()
+            with below():  # a copy is an operator
+                storage = storage.cpu()
         content = (ctypes.c_char * nbytes).from_address(storage.data_ptr()) if nbytes else b""
         return hashlib.blake2b(content, digest_size=16).digest()
 

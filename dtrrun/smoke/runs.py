@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def peak_bytes(self) -> int:
-        return max((snapshot.counters["peak_bytes"] for snapshot in self.snapshots), default=0)
+        return max((_peak(snapshot.counters) for snapshot in self.snapshots), default=0)
 
     def count(self, name: str) -> int:
         return sum(snapshot.counters[name] for snapshot in self.snapshots)
@@ -55,6 +55,13 @@ class Run:
             if (walls := [row["wall_ns"] / 1e9 for row in _rows(snapshot) if row["index"] > 1])
         ]
         return max(found, default=None)
+
+
+def _peak(counters: Mapping[str, int]) -> int:
+    """What a budget is about: tensors on the CPU; on a GPU all that the driver shows."""
+    if counters["device_index"] < 0:
+        return counters["peak_bytes"]
+    return counters["overhead_bytes"] + counters["reserved_peak_bytes"]
 
 
 def _rows(snapshot: Snapshot) -> list[dict[str, Any]]:

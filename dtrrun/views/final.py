@@ -86,6 +86,8 @@ def _summary(report: dict[str, Any]) -> Table:
         rows["rematerializations"] += f"  ({format_size(report['rematerialized_bytes'])} in {cost})"
     if report["over_budget"]:
         rows["over budget"] = times(report["over_budget"], "time")
+    if report["oom_retries"]:
+        rows["out of memory"] = f"{times(report['oom_retries'], 'operator')} run again"
     if report["steps"]:
         longest = max(process["seconds"]["wall"] for process in report["processes"])
         speed = f"  ({rate(report['steps'] / longest)})" if longest > 0 else ""

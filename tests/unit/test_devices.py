@@ -21,7 +21,14 @@ def driver(monkeypatch):
     ("device", "definite"), [("auto", "cpu"), ("cpu", "cpu"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")]
 )
 def test_definite_devices(device, definite):
-    assert resolve(device) == definite
+    assert resolve(device, FakeNvml(library=False)) == definite
+
+
+def test_auto_is_a_gpu_that_the_driver_shows(driver, monkeypatch):
+    assert resolve("auto", driver) == "cuda:0"
+    assert resolve("cpu", driver) == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert resolve("auto", driver) == "cpu"
 
 
 def test_a_machine_without_a_gpu():

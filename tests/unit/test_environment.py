@@ -5,11 +5,17 @@ import os
 import pytest
 
 from dtrrun.launch import environment
-from dtrrun.launch.environment import HOOK, child_environment
+from dtrrun.launch.environment import HOOK, allocator_settings, child_environment
 from dtrrun.launch.errors import LaunchError
 from dtrrun.settings import RuntimeSettings
 
 SETTINGS = RuntimeSettings(budget_bytes=1, record_dir="/records")
+
+
+@pytest.fixture(autouse=True)
+def a_known_kernel(monkeypatch):
+    plain = os.uname_result(("Linux", "host", "6.1.0", "#1", "x86_64"))
+    monkeypatch.setattr(os, "uname", lambda: plain)
 
 
 @pytest.mark.parametrize(
@@ -44,3 +50,38 @@ def test_a_folder_that_pythonpath_cannot_name(monkeypatch):
     with pytest.raises(LaunchError, match="PYTHONPATH cannot hold") as caught:
         child_environment(SETTINGS, {})
     assert caught.value.exit_status == 125
+
+
+def test_segments_that_grow_where_nothing_is_said():
+    assert allocator_settings({}, "linux") == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_the_users_allocator_settings_are_kept(name):
+    merged = allocator_settings({name: "max_split_size_mb:128"}, "linux")
+    assert merged == {name: "max_split_size_mb:128,expandable_segments:True"}
+    assert allocator_settings({name: "expandable_segments:False"}, "linux") == {}
+    assert allocator_settings({name: "backend: cudaMallocAsync"}, "linux") == {}
+    assert allocator_settings({name: " "}, "linux") == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+def test_both_names_are_read_by_some_part_of_pytorch():
+    merged = allocator_settings({"PYTORCH_ALLOC_CONF": "a:1,", "PYTORCH_CUDA_ALLOC_CONF": "b:2"}, "linux")
+    assert merged == {
+        "PYTORCH_ALLOC_CONF": "a:1,expandable_segments:True",
+        "PYTORCH_CUDA_ALLOC_CONF": "b:2,expandable_segments:True",
+    }
+
+
+def test_platforms_without_it(monkeypatch):
+    assert allocator_settings({}, "win32") == {}
+    wsl = os.uname_result(("Linux", "host", "5.15.153.1-microsoft-standard-WSL2", "#1", "x86_64"))
+    monkeypatch.setattr(os, "uname", lambda: wsl)
+    assert allocator_settings({}, "linux") == {}
+
+
+def test_a_run_on_the_cpu_leaves_the_allocator_alone(monkeypatch):
+    monkeypatch.setattr(environment, "resolve", lambda device: "cpu")
+    assert "PYTORCH_ALLOC_CONF" not in child_environment(SETTINGS, {})
+    monkeypatch.setattr(environment, "resolve", lambda device: "cuda:0")
+    assert "PYTORCH_ALLOC_CONF" in child_environment(SETTINGS, {})

@@ -1,9 +1,11 @@
 """`views.report`: the report, and that its page in docs names what is in it."""
 
+import io
 import json
 import re
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_records import EVIL, SETTINGS, snapshot
@@ -11,6 +13,7 @@ from fake_records import EVIL, SETTINGS, snapshot
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.driver import SOURCES, DriverUse
 from dtrrun.telemetry.record import Snapshot
+from dtrrun.views.final import print_final
 from dtrrun.views.report import PRIVATE, build_report
 from dtrrun.views.text import SOURCE
 
@@ -143,3 +146,18 @@ def test_the_page_describes_each_field_and_no_other() -> None:
     assert set(re.findall(r"`(\w+)`", shared[1])) == set(process) & set(report)
     settings = text.split("\n## `settings`\n")[1].split("\n## ")[0]
     assert set(re.findall(r"`(\w+)`", settings)) == {f.name for f in fields(RuntimeSettings)} - set(PRIVATE)
+
+
+def test_operators_that_were_run_again() -> None:
+    runs = [snapshot(pid=1, oom_retries=2), snapshot(pid=2, oom_retries=3)]
+    report = build_report(runs, SETTINGS, 0, ["train.py"], 1.0)
+    assert report["oom_retries"] == 5
+    assert [process["oom_retries"] for process in report["processes"]] == [2, 3]
+    assert "5 operators run again" in shown(report)
+    assert "run again" not in shown(build_report([snapshot()], SETTINGS, 0, ["train.py"], 1.0))
+
+
+def shown(report: dict[str, Any]) -> str:
+    file = io.StringIO()
+    print_final(report, file)
+    return file.getvalue()

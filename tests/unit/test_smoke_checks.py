@@ -27,6 +27,7 @@ def steps(*seconds):
 
 
 def a_run(*states, error=None, seconds=(9.0, 1.0, 1.2, 1.1), **counters):
+    counters = {"device_index": -1} | counters
     shown = snapshot(tables={"steps": steps(*seconds)}, ended=True, **counters)
     return Run(ENDED, error, (shown,), states)
 
@@ -75,6 +76,8 @@ def test_of_many_differences_three_are_named():
 
 
 def test_the_peak():
+    gpu = {"device_index": 0, "overhead_bytes": 40, "reserved_peak_bytes": 70, "over_budget": 0}
+    assert a_run(peak_bytes=100, **gpu).peak_bytes == 110
     assert check_peak(a_run(peak_bytes=100, over_budget=0), 100).passed
     assert not check_peak(a_run(peak_bytes=101, over_budget=0), 100).passed
     assert not check_peak(a_run(peak_bytes=99, over_budget=1), 100).passed

@@ -1,0 +1,57 @@
+"""Where replays run on a GPU, and how the ledger gets memory there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dtrrun.runtime import storage
+from dtrrun.runtime.guards import below
+
+
+class home(below):
+    """Context: `below`, on the stream on which the program computes.
+
+    What is evicted was computed there, and its memory belongs to that stream's pool in the allocator. A side
+    stream that asks for it waits for the replay, on the GPU; the replay for what the side stream was given.
+    """
+
+    __slots__ = ("_device", "_side")
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        device = self._device
+        if device.capturing:
+            # A replay would be captured instead of run; all that fits is brought back before a capture.
+            raise device.ledger._too_small(0, "a CUDA graph that reads what is evicted")
+        super().__enter__()
+        self._side = device.gpu.leave_side_stream() if device.gpu.on_side_stream() else None
+
+    def __exit__(self, *exc: Any) -> None:
+        if self._side is not None:
+            self._device.gpu.return_to(self._side)
+        super().__exit__(*exc)
+
+
+class Memory:
+    """`runtime.storage` for a ledger on a GPU: allocations are tried again when memory runs out."""
+
+    def __init__(self, device: Any) -> None:
+        self._attempt: Callable[[Callable[[], Any], str, int], Any] = device.relief.attempt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(storage, name)
+
+    def refill(self, emptied: torch.UntypedStorage, source: torch.UntypedStorage) -> None:
+        nbytes = source.nbytes() if storage.REFILL_COPIES else 0
+        self._attempt(lambda: storage.refill(emptied, source), "a rematerialization", nbytes)
+
+    def allocate(self, nbytes: int, device: torch.device) -> torch.UntypedStorage:
+        made: torch.UntypedStorage = self._attempt(
+            lambda: storage.allocate(nbytes, device), "a rematerialization", nbytes
+        )
+        return made

@@ -1,0 +1,48 @@
+"""The dispatch mode of a session on a GPU: it lets pass what touches none, and looks out for side streams."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns as now_ns
+from typing import Any
+
+import torch
+
+from dtrrun.runtime import compiler
+from dtrrun.runtime.careful import Careful
+from dtrrun.runtime.mode import DTRMode
+
+
+class CudaMode(DTRMode):
+    """As `DTRMode`; what is the GPU's own comes before the short cut, so that the CPU has none of it."""
+
+    def __init__(self, careful: Careful, device: Any) -> None:
+        super().__init__(careful)
+        self.device = device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        device = self.device
+        touched = device.gpu.touched_by(args, kwargs)
+        if touched is None or touched.type != device.type:
+            if touched is None or not device.awake:
+                return func(*args, **(kwargs or {}))
+        elif not device.awake:
+            if not device.gpu.initialized():
+                return func(*args, **(kwargs or {}))
+            device.wake(touched)
+        careful = self.careful
+        if not device.gpu.on_side_stream():
+            try:
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            except torch.OutOfMemoryError as error:
+                operator = self.operators.get(func)
+                if operator is None or not device.forgives(operator, error):
+                    raise
+        # On a side stream, or the short cut's operator ran out of memory.
+        operator = self.operators.get(func)
+        if operator is None:
+            operator = careful.learn(func)
+        return careful.run(self, operator, func, types, args, kwargs or {}, now_ns())
+
+
+if compiler.CAN_MARK:
+    compiler.keep_off(CudaMode.__torch_dispatch__)

@@ -1,0 +1,152 @@
+"""Everything that is asked of `torch.cuda`, in one place: tests without a GPU put a model of it in its stead.
+
+Uses functions of `torch._C` where the public ones cost tens of microseconds more (the allocator's statistics)
+or are not there (the current stream as a number). Nothing here waits for the GPU, but for `empty_cache` where
+it returns memory to the driver.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from dtrrun.runtime.holes import Block, Segment
+
+_C: Any = torch._C
+Tensor = torch.Tensor
+
+
+class Statistics(NamedTuple):
+    """Of the caching allocator, in bytes. `total`: all that it ever handed out."""
+
+    allocated: int
+    peak: int
+    total: int
+    reserved: int
+    reserved_peak: int
+
+
+class Gpu:
+    """The CUDA device of a session, once it is bound to one."""
+
+    type = "cuda"
+    index = -1
+    _home = 0  # the stream on which the program computes: cudaStream_t as a number
+    _home_stream: Any = None
+
+    @staticmethod
+    def initialized() -> bool:
+        return bool(torch.cuda.is_initialized())
+
+    @staticmethod
+    def usable() -> bool:
+        """False in a forked child, which can't use CUDA if its parent did."""
+        return not torch.cuda._is_in_bad_fork()
+
+    @staticmethod
+    def touched_by(args: Any, kwargs: Any) -> torch.device | None:
+        """The first device other than the CPU among an operator's arguments."""
+        for arg in args:
+            if isinstance(arg, Tensor):
+                if not arg.is_cpu:
+                    return arg.device
+            elif type(arg) is list or type(arg) is tuple:
+                for item in arg:
+                    if isinstance(item, Tensor) and not item.is_cpu:
+                        return item.device
+        for arg in (kwargs or {}).values():
+            if isinstance(arg, Tensor):
+                if not arg.is_cpu:
+                    return arg.device
+            elif type(arg) is torch.device or (type(arg) is str and arg.startswith("cuda")):
+                device = torch.device(arg)
+                if device.type != "cpu":
+                    return device
+        return None
+
+    def bind(self, index: int | None) -> None:
+        """Take the device of that index (None: the current one) for the session's."""
+        self.index = torch.cuda.current_device() if index is None else index
+        self._home_stream = torch.cuda.default_stream(self.index)
+        self._home = self._home_stream.cuda_stream
+
+    def statistics(self) -> Statistics:
+        found = _C._cuda_memoryStats(self.index)
+        allocated, reserved = found["allocated_bytes"]["all"], found["reserved_bytes"]["all"]
+        return Statistics(
+            allocated["current"],
+            allocated["peak"],
+            allocated["allocated"],
+            reserved["current"],
+            reserved["peak"],
+        )
+
+    def used_and_total(self) -> tuple[int, int]:
+        """Bytes of the device that any process uses, and all that it has (cudaMemGetInfo)."""
+        free, total = torch.cuda.mem_get_info(self.index)
+        return total - free, total
+
+    def set_cap(self, nbytes: int | None) -> None:
+        """The most that the allocator may take from the driver; None: whatever there is."""
+        _, total = self.used_and_total()
+        fraction = 1.0 if nbytes is None else min(nbytes / total, 1.0)
+        torch.cuda.set_per_process_memory_fraction(fraction, self.index)
+
+    @staticmethod
+    def empty_cache() -> None:
+        torch.cuda.empty_cache()
+
+    def segments(self, nbytes: int) -> list[Segment]:
+        """The allocator's segments from which a request of that size is served on the program's stream.
+
+        Takes milliseconds where there are thousands of blocks.
+        """
+        kind = "small" if nbytes <= 1 << 20 else "large"  # kSmallSize
+        found: list[Segment] = []
+        try:
+            snapshot = torch.cuda.memory_snapshot()
+        except RuntimeError:  # an allocator that has none (cudaMallocAsync, one of the user's)
+            return []
+        for segment in snapshot:
+            if (
+                segment["device"] != self.index
+                or segment["stream"] != self._home
+                or segment["segment_type"] != kind
+                or tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)  # a CUDA graph's own
+            ):
+                continue
+            address = segment["address"]
+            blocks = []
+            for block in segment["blocks"]:
+                blocks.append(Block(address, block["size"], block["state"] == "inactive"))
+                address += block["size"]
+            found.append(blocks)
+        return found
+
+    def on_side_stream(self) -> bool:
+        return bool(_C._cuda_getCurrentRawStream(self.index) != self._home)
+
+    def leave_side_stream(self) -> Any:
+        """Go to the program's stream, which waits for the present one; returns that."""
+        side = torch.cuda.current_stream(self.index)
+        self._home_stream.wait_stream(side)
+        torch.cuda.set_stream(self._home_stream)
+        return side
+
+    def return_to(self, side: Any) -> None:
+        """Back, where all that was done meanwhile comes first."""
+        torch.cuda.set_stream(side)
+        side.wait_stream(self._home_stream)
+
+    @staticmethod
+    def capturing() -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    @staticmethod
+    def event() -> Any:
+        """With `record(stream)`, `query()` and `elapsed_time(end)` in ms."""
+        return torch.cuda.Event(enable_timing=True)
+
+    def home_stream(self) -> Any:
+        return self._home_stream

@@ -1,0 +1,105 @@
+"""Small training programs for a GPU, whose activations are most of their peak."""
+
+import torch
+from torch import nn
+
+import dtrrun
+
+MIB = 1 << 20
+DEVICE = "cuda"
+
+
+class Attention(nn.Module):
+    def __init__(self, width=256):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.layer = nn.Linear(width, 3 * width)
+
+    def forward(self, x):
+        q, k, v = self.layer(self.norm(x)).view(*x.shape[:2], 3, 4, -1).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.transpose(-1, -2)).softmax(-1)
+        return x + (weights @ v).transpose(1, 2).reshape(x.shape)
+
+
+def convnet():
+    layers = []
+    for _ in range(8):
+        layers += [
+            nn.Conv2d(32, 32, 3, padding=1),
+            nn.BatchNorm2d(32),
+            nn.ReLU(inplace=True),
+            nn.Dropout(0.1),
+        ]
+    model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(model, nn.Linear(32, 10)), lambda: torch.randn(32, 3, 96, 96, device=DEVICE)
+
+
+def transformer():
+    blocks = [Attention() for _ in range(8)]
+    model = nn.Sequential(*blocks, nn.Dropout(0.2), nn.Flatten(), nn.Linear(256 * 256, 10))
+    return model, lambda: torch.randn(16, 256, 256, device=DEVICE)
+
+
+def mlp():
+    layers = [part for _ in range(12) for part in (nn.Linear(1024, 1024), nn.GELU(), nn.Dropout(0.1))]
+    return nn.Sequential(*layers, nn.Linear(1024, 10)), lambda: torch.randn(4096, 1024, device=DEVICE)
+
+
+def recurrent():
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cells = nn.LSTM(256, 512, 2, dropout=0.1)
+            self.head = nn.Linear(512, 10)
+
+        def forward(self, x):
+            return self.head(self.cells(x)[0]).mean(0)
+
+    return Last(), lambda: torch.randn(96, 64, 256, device=DEVICE)
+
+
+MODELS = (convnet, transformer, mlp, recurrent)
+
+
+def train(make, steps=4, autocast=False, optimizer=torch.optim.AdamW, **options):
+    """Losses, and all that a user would want to be equal afterwards."""
+    torch.manual_seed(11)
+    model, batch = make()
+    model.to(DEVICE)
+    optimizer = optimizer(model.parameters(), lr=1e-3, **options)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
+            loss = model(batch()).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    state = [value.detach().cpu() for value in model.state_dict().values()]
+    drawn = torch.rand(4, device=DEVICE).cpu()  # where the generator has come to
+    return torch.stack(losses).cpu(), state, drawn
+
+
+def same(one, other):
+    return (
+        torch.equal(one[0], other[0])
+        and all(map(torch.equal, one[1], other[1]))
+        and torch.equal(one[2], other[2])
+    )
+
+
+def beside():
+    """What a budget needs beyond its tensors: measured, since a context's size is the driver's affair."""
+    with dtrrun.budget(None, device=DEVICE) as session:
+        (torch.ones(64, 64, device=DEVICE) @ torch.ones(64, 64, device=DEVICE)).sum().item()
+        return session.report()["overhead_bytes"]
+
+
+def budget_for(make, share, **options):
+    """The budget in which `share` of the program's peak is left for tensors, and its result without one."""
+    with dtrrun.budget(None, device=DEVICE) as session:
+        expected = train(make, **options)
+        report = session.report()
+    tensors = int(report["peak_bytes"] * share)
+    guard = max(64 * MIB, report["overhead_bytes"] // 40)
+    return report["overhead_bytes"] + guard + tensors + 64 * MIB, expected

@@ -1,0 +1,123 @@
+"""The real allocator: its cap, its statistics, its errors and its snapshot."""
+
+import pytest
+import torch
+from gpu_programs import DEVICE, MIB, beside
+
+import dtrrun
+from dtrrun.runtime.relief import requested
+
+pytestmark = pytest.mark.usefixtures("gpu")
+
+SPACE = (64 + 22) * MIB  # guard and slack
+
+
+def tensor(mib=8):
+    return torch.ones(mib * MIB // 4, device=DEVICE)
+
+
+def chain(length, mib=8):
+    kept = [tensor(mib)]
+    for _ in range(length):
+        kept.append(kept[-1].mul(2.0))
+    return kept
+
+
+def correct(kept):
+    return all(bool((one == 2.0**step).all()) for step, one in enumerate(kept))
+
+
+def test_the_cap_is_the_allocators_own():
+    budget = beside() + SPACE + 200 * MIB
+    with dtrrun.budget(budget, device=DEVICE) as session:
+        kept = chain(40)
+        assert correct(kept)
+        report = session.report()
+        assert report["evictions"] > 0
+        assert report["reserved_peak_bytes"] <= report["cap_bytes"] + 20 * MIB
+        assert torch.cuda.memory_reserved() <= report["cap_bytes"] + 20 * MIB
+    assert torch.cuda.get_per_process_memory_fraction() == 1.0
+
+
+def test_sizes_are_the_allocators():
+    with dtrrun.budget(None, device=DEVICE) as session:
+        tensor()  # what comes with the first operator
+        before = torch.cuda.memory_allocated(), session.report()["resident_bytes"]
+        kept = [torch.ones(n, device=DEVICE) for n in (1, 127, 128, 129, 1000, 300_000, 5_000_000)]
+        allocated = torch.cuda.memory_allocated() - before[0]
+        counted = session.report()["resident_bytes"] - before[1]
+        assert counted == allocated
+        del kept
+
+
+def test_the_error_names_its_request():
+    with dtrrun.budget(beside() + SPACE + 100 * MIB, device=DEVICE) as session:
+        tensor()
+        cap = session.report()["cap_bytes"]
+    torch.cuda.set_per_process_memory_fraction(cap / torch.cuda.mem_get_info()[1])
+    try:
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            tensor(1024)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert requested(str(caught.value)) == 1024 * MIB
+
+
+def test_a_workspace_that_does_not_fit_is_made_room_for():
+    with dtrrun.budget(beside() + SPACE + 300 * MIB, device=DEVICE) as session:
+        kept = chain(60)
+        large = torch.rand(16 * MIB, device=DEVICE)  # 64 MiB: to sort it takes as much again and more
+        expected = torch.sort(large.cpu()).values
+        assert torch.equal(torch.sort(large).values.cpu(), expected)
+        retries = session.report()["oom_retries"]
+        for _ in range(3):
+            torch.sort(large)
+        assert session.report()["oom_retries"] <= retries + 1
+        assert correct(kept)
+
+
+def test_holes_are_closed():
+    with dtrrun.budget(beside() + SPACE + 300 * MIB, device=DEVICE) as session:
+        kept = chain(30)
+        del kept[1::2]
+        large = [tensor(96).add_(i) for i in range(3)]
+        assert all(bool((one == 1.0 + i).all()) for i, one in enumerate(large))
+        assert all(bool((one == 2.0 ** (2 * i)).all()) for i, one in enumerate(kept))
+        assert session.device.gpu.segments(96 * MIB)
+
+
+def test_a_budget_that_is_too_small_says_what_would_do():
+    with (
+        dtrrun.budget(beside() + SPACE + 50 * MIB, device=DEVICE),
+        pytest.raises(dtrrun.BudgetError) as caught,
+    ):
+        tensor(400)
+    assert caught.value.pinned["CUDA context and libraries"] > 0
+    with dtrrun.budget(caught.value.least_budget_bytes + 64 * MIB, device=DEVICE):
+        tensor(400)
+
+
+def test_the_programs_statistics_are_its_own():
+    torch.cuda.reset_peak_memory_stats()
+    with dtrrun.budget(None, device=DEVICE):
+        kept = tensor(64)
+        peak = torch.cuda.max_memory_allocated()
+        del kept
+        for _ in range(10):
+            tensor(4).mul(2.0)
+        assert torch.cuda.max_memory_allocated() == peak
+
+
+def test_memory_goes_back_at_once_and_in_order():
+    """An emptied storage's block may be had by the next operator, which runs after the last reader."""
+    with dtrrun.budget(None, device=DEVICE) as session:
+        x = torch.randn(4096, 4096, device=DEVICE)
+        y = x @ x
+        expected = y.clone()
+        record = session.careful.record_of(y)
+        assert session.ledger.secure(record)
+        before = torch.cuda.memory_allocated()
+        session.ledger.evict(record)
+        assert before - torch.cuda.memory_allocated() == 64 * MIB
+        torch.zeros(4096, 4096, device=DEVICE)  # may take that block
+        assert torch.equal(y, expected)

@@ -1,0 +1,147 @@
+"""The same bits as a plain run, within what the driver shows."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_programs import DEVICE, MODELS, budget_for, convnet, mlp, same, train, transformer
+
+import dtrrun
+from dtrrun.runtime import storage
+
+pytestmark = pytest.mark.usefixtures("gpu")
+
+
+def used():
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+@pytest.fixture(params=["swap", "copy"])
+def refill(request):
+    if request.param == "swap" and not storage.CAN_SWAP:
+        pytest.skip(f"PyTorch {torch.__version__} cannot swap storages")
+    storage.use_refill(copy=request.param == "copy")
+    yield
+    storage.use_refill(copy=False)
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_bit_for_bit(make, refill):
+    plain = train(make)
+    assert same(plain, train(make)), "the program itself does not repeat"
+    budget, counted = budget_for(make, 0.6)
+    assert same(plain, counted)
+    with dtrrun.budget(budget, device=DEVICE, verify=True) as session:
+        found = train(make)
+        report = session.report()
+    assert report["evictions"] > 0
+    assert session.report()["mismatches"] == []
+    assert same(plain, found)
+    assert report["reserved_peak_bytes"] + report["overhead_bytes"] <= budget
+
+
+@pytest.mark.parametrize("make", [transformer, mlp])
+def test_bf16_and_a_fused_optimizer(make):
+    options = {"autocast": True, "fused": True}
+    budget, plain = budget_for(make, 0.6, **options)
+    with dtrrun.budget(budget, device=DEVICE) as session:
+        found = train(make, **options)
+        assert session.report()["evictions"] > 0
+    assert same(plain, found)
+
+
+def test_the_device_shows_no_more_than_the_budget():
+    """Alone on the device: sampled at every operator."""
+    budget, _ = budget_for(convnet, 0.5)
+    torch.cuda.empty_cache()
+    others = used()
+    with dtrrun.budget(budget, device=DEVICE) as session:
+        train(convnet, steps=2)
+        torch.cuda.synchronize()
+        others -= session.report()["overhead_bytes"]
+        seen = []
+        look = session.device.look
+        session.device.look = lambda: (look(), seen.append(used()))
+        session.careful.always = True
+        train(convnet, steps=4)
+    assert seen
+    assert max(seen) - max(others, 0) <= budget
+
+
+def test_dropout_draws_what_it_drew():
+    torch.manual_seed(5)
+    x = torch.ones(4096, 1024, device=DEVICE)
+    expected = [torch.nn.functional.dropout(x) for _ in range(12)]
+    torch.manual_seed(5)
+    with dtrrun.budget(None, device=DEVICE) as session:
+        overhead = (x[0].sum(), session.report()["overhead_bytes"])[1]
+    with dtrrun.budget(overhead + (64 + 64 + 22 + 96) * 2**20, device=DEVICE) as session:
+        found = [torch.nn.functional.dropout(x) for _ in range(12)]
+        assert session.report()["evictions"] > 0
+        assert all(map(torch.equal, expected, found))
+        assert torch.cuda.default_generators[0].get_offset() > 0
+
+
+def test_costs_are_read_without_waiting(monkeypatch):
+    def waited(*_):
+        raise AssertionError("the program was synchronised")
+
+    with dtrrun.budget(None, device=DEVICE) as session:
+        a = torch.randn(2048, 2048, device=DEVICE)
+        monkeypatch.setattr(torch.cuda, "synchronize", waited)
+        monkeypatch.setattr(torch.cuda.Event, "synchronize", waited)
+        for _ in range(20):
+            a @ a
+        monkeypatch.undo()
+        torch.cuda.synchronize()
+        for _ in range(2):
+            session.device.timer.poll()
+        timed = [s for s in session.careful.signatures.values() if s.operator.name == "aten.mm"]
+        assert timed[0].timed
+        assert timed[0].cost > 20_000  # ns: 17 GFLOP take longer than a launch
+
+
+def test_ddp_with_nccl(tmp_path):
+    script = tmp_path / "ddp.py"
+    script.write_text(DDP)
+    ranks = str(min(torch.cuda.device_count(), 2))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+    plain = subprocess.run([*torchrun, str(script)], capture_output=True, text=True, timeout=240)
+    assert plain.returncode == 0, plain.stderr[-2000:]
+    dtrrun_ = [sys.executable, "-m", "dtrrun", "--device", "cuda", "--budget", "1800MB", "--quiet"]
+    found = subprocess.run(
+        [*dtrrun_, *torchrun, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=Path(__file__).parents[2],
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert sorted(found.stdout.splitlines()) == sorted(plain.stdout.splitlines())
+
+
+DDP = """
+import os, torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+torch.use_deterministic_algorithms(True)
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+torch.manual_seed(1)
+model = nn.Sequential(*[part for _ in range(16) for part in (nn.Linear(1024, 1024), nn.GELU())]).cuda()
+model = DistributedDataParallel(model, device_ids=[rank])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for step in range(5):
+    optimizer.zero_grad()
+    loss = model(torch.randn(8192, 1024, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(rank, step, loss.item().hex(), flush=True)
+dist.destroy_process_group()
+"""

@@ -1,0 +1,92 @@
+"""dtrrun.runtime.device, and what of `gpu` can be tried without one."""
+
+import pytest
+import torch
+
+import dtrrun
+from dtrrun.runtime import device
+from dtrrun.runtime.device import Cpu, choose
+from dtrrun.runtime.gpu import Gpu
+from dtrrun.runtime.storage import place_of, use_device
+from dtrrun.settings import RuntimeSettings
+from dtrrun.telemetry.fields import COUNTERS
+
+
+def chosen(name):
+    return choose(RuntimeSettings(device=name))
+
+
+@pytest.fixture
+def built(monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.fixture
+def not_built(monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+
+
+def test_auto_is_the_gpu_that_there_is(built, monkeypatch):
+    assert chosen("auto").type == "cuda"
+    assert chosen("cpu").type == "cpu"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert chosen("auto").type == "cpu"
+
+
+def test_a_pytorch_without_cuda(not_built, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(device, "DRIVER", str(tmp_path / "none"))
+    assert type(chosen("auto")) is Cpu
+    with pytest.raises(ValueError, match=r"cuda:1: PyTorch .* was built without CUDA"):
+        chosen("cuda:1")
+    with dtrrun.budget("1GB", device="auto"):
+        assert capsys.readouterr().err == ""
+    monkeypatch.setattr(device, "DRIVER", str(tmp_path))  # there is a driver
+    with dtrrun.budget("1GB", device="auto"):
+        assert "built without CUDA: the budget is the CPU's" in capsys.readouterr().err
+
+
+def test_the_index_that_was_asked_for(built):
+    assert chosen("cuda:1")._index == 1
+    assert chosen("cuda")._index is None
+
+
+def test_the_counters_are_those_of_the_record():
+    assert set(device.COUNTERS) <= set(COUNTERS)
+    with dtrrun.budget("1GB") as session:
+        report = session.report()
+    assert report["device_index"] == -1
+    assert {report[name] for name in device.COUNTERS if name != "device_index"} == {0}
+
+
+def test_other_devices_of_the_kind_are_not_ours():
+    use_device(512, 1)
+    try:
+        found = [place_of(torch.device(name)) for name in ("cpu", "cuda", "cuda:1", "cuda:0")]
+    finally:
+        use_device(64, None)
+    assert found == ["cpu", "cuda", "cuda", "cuda:0"]
+    assert place_of(torch.device("cuda:3")) == "cuda"
+
+
+CPU, META = torch.ones(2), torch.ones(2, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "touched"),
+    [
+        ((CPU, 2.0), None, None),
+        (([CPU, CPU],), {}, None),
+        ((CPU, META), {}, "meta"),
+        (([CPU, META],), {}, "meta"),
+        (((CPU, None, META),), {}, "meta"),
+        ((CPU,), {"out": META}, "meta"),
+        (([2],), {"device": torch.device("cuda:1")}, "cuda:1"),
+        (([2],), {"device": "cuda"}, "cuda"),
+        (([2],), {"device": torch.device("cpu")}, None),
+        (([2],), {"dtype": torch.float32}, None),
+    ],
+)
+def test_what_an_operator_touches(args, kwargs, touched):
+    found = Gpu.touched_by(args, kwargs)
+    assert found == (touched and torch.device(touched))

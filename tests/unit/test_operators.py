@@ -1,0 +1,43 @@
+"""dtrrun.runtime.operators: what PyTorch does not state, checked against the schemas that there are."""
+
+import pytest
+import torch
+
+import dtrrun
+from dtrrun.runtime import operators
+from dtrrun.runtime.operators import operator_of
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize("name", operators._WRITES_UNSAID)
+def test_reserve_spaces_are_where_the_schema_has_them(name):
+    operator = getattr(aten, name.removeprefix("aten::")).default
+    place = operators._WRITES_UNSAID[name]
+    assert operator._schema.arguments[place].name in ("reserve", "reserveSpace")
+    assert operator_of(operator).mutates == (place,)
+    assert not operator_of(operator).simple
+
+
+@pytest.fixture
+def tanh_keeps_state(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(operators, "_KEEPS_STATE", {"aten::tanh"})
+        operator_of.cache_clear()
+        yield
+    operator_of.cache_clear()
+
+
+def test_state_that_a_library_advances_is_never_evicted_or_replayed_from(tanh_keeps_state):
+    with dtrrun.budget(1, over_budget="warn") as session:
+        state = torch.ones(64).tanh()
+        made = state + 1
+        record = session.careful.record_of(state)
+        assert record.resident
+        assert record.exposed
+        assert session.careful.record_of(made).op is None
+
+
+def test_other_operators_are_as_they_were():
+    assert operator_of(aten.tanh.default).simple
+    assert operator_of(aten._cudnn_init_dropout_state.default).keeps_state
