@@ -134,12 +134,8 @@ class Outcomes(Mutations):
             if id(storage) in ledger.records:
                 continue
             # More than a geometry over a storage, or less: neither evicted nor replayed from.
-            odd = (
-                call.operator.keeps_state
-                or tensor.is_nested
-                or tensor.is_quantized
-                or tensor._is_zerotensor()
-            )
+            odd = tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor()
+            odd = odd or call.operator.keeps_state
             if op is None or odd:
                 pin = "uninitialised" if call.operator.uninitialised else "not replayable"
                 record = ledger.adopt(storage, pin=pin)

@@ -187,7 +187,7 @@ class Session:
         self._gradients.watch(leaf)
 
     def _met_device(self, kind: str) -> None:
-        if kind != "cpu":  # beside a GPU it is no surprise
+        if kind != "cpu" or self.device.type == "cpu":  # beside a GPU it is no surprise
             self.warn(notices.OTHER_DEVICE.format(device=kind, ours=self.ledger.device_type))
 
     def _threaded(self) -> None:

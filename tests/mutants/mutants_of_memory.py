@@ -64,8 +64,8 @@ row(
     (
         "an escape's replay runs under the program's modes",
         "replay",
-        "        return below()\n",
-        "        return torch.no_grad()\n",
+        "        guard: below = self.guard()\n",
+        "        guard: Any = torch.no_grad()\n",
         "hazards_modes::autocast_in_and_out",
     ),
 )
@@ -179,8 +179,8 @@ row(
     (
         "kernels find conjugates unresolved",
         "careful",
-        "            if call.complex:\n",
-        "            if False:\n",
+        "            elif call.complex:\n",
+        "            elif False:\n",
         "hazards_mode_checks::conjugates_that_kernels_make_inside",
     ),
     (

@@ -21,7 +21,7 @@ row(
     (
         "a replayed mutation writes into the old version",
         "replay",
-        "self._take(entry) if take else _copy(entry)",
+        "self._take(entry) if take else self._copy(entry)",
         "self._take(entry) if take else entry.memory()",
         "hazards_mutation::chain_of_mutations_whose_old_versions_are_needed",
     ),
@@ -140,8 +140,8 @@ row(
     (
         "a replay draws anew",
         "replay",
-        "        if op.rng is None:\n",
-        "        if True:\n",
+        "    if op.rng is None:\n",
+        "    if True:\n",
         "hazards_values::random_operators_and_their_generators",
     ),
     (
