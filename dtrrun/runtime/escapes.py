@@ -65,7 +65,10 @@ OUT_BY_COMPOSITES = (
 CONSTRUCTORS = ((torch, "tensor"), (torch, "as_tensor"), (torch, "asarray"), (torch.Tensor, "new_tensor"))
 """Read the elements of a list of tensors below every mode."""
 
-PATCHED = (*READ_BY_COMPOSITES, *WRITTEN_BY_COMPOSITES, *OUT_BY_COMPOSITES, *CONSTRUCTORS)
+STATES = ((torch, "set_rng_state"), (torch.random, "set_rng_state"), (torch.cuda, "set_rng_state"))
+"""Read the state of a random generator from a tensor. `Generator.set_state` itself cannot be replaced."""
+
+PATCHED = (*STATES, *READ_BY_COMPOSITES, *WRITTEN_BY_COMPOSITES, *OUT_BY_COMPOSITES, *CONSTRUCTORS)
 """All functions, by their owner and name."""
 
 EXPOSING_PROPERTIES = ("__cuda_array_interface__",)
@@ -89,6 +92,8 @@ class Escapes:
             self._patch(torch.Tensor, name, writes=True, exposes=False)
         for name in EXPOSES:
             self._patch(torch.Tensor, name, writes=True, exposes=True)
+        for owner, name in STATES:
+            self._patch(owner, name, writes=False, exposes=False)
         for owner, name in READ_BY_COMPOSITES:
             self._patch(owner, name, writes=False, exposes=False, integers_only=True)
         for owner, name in WRITTEN_BY_COMPOSITES:

@@ -309,4 +309,4 @@ class Session:
         """The counters of `telemetry.fields`, and the record's tables."""
         with self.careful.lock:
             self.ledger.drain()
-            return publish.counters(self) | publish.tables(self)
+            return publish.tables(self) | publish.counters(self)  # of `steps` the number

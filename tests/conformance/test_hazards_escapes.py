@@ -407,3 +407,19 @@ def test_the_account_follows_a_storage_that_the_program_resizes():
         assert session.report()["resident_bytes"] <= 3 * size
     assert torch.equal(kept[2], torch.sin(kept[1] * 1.1 + 1))
     assert "resize_" not in torch.UntypedStorage.__dict__
+
+
+def test_the_state_of_the_random_generator():
+    """Set from a tensor that an operator made, and that is evicted by then."""
+
+    def program():
+        before = torch.get_rng_state()
+        state = before.flip(0).flip(0)
+        torch.cos(torch.randn(16, 32))
+        torch.set_rng_state(state)
+        first = torch.randn(4)
+        torch.cos(torch.randn(16, 32))
+        torch.random.set_rng_state(new_state=state)
+        return first, torch.randn(4), before, state
+
+    check_stress(program)

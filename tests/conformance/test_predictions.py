@@ -246,6 +246,7 @@ def test_a_rule_that_knows_the_steps_decides_as_predicted(program, tmp_path: Pat
 
     def prepare(session):
         session._lookahead.foresight.steps = steps
+        session._lookahead.foresight.begin()
         session._lookahead._to_watch = 0
 
     peak = max(step.peak_bytes for step in steps_of(program, AMPLE))
