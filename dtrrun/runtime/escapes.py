@@ -65,7 +65,11 @@ OUT_BY_COMPOSITES = (
 CONSTRUCTORS = ((torch, "tensor"), (torch, "as_tensor"), (torch, "asarray"), (torch.Tensor, "new_tensor"))
 """Read the elements of a list of tensors below every mode."""
 
-STATES = ((torch, "set_rng_state"), (torch.random, "set_rng_state"), (torch.cuda, "set_rng_state"))
+STATES: tuple[tuple[Any, str], ...] = (
+    (torch, "set_rng_state"),
+    (torch.random, "set_rng_state"),
+    (torch.cuda, "set_rng_state"),
+)
 """Read the state of a random generator from a tensor. `Generator.set_state` itself cannot be replaced."""
 
 PATCHED = (*STATES, *READ_BY_COMPOSITES, *WRITTEN_BY_COMPOSITES, *OUT_BY_COMPOSITES, *CONSTRUCTORS)
