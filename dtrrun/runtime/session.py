@@ -17,6 +17,7 @@ from dtrrun.runtime import compiler, fork, notices, publish, shapes
 from dtrrun.runtime.access import Access
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.collector import Collector
+from dtrrun.runtime.costs import read_costs
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.escapes import Escapes
 from dtrrun.runtime.functions import Functions
@@ -88,13 +89,15 @@ class Session:
         self._lookahead = Lookahead(self.careful) if policy.heuristic.foresight else None
         self.mode = DTRMode(self.careful)
         self.warnings: dict[str, int] = {}
+        if settings.costs is not None and settings.cost == "measured":
+            self.careful.costs = read_costs(settings.costs, device, self.warn)
         self.error: dict[str, Any] | None = None
         self.running = False
         self._started_ns = now_ns()
         self._loading_ns = shapes.loading_ns
         self._compacted_age = 0
         self._thrash_warning = ""
-        self.steps = StepClock(self.times, self._step_ended)
+        self.steps = StepClock(self._totals, self._step_ended)
         self._access: Access = new_access(self.careful)
         self._gradients = Gradients(self._access.pin)
         self._notices = notices.Notices(self.warn)
@@ -207,6 +210,15 @@ class Session:
             - policy.search_ns
             - (shapes.loading_ns - self._loading_ns),  # an import, not work on a step
         }
+
+    def _totals(self) -> dict[str, int]:
+        """Of which each step has its share."""
+        counts = {
+            "evictions": self.ledger.evictions,
+            "rematerializations": self.replay.rematerializations,
+            "operators": self.ledger.age,
+        }
+        return self.times() | counts
 
     def _tick(self) -> None:
         """Called now and then, by the mode and in replays; sets when to be called again."""

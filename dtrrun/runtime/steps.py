@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+KEPT = 32
 
 
 class StepClock:
     """Time and memory of each step, and what is done at its end.
 
-    `totals()` gives the running sums (ns by name) from which each step's share is taken.
+    `totals()` gives the running sums (ns and counts by name) from which each step's share is taken.
     """
 
     def __init__(self, totals: Any, ended: Any) -> None:
         self.count = 0
         self.last: dict[str, int] | None = None
+        self.latest: deque[dict[str, int]] = deque(maxlen=KEPT)
         self._totals = totals
         self._ended = ended
         self._before: dict[str, int] = totals()
@@ -27,6 +31,7 @@ class StepClock:
             self.last = {name: now[name] - self._before[name] for name in now}
             self.last["index"] = self.count
             self._before = now
+            self.latest.append(self.last)
             self._ended()
 
         self._handle = register_optimizer_step_post_hook(stepped)

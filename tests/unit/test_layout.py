@@ -12,7 +12,8 @@ LINES = 320
 ARROWS = {
     "__init__": {"runtime"},
     "__main__": {"cli"},
-    "cli": {"launch", "views", "policy", "simulator", "telemetry", "settings", "sizes"},
+    "cli": {"launch", "views", "policy", "profiling", "simulator", "telemetry", "settings", "sizes"},
+    "profiling": {"launch", "simulator", "telemetry", "settings", "sizes"},
     "launch": {"telemetry", "settings"},
     "views": {"telemetry", "settings", "sizes"},
     "boot": {"runtime", "settings"},
