@@ -28,6 +28,8 @@ class Forecast:
     slowdown: float | None
     evictions: int
     rematerializations: int
+    steps: int
+    """To their end."""
 
 
 @dataclass
@@ -102,13 +104,16 @@ class Curve:
         slowdown = self.model.slowdown(found) if status == OK else None
         if status == OK and max(self.model.slowdowns(found), default=1.0) > self.limit:
             status, slowdown = THRASH, None
-        return Forecast(status, slowdown, found.evictions, found.rematerializations)
+        return Forecast(status, slowdown, found.evictions, found.rematerializations, len(found.steps))
 
     def best(self, budget: int) -> Point:
-        """By the heuristic that is predicted to work with the least slowdown, of equals the first."""
+        """By the heuristic that is predicted to work with the least slowdown; where none is, to get furthest.
+
+        Of equals, the first.
+        """
         known = [name for name in self.heuristics if (budget, name) in self._predictions]
         forecasts = [(name, self.forecast(budget, name)) for name in known or self.heuristics]
-        name, forecast = min(forecasts, key=lambda one: one[1].slowdown or math.inf)
+        name, forecast = min(forecasts, key=lambda one: (one[1].slowdown or math.inf, -one[1].steps))
         return Point(budget, name, forecast)
 
     def learn(self, point: Point, steps: Sequence[Step]) -> None:

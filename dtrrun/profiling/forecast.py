@@ -3,9 +3,9 @@
 A step takes its own time, the recomputation, and our bookkeeping. The first was measured in a plain run. The
 simulator adds up costs, each the least of several calls: a real operator takes longer, as the plain run's
 operators did. Bookkeeping was measured without a budget, an operator's share of it; once memory runs short it
-is `PRESSED` times that, since storages enter the pool, and an eviction or a rematerialization takes as much as
-`EVENT` operators. How far this is from the truth for a program and a machine, runs under a budget tell: what
-they measured moves both by a factor.
+is `PRESSED` times that, since storages enter the pool, and an eviction or a rematerialization takes as much
+as `EVENT` operators. How far this is from the truth for a program and a machine, runs under a budget tell:
+what they measured moves both by a factor.
 """
 
 from __future__ import annotations
