@@ -82,4 +82,5 @@ def scale_of(plain: Sequence[Step], predicted: Sequence[PredictedStep]) -> float
     """The time of operators in a plain run over the sum of their costs in the log."""
     costs = {step.index: step.plain_time for step in predicted}
     steps = [step for step in later(plain) if costs.get(step.number)]
-    return sum(step.operators_ns for step in steps) / max(sum(costs[step.number] for step in steps), 1)
+    cost = sum(costs[step.number] for step in steps)
+    return sum(step.operators_ns for step in steps) / cost if cost else 1.0

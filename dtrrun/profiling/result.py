@@ -98,7 +98,7 @@ def variation_result(variation: Variation, words: Sequence[str]) -> dict[str, An
         "limit": variation.limit,
         "complete": variation.complete,
         "seconds": variation.seconds,
-        "vary": shlex.join(variation.template),
+        "vary": list(variation.template),
         "range": [variation.low, variation.high],
         "target_budget_bytes": variation.settings.budget_bytes,
         "largest": variation.best,

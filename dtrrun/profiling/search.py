@@ -21,8 +21,17 @@ def above(budget: int) -> int:
 
 def least(known: Mapping[int, bool]) -> int | None:
     """Of the budgets that were tried, the least that worked and above which all did."""
-    failed = max((budget for budget, works in known.items() if not works), default=0)
+    failed = _failed(known)
     return min((budget for budget, works in known.items() if works and budget > failed), default=None)
+
+
+def certified(known: Mapping[int, bool]) -> int | None:
+    """Of the budgets that were tried, the least that is a minimum."""
+    failed = _failed(known)
+    return min(
+        (one for one, works in known.items() if works and one > failed and known.get(below(one)) is False),
+        default=None,
+    )
 
 
 def find_minimum(check: Callable[[int], bool], guess: int, top: int, known: dict[int, bool]) -> int:
@@ -38,12 +47,15 @@ def find_minimum(check: Callable[[int], bool], guess: int, top: int, known: dict
             known[budget] = check(budget)
         return known[budget]
 
-    start = min(max(guess, 1), top)
-    while True:
-        failed = max((budget for budget, worked in known.items() if not worked), default=0)
-        found = _on_ladder(works, max(start, failed), top)
-        if all(worked for budget, worked in known.items() if budget > found):
-            return found
+    found = _on_ladder(works, max(min(max(guess, 1), top), _failed(known)), top)
+    while _failed(known) > found:  # in a hole that the ladder has stepped over
+        found = _on_ladder(works, _failed(known), top)
+    return found
+
+
+def _failed(known: Mapping[int, bool]) -> int:
+    """The largest budget that did not work."""
+    return max((budget for budget, works in known.items() if not works), default=0)
 
 
 def _on_ladder(works: Callable[[int], bool], start: int, top: int) -> int:

@@ -12,7 +12,7 @@ from dtrrun.profiling.costs import costs_of, settled, write_costs
 from dtrrun.profiling.curve import Curve, Point
 from dtrrun.profiling.forecast import Model, scale_of
 from dtrrun.profiling.knee import knee, within
-from dtrrun.profiling.search import below, find_minimum, least
+from dtrrun.profiling.search import certified, find_minimum, least
 from dtrrun.profiling.trial import OK, THRASH, Trial, run_trial
 from dtrrun.settings import RuntimeSettings
 from dtrrun.simulator.live import predict
@@ -90,12 +90,12 @@ class Study:
 
     @property
     def minimum(self) -> int | None:
-        return least(self.worked)
+        return certified(self.worked) or least(self.worked)
 
     @property
     def certified(self) -> bool:
         """Whether the minimum is one: 5 % less was run, and did not work."""
-        return self.minimum is not None and self.worked.get(below(self.minimum)) is False
+        return certified(self.worked) is not None
 
     @property
     def seconds(self) -> float:

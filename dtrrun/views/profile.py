@@ -51,19 +51,19 @@ class Bar:
 def print_profile(result: Mapping[str, Any], stream: TextIO, *, width: int | None = None) -> None:
     """Write the tables of a `result` (docs/profile.md) to `stream`; in colour only on a terminal."""
     console = console_for(stream, width)
-    sections = _varied(result) if "vary" in result else _curve(result)
+    sections = _varied(result) if "vary" in result else _curve(result, console.width)
     print_to(stream, console, Rule("dtrrun profile", style="dim", align="left", characters="─"), *sections)
 
 
-def _curve(result: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _curve(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     peak, minimum, best = (result[f"{name}_bytes"] for name in ("plain_peak", "minimum", "recommended"))
     if peak is None:
         yield Text("nothing was found yet", style="dim")
         return
     rows = {"plain peak": _bytes(peak), "plain step": duration(result["plain_step_seconds"])}
     if minimum is not None:
-        sure = "" if result["minimum_certified"] else "  (not certain: what lies below was not run)"
-        rows["minimum"] = f"{_bytes(minimum)}  {100 * minimum / peak:.0f} % of the peak{sure}"
+        label = "minimum" if result["minimum_certified"] else "least so far"  # nothing below it was run
+        rows[label] = f"{_bytes(minimum)}  {100 * minimum / peak:.0f} % of the peak"
     if best is not None:
         rows["recommended"] = f"{_bytes(best)}  {100 * best / peak:.0f} % of the peak"
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
@@ -74,11 +74,12 @@ def _curve(result: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield table
     if result["points"]:
         yield ""
-        yield _points(result["points"], minimum, best)
+        marks = {minimum: "minimum" if result["minimum_certified"] else "", best: "recommended"}
+        yield _points(result["points"], marks, 8 if width < 96 else 40)
     yield from _copy(result.get("run"))
 
 
-def _points(points: Sequence[Mapping[str, Any]], minimum: int | None, best: int | None) -> Table:
+def _points(points: Sequence[Mapping[str, Any]], marks: Mapping[int, str], longest: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for label in ("budget", "", "predicted", "measured", "evictions"):
         table.add_column(label, justify="right", no_wrap=True)
@@ -87,7 +88,7 @@ def _points(points: Sequence[Mapping[str, Any]], minimum: int | None, best: int 
     for point in points:
         budget, measured = point["budget_bytes"], point["measured"]
         shown = measured or point["predicted"]
-        note = {minimum: "minimum", best: "recommended"}.get(budget, "")
+        note = marks.get(budget, "")
         status = shown["status"]
         if not measured:
             status = "predicted" if status == "ok" else f"{status}, predicted"
@@ -97,18 +98,18 @@ def _points(points: Sequence[Mapping[str, Any]], minimum: int | None, best: int 
             _times(point["predicted"]["slowdown"]),
             _times(measured["slowdown"] if measured else None),
             f"{shown['evictions']:,}" if shown["status"] == "ok" else "",
-            Text(plain(point["heuristic"], 40)),
+            Text(plain(point["heuristic"], longest)),
             Text.assemble(
                 (status, STYLES.get(shown["status"], "" if measured else "dim")), f"  {note}" if note else ""
             ),
-            style="bold" if budget == best else None,
+            style="bold" if note == "recommended" else None,
         )
     return table
 
 
 def _varied(result: Mapping[str, Any]) -> Iterator[RenderableType]:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for label in (plain(result["vary"], 40), "peak", "slowdown", "evictions"):
+    for label in (plain(" ".join(result["vary"]), 40), "peak", "slowdown", "evictions"):
         table.add_column(Text(label), justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
     for row in result["values"]:
