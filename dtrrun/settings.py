@@ -41,6 +41,8 @@ class RuntimeSettings:
     seed: int = 0
     """Of the `random` heuristic and of sampling; never touches the program's own generators."""
     cost: CostSource = "measured"
+    costs: str | None = None
+    """A file of operators' costs that are known before (`dtrrun profile` makes it)."""
     over_budget: OverBudget = "error"
     return_memory: ReturnMemory = "auto"
     """When the pages of evicted storages go back to the system (`runtime.heap`)."""

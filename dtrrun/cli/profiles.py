@@ -23,6 +23,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+FILES = ("costs",)
+"""Options whose values are paths."""
 SHIPPED = Path(__file__).resolve().parent.parent / "profiles"
 
 
@@ -81,7 +83,7 @@ def read_profile(path: Path, keys: Sequence[str]) -> dict[str, Given]:
             raise LaunchError(f"{place}: {key}: one value is wanted, not a list or a table")
         if key in found:
             raise LaunchError(f"{place}: {key} stands here for the second time")
-        found[key] = Given(value.value, f"{place}: {key}")
+        found[key] = Given(_placed(key, value.value, path), f"{place}: {key}")
         if value.tag == "tag:yaml.org,2002:null":
             del found[key]
     return found
@@ -113,8 +115,14 @@ def read_pyproject(folder: Path, keys: Sequence[str]) -> dict[str, Given]:
         key = _key(name, keys, place)
         if not isinstance(value, (str, int, float)):
             raise LaunchError(f"{place}: {key}: one value is wanted, not a list or a table")
-        found[key] = Given(str(value).lower() if isinstance(value, bool) else str(value), f"{place}: {key}")
+        text_of = str(value).lower() if isinstance(value, bool) else _placed(key, str(value), path)
+        found[key] = Given(text_of, f"{place}: {key}")
     return found
+
+
+def _placed(key: str, text: str, path: Path) -> str:
+    """A file's name in a file is relative to that."""
+    return str(path.parent / Path(text).expanduser()) if key in FILES and text else text
 
 
 def _key(name: str, keys: Iterable[str], place: str) -> str:

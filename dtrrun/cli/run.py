@@ -23,8 +23,10 @@ dtrrun --budget 50% -m mypackage.train
 
 dtrrun --budget 2GiB --verify torchrun --nproc-per-node 2 train.py
 
-[bold]Other verbs[/bold]: [bold]doctor[/bold], what dtrrun finds here, and what to do about it;
-[bold]simulate[/bold], recorded logs under budgets; dtrrun doctor --help, dtrrun simulate --help.
+[bold]Other verbs[/bold]: [bold]profile[/bold] finds a budget; [bold]smoke[/bold] checks a script in CI;
+[bold]top[/bold] looks at runs under way; [bold]doctor[/bold] tells what dtrrun finds here;
+[bold]record[/bold] and [bold]simulate[/bold], logs of operators and what becomes of them under budgets.
+dtrrun profile --help.
 
 [bold]Other places for options[/bold]: every option has an environment variable (DTRRUN_BUDGET,
 DTRRUN_IGNORE_SMALL) and a key in a profile and in \\[tool.dtrrun] of pyproject.toml (budget, ignore_small).
@@ -121,6 +123,9 @@ def run(
             "An operator's cost: its time (default), or a fixed model, for evictions that are alike in "
             "every run.",
         ),
+    ] = None,
+    costs: Annotated[
+        _Text, _text(_POLICY, "PATH", "Costs that are known before: a file that dtrrun profile has made.")
     ] = None,
     max_slowdown: Annotated[
         _Text, _text(_LIMITS, "X", "A step is thrashing when it takes more than X times its own work.")

@@ -6,6 +6,7 @@ A reader takes the text and returns the value, or raises ValueError with a text 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -124,6 +125,14 @@ def deallocation(text: str) -> str:
     if choice("eager", "banish", "ignore")(text) != "eager":
         raise ValueError(f"{text} works in the simulator only; use eager")
     return text
+
+
+def existing_file(text: str) -> str:
+    """Its whole path: the target may go to another folder."""
+    path = os.path.abspath(os.path.expanduser(text))
+    if not os.path.isfile(path):
+        raise ValueError(f"no such file: {text!r}")
+    return path
 
 
 def anything(text: str) -> str:

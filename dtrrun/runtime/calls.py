@@ -11,6 +11,7 @@ import torch
 from dtrrun.ledger.record import Record, Signature
 from dtrrun.runtime import shapes
 from dtrrun.runtime.arguments import flatten_into, geometry_of, is_leaf
+from dtrrun.runtime.costs import Costs, identity
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.ledger import Ledger
 from dtrrun.runtime.operators import Operator
@@ -64,6 +65,7 @@ class Calls:
     device: Any = None  # that of the session, if it is a GPU
     capturing = False  # a CUDA graph: nothing is evicted or run again
     asks_sizes = False  # of results before the first call, also where there is no budget
+    costs: Costs = {}  # noqa: RUF012 - known before; replaced, never written to
 
     def __init__(
         self,
@@ -212,7 +214,11 @@ class Calls:
             if len(self.signatures) >= SIGNATURES_LIMIT:
                 self.signatures.clear()
             signature = Signature(call.operator, tuple(geometries))
-            if (self.asks_sizes or self.ledger.budget_bytes is not None) and not elsewhere:
+            known = self.costs.get(identity(key)) if self.costs else None
+            if known is not None:
+                signature.cost, signature.output_bytes = known
+                signature.calls = Signature.SETTLED
+            elif (self.asks_sizes or self.ledger.budget_bytes is not None) and not elsewhere:
                 predicted = shapes.predict(call.func, call.operator, call.template, call.kwargs, geometries)
                 if predicted is None:
                     # Not known before the first call: as much as the inputs is the best guess.

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from dtrrun.ledger.record import Record
+from dtrrun.ledger.record import Record, Signature
 from dtrrun.runtime.access import Access
 from dtrrun.runtime.arguments import PLAIN, is_leaf
 from dtrrun.runtime.calls import Call
 from dtrrun.runtime.careful import Careful
+from dtrrun.runtime.costs import identity
 from dtrrun.runtime.ledger import Ledger
 from dtrrun.runtime.lookahead import WHY
 from dtrrun.runtime.mutation import overwritten
@@ -99,6 +100,8 @@ class RecordingCareful(Careful):
     def __init__(self, recorder: Recorder, *args: Any, **options: Any) -> None:
         self.recorder = recorder
         self._pending: dict[int, Pending] = {}
+        self._identities: dict[Any, str] = {}
+        self._identity = ""  # of the call that is being prepared
         super().__init__(*args, **options)
 
     @property
@@ -140,11 +143,21 @@ class RecordingCareful(Careful):
             self._pending[id(call)] = Pending(facts, keys, list(call.signature.geometries))
         return call
 
+    def _signature(
+        self, call: Call, key: tuple[Any, ...], geometries: list[Any], elsewhere: bool
+    ) -> Signature:
+        if self.recorder.active:
+            if key not in self._identities:
+                self._identities[key] = identity(key)
+            self._identity = self._identities[key]
+        return super()._signature(call, key, geometries, elsewhere)
+
     def _facts(self, call: Call, args: Any, kwargs: dict[str, Any], short: bool) -> Facts:
         operator, numbers = call.operator, self.recorder.numbers
         facts: Facts = {
             "in": [numbers[record.key] for record in call.records],
             "bytes": call.signature.output_bytes,
+            "signature": self._identity,
         }
         flags = {
             "view": operator.view and not operator.reshapes_storage,

@@ -18,6 +18,7 @@ from dtrrun.runtime import device as devices
 from dtrrun.runtime.access import Access
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.collector import Collector
+from dtrrun.runtime.costs import read_costs
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.escapes import Escapes
 from dtrrun.runtime.functions import Functions
@@ -31,7 +32,8 @@ from dtrrun.runtime.mode_checks import ModeChecks
 from dtrrun.runtime.reducers import Reducers
 from dtrrun.runtime.replay import Replay
 from dtrrun.runtime.resizes import Resizes
-from dtrrun.runtime.steps import StepClock, overhead_ns, slowdown
+from dtrrun.runtime.steps import StepClock
+from dtrrun.runtime.thrashing import GRACE_NS, Thrashing
 from dtrrun.runtime.threads import Threads
 from dtrrun.runtime.training_state import TrainingState
 from dtrrun.runtime.verify import Fingerprints
@@ -40,9 +42,6 @@ from dtrrun.settings import RuntimeSettings
 
 PUBLISH_NS = 200_000_000  # between two writes of the record
 COMPACT_EVERY = 20_000  # operators
-THRASHING = 10.0  # a slowdown that is worth a warning unasked
-THRASH_GRACE_NS = 5_000_000_000  # of overhead in a step that is still under way
-THRASHED = 1  # exit status of --on-thrash stop
 
 
 class Session:
@@ -92,13 +91,15 @@ class Session:
         self._lookahead = Lookahead(self.careful) if policy.heuristic.foresight else None
         self.warnings: dict[str, int] = {}
         self.mode: DTRMode = self.device.make_mode(self)
+        if settings.costs is not None and settings.cost == "measured":
+            self.careful.costs = read_costs(settings.costs, self.device.type, self.warn)
         self.error: dict[str, Any] | None = None
         self.running = False
         self._started_ns = now_ns()
         self._loading_ns = shapes.loading_ns
         self._compacted_age = 0
-        self._thrash_warning = ""
-        self.steps = StepClock(self.times, self._step_ended)
+        self._thrashing = Thrashing(settings, self.warn, self._publish)
+        self.steps = StepClock(self._totals, self._step_ended)
         self._access: Access = new_access(self.careful)
         self._gradients = Gradients(self._access.pin)
         self._notices = notices.Notices(self.warn)
@@ -226,6 +227,15 @@ class Session:
             - (shapes.loading_ns - self._loading_ns),  # an import, not work on a step
         }
 
+    def _totals(self) -> dict[str, int]:
+        """Of which each step has its share."""
+        counts = {
+            "evictions": self.ledger.evictions,
+            "rematerializations": self.replay.rematerializations,
+            "operators": self.ledger.age,
+        }
+        return self.times() | counts
+
     def _tick(self) -> None:
         """Called now and then, by the mode and in replays; sets when to be called again."""
         if self.ledger.age - self._compacted_age > COMPACT_EVERY:
@@ -234,7 +244,7 @@ class Session:
         self.device.look()
         self._publish()
         self.careful.next_tick = self.replay.next_tick = now_ns() + PUBLISH_NS
-        self._watch_thrashing(self.steps.under_way(), THRASH_GRACE_NS)
+        self._thrashing.watch(self.steps.under_way(), GRACE_NS)
 
     def _publish(self) -> None:
         if self.writer is not None and os.getpid() == self._pid:
@@ -257,32 +267,10 @@ class Session:
             self.ledger.step_peak_bytes = self.ledger.resident_bytes
             self.device.step_ended()
         assert self.steps.last is not None
-        self._watch_thrashing(self.steps.last)
+        self._thrashing.watch(self.steps.last)
         if self.settings.max_steps is not None and self.steps.count >= self.settings.max_steps:
             self._publish()
             raise SystemExit(0)
-
-    def _watch_thrashing(self, step: dict[str, int], grace_ns: int = 0) -> None:
-        """Warn, and stop if asked to, when a step (perhaps still under way) is mostly recomputation."""
-        if overhead_ns(step) <= grace_ns:
-            return
-        found = slowdown(step)
-        if found <= (self.settings.max_slowdown or THRASHING):
-            return
-        if self.settings.max_slowdown is not None and self.settings.on_thrash == "stop":
-            self.warn(
-                f"step {step['index']} takes {found:.1f} times its own work; a larger budget would "
-                "help: stopped (--on-thrash stop)"
-            )
-            self._publish()
-            raise SystemExit(THRASHED)
-        if not self._thrash_warning:
-            limit = self.settings.max_slowdown or THRASHING
-            self._thrash_warning = (
-                f"steps take more than {limit:g} times their own work (step {step['index']}: {found:.1f} "
-                "times); a larger budget would help"
-            )
-        self.warn(self._thrash_warning)
 
     # -- fork ------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import dtrrun
+from dtrrun.profiling.costs import costs_of, settled, write_costs
 from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import read_log
 
@@ -29,7 +30,7 @@ def steps_of(program, budget, *, begin=1, prepare=None, **options):
     """Run it live; the counts of each step. `begin`: the step from which on the budget holds."""
     torch.manual_seed(3)
     found = []
-    with dtrrun.budget(budget if begin == 1 else AMPLE, cost="model", **options) as session:
+    with dtrrun.budget(budget if begin == 1 else AMPLE, **{"cost": "model"} | options) as session:
         if prepare is not None:
             prepare(session)
         ledger, replay = session.ledger, session.replay
@@ -63,8 +64,8 @@ def steps_of(program, budget, *, begin=1, prepare=None, **options):
     return found
 
 
-def recorded(program, path, first, last):
-    steps_of(program, None, log=str(path), log_first=first, log_last=last)
+def recorded(program, path, first, last, **options):
+    steps_of(program, None, log=str(path), log_first=first, log_last=last, **options)
     return read_log(path)
 
 
@@ -204,6 +205,24 @@ def test_a_step_alone_is_predicted_as_if_the_budget_began_with_it(program, tmp_p
         live = steps_of(program, budget, begin=3)
         assert predicted(log, budget) == live[2:3], share
         evictions += live[2].evictions if live[2] != "oom" else 0
+    assert evictions > 0
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_measured_costs_that_are_known_make_a_run_what_was_predicted(program, tmp_path: Path):
+    """From the first step on, and every time."""
+    log = recorded(program, tmp_path / "log", 1, STEPS, cost="measured")
+    costs = costs_of(log)
+    log = settled(log, costs)
+    write_costs(tmp_path / "costs.gz", log, costs)
+    known = {"cost": "measured", "costs": str(tmp_path / "costs.gz")}
+    peak = max(step.peak_bytes for step in steps_of(program, AMPLE))
+    evictions = 0
+    for share in (0.8, 0.5):
+        live = steps_of(program, int(peak * share), **known)
+        assert predicted(log, int(peak * share)) == live, share
+        assert steps_of(program, int(peak * share), **known) == live
+        evictions += sum(step.evictions for step in live if step != "oom")
     assert evictions > 0
 
 

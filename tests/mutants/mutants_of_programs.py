@@ -124,7 +124,7 @@ row(
     (
         "a step that is mostly recomputation goes unnoticed",
         "session",
-        "        self._watch_thrashing(self.steps.last)\n",
+        "        self._thrashing.watch(self.steps.last)\n",
         "",
         "hazards_process::thrashing_is_said_once_and_can_stop",
     ),

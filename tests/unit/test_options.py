@@ -46,6 +46,8 @@ def test_with_nothing_said_memory_is_counted_only(folder):
 
 
 def test_all_reach_the_settings(folder):
+    costs = folder / "known.costs.gz"
+    costs.touch()
     typed = {
         "budget": "1GB",
         "device": "auto",
@@ -55,6 +57,7 @@ def test_all_reach_the_settings(folder):
         "sample": True,
         "seed": "7",
         "cost": "model",
+        "costs": str(costs),
         "over_budget": "warn",
         "return_memory": "always",
         "max_slowdown": "2",

@@ -1,0 +1,301 @@
+"""The verb `profile`: which budgets a program works in, and what each costs."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from dtrrun.cli import values
+from dtrrun.cli.messages import if_someone_reads, say
+from dtrrun.cli.options import collect
+from dtrrun.cli.parameters import flag as _flag
+from dtrrun.cli.parameters import read
+from dtrrun.cli.parameters import text as _text
+from dtrrun.cli.profiles import SHIPPED, folders
+from dtrrun.cli.report_file import report_writer
+from dtrrun.cli.sweeping import shown
+from dtrrun.launch.errors import BY_SIGNAL, FAILED, LaunchError
+from dtrrun.launch.interpreter import choose
+from dtrrun.launch.target import resolve
+from dtrrun.policy import make_policy
+from dtrrun.profiling.result import study_result, variation_result, write_profile
+from dtrrun.profiling.study import NothingToProfile, ScriptFailed, Study
+from dtrrun.profiling.trial import Trial
+from dtrrun.profiling.variation import Variation
+from dtrrun.profiling.vary import parse_range, parse_template, with_value
+from dtrrun.sizes import format_size, parse_size
+from dtrrun.views.profile import Bar, print_profile
+
+EPILOG = """
+[bold]Examples[/bold]
+
+dtrrun profile train.py --epochs 3, and then: dtrrun --profile train train.py --epochs 3
+
+dtrrun profile --max-slowdown 1.2 --json curve.json train.py
+
+dtrrun profile --target-budget 8GB --vary '--batch-size {}' --range 8:512 train.py
+
+[bold]Exit status[/bold]: 0 when something was found; 3 when nothing was; the target's own where it fails
+without a budget; 2 usage; 125 dtrrun failed; 130 after Ctrl-C, with what was known by then.
+"""
+COMMAND: dict[str, Any] = {
+    "options_metavar": "profile [OPTIONS] [--] TARGET [ARGS]...",
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+NOTHING = 3
+MOST_STEPS = 32
+HEURISTICS = "h_dtr_eq,h_chain"
+
+_Text: TypeAlias = str | None
+_WHAT, _HOW, _OUTPUT = "What to find", "How", "Output"
+
+
+def profile(
+    ctx: typer.Context,
+    max_slowdown: Annotated[
+        _Text, _text(_WHAT, "X", "Recommend the least budget within X times the plain time.")
+    ] = None,
+    target_budget: Annotated[
+        _Text, _text(_WHAT, "SIZE", "With --vary and --range: the budget into which the value has to fit.")
+    ] = None,
+    vary: Annotated[
+        _Text,
+        _text(_WHAT, "'OPTION {}'", "An option of TARGET's own, whose largest value that fits is sought."),
+    ] = None,
+    range: Annotated[_Text, _text(_WHAT, "LOW:HIGH", "Whole numbers, the values of that option.")] = None,
+    steps: Annotated[str, _text(_HOW, "N", "Optimizer steps of each run.")] = "3",
+    heuristic: Annotated[
+        str, _text(_HOW, "NAME[,NAME...]", f"The heuristics to choose from (default: {HEURISTICS}).")
+    ] = HEURISTICS,
+    checks: Annotated[str, _text(_HOW, "N", "Budgets of the curve to run, beside the minimum.")] = "4",
+    limit: Annotated[
+        str, _text(_HOW, "X", "A step that takes more than X times its own work is thrashing.")
+    ] = "3",
+    python: Annotated[_Text, _text(_HOW, "PATH", "The interpreter for a script, -m or -c.")] = None,
+    device: Annotated[_Text, _text(_HOW, "DEVICE", "auto (default), cpu, cuda or cuda:N.")] = None,
+    name: Annotated[
+        _Text, _text(_OUTPUT, "NAME", "Of the profile, for dtrrun --profile NAME (default: the script's).")
+    ] = None,
+    output: Annotated[
+        _Text,
+        typer.Option(
+            "--output", "-o", metavar="PATH.yaml", rich_help_panel=_OUTPUT, help="Write the profile there."
+        ),
+    ] = None,
+    json: Annotated[
+        _Text,
+        _text(_OUTPUT, "PATH", "Write the figures; - is standard output, the table then goes to stderr."),
+    ] = None,
+    quiet: Annotated[bool, _flag(_OUTPUT, "quiet", "Print nothing but errors.")] = False,
+) -> int:
+    """Find the least budget that TARGET works in, what each budget costs, and one to recommend.
+
+    TARGET is run for a few steps without a budget, its operators recorded; dtrrun's behaviour is predicted
+    from the record for many budgets and heuristics, and checked by short real runs. What is found goes into
+    a profile: the budget, the heuristic that did best there, and the operators' costs, so that the first
+    step is well informed and runs are alike.
+    """
+    words: Sequence[str] = ctx.obj
+    if list(words[:1]) == ["-"]:
+        raise LaunchError("profile runs its target several times: it cannot be read from standard input")
+    options = collect({"python": python, "device": device})
+    settings = replace(
+        options.settings,
+        budget_bytes=None,
+        cost="measured",
+        costs=None,
+        over_budget="error",
+        max_slowdown=None,
+        on_thrash="warn",
+        verify=False,
+        max_steps=read("--steps", values.whole_number(least=1), steps),
+    )
+    bound = read("--limit", values.slowdown, limit)
+    wanted = read("--max-slowdown", values.slowdown, max_slowdown) if max_slowdown else None
+    if (settings.max_steps or 0) > MOST_STEPS:
+        raise LaunchError(f"--steps: {steps} is more than {MOST_STEPS}")
+    given = (target_budget, vary, range)
+    if any(given) and not all(given):
+        raise LaunchError("--target-budget, --vary and --range go together")
+    names = _heuristics(heuristic)
+    command = resolve(words, lambda: choose(options.python))
+    for warning in options.warnings if not quiet else ():
+        say(f"warning: {warning}")
+    if target_budget and vary and range:
+        if output or name:
+            raise LaunchError("--vary finds a value, not a profile: -o and --name do not go with it")
+        low, high = read("--range", parse_range, range)
+        variation = Variation(
+            command,
+            replace(settings, budget_bytes=read("--target-budget", parse_size, target_budget)),
+            read("--vary", parse_template, vary),
+            low,
+            high,
+            wanted or bound,
+        )
+        return _vary(variation, words, json, quiet)
+    path = _path(output, name, words)
+    checked = read("--checks", values.whole_number(least=1), checks)
+    with tempfile.TemporaryDirectory(prefix="dtrrun-", ignore_cleanup_errors=True) as folder:
+        study = Study(
+            command, settings, Path(folder), settings.max_steps or 1, names, max(bound, wanted or 0)
+        )
+        study.checks, study.max_slowdown = checked, wanted
+        return _study(study, words, path, output, json, quiet)
+
+
+def _heuristics(text: str) -> list[str]:
+    names: list[str] = read("--heuristic", values.heuristics, text)
+    for name in names:
+        if ":" not in name and make_policy(name).heuristic.foresight:
+            raise LaunchError(f"--heuristic: {name} learns from the first steps; short runs do not show it")
+    if any(":" in name for name in names):
+        sys.path.insert(0, "")
+    return names
+
+
+def _study(
+    study: Study, words: Sequence[str], path: Path, output: str | None, json: str | None, quiet: bool
+) -> int:
+    with report_writer(json) as write:
+        number, trouble = 0, ""
+        with Bar(sys.stderr, quiet=quiet) as bar, _interruptible() as interrupted:
+            study.attend = lambda one: bar.update(one.now, one.seconds, one.left)
+            try:
+                study.run()
+            except KeyboardInterrupt:
+                number = interrupted[-1]
+            except NothingToProfile as error:
+                trouble = str(error)
+            except ScriptFailed as failed:
+                return _script_failed(failed.trial)
+        result = study_result(study, words)
+        if study.recommended is not None:
+            result["run"] = ["dtrrun", "--profile", _named(path, output), *words]
+            try:
+                write_profile(path, study, words)
+            except OSError as error:
+                raise LaunchError(f"{path}: cannot be written: {error.strerror}", FAILED) from None
+        shown(result, print_profile, json, quiet or study.plain is None)
+        write(result)
+    if study.recommended is not None and not quiet:
+        say(f"wrote {path}")
+    if number:
+        say("interrupted: what was known by then is kept")
+        return BY_SIGNAL + number
+    if study.recommended is None:
+        say(f"nothing to recommend: {trouble or _why(study)}")
+        return NOTHING
+    if not study.complete:
+        say("this took long enough: some budgets were not run")
+    return 0
+
+
+def _why(study: Study) -> str:
+    if study.minimum is None:
+        return "no budget below the peak worked"
+    if study.max_slowdown is not None:
+        return f"no budget keeps within {study.max_slowdown:g} times the plain time"
+    return "no budget is worth its time"
+
+
+def _vary(variation: Variation, words: Sequence[str], json: str | None, quiet: bool) -> int:
+    budget: Any = variation.settings.budget_bytes
+    with report_writer(json) as write:
+        number = 0
+        with Bar(sys.stderr, quiet=quiet) as bar, _interruptible() as interrupted:
+            variation.attend = lambda one: bar.update(one.now, one.seconds, one.left)
+            try:
+                variation.run()
+            except KeyboardInterrupt:
+                number = interrupted[-1]
+            except ScriptFailed as failed:
+                return _script_failed(failed.trial)
+        result = variation_result(variation, words)
+        if variation.best is not None:
+            target = with_value(words, variation.template, variation.best)
+            result["run"] = ["dtrrun", "--budget", f"{budget}B", *target]
+        shown(result, print_profile, json, quiet)
+        write(result)
+    if number:
+        say("interrupted: what was known by then is kept")
+        return BY_SIGNAL + number
+    if variation.best is None:
+        say(f"not even {variation.low} fits into {format_size(budget)}")
+        return NOTHING
+    return 0
+
+
+def _script_failed(trial: Trial) -> int:
+    """Its own words, and its own exit status."""
+    with if_someone_reads():
+        sys.stderr.write(trial.tail + ("" if trial.tail.endswith("\n") else "\n"))
+    status = trial.returncode if trial.returncode >= 0 else BY_SIGNAL - trial.returncode
+    say(f"error: the program fails in a run that is to be measured (exit status {status}): see above")
+    return status or FAILED
+
+
+def _path(output: str | None, name: str | None, words: Sequence[str]) -> Path:
+    """Where the profile goes. Raises LaunchError."""
+    if output is not None:
+        path = Path(output).expanduser().absolute()
+        if name is not None:
+            raise LaunchError("-o and --name are two names for one profile")
+        if path.suffix not in (".yaml", ".yml"):
+            raise LaunchError(f"-o: {output}: a profile's name ends in .yaml")
+        if not path.parent.is_dir():
+            raise LaunchError(f"-o: {path.parent} is no folder")
+        return path
+    name = _name_of(words) if name is None else name
+    if not name or "/" in name or name.startswith(".") or not name.isprintable():
+        raise LaunchError(f"--name: {name!r} is no name for a profile")
+    if (SHIPPED / f"{name}.yaml").exists():
+        raise LaunchError(f"{name} is a profile of dtrrun's own: say --name NAME")
+    return folders()[0] / f"{name}.yaml"
+
+
+def _name_of(words: Sequence[str]) -> str:
+    """The script's or module's, without the end `.py`."""
+    for place, word in enumerate(words):
+        if word == "-m" and place + 1 < len(words):
+            return words[place + 1]
+        if word.endswith(".py"):
+            return Path(word).stem
+    return "program"
+
+
+def _named(path: Path, output: str | None) -> str:
+    if output is None:
+        return path.stem
+    return output if "/" in output else f"./{output}"
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """Ctrl-C, and a request to end, interrupt what is under way; gives the signals that came."""
+    came: list[int] = []
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {
+        number: signal.signal(number, receive)
+        for number in numbers
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield came
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,121 @@
+"""What the simulator predicts of budgets, and of heuristics in each."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from dtrrun.profiling.forecast import Model
+from dtrrun.profiling.trial import OK, THRASH, TOO_SMALL, Step, Trial
+from dtrrun.settings import RuntimeSettings
+from dtrrun.simulator.live import Prediction, predict
+from dtrrun.simulator.log import Instruction
+
+SHARES = range(95, 5, -5)
+"""Of the peak, in percent: where the curve is predicted."""
+REFINEMENTS = 3
+"""Halvings of the interval between the least of these that works and the next: to 0.6 % of the peak."""
+STATUS = {"ok": OK, "oom": TOO_SMALL, "thrash": THRASH}
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What was predicted for a budget."""
+
+    status: str
+    slowdown: float | None
+    evictions: int
+    rematerializations: int
+    steps: int
+    """To their end."""
+
+
+@dataclass
+class Point:
+    """A budget, by the heuristic that does best there."""
+
+    budget_bytes: int
+    heuristic: str
+    predicted: Forecast
+    trial: Trial | None = None
+
+    @property
+    def slowdown(self) -> float | None:
+        """As measured, else as predicted; None where it does not work."""
+        if self.trial is not None:
+            return self.trial.slowdown if self.trial.status == OK else None
+        return self.predicted.slowdown if self.predicted.status == OK else None
+
+
+@dataclass
+class Curve:
+    """Predictions for one log. attend: called before each."""
+
+    log: Sequence[Instruction]
+    model: Model
+    settings: RuntimeSettings
+    heuristics: Sequence[str]
+    limit: float
+    attend: Callable[[], None]
+    swept: list[int] = field(default_factory=list)
+    """Budgets all over the curve, the largest first."""
+    _predictions: dict[tuple[int, str], Prediction] = field(default_factory=dict)
+
+    def sweep(self, peak: int, seconds: float) -> int:
+        """Predict budgets all over the curve, in some `seconds`; the least that works, as do those above."""
+        until = time.monotonic() + seconds
+        for heuristic in self.heuristics:
+            failures = 0
+            for share in SHARES:
+                if time.monotonic() > until or failures > 1:  # a hole, perhaps; two in a row hardly
+                    break
+                status = self.forecast(peak * share // 100, heuristic).status
+                failures = 0 if status == OK else failures + 1
+        self.swept = sorted({budget for budget, _ in self._predictions}, reverse=True)
+        good, bad = peak, 0
+        for budget in self.swept:
+            if self.best(budget).predicted.status != OK:
+                bad = budget
+                break
+            good = budget
+        for _ in range(REFINEMENTS if bad else 0):
+            middle = (good + bad) // 2
+            good, bad = (middle, bad) if self.best(middle).predicted.status == OK else (good, middle)
+        return good
+
+    def forecast(self, budget: int, heuristic: str) -> Forecast:
+        """For one budget and heuristic."""
+        key = budget, heuristic
+        if key not in self._predictions:
+            self.attend()
+            self._predictions[key] = predict(
+                self.log,
+                budget,
+                heuristic,
+                limit=self.limit,
+                seed=self.settings.seed,
+                sample=self.settings.sample,
+                ignore_small=self.settings.ignore_small,
+            )
+        found = self._predictions[key]
+        status = STATUS[found.status]
+        slowdown = self.model.slowdown(found) if status == OK else None
+        if status == OK and max(self.model.slowdowns(found), default=1.0) > self.limit:
+            status, slowdown = THRASH, None
+        return Forecast(status, slowdown, found.evictions, found.rematerializations, len(found.steps))
+
+    def best(self, budget: int) -> Point:
+        """By the heuristic that is predicted to work with the least slowdown; where none is, to get furthest.
+
+        Of equals, the first.
+        """
+        known = [name for name in self.heuristics if (budget, name) in self._predictions]
+        forecasts = [(name, self.forecast(budget, name)) for name in known or self.heuristics]
+        name, forecast = min(forecasts, key=lambda one: (one[1].slowdown or math.inf, -one[1].steps))
+        return Point(budget, name, forecast)
+
+    def learn(self, point: Point, steps: Sequence[Step]) -> None:
+        """What a run at a point has measured moves the predictions of the others."""
+        self.model.learn(self._predictions[point.budget_bytes, point.heuristic], steps)

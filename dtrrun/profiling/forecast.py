@@ -1,0 +1,86 @@
+"""From what the simulator predicts (operators run again, evictions) to a slowdown in time.
+
+A step takes its own time, the recomputation, and our bookkeeping. The first was measured in a plain run. The
+simulator adds up costs, each the least of several calls: a real operator takes longer, as the plain run's
+operators did. Bookkeeping was measured without a budget, an operator's share of it; once memory runs short it
+is `PRESSED` times that, since storages enter the pool, and an eviction or a rematerialization takes as much
+as `EVENT` operators. How far this is from the truth for a program and a machine, runs under a budget tell:
+what they measured moves both by a factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dtrrun.profiling.trial import Step, later
+from dtrrun.simulator.live import Prediction
+from dtrrun.simulator.live import Step as PredictedStep
+
+PRESSED = 2.5
+EVENT = 4.0
+PRIOR = 0.1
+"""How much the model is trusted: as a measurement of this share of the step's own time."""
+
+
+@dataclass
+class Model:
+    """Of a program on a machine."""
+
+    plain: Sequence[Step]
+    """Steps of a run without a budget."""
+    scale: float
+    """An operator's time over its cost in the log."""
+    predicted_again: float = PRIOR
+    measured_again: float = PRIOR
+    predicted_own: float = PRIOR
+    measured_own: float = PRIOR
+    """Sums over the runs so far, as shares of the steps' own time: recomputation, bookkeeping."""
+
+    def shares(self, prediction: Prediction) -> list[tuple[float, float]]:
+        """Of the own time of each later step: recomputation and bookkeeping, before what runs have told."""
+        found = []
+        for step, plain in zip(prediction.steps, self.plain, strict=False):
+            rate = plain.bookkeeping_ns / max(plain.operators, 1)
+            events = step.evictions + step.rematerializations
+            pressed = PRESSED if prediction.evictions else 1.0
+            own = rate * (pressed * plain.operators + EVENT * events)
+            again = self.scale * (step.time - step.plain_time)
+            found.append((again / plain.own_ns, own / plain.own_ns))
+        return found[1:] or found
+
+    def slowdowns(self, prediction: Prediction) -> list[float]:
+        """Of each later step."""
+        again = self.measured_again / self.predicted_again
+        own = self.measured_own / self.predicted_own
+        return [1 + again * a + own * b for a, b in self.shares(prediction)]
+
+    def slowdown(self, prediction: Prediction) -> float | None:
+        """Of the later steps together."""
+        slowdowns = self.slowdowns(prediction)
+        weights = [step.own_ns for step in later(self.plain)][: len(slowdowns)]
+        if not weights:
+            return None
+        return sum(s * w for s, w in zip(slowdowns, weights, strict=True)) / sum(weights)
+
+    def learn(self, prediction: Prediction, measured: Sequence[Step]) -> None:
+        """A run at the budget of this prediction has been measured."""
+        steps, shares = later(measured), self.shares(prediction)
+        own_ns = sum(step.own_ns for step in steps)
+        if not own_ns or not shares or prediction.status != "ok":
+            return
+        weights = [step.own_ns for step in later(self.plain)][: len(shares)]
+        bookkeeping = sum(step.bookkeeping_ns for step in steps)
+        self.measured_own += bookkeeping / own_ns
+        self.measured_again += (sum(step.overhead_ns for step in steps) - bookkeeping) / own_ns
+        for (again, own), weight in zip(shares, weights, strict=True):
+            self.predicted_again += again * weight / sum(weights)
+            self.predicted_own += own * weight / sum(weights)
+
+
+def scale_of(plain: Sequence[Step], predicted: Sequence[PredictedStep]) -> float:
+    """The time of operators in a plain run over the sum of their costs in the log."""
+    costs = {step.index: step.plain_time for step in predicted}
+    steps = [step for step in later(plain) if costs.get(step.number)]
+    cost = sum(costs[step.number] for step in steps)
+    return sum(step.operators_ns for step in steps) / cost if cost else 1.0

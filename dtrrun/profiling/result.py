@@ -1,0 +1,140 @@
+"""What was found, as JSON values and as the YAML profile of `dtrrun --profile`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dtrrun.profiling.curve import Point
+from dtrrun.profiling.study import Study
+from dtrrun.profiling.trial import OK, Trial
+from dtrrun.profiling.variation import Variation
+from dtrrun.sizes import format_size
+
+SCHEMA = "dtrrun.profile/1"
+COSTS = ".costs.gz"
+"""The end of the name of the file with the costs, beside the profile."""
+
+
+def study_result(study: Study, words: Sequence[str]) -> dict[str, Any]:
+    """The figures; those that are not known (yet) are None. `words`: the target as it was written."""
+    plain = study.plain
+    best = study.points.get(study.recommended) if study.recommended is not None else None
+    return {
+        "schema": SCHEMA,
+        "target": list(words),
+        "steps": study.steps,
+        "limit": study.limit,
+        "max_slowdown": study.max_slowdown,
+        "complete": study.complete,
+        "seconds": study.seconds,
+        "plain_run_seconds": plain and plain.seconds,
+        "plain_step_seconds": plain and _step_seconds(plain),
+        "plain_peak_bytes": plain and plain.peak_bytes,
+        "processes": plain and plain.processes,
+        "minimum_bytes": study.minimum,
+        "minimum_certified": study.certified,
+        "recommended_bytes": study.recommended,
+        "recommended_heuristic": best and best.heuristic,
+        "points": [_point(study, study.points[budget]) for budget in sorted(study.points, reverse=True)],
+    }
+
+
+def _point(study: Study, point: Point) -> dict[str, Any]:
+    predicted, trial = point.predicted, point.trial
+    return {
+        "budget_bytes": point.budget_bytes,
+        "share": point.budget_bytes / study.peak,
+        "heuristic": point.heuristic,
+        "predicted": {
+            "status": predicted.status,
+            "slowdown": predicted.slowdown,
+            "evictions": predicted.evictions,
+            "rematerializations": predicted.rematerializations,
+        },
+        "measured": None if trial is None else _trial(trial),
+    }
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    return {
+        "status": trial.status,
+        "exit_code": trial.returncode,
+        "slowdown": trial.slowdown if trial.status == OK else None,
+        "evictions": sum(step.evictions for step in trial.steps),
+        "rematerializations": sum(step.rematerializations for step in trial.steps),
+        "peak_bytes": trial.peak_bytes,
+        "least_budget_bytes": trial.least_budget_bytes,
+        "seconds": trial.seconds,
+        "steps": [
+            {
+                "index": step.number,
+                "seconds": step.wall_ns / 1e9,
+                "evictions": step.evictions,
+                "rematerializations": step.rematerializations,
+            }
+            for step in trial.steps
+        ],
+    }
+
+
+def _step_seconds(trial: Trial) -> float:
+    """Of the last one."""
+    return trial.steps[-1].wall_ns / 1e9
+
+
+def variation_result(variation: Variation, words: Sequence[str]) -> dict[str, Any]:
+    """The figures of `--vary`."""
+    return {
+        "schema": SCHEMA,
+        "target": list(words),
+        "steps": variation.settings.max_steps,
+        "limit": variation.limit,
+        "complete": variation.complete,
+        "seconds": variation.seconds,
+        "vary": list(variation.template),
+        "range": [variation.low, variation.high],
+        "target_budget_bytes": variation.settings.budget_bytes,
+        "largest": variation.best,
+        "values": [{"value": value, **_trial(trial)} for value, trial in sorted(variation.tried.items())],
+    }
+
+
+def write_profile(path: Path, study: Study, words: Sequence[str]) -> None:
+    """The recommended budget's profile, and the costs beside it; for the user alone. Raises OSError."""
+    assert study.recommended is not None
+    assert study.plain is not None
+    point = study.points[study.recommended]
+    costs = path.with_name(path.stem + COSTS)
+    facts = [
+        f"plain peak {format_size(study.peak)}",
+        f"minimum {format_size(study.minimum)}" if study.minimum else "",
+        f"this budget: {point.slowdown:.2f} times the plain time" if point.slowdown else "",
+    ]
+    options = {"budget": f"{study.recommended}B", "heuristic": point.heuristic, "costs": costs.name}
+    target = "".join(c if c.isprintable() else "?" for c in shlex.join(words))
+    text = (
+        f"# Found by dtrrun profile, in {study.steps} steps of: {target}\n"
+        f"# {', '.join(filter(None, facts))}\n"
+        f"{yaml.safe_dump(options, sort_keys=False, allow_unicode=True)}"
+    )
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    part = costs.with_name(f".{os.getpid()}-{costs.name}")
+    try:
+        shutil.copy(study.costs_path, part)  # mode 0600, as its source
+        os.replace(part, costs)
+    finally:
+        part.unlink(missing_ok=True)
+    part = path.with_name(f".{os.getpid()}-{path.name}")
+    try:
+        with open(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "w") as file:
+            file.write(text)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,106 @@
+"""The least budget that works, and the largest value of an option that fits, by trying.
+
+Feasibility has holes: a budget can fail although a smaller one works, since other storages are evicted. So
+the minimum is one that worked itself, above which all that was tried worked, and 5 % below which it failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+
+def below(budget: int) -> int:
+    """5 % less."""
+    return budget * 95 // 100
+
+
+def above(budget: int) -> int:
+    """The least budget of which `budget` is 5 % less."""
+    return -(-budget * 100 // 95)
+
+
+def least(known: Mapping[int, bool]) -> int | None:
+    """Of the budgets that were tried, the least that worked and above which all did."""
+    failed = _failed(known)
+    return min((budget for budget, works in known.items() if works and budget > failed), default=None)
+
+
+def certified(known: Mapping[int, bool]) -> int | None:
+    """Of the budgets that were tried, the least that is a minimum."""
+    failed = _failed(known)
+    return min(
+        (one for one, works in known.items() if works and one > failed and known.get(below(one)) is False),
+        default=None,
+    )
+
+
+def find_minimum(check: Callable[[int], bool], guess: int, top: int, known: dict[int, bool]) -> int:
+    """The minimum, in bytes; `top`, which works (no storage is evicted), where nothing below it is one.
+
+    check: tries a budget. guess: where to begin. known: what was tried before; what is tried now is added.
+    """
+
+    def works(budget: int) -> bool:
+        if budget >= top or budget < 1:
+            return budget >= 1
+        if budget not in known:
+            known[budget] = check(budget)
+        return known[budget]
+
+    found = _on_ladder(works, max(min(max(guess, 1), top), _failed(known)), top)
+    while _failed(known) > found:  # in a hole that the ladder has stepped over
+        found = _on_ladder(works, _failed(known), top)
+    return found
+
+
+def _failed(known: Mapping[int, bool]) -> int:
+    """The largest budget that did not work."""
+    return max((budget for budget, works in known.items() if not works), default=0)
+
+
+def _on_ladder(works: Callable[[int], bool], start: int, top: int) -> int:
+    """The same among budgets that are 5 % apart, `start` one of them: in leaps of 1, 2, 4 …, then halving."""
+    rungs = {0: start}
+
+    def rung(place: int) -> int:
+        for known in range(1, place + 1):
+            rungs.setdefault(known, below(rungs[known - 1]))
+        for known in range(-1, place - 1, -1):
+            rungs.setdefault(known, above(rungs[known + 1]))
+        return min(rungs[place], top)
+
+    leap, place = 1, 0
+    if works(rung(0)):
+        while works(rung(place + leap)):
+            place, leap = place + leap, 2 * leap
+        good, bad = place, place + leap
+    else:
+        while not works(rung(place - leap)):
+            place, leap = place - leap, 2 * leap
+        good, bad = place - leap, place
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if works(rung(middle)):
+            good = middle
+        else:
+            bad = middle
+    return rung(good)
+
+
+def largest(check: Callable[[int], bool], low: int, high: int) -> int | None:
+    """The largest value from `low` to `high` that fits, the next one having been tried; None: not even `low`.
+
+    It doubles from `low`, then halves the interval.
+    """
+    if not check(low):
+        return None
+    good, bad = low, high + 1
+    while good < high:
+        value = min(max(2 * good, good + 1), high) if bad > high else (good + bad) // 2
+        if value == good:
+            break
+        if check(value):
+            good = value
+        else:
+            bad = value
+    return good

@@ -1,0 +1,267 @@
+"""The whole of `dtrrun profile`: plain runs, predictions, checks by real runs; keeps what it has found."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dtrrun.profiling.costs import costs_of, settled, write_costs
+from dtrrun.profiling.curve import Curve, Point
+from dtrrun.profiling.forecast import Model, scale_of
+from dtrrun.profiling.knee import knee, within
+from dtrrun.profiling.search import certified, find_minimum, least
+from dtrrun.profiling.trial import OK, THRASH, Trial, run_trial
+from dtrrun.settings import RuntimeSettings
+from dtrrun.simulator.live import predict
+from dtrrun.simulator.log import read_log
+
+PATIENCE = 18.0
+"""All of it may take this many times a plain run's time; what is left to check then stays unchecked."""
+SIMULATING = 3.0
+"""Of which the simulator."""
+LEAST_PEAK = 1_000_000
+
+
+class NothingToProfile(Exception):
+    """There is nothing to be found out, and why."""
+
+
+class ScriptFailed(Exception):
+    """The program fails by itself."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__("the program fails without a budget")
+        self.trial = trial
+
+
+class OutOfPatience(Exception):
+    """It has taken as long as it may."""
+
+
+def _nothing(study: Study) -> None:
+    """Nobody looks."""
+
+
+@dataclass
+class Study:
+    """What is known of a program so far.
+
+    settings: what all runs have in common. limit: a step that takes more than that many times its own work
+    is thrashing, and its budget does not work. checks: budgets of the curve that are run. attend: called
+    over and over.
+    """
+
+    command: Sequence[str]
+    settings: RuntimeSettings
+    folder: Path
+    steps: int = 3
+    heuristics: Sequence[str] = ("h_dtr_eq", "h_chain")
+    limit: float = 3.0
+    checks: int = 4
+    max_slowdown: float | None = None
+    attend: Callable[[Study], None] = _nothing
+
+    now: str = ""
+    """What it is doing."""
+    left: float | None = None
+    """Seconds that the rest may take."""
+    plain: Trial | None = None
+    curve: Curve | None = None
+    points: dict[int, Point] = field(default_factory=dict)
+    worked: dict[int, bool] = field(default_factory=dict)
+    """Budgets that were run, and whether they did."""
+    recommended: int | None = None
+    complete: bool = False
+    """Nothing was left out for want of time."""
+    started: float = field(default_factory=time.monotonic)
+    ended: float | None = None
+    _to_check: int = 6
+    """Runs that are likely still to come."""
+
+    # -- what has been found -----------------------------------------------------------------------
+
+    @property
+    def peak(self) -> int:
+        assert self.plain is not None
+        return self.plain.peak_bytes
+
+    @property
+    def minimum(self) -> int | None:
+        return certified(self.worked) or least(self.worked)
+
+    @property
+    def certified(self) -> bool:
+        """Whether the minimum is one: 5 % less was run, and did not work."""
+        return certified(self.worked) is not None
+
+    @property
+    def seconds(self) -> float:
+        return (self.ended or time.monotonic()) - self.started
+
+    # -- the order of things -----------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Raises ScriptFailed, NothingToProfile, LaunchError; what was found until then stays."""
+        try:
+            self._measure()
+            self._record()
+            guess = self._predict()
+            try:
+                self._check_curve(guess)
+                find_minimum(self._works, guess, self.peak, self.worked)
+                self._recommend()
+                self.complete = True
+            except OutOfPatience:
+                self.recommended = self._wanted(measured=True)
+        except KeyboardInterrupt:
+            if self.worked:
+                self.recommended = self._wanted(measured=True)
+            raise
+        finally:
+            self.ended = time.monotonic()
+
+    def _measure(self) -> None:
+        self.now = "a run without a budget"
+        plain = self._trial(replace(self.settings, max_steps=self.steps), math.inf)
+        if plain.status != OK:
+            raise ScriptFailed(plain)
+        if not plain.steps:
+            raise NothingToProfile("the program took no optimizer step, and steps are what is profiled")
+        self.steps = min(self.steps, plain.steps[-1].number)
+        if plain.peak_bytes < LEAST_PEAK:
+            raise NothingToProfile(
+                f"its tensors take {plain.peak_bytes:,} bytes at most: too little to save any"
+            )
+        self.plain = plain
+
+    def _record(self) -> None:
+        assert self.plain is not None
+        self.now = "a run that is recorded"
+        path = self.folder / "steps.log"
+        settings = replace(
+            self.settings, max_steps=self.steps, log=str(path), log_first=1, log_last=self.steps
+        )
+        trial = self._trial(settings, 20 * self.plain.seconds + 60)
+        if not path.exists():
+            if trial.status != OK:
+                raise ScriptFailed(trial)
+            raise NothingToProfile(f"the {self.steps} steps could not be recorded: the next run had fewer")
+        log = read_log(path)
+        costs = costs_of(log)
+        log = settled(log, costs)
+        write_costs(self.costs_path, log, costs)
+        model = Model(self.plain.steps, scale_of(self.plain.steps, predict(log, None).steps))
+        self.curve = Curve(log, model, self.settings, self.heuristics, self.limit, lambda: self.attend(self))
+
+    def _predict(self) -> int:
+        """The curve, and the least budget that is predicted to work."""
+        assert self.plain is not None
+        assert self.curve is not None
+        self.now = "predicting the curve"
+        guess = self.curve.sweep(self.peak, SIMULATING * self.plain.seconds)
+        self.points |= {budget: self.curve.best(budget) for budget in self.curve.swept}
+        return guess
+
+    @property
+    def costs_path(self) -> Path:
+        return self.folder / "costs.gz"
+
+    # -- real runs ---------------------------------------------------------------------------------
+
+    def _works(self, budget: int) -> bool:
+        """Run the program inside that budget."""
+        assert self.plain is not None
+        assert self.curve is not None
+        point = self.points[budget] = self.curve.best(budget)
+        if (
+            self.seconds + self.plain.seconds * (point.predicted.slowdown or 2)
+            > PATIENCE * self.plain.seconds
+        ):
+            raise OutOfPatience
+        self.now = f"{100 * budget / self.peak:.0f} % of the peak"
+        settings = replace(
+            self.settings,
+            max_steps=self.steps,
+            budget_bytes=budget,
+            heuristic=point.heuristic,
+            costs=str(self.costs_path),
+            max_slowdown=self.limit,
+            on_thrash="stop",
+        )
+        trial = self._trial(settings, (self.limit + 2) * self.plain.seconds + 30)
+        if trial.status == OK and (trial.slowdown or 1.0) > self.limit:
+            trial = replace(trial, status=THRASH)
+        point.trial = trial
+        if trial.status == OK:
+            self.curve.learn(point, trial.steps)
+        self.worked[budget] = trial.status == OK
+        return trial.status == OK
+
+    def _check_curve(self, guess: int) -> None:
+        """From a safe budget down: evenly spread, and the knee."""
+        budgets = sorted(budget for budget in self.points if guess <= budget < self.peak)
+        if not budgets:
+            return
+        wanted = {
+            guess + (self.peak - guess) * place // (self.checks + 1) for place in range(1, self.checks + 1)
+        }
+        chosen = {min(budgets, key=lambda one: abs(one - budget)) for budget in wanted}
+        best = self._wanted()
+        if best is not None and best in budgets:
+            chosen.discard(min(chosen, key=lambda one: abs(one - best)))
+            chosen.add(best)
+        self._to_check = len(chosen) + 2
+        for budget in sorted(chosen, reverse=True):
+            self._works(budget)
+
+    def _wanted(self, *, measured: bool = False) -> int | None:
+        """The budget to recommend, as far as is known. measured: of those that were run."""
+        floor = self.minimum if self.worked else None
+        curve = {
+            budget: slowdown
+            for budget, point in self.points.items()
+            if (slowdown := point.slowdown) is not None
+            and (floor is None or budget >= floor)
+            and (not measured or point.trial is not None)
+        }
+        if self.worked and floor is None:
+            return None
+        if not curve:
+            return None
+        if self.max_slowdown is not None:
+            return within(curve, self.max_slowdown)
+        if not measured:
+            curve[self.peak] = 1.0
+        best = knee(curve)
+        return best if best < self.peak else None
+
+    def _recommend(self) -> None:
+        """What is recommended has been run."""
+        assert self.curve is not None
+        while True:
+            for budget, point in self.points.items():  # what runs have told since then
+                if point.trial is None:
+                    self.points[budget] = self.curve.best(budget)
+            wanted = self._wanted()
+            if wanted is None or wanted in self.worked:
+                self.recommended = wanted
+                return
+            if not self._works(wanted):
+                find_minimum(self._works, wanted, self.peak, self.worked)
+
+    def _trial(self, settings: RuntimeSettings, patience: float) -> Trial:
+        begin = time.monotonic()
+
+        def attend() -> None:
+            if self.plain is not None:
+                expected = 1.5 * self.plain.seconds * max(self._to_check, 1)
+                self.left = max(expected - (time.monotonic() - begin), 0.0)
+            self.attend(self)
+
+        trial = run_trial(settings, self.command, patience, attend)
+        if self.plain is not None:
+            self._to_check -= 1
+        return trial

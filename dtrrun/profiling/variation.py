@@ -1,0 +1,75 @@
+"""The largest value of an option of the program's own that fits into a budget, by short real runs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from dtrrun.profiling.search import largest
+from dtrrun.profiling.study import ScriptFailed
+from dtrrun.profiling.trial import FAILED, OK, Trial, run_trial
+from dtrrun.profiling.vary import with_value
+from dtrrun.settings import RuntimeSettings
+
+
+def _nothing(variation: Variation) -> None:
+    """Nobody looks."""
+
+
+@dataclass
+class Variation:
+    """What was tried so far. `command` and `settings`, the budget among these, are those of all runs."""
+
+    command: Sequence[str]
+    settings: RuntimeSettings
+    template: Sequence[str]
+    low: int
+    high: int
+    limit: float
+    attend: Callable[[Variation], None] = _nothing
+
+    now: str = ""
+    left: float | None = None
+    tried: dict[int, Trial] = field(default_factory=dict)
+    best: int | None = None
+    complete: bool = False
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def run(self) -> None:
+        """Raises ScriptFailed where the least value ends in an error of the program's own, LaunchError."""
+        self.best = largest(self._fits, self.low, self.high)
+        self.complete = True
+
+    def _fits(self, value: int) -> bool:
+        self.now = " ".join(self.template).replace("{}", str(value))
+        self.left = self._left()
+        settings = replace(self.settings, max_slowdown=self.limit, on_thrash="stop")
+        command = with_value(self.command, self.template, value)
+        trial = run_trial(settings, command, self._patience(value), lambda: self.attend(self))
+        if trial.status == OK and not trial.steps:
+            trial = replace(trial, status=FAILED)
+        self.tried[value] = trial
+        if value == self.low and trial.status == FAILED:
+            raise ScriptFailed(trial)
+        if trial.status == OK:
+            self.best = max(value, self.best or 0)
+        return trial.status == OK
+
+    def _patience(self, value: int) -> float:
+        """As if time grew with the value, and then as much as a thrashing run may take."""
+        if self.low not in self.tried:
+            return math.inf
+        return (self.limit + 2) * self.tried[self.low].seconds * value / self.low + 60
+
+    def _left(self) -> float | None:
+        if self.best is None:
+            return None
+        failed = [value for value, trial in self.tried.items() if trial.status != OK]
+        open_values = (min(failed) if failed else self.high) - self.best
+        return max(trial.seconds for trial in self.tried.values()) * math.log2(max(open_values, 1) + 1)

@@ -1,0 +1,47 @@
+"""An option of the program's own, with another value."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+PLACE = "{}"
+
+
+def parse_template(text: str) -> list[str]:
+    """`--batch-size {}` as words. Raises ValueError."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {error}") from None
+    if sum(word.count(PLACE) for word in words) != 1:
+        raise ValueError(f"{text!r} has not one {{}}, for the value; write one like '--batch-size {{}}'")
+    return words
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """`8:512`. Raises ValueError."""
+    low, _, high = text.partition(":")
+    if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high)):
+        raise ValueError(f"{text!r} is no range of whole numbers from 1 on, such as 8:512")
+    return int(low), int(high)
+
+
+def with_value(target: Sequence[str], template: Sequence[str], value: int) -> list[str]:
+    """The target's words with the option set: in the place where it stands already, else at the end."""
+    given = [word.replace(PLACE, str(value)) for word in template]
+    name = template[0]
+    for place, word in enumerate(target):
+        if len(template) == 2 and template[1] == PLACE and name.startswith("-"):
+            if word == name and place + 1 < len(target):
+                return [*target[:place], *given, *target[place + 2 :]]
+            if word.startswith(f"{name}="):
+                return [*target[:place], f"{name}={value}", *target[place + 1 :]]
+        elif len(template) == 1 and not name.startswith(PLACE) and _like(word, name):
+            return [*target[:place], *given, *target[place + 1 :]]
+    return [*target, *given]
+
+
+def _like(word: str, template: str) -> bool:
+    before, _, after = template.partition(PLACE)
+    return word.startswith(before) and word.endswith(after)

@@ -1,0 +1,56 @@
+"""Costs of operators that are known before the program runs: the file that `dtrrun profile` makes.
+
+Gzipped JSON: the version of torch and the device that they were measured with, and by the identity of each
+signature its cost in ns, the bytes that it allocates, and those that it needs beside them while it runs
+(0 where that is not known). What is in the file is not measured again, so that decisions depend neither on
+the first calls nor on how busy the machine is.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+FORMAT = 1
+
+Costs = Mapping[str, tuple[int, int]]
+"""Cost in ns and bytes of results, by the identity of a signature."""
+
+
+def identity(key: tuple[Any, ...]) -> str:
+    """What a signature's key (operator, other arguments, geometries) is called in every process."""
+    return hashlib.blake2b(repr(key).encode(), digest_size=6).hexdigest()
+
+
+def read_costs(path: str, device: str, warn: Callable[[str], None]) -> Costs:
+    """The costs in a file; none, and a warning, where they are of no use here."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            found = json.load(file)
+        if found["format"] != FORMAT:
+            raise ValueError(f"its format is {found['format']}, not {FORMAT}")
+        if (found["torch"], found["device"]) != (torch.__version__, device):
+            warn(
+                f"{path}: costs of torch {found['torch']} on {found['device']}; this is {torch.__version__} "
+                f"on {device}: not used"
+            )
+            return {}
+        return {name: (int(row[0]), int(row[1])) for name, row in found["signatures"].items()}
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        AttributeError,
+    ) as error:
+        warn(f"{path}: costs cannot be read: {error}")
+        return {}

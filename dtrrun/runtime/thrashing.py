@@ -1,0 +1,43 @@
+"""Steps that are mostly recomputation: said, or ended if that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dtrrun.runtime.steps import overhead_ns, slowdown
+from dtrrun.settings import RuntimeSettings
+
+THRASHING = 10.0  # a slowdown that is worth a warning unasked
+GRACE_NS = 5_000_000_000  # of overhead in a step that is still under way
+THRASHED = 1  # exit status of --on-thrash stop
+
+
+class Thrashing:
+    """Judges steps; `publish` is called before the program is ended."""
+
+    def __init__(
+        self, settings: RuntimeSettings, warn: Callable[[str], None], publish: Callable[[], None]
+    ) -> None:
+        self._settings, self._warn, self._publish = settings, warn, publish
+        self._warning = ""
+
+    def watch(self, step: dict[str, int], grace_ns: int = 0) -> None:
+        """Warn, or raise SystemExit, when a step (perhaps still under way) is mostly recomputation."""
+        if overhead_ns(step) <= grace_ns:
+            return
+        found, most = slowdown(step), self._settings.max_slowdown
+        if found <= (most or THRASHING):
+            return
+        if most is not None and self._settings.on_thrash == "stop":
+            self._warn(
+                f"step {step['index']} takes {found:.1f} times its own work; a larger budget would "
+                "help: stopped (--on-thrash stop)"
+            )
+            self._publish()
+            raise SystemExit(THRASHED)
+        if not self._warning:
+            self._warning = (
+                f"steps take more than {most or THRASHING:g} times their own work (step {step['index']}: "
+                f"{found:.1f} times); a larger budget would help"
+            )
+        self._warn(self._warning)

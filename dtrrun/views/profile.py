@@ -1,0 +1,144 @@
+"""What `dtrrun profile` shows: a bar while it works, tables at the end."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TextIO
+
+from rich.console import RenderableType
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from dtrrun.sizes import format_size
+from dtrrun.views.panels import console_for, print_to
+from dtrrun.views.text import duration, plain
+
+STYLES = {"too small": "red", "thrash": "yellow", "failed": "red"}
+
+
+class Bar:
+    """On a terminal, a bar with what is being done and the time left; elsewhere nothing."""
+
+    def __init__(self, stream: TextIO, *, quiet: bool) -> None:
+        console = console_for(stream, None)
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[left]}"),
+        )
+        self._bar = Progress(
+            *columns, console=console, transient=True, disable=quiet or not console.is_terminal
+        )
+        self._task = self._bar.add_task("", total=1.0, left="")
+
+    def __enter__(self) -> Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self, what: str, seconds: float, left: float | None) -> None:
+        """`seconds` have passed, and about `left` are to come."""
+        done = seconds / (seconds + left) if left is not None else 0.0
+        text = "" if left is None else f"about {duration(max(left, 1))} left"
+        self._bar.update(self._task, description=plain(what, 60), completed=done, left=text)
+
+
+def print_profile(result: Mapping[str, Any], stream: TextIO, *, width: int | None = None) -> None:
+    """Write the tables of a `result` (docs/profile.md) to `stream`; in colour only on a terminal."""
+    console = console_for(stream, width)
+    sections = _varied(result) if "vary" in result else _curve(result, console.width)
+    print_to(stream, console, Rule("dtrrun profile", style="dim", align="left", characters="─"), *sections)
+
+
+def _curve(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    peak, minimum, best = (result[f"{name}_bytes"] for name in ("plain_peak", "minimum", "recommended"))
+    if peak is None:
+        yield Text("nothing was found yet", style="dim")
+        return
+    rows = {"plain peak": _bytes(peak), "plain step": duration(result["plain_step_seconds"])}
+    if minimum is not None:
+        label = "minimum" if result["minimum_certified"] else "least so far"  # nothing below it was run
+        rows[label] = f"{_bytes(minimum)}  {100 * minimum / peak:.0f} % of the peak"
+    if best is not None:
+        rows["recommended"] = f"{_bytes(best)}  {100 * best / peak:.0f} % of the peak"
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for label, value in rows.items():
+        table.add_row(label, Text(value, style="bold" if label == "recommended" else ""))
+    yield table
+    if result["points"]:
+        yield ""
+        marks = {minimum: "minimum" if result["minimum_certified"] else "", best: "recommended"}
+        yield _points(result["points"], marks, 8 if width < 96 else 40)
+    yield from _copy(result.get("run"))
+
+
+def _points(points: Sequence[Mapping[str, Any]], marks: Mapping[int, str], longest: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for label in ("budget", "", "predicted", "measured", "evictions"):
+        table.add_column(label, justify="right", no_wrap=True)
+    table.add_column("heuristic", no_wrap=True, overflow="ellipsis")
+    table.add_column("status", no_wrap=True)
+    for point in points:
+        budget, measured = point["budget_bytes"], point["measured"]
+        shown = measured or point["predicted"]
+        note = marks.get(budget, "")
+        status = shown["status"]
+        if not measured:
+            status = "predicted" if status == "ok" else f"{status}, predicted"
+        table.add_row(
+            f"{100 * point['share']:.0f} %",
+            format_size(budget),
+            _times(point["predicted"]["slowdown"]),
+            _times(measured["slowdown"] if measured else None),
+            f"{shown['evictions']:,}" if shown["status"] == "ok" else "",
+            Text(plain(point["heuristic"], longest)),
+            Text.assemble(
+                (status, STYLES.get(shown["status"], "" if measured else "dim")), f"  {note}" if note else ""
+            ),
+            style="bold" if note == "recommended" else None,
+        )
+    return table
+
+
+def _varied(result: Mapping[str, Any]) -> Iterator[RenderableType]:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for label in (plain(" ".join(result["vary"]), 40), "peak", "slowdown", "evictions"):
+        table.add_column(Text(label), justify="right", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    for row in result["values"]:
+        table.add_row(
+            f"{row['value']:,}",
+            format_size(row["peak_bytes"]),
+            _times(row["slowdown"]),
+            f"{row['evictions']:,}",
+            Text.assemble(
+                (row["status"], STYLES.get(row["status"], "")),
+                "  largest" if row["value"] == result["largest"] else "",
+            ),
+            style="bold" if row["value"] == result["largest"] else None,
+        )
+    yield Text(f"in a budget of {_bytes(result['target_budget_bytes'])}")
+    yield ""
+    yield table
+    yield from _copy(result.get("run"))
+
+
+def _copy(words: Sequence[str] | None) -> Iterator[RenderableType]:
+    if words:
+        yield ""
+        yield Text(plain(shlex.join(words), 2000), no_wrap=True, overflow="ignore")
+
+
+def _bytes(nbytes: int) -> str:
+    return f"{format_size(nbytes)}  ({nbytes:,} bytes)"
+
+
+def _times(slowdown: float | None) -> str:
+    return "–" if slowdown is None else f"{slowdown:.2f} ×"

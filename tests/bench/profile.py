@@ -1,0 +1,112 @@
+"""`dtrrun profile` on the examples: what it finds, how long it takes, and how far its predictions are off."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.bench.runs import ROOT, TINY, environment, finished
+from tests.bench.section import Section
+
+PATIENCE = 3600
+MOST_RUNS = 20
+POINTS = 10
+NEAR = 0.1
+QUICK = ("vae", "transformer", "resnet")
+
+TEXT = """\
+`dtrrun profile` on each example, at its default arguments. Minimum and recommended budget as shares of the
+plain peak; at 5 % below the minimum the run failed as the next column says. Time is that of the whole command
+in plain runs of as many steps. Then the largest difference between predicted and measured slowdown, in
+percentage points, and at how many checked budgets; the evictions of the first and the last step with the
+profile given, without its costs in brackets; and whether two runs with it made the same decisions."""
+
+HEADERS = [
+    "Example", "Peak", "Minimum", "5 % less", "Recommended", "Slowdown", "Time", "Off by", "First, last step",
+    "Alike",
+]  # fmt: skip
+
+
+def measure(quick: bool) -> Section:
+    section = Section("17. Profiles", TEXT, HEADERS)
+    for example in QUICK if quick else TINY:
+        with tempfile.TemporaryDirectory() as folder:
+            row, wrong = _measured(example, Path(folder))
+        section.rows.append([example, *row])
+        section.missed += [f"{example}: {one}" for one in wrong]
+    return section
+
+
+def _measured(example: str, folder: Path) -> tuple[list[str], list[str]]:
+    script = str(ROOT / "docs" / "examples" / f"{example}.py")
+    profile, file = str(folder / "found.yaml"), folder / "found.json"
+    options = ["profile", "--quiet", "-o", profile, "--json", str(file)]
+    status, stderr, _ = finished(_dtrrun(*options, script), ROOT, environment(), PATIENCE)
+    if status:
+        return [""] * (len(HEADERS) - 1), [stderr[-1000:]]
+    found = json.loads(file.read_text())
+    peak, least, best = (found[f"{name}_bytes"] for name in ("plain_peak", "minimum", "recommended"))
+    measured = {row["budget_bytes"]: row for row in found["points"] if row["measured"]}
+    below = measured.get(least * 95 // 100, {}).get("measured", {}).get("status", "not run")
+    runs = found["seconds"] / found["plain_run_seconds"]
+    off = [
+        100 * abs(row["predicted"]["slowdown"] - row["measured"]["slowdown"])
+        for row in measured.values()
+        if row["measured"]["status"] == "ok" and row["predicted"]["slowdown"]
+    ]
+    knowing = [_steps(folder, script, ["--profile", profile], found["steps"]) for _ in range(2)]
+    options = ["--budget", f"{best}B", "--heuristic", found["recommended_heuristic"]]
+    ignorant = _steps(folder, script, options, found["steps"])
+    (first, last), (before, _) = (_ends(steps) for steps in (knowing[0], ignorant))
+    alike = knowing[0] == knowing[1]
+    wrong = []
+    if not found["minimum_certified"] or below in ("ok", "not run"):
+        wrong.append(f"5 % below the minimum: {below}")
+    if runs > MOST_RUNS:
+        wrong.append(f"took {runs:.0f} plain runs")
+    if max(off, default=0) > POINTS:
+        wrong.append(f"a prediction was {max(off):.0f} percentage points off")
+    if abs(first - last) > NEAR * last:
+        wrong.append(f"the first step has {first} evictions, the last {last}")
+    if not alike:
+        wrong.append("two runs with its profile decided differently")
+    slowdown = measured[best]["measured"]["slowdown"]
+    return [
+        f"{peak / 1e6:.0f} MB",
+        f"{100 * least / peak:.0f} %",
+        below,
+        f"{100 * best / peak:.0f} %, {found['recommended_heuristic']}",
+        f"{slowdown:.2f}",
+        f"{runs:.1f}",
+        f"{max(off, default=0):.1f} ({len(off)})",
+        f"{first} ({before}), {last}",
+        "yes" if alike else "no",
+    ], wrong
+
+
+def _steps(folder: Path, script: str, options: list[str], count: int) -> list[tuple[int, int]]:
+    """Evictions and rematerializations of each step."""
+    code = (
+        "import atexit, json, sys, runpy, torch\n"
+        "from dtrrun import runtime\n"
+        "name, *sys.argv = sys.argv[1:]\n"
+        "def told():\n"
+        "    steps = runtime._active.steps.latest\n"
+        "    rows = [(step['evictions'], step['rematerializations']) for step in steps]\n"
+        "    json.dump(rows, open(name, 'w'))\n"
+        "atexit.register(told)\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    file = folder / "steps.json"
+    file.unlink(missing_ok=True)
+    words = [*options, "--quiet", "--max-steps", str(count), sys.executable, "-c", code, str(file), script]
+    finished(_dtrrun(*words), ROOT, environment(), PATIENCE)
+    return [tuple(row) for row in json.loads(file.read_text())] if file.exists() else []
+
+
+def _ends(steps: list[tuple[int, int]]) -> tuple[int, int]:
+    return (steps[0][0], steps[-1][0]) if steps else (0, 0)
+
+
+def _dtrrun(*words: str) -> list[str]:
+    return [sys.executable, "-m", "dtrrun", *words]

@@ -1,0 +1,128 @@
+"""`dtrrun profile` in real interpreters."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+MLP = """
+import argparse, torch
+from torch import nn
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=1024)
+parser.add_argument("--steps", type=int, default=9)
+args = parser.parse_args()
+torch.manual_seed(0)
+model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(128, 128), nn.GELU())])
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(args.steps):
+    optimizer.zero_grad()
+    loss = model(torch.randn(args.batch_size, 128)).square().mean()
+    loss.backward()
+    optimizer.step()
+    print("step", step, loss.item())
+"""
+
+
+@pytest.fixture
+def profile(plain):
+    return lambda *words: plain(sys.executable, "-m", "dtrrun", "profile", *words)
+
+
+@pytest.fixture
+def mlp(program):
+    return program("mlp.py", MLP)
+
+
+@pytest.fixture
+def config(environment):
+    return environment["XDG_CONFIG_HOME"]
+
+
+def test_from_a_script_to_a_run_with_its_profile(profile, plain, mlp, tmp_path, config):
+    run = profile("--checks", "1", "--json", "found.json", mlp)
+    assert run.status == 0, run.err
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert "step 0" not in run.out + run.err  # what the script wrote
+    assert f"dtrrun --profile mlp {mlp}" in run.out
+    peak, minimum, best = (found[f"{name}_bytes"] for name in ("plain_peak", "minimum", "recommended"))
+    assert minimum <= best < peak
+    assert found["minimum_certified"]
+    measured = {row["budget_bytes"]: row for row in found["points"] if row["measured"]}
+    assert measured[minimum]["measured"]["status"] == "ok"
+    assert measured[minimum * 95 // 100]["measured"]["status"] != "ok"
+    for row in measured.values():
+        if row["measured"]["status"] == "ok":
+            for count in ("evictions", "rematerializations"):
+                assert row["predicted"][count] == row["measured"][count]
+            assert row["measured"]["peak_bytes"] <= row["budget_bytes"]
+    reports = []
+    for number in ("1", "2"):
+        words = ("--quiet", "--profile", "mlp", "--json", number, mlp, "--steps", "3")
+        again = plain(sys.executable, "-m", "dtrrun", *words)
+        assert again.status == 0, again.err
+        reports.append(json.loads((tmp_path / number).read_text()))
+    for report in reports:
+        assert report["warnings"] == []
+        assert report["budget_bytes"] == best
+        for count in ("evictions", "rematerializations"):
+            assert report[count] == measured[best]["measured"][count]
+    counts = [step["evictions"] for step in measured[best]["measured"]["steps"]]
+    assert abs(counts[0] - counts[-1]) <= max(1, counts[-1] / 10)
+
+
+def test_the_largest_value_that_fits(profile, mlp, tmp_path):
+    words = ("--target-budget", "8MB", "--vary", "--batch-size {}", "--range", "512:513")
+    run = profile(*words, "--steps", "2", "--json", "-", mlp, "--batch-size", "64")
+    assert run.status == 0, run.err
+    found = json.loads(run.out)
+    tried = {row["value"]: row["status"] for row in found["values"]}
+    assert tried[found["largest"]] == "ok"
+    assert found["largest"] == 513 or tried[found["largest"] + 1] != "ok"
+    assert found["run"][-2:] == ["--batch-size", str(found["largest"])]
+    run = profile("--target-budget", "1MB", *words[2:], mlp)
+    assert run.status == 3
+    assert run.ours == ["not even 512 fits into 1 MB"]
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "message"),
+    [
+        ("import torch\nprint('its own words')\nraise SystemExit(7)", 7, "(exit status 7)"),
+        ("import torch\ntorch.randn(400, 400) @ torch.randn(400, 400)", 3, "no optimizer step"),
+        (MLP.replace("128", "2").replace("default=1024", "default=4"), 3, "too little to save any"),
+    ],
+)
+def test_what_cannot_be_profiled(profile, program, config, text, status, message):
+    run = profile(program("x.py", text))
+    assert run.status == status, run.err
+    assert len(run.ours) == 1
+    assert message in run.ours[0]
+    assert ("its own words" in run.err) == (status == 7)
+    assert not os.path.exists(config)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_keeps_what_there_is(mlp, environment, tmp_path, number):
+    words = [sys.executable, "-m", "dtrrun", "profile", "--json", "found.json", mlp]
+    process = subprocess.Popen(
+        words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    records = []
+    end = time.monotonic() + 60
+    while not records and time.monotonic() < end:  # until the first run is under way
+        records = list(tmp_path.glob("dtrrun-*/*.record"))
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["complete"] is False
+    assert found["minimum_bytes"] is None
+    assert list(tmp_path.glob("dtrrun-*")) == []

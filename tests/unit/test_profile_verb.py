@@ -1,0 +1,60 @@
+"""dtrrun.cli.profile; real interpreters are in tests/inject."""
+
+import os
+
+import pytest
+
+from dtrrun.cli.main import main
+from dtrrun.cli.profile import _name_of
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a script that must not be started."""
+    for name in [name for name in os.environ if name.startswith("DTRRUN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
+    (tmp_path / "x.py").write_text("raise SystemExit(99)")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-",), "cannot be read from standard input"),
+        (("--vary", "--b {}", "x.py"), "go together"),
+        (("--steps", "0", "x.py"), "--steps: 0 is less than 1"),
+        (("--steps", "99", "x.py"), "more than 32"),
+        (("--heuristic", "h_next", "x.py"), "h_next learns from the first steps"),
+        (("--max-slowdown", "1", "x.py"), "--max-slowdown"),
+        (("-o", "x.txt", "x.py"), "ends in .yaml"),
+        (("-o", "/nowhere/x.yaml", "x.py"), "/nowhere is no folder"),
+        (("--name", "a/b", "x.py"), "no name for a profile"),
+        (("--name", "paper", "x.py"), "paper is a profile of dtrrun's own"),
+        (("--target-budget", "1", "--vary", "--b {}", "--range", "1:2", "x.py"), "has no unit"),
+        (("--target-budget", "1GB", "--vary", "--b", "--range", "1:2", "x.py"), "has not one {}"),
+        (("no-such.py",), "no such script"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(here, capfd, words, message):
+    with pytest.raises(SystemExit) as ended:
+        main(["profile", *words])
+    assert ended.value.code in (2, 127)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("train.py --epochs 3", "train"),
+        ("a/b/train.py", "train"),
+        ("-m package.train --x y.py", "package.train"),
+        ("torchrun --nproc-per-node 2 work/train.py", "train"),
+        ("./run-it", "program"),
+    ],
+)
+def test_a_profile_is_called_as_its_script(words, name):
+    assert _name_of(words.split()) == name

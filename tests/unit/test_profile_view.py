@@ -1,0 +1,135 @@
+"""dtrrun.views.profile, and the results that it shows (dtrrun.profiling.result)"""
+
+import io
+import stat
+
+import pytest
+from fake_records import EVIL
+from view_snapshots import check
+
+from dtrrun.cli.options import READERS, Options
+from dtrrun.cli.profiles import read_profile
+from dtrrun.profiling.curve import Forecast, Point
+from dtrrun.profiling.result import study_result, variation_result, write_profile
+from dtrrun.profiling.study import Study
+from dtrrun.profiling.trial import Step, Trial
+from dtrrun.profiling.variation import Variation
+from dtrrun.settings import RuntimeSettings
+from dtrrun.views.profile import print_profile
+
+PEAK = 1_000_000_000
+
+
+def trial(status="ok", slowdown=1.1, peak=PEAK // 2, evictions=40):
+    own, over = 10**9, int((slowdown - 1) * 10**9)
+    step = Step(2, own + over, over, own, over // 4, 900, evictions, evictions + 3)
+    least = 310_000_000 if status == "too small" else None
+    return Trial(status, 0 if status == "ok" else 1, 9.5, peak, (step,), least, "")
+
+
+def point(budget, slowdown, measured=None, status="ok", heuristic="h_dtr_eq"):
+    forecast = Forecast(status, slowdown, 123, 150, 3)
+    return Point(budget, heuristic, forecast, measured)
+
+
+@pytest.fixture
+def study(tmp_path):
+    (tmp_path / "costs.gz").write_bytes(b"costs")
+    (tmp_path / "costs.gz").chmod(0o600)
+    found = Study(["python", "train.py"], RuntimeSettings(), tmp_path)
+    found.plain = trial(peak=PEAK, slowdown=1.01, evictions=0)
+    points = [
+        point(900_000_000, 1.01),
+        point(700_000_000, 1.03, trial(slowdown=1.04)),
+        point(500_000_000, 1.09, trial(slowdown=1.12), heuristic="h_chain"),
+        point(400_000_000, 1.31, trial(slowdown=1.38, evictions=1234), heuristic="h'(s=no,m=yes,c=eqclass)"),
+        point(380_000_000, 1.6, trial("too small")),
+        point(300_000_000, None, status="too small"),
+        point(200_000_000, None, status="thrash"),
+    ]
+    found.points = {one.budget_bytes: one for one in points}
+    found.worked = {700_000_000: True, 500_000_000: True, 400_000_000: True, 380_000_000: False}
+    found.recommended = 500_000_000
+    found.complete = True
+    found.started, found.ended = 0.0, 95.0
+    return found
+
+
+def printed(result, width=80):
+    stream = io.StringIO()
+    print_profile(result, stream, width=width)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table(study, width):
+    result = study_result(study, ["train.py", "--lr", "1"])
+    result["run"] = ["dtrrun", "--profile", "train", "train.py", "--lr", "1"]
+    check(f"profile_{width}", printed(result, width))
+
+
+def test_what_was_known_when_it_was_interrupted(study):
+    study.worked = {700_000_000: True}
+    study.recommended = None
+    result = study_result(study, ["train.py"])
+    assert (result["minimum_bytes"], result["minimum_certified"]) == (700_000_000, False)
+    text = printed(result)
+    assert "least so far  700 MB" in text
+    assert "recommended" not in text
+    study.plain, study.points, study.worked = None, {}, {}
+    assert "nothing was found yet" in printed(study_result(study, ["train.py"]))
+
+
+def test_values_of_an_option():
+    settings = RuntimeSettings(budget_bytes=8 * 10**9, max_steps=3)
+    variation = Variation(["python", "train.py"], settings, ["--batch-size", "{}"], 8, 512, 3.0)
+    variation.tried = {8: trial(), 16: trial(slowdown=1.3), 32: trial("too small"), 24: trial("failed")}
+    variation.best, variation.complete = 16, True
+    result = variation_result(variation, ["train.py"])
+    assert [row["value"] for row in result["values"]] == [8, 16, 24, 32]
+    assert result["largest"] == 16
+    check("profile_vary_80", printed(result))
+
+
+def test_what_the_script_is_called_cannot_harm_the_terminal(study):
+    result = study_result(study, [EVIL])
+    result["run"] = ["dtrrun", "--profile", EVIL, EVIL]
+    text = printed(result)
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+def test_the_profile_is_read_again_by_a_run(study, tmp_path):
+    path = tmp_path / "profiles" / "train.yaml"
+    write_profile(path, study, ["train.py", EVIL])
+    assert sorted(file.name for file in path.parent.iterdir()) == ["train.costs.gz", "train.yaml"]
+    for file in path.parent.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert path.read_text().isprintable() or "\x1b" not in path.read_text()
+    settings = Options.of(read_profile(path, tuple(READERS))).settings
+    assert settings.budget_bytes == 500_000_000
+    assert settings.heuristic == "h_chain"
+    assert settings.costs == str(path.parent / "train.costs.gz")
+    study.recommended = 400_000_000
+    write_profile(path, study, ["train.py"])  # over the one before
+    settings = Options.of(read_profile(path, tuple(READERS))).settings
+    assert settings.heuristic == "h'(s=no,m=yes,c=eqclass)"
+
+
+def test_every_point_has_what_was_measured(study):
+    result = study_result(study, ["train.py"])
+    assert [row["budget_bytes"] for row in result["points"]] == sorted(study.points, reverse=True)
+    by_budget = {row["budget_bytes"]: row for row in result["points"]}
+    assert by_budget[900_000_000]["measured"] is None
+    assert by_budget[900_000_000]["share"] == 0.9
+    measured = by_budget[500_000_000]["measured"]
+    assert measured["slowdown"] == pytest.approx(1.12)
+    assert measured["steps"][0]["evictions"] == 40
+    failed = by_budget[380_000_000]["measured"]
+    assert (failed["status"], failed["slowdown"], failed["least_budget_bytes"]) == (
+        "too small",
+        None,
+        310_000_000,
+    )
+    assert (result["minimum_bytes"], result["minimum_certified"]) == (400_000_000, True)
+    assert (result["recommended_bytes"], result["recommended_heuristic"]) == (500_000_000, "h_chain")

@@ -1,0 +1,73 @@
+"""dtrrun.profiling.trial"""
+
+import pytest
+from fake_records import snapshot
+
+from dtrrun.launch.captured import Captured
+from dtrrun.profiling.trial import judged, slowdown
+
+STOPPED = {"text": "step 2 takes 4.0 times its own work: stopped (--on-thrash stop)", "count": 1}
+
+
+def step(index, wall, remat=0, bookkeeping=0, **counts):
+    names = ("wall_ns", "operators_ns", "rematerialization_ns", "scoring_ns", "search_ns", "bookkeeping_ns")
+    times = dict.fromkeys(names, 0) | {
+        "wall_ns": wall,
+        "rematerialization_ns": remat,
+        "bookkeeping_ns": bookkeeping,
+    }
+    return {"index": index, "evictions": 2, "rematerializations": 3, "operators": 5, **times, **counts}
+
+
+def ended(returncode=0, timed_out=False):
+    return Captured(returncode, 1.5, "the end", timed_out)
+
+
+STEPS = [step(1, 900), step(2, 130, 20, 10), step(3, 110, 10)]
+
+
+def test_the_first_step_counts_only_where_it_is_alone():
+    trial = judged(ended(), [snapshot(tables={"steps": STEPS}, steps=3, peak_bytes=7)], 3)
+    assert (trial.status, trial.returncode, trial.seconds, trial.tail) == ("ok", 0, 1.5, "the end")
+    assert trial.slowdown == pytest.approx(240 / 200)
+    assert slowdown(trial.steps[:1]) == 1.0
+    assert slowdown(()) is None
+    assert trial.steps[1].overhead_ns == 30
+    assert trial.steps[1].bookkeeping_ns == 10
+    assert trial.peak_bytes == 7
+
+
+def test_of_several_processes_the_slowest_counts():
+    slow = [step(1, 900), step(2, 200, 100)]
+    snapshots = [
+        snapshot(tables={"steps": STEPS}, steps=3, peak_bytes=7),
+        snapshot(tables={"steps": slow}, steps=2, peak_bytes=9),
+        snapshot(tables={}, steps=0, peak_bytes=1),
+    ]
+    trial = judged(ended(), snapshots, 3)
+    assert trial.slowdown == pytest.approx(2.0)
+    assert (trial.peak_bytes, trial.processes) == (9, 2)
+
+
+@pytest.mark.parametrize(
+    ("how", "tables", "status"),
+    [
+        (ended(), {}, "ok"),
+        (ended(1), {}, "failed"),
+        (ended(-9), {}, "failed"),
+        (ended(1), {"error": {"operator": "mm", "least_budget_bytes": 40}}, "too small"),
+        (ended(0), {"error": {"operator": "mm", "least_budget_bytes": 40}}, "too small"),
+        (ended(1), {"warnings": [STOPPED]}, "thrash"),
+        (ended(0), {"warnings": [STOPPED]}, "ok"),
+        (ended(-15, timed_out=True), {}, "thrash"),
+    ],
+)
+def test_how_it_ended(how, tables, status):
+    trial = judged(how, [snapshot(tables={"steps": STEPS, **tables}, steps=3)], 3)
+    assert trial.status == status
+    assert trial.least_budget_bytes == (40 if "error" in tables else None)
+
+
+def test_no_process_of_ours():
+    trial = judged(ended(), [], 3)
+    assert (trial.status, trial.steps, trial.peak_bytes, trial.slowdown) == ("ok", (), 0, None)
