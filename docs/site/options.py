@@ -27,7 +27,13 @@ def _command(verb: str) -> str:
     words = "dtrrun" if verb == "run" else f"dtrrun {verb}"
     arguments = [param for param in command.params if param.param_type_name == "argument"]
     usage = " ".join([words, usage, *(param.metavar or param.name.upper() for param in arguments)])
-    parts = [f"## `dtrrun {verb}`", f"    {usage}", _text(command.help), *_tables(verb), _epilog(command.epilog)]
+    parts = [
+        f"## `dtrrun {verb}`",
+        f"    {usage}",
+        _text(command.help),
+        *_tables(verb),
+        _epilog(command.epilog),
+    ]
     return "\n\n".join(parts)
 
 
@@ -44,7 +50,9 @@ def _names(param: Any) -> str:
     names = [*param.opts, *param.secondary_opts]
     value = "" if param.is_flag or not param.metavar else f" {param.metavar}"
     long = sorted(names, key=lambda name: not name.startswith("--"))
-    return ", ".join(f"`{name}{value if place == 0 else ''}`" for place, name in enumerate(long)).replace("|", "\\|")
+    return ", ".join(f"`{name}{value if place == 0 else ''}`" for place, name in enumerate(long)).replace(
+        "|", "\\|"
+    )
 
 
 def _epilog(text: str) -> str:
