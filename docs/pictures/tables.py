@@ -106,7 +106,9 @@ def save(path: Path, lines: list[str], width: int) -> None:
     for line in lines:
         console.print(Text.from_ansi(line), no_wrap=True, overflow="crop", crop=True)
     console.print()  # rich cuts the last line's feet off
-    svg = console.export_svg(theme=THEME, code_format=FRAME, unique_id=path.stem, font_aspect_ratio=0.61)
+    svg = console.export_svg(
+        theme=THEME, code_format=FRAME, unique_id=path.stem, title="", font_aspect_ratio=0.61
+    )
     path.write_text(svg)
 
 

@@ -43,13 +43,17 @@ def origin_of(page: str) -> str:
 
 
 def on_site(markdown: str, origin: str) -> str:
-    """`markdown` with its links led to where the site has their targets."""
+    """`markdown` with its links, but not its code, led to where the site has their targets."""
     here = posixpath.dirname(page_of(origin))
 
     def led(match: re.Match[str]) -> str:
         return posixpath.relpath(page_of(target(match[1], origin)), here or ".") + (match[2] or "")
 
-    return LINK.sub(led, markdown)
+    led_to, last = "", 0
+    for fence in FENCE.finditer(markdown):
+        led_to += LINK.sub(led, markdown[last : fence.start()]) + fence[0]
+        last = fence.end()
+    return led_to + LINK.sub(led, markdown[last:])
 
 
 def pages() -> list[str]:

@@ -160,4 +160,7 @@ def test_links_on_the_site():
         == "[a](../ci.md) [b](https://a.b/c.md)"
     )
     assert links.on_site("![a](pictures/a.svg) [b](#c)", "docs/ci.md") == "![a](pictures/a.svg) [b](#c)"
+    assert links.on_site("```\na[0](x.py)\n```\n[a](x.py)", "docs/ci.md") == (
+        "```\na[0](x.py)\n```\n[a](source/docs/x.py.md)"
+    )
     assert "dtrrun/cli/main.py" in links.sources()
