@@ -17,10 +17,12 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from dtrrun.settings import RuntimeSettings
+from dtrrun.telemetry.fields import COUNTERS
 from dtrrun.telemetry.record import Snapshot
 from dtrrun.views.final import print_final
 from dtrrun.views.picture import picture
 from dtrrun.views.rates import Rates
+from dtrrun.views.report import build_report
 
 HERE = Path(__file__).parent
 WIDTHS = (80, 120)
@@ -84,17 +86,23 @@ def prompt(run: dict[str, Any]) -> str:
 def live(run: dict[str, Any], width: int) -> list[str]:
     """The table as it stood when the newest record was read."""
     rates = Rates()
-    snapshots = [Snapshot(**fields) for fields in run["snapshots"]]
-    for snapshot in snapshots:
-        rates.add([snapshot])
+    snapshots = [snapshot(fields) for fields in run["snapshots"]]
+    for one in snapshots:
+        rates.add([one])
     budget = snapshots[-1].counters["budget_bytes"]
     settings = RuntimeSettings(budget_bytes=budget, heuristic=snapshots[-1].meta["heuristic"])
     return picture(snapshots[-1:], settings, rates, Terminal(), width, ROWS)
 
 
+def snapshot(fields: dict[str, Any]) -> Snapshot:
+    """As it was kept; counters that have come since are 0."""
+    return Snapshot(**{**fields, "counters": dict.fromkeys(COUNTERS, 0) | fields["counters"]})
+
+
 def final(run: dict[str, Any], width: int) -> list[str]:
     stream = Terminal()
-    print_final(run["report"], stream, width=width)
+    since = build_report([], RuntimeSettings(), 0, [], 0.0)  # fields that have come since the run was kept
+    print_final(since | run["report"], stream, width=width)
     return stream.getvalue().splitlines()
 
 
