@@ -1,13 +1,14 @@
 # make demo, make test: all that a fresh machine needs is Python 3.11 or later. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test test-parts test-bits conformance programs ecosystem smoke check bench bench-simulator docs-pictures bench-gpu clean
+.PHONY: demo test test-parts test-bits conformance programs ecosystem smoke check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INSTALLED := .venv/installed
 ECOSYSTEM := .venv/ecosystem
+DOCS := .venv/docs
 EXAMPLE := docs/examples/transformer.py --steps 8
 PEAK := build/peak.json
 HALF := import json; print(json.load(open("$(PEAK)"))["peak_bytes"] // 2, end="B")
@@ -52,7 +53,7 @@ ecosystem: $(ECOSYSTEM)
 smoke: $(INSTALLED)
 	@set -e; for example in docs/examples/*.py; do $(BIN)/dtrrun smoke --steps 2 $$example; done
 
-check: $(INSTALLED)
+check: $(INSTALLED) docs
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -64,11 +65,21 @@ bench: $(INSTALLED)
 bench-simulator: $(INSTALLED)
 	$(BIN)/python -m tests.bench.simulator $(if $(LOGS),--logs "$(LOGS)")
 
-# The pictures of docs/, from the logs of tests/logs.
+# The site, in build/site; a warning is an error. To look at it: python3 -m http.server -d build/site
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The pictures of docs/: from the logs of tests/logs, and from the runs kept in docs/pictures (make docs-runs).
 docs-pictures: $(INSTALLED)
 	$(BIN)/dtrrun simulate tests/logs --heuristic h_dtr,h_dtr_eq,h_chain,h_next,lru --figures build/pictures --quiet
 	$(BIN)/dtrrun simulate --theory linear --sizes 256 --figures build/pictures --quiet
 	mkdir -p docs/pictures && cp build/pictures/slowdown.svg build/pictures/theory-trace.svg docs/pictures
+	$(BIN)/python docs/pictures/tables.py
+	$(BIN)/python docs/pictures/drawings.py
+
+# Real runs, kept for the pictures of the tables and of where the time goes; they differ each time.
+docs-runs: $(INSTALLED)
+	$(BIN)/python docs/pictures/record.py
 
 # The paper's models on a GPU. Installs nothing: it takes PYTHON if you give one, else .venv, else python3.
 # PART: one part or several (PART=list names them), all of them without it. ARGS: see python -m tests.bench.gpu -h.
@@ -91,4 +102,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 $(ECOSYSTEM): $(INSTALLED) tests/ecosystem/constraints.txt
 	$(PIP) --constraint tests/ecosystem/constraints.txt --no-build-isolation --editable '.[ecosystem-tests]'
+	@touch $@
+
+$(DOCS): $(INSTALLED)
+	$(PIP) --no-build-isolation --editable '.[docs]'
 	@touch $@

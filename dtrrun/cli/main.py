@@ -50,11 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _main(words: list[str]) -> int:
     verb = "run"
-    command = _command(verb)
+    command = command_of(verb)
     ours, target = split(words, command)
     if target and target[0] in VERBS and words[len(ours)] != "--":
         verb = target[0]
-        command = _command(verb)
+        command = command_of(verb)
         if any(param.param_type_name == "argument" for param in command.params):
             more, target = target[1:], []  # it has words of its own, and its options may stand among them
         else:
@@ -79,7 +79,7 @@ def split(words: Sequence[str], command: Any) -> tuple[list[str], list[str]]:
     return list(words[:place]), list(words[place:])
 
 
-def _command(verb: str) -> Any:
+def command_of(verb: str) -> Any:
     """The verb's command object, from the function of its name in the file of its name."""
     app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
     module = import_module(f"dtrrun.cli.{verb}")

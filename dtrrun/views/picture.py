@@ -29,7 +29,7 @@ from dtrrun.views.panels import (
 from dtrrun.views.rates import Rates
 from dtrrun.views.text import SOURCE, duration, plain, rate, times
 
-LEFT, GAP, RIGHT = 74, 3, 43
+LEFT, GAP, RIGHT = 76, 2, 42
 """Columns of the two halves, on a terminal wide enough to have the operators beside the rest."""
 NARROW = 60
 """Columns below which one line must do."""

@@ -121,7 +121,7 @@ def test_a_mistake_of_ours_is_one_line_and_125(monkeypatch, capsys):
 
 
 def test_split_leaves_an_unknown_option_to_the_parser():
-    command = module._command("run")
+    command = module.command_of("run")
     assert split(["--what", "train.py"], command) == (["--what"], ["train.py"])
 
 
@@ -129,7 +129,7 @@ def test_help_names_every_option_and_the_exit_statuses(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     assert status("--help") == 0
     text = capsys.readouterr().out
-    command = module._command("run")
+    command = module.command_of("run")
     for param in command.params:
         for name in param.opts:
             assert name in text

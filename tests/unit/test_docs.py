@@ -1,0 +1,166 @@
+"""The pages of docs/: links lead somewhere, commands parse, options are all described; see docs/site."""
+
+import functools
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dtrrun.cli import main
+from dtrrun.cli.main import VERBS, ParseError, split
+from dtrrun.cli.options import READERS
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "docs" / "site"))
+
+import links  # noqa: E402 - the site's own, which is no package
+import options  # noqa: E402
+
+PAGES = sorted({*links.pages(), "README.md"})
+DESCRIBED = {"run": "guide", "record": "guide", "top": "guide", "smoke": "ci", "simulate": "simulator"}
+"""Where the verb's options are described; a page of the verb's name, else."""
+
+CODE = re.compile(r"^( *)(```+|~~~+)(\S*).*?\n(.*?)^\1\2\s*$", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"(?:\A|\n[ \t]*\n)((?:(?: {4}|\t).*(?:\n|\Z)|[ \t]*\n)+)")
+INLINE = re.compile(r"`(dtrrun [^`]+)`")
+BEFORE = re.compile(r"^\s*(?:- run: |- |# \S+: )?(?:[A-Z_]+=\S+ )*(?=dtrrun )")
+PLACEHOLDERS = ("…", "...", "[", "NAME", "VERB", "PATH")
+"""What stands in a command line that is a pattern."""
+
+command_of = functools.cache(main.command_of)
+
+
+def text(page):
+    return (ROOT / page).read_text()
+
+
+def commands(markdown):
+    """The command lines of dtrrun that a reader could copy."""
+    markdown = markdown.replace("\\\n", " ")
+    for match in CODE.finditer(markdown):
+        lines = match[4].splitlines()
+        prompted = [line.strip()[2:] for line in lines if line.strip().startswith("$ ")]
+        yield from (found for line in prompted or lines if (found := command_in(line)))
+    rest = CODE.sub("\n", markdown)
+    for match in INDENTED.finditer(rest):
+        yield from (found for line in match[1].splitlines() if (found := command_in(line)))
+    yield from (match[1] for match in INLINE.finditer(rest.replace("\n", " ")))
+
+
+def command_in(line):
+    found = BEFORE.match(line)
+    return line[found.end() :] if found else None
+
+
+def check(line):
+    """Raise ParseError or ValueError where `dtrrun` would not understand its own options in `line`."""
+    words = shlex.split(line, comments=True)[1:]
+    ours, target = split(words, command_of("run"))
+    verb = "run"
+    if target and target[0] in VERBS and words[len(ours)] != "--":
+        verb, command = target[0], command_of(target[0])
+        arguments = any(param.param_type_name == "argument" for param in command.params)
+        ours += target[1:] if arguments else split(target[1:], command)[0]
+    command = command_of(verb)
+    help = [word for word in ours if word not in ("-h", "--help", "--version")]
+    context = command.context_class(command, info_name="dtrrun")
+    given, _, _ = command.make_parser(context).parse_args(help)
+    if verb == "run":
+        for name, value in given.items():
+            if name in READERS and isinstance(value, str) and not value.isupper():
+                READERS[name](value)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_have_targets(page):
+    for path, anchor in links.links(text(page), page):
+        assert (ROOT / path).exists(), f"{page}: {path}"
+        if anchor and path.endswith(".md"):
+            assert anchor[1:] in anchors(text(path)), f"{page}: {path}{anchor}"
+
+
+def anchors(markdown):
+    """Of the headings, as code hosts and mkdocs both make them where the heading is plain words."""
+    headings = re.findall(r"^#+ (.*)$", CODE.sub("", markdown), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_parse(page):
+    for line in commands(text(page)):
+        if any(pattern in line for pattern in PLACEHOLDERS):
+            continue
+        try:
+            check(line)
+        except (ParseError, ValueError) as error:
+            pytest.fail(f"{page}: {line}: {error}")
+
+
+def test_commands_are_found_and_mistakes_seen():
+    found = [line for page in PAGES for line in commands(text(page))]
+    assert len(found) > 60
+    assert {line.split()[1] for line in found} >= {"record", "simulate", "smoke", "top", "doctor"}
+    for wrong in ("dtrrun --bugdet 6GB train.py", "dtrrun smoke --step 3 train.py", "dtrrun record -o"):
+        with pytest.raises(ParseError):
+            check(wrong)
+    with pytest.raises(ValueError, match="sometimes"):
+        check("dtrrun --live sometimes train.py")
+    assert [
+        *commands("a\n\n    X=1 dtrrun top\n\n```console\n$ dtrrun a.py\ndtrrun b\n```\n`dtrrun\nsmoke`\n")
+    ] == [
+        "dtrrun a.py",
+        "dtrrun top",
+        "dtrrun smoke",
+    ]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_is_described(verb):
+    page = text(f"docs/{DESCRIBED.get(verb, verb)}.md")
+    missing = [param.opts[-1] for param in options.options(verb) if not named(param, page)]
+    assert not missing, f"not in docs/{DESCRIBED.get(verb, verb)}.md: {missing}"
+
+
+def named(param, page):
+    return any(
+        re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", page)
+        for name in (*param.opts, *param.secondary_opts)
+    )
+
+
+def test_the_reference_has_every_verb_and_option():
+    made = options.commands()
+    for verb in VERBS:
+        part = made[made.index(f"## `dtrrun {verb}`") :].split("\n## ")[0]
+        assert all(f"`{name}" in part for param in options.options(verb) for name in param.opts), verb
+    assert "[bold]" not in made
+
+
+def test_every_page_has_a_place_on_the_site():
+    def places(entry):
+        if isinstance(entry, str):
+            return [entry]
+        return [
+            one for below in (entry.values() if isinstance(entry, dict) else entry) for one in places(below)
+        ]
+
+    nav = [links.origin_of(place) for place in places(yaml.safe_load(text("mkdocs.yml"))["nav"])]
+    assert sorted(nav) == sorted(links.pages())
+
+
+def test_links_on_the_site():
+    assert links.on_site("[a](../guide.md#x) [b](../../dtrrun/cli)", "docs/design/overview.md") == (
+        "[a](../guide.md#x) [b](../source/dtrrun/cli.md)"
+    )
+    assert (
+        links.on_site("[a](docs/ci.md) [b](https://a.b/c.md)", "CHANGELOG.md")
+        == "[a](../ci.md) [b](https://a.b/c.md)"
+    )
+    assert links.on_site("![a](pictures/a.svg) [b](#c)", "docs/ci.md") == "![a](pictures/a.svg) [b](#c)"
+    assert links.on_site("```\na[0](x.py)\n```\n[a](x.py)", "docs/ci.md") == (
+        "```\na[0](x.py)\n```\n[a](source/docs/x.py.md)"
+    )
+    assert "dtrrun/cli/main.py" in links.sources()
