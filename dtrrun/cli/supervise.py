@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from dtrrun.launch.environment import child_environment
 from dtrrun.launch.outcome import judge, read_marks
 from dtrrun.launch.process import run
 from dtrrun.launch.pty import Terminal
+from dtrrun.launch.records import records_folder
 from dtrrun.launch.signals import die_of
 from dtrrun.monitor.sampler import Sampler
 from dtrrun.settings import RuntimeSettings
@@ -38,7 +38,7 @@ def supervise(options: Options, command: Sequence[str]) -> int:
     """
     with (
         report_writer(options.json) as write_report,
-        tempfile.TemporaryDirectory(prefix="dtrrun-", ignore_cleanup_errors=True) as folder,
+        records_folder() as folder,
     ):
         settings = replace(options.settings, record_dir=folder)
         if not options.quiet:
