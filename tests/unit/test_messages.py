@@ -16,7 +16,7 @@ def test_one_line_on_stderr(capsys):
 def test_what_a_terminal_would_obey_is_not_passed_on(capsys):
     say(f"error: no such file: {EVIL}" + 2 * LONGEST * "x")
     shown = capsys.readouterr().err
-    assert shown.startswith("dtrrun: error: no such file: [bold red]mine[/]�[2J �edna")
+    assert shown.startswith("dtrrun: error: no such file: [bold red]mine[/]�[2J �dna")
     assert shown[:-1].isprintable()
     assert len(shown) == LONGEST + 1
 
