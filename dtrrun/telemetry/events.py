@@ -32,7 +32,7 @@ LEFT_OUT_AT, LEFT_OUT = 16, struct.Struct("<q")
 EVENT = struct.Struct("<BxHIqqqqq")
 
 NAME, REMATERIALIZE, EVICT, SEARCH, STEP = range(5)
-MOST_NAMES, LONGEST_NAME = 4096, 200
+MOST_NAMES, LONGEST_NAME, NO_NAME = 4096, 200, 0xFFFF
 
 
 class Event(NamedTuple):
@@ -104,7 +104,7 @@ class EventWriter:
         number = self._names.get(name)
         if number is None:
             if len(self._names) >= MOST_NAMES:
-                return self._number("") if name else 0
+                return NO_NAME
             text = name[:LONGEST_NAME].encode(errors="replace")
             number = self._names[name] = len(self._names)
             self._append(EVENT.pack(NAME, number, len(text), 0, 0, 0, 0, 0) + text)

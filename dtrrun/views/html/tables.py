@@ -37,7 +37,10 @@ def tables(report: Row) -> Json:
             for row in report["warnings"][:MOST_ROWS]
         ],
         "processes": [_process(process, budget) for process in report["processes"][:MOST_PROCESSES]],
-        "settings": [(plain(name, 40), plain(value, 80)) for name, value in report["settings"].items()],
+        "settings": [
+            (plain(name, 40), "–" if value is None else plain(value, 80))
+            for name, value in report["settings"].items()
+        ],
         "several": len(report["processes"]) > 1,
         "schema": plain(report["schema"], 40),
     }
