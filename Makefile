@@ -64,11 +64,12 @@ bench: $(INSTALLED)
 bench-simulator: $(INSTALLED)
 	$(BIN)/python -m tests.bench.simulator $(if $(LOGS),--logs "$(LOGS)")
 
-# The pictures of docs/, from the logs of tests/logs.
+# The pictures of docs/, from the logs of tests/logs and the run of tests/pictures; the latter need Chromium.
 docs-pictures: $(INSTALLED)
 	$(BIN)/dtrrun simulate tests/logs --heuristic h_dtr,h_dtr_eq,h_chain,h_next,lru --figures build/pictures --quiet
 	$(BIN)/dtrrun simulate --theory linear --sizes 256 --figures build/pictures --quiet
 	mkdir -p docs/pictures && cp build/pictures/slowdown.svg build/pictures/theory-trace.svg docs/pictures
+	$(BIN)/python -m tests.pictures
 
 # The paper's models on a GPU. Installs nothing: it takes PYTHON if you give one, else .venv, else python3.
 # PART: one part or several (PART=list names them), all of them without it. ARGS: see python -m tests.bench.gpu -h.
