@@ -69,6 +69,7 @@ docs-pictures: $(INSTALLED)
 	$(BIN)/dtrrun simulate tests/logs --heuristic h_dtr,h_dtr_eq,h_chain,h_next,lru --figures build/pictures --quiet
 	$(BIN)/dtrrun simulate --theory linear --sizes 256 --figures build/pictures --quiet
 	mkdir -p docs/pictures && cp build/pictures/slowdown.svg build/pictures/theory-trace.svg docs/pictures
+	$(PIP) --no-build-isolation --editable '.[browser]'
 	$(BIN)/python -m tests.pictures
 
 # The paper's models on a GPU. Installs nothing: it takes PYTHON if you give one, else .venv, else python3.

@@ -78,7 +78,9 @@ def supervise(options: Options, command: Sequence[str]) -> int:
             write_html([page(report)])
         if options.trace is not None and timeline is not None:
             about = {name: report[name] for name in ("command", "budget_bytes", "settings")}
-            pieces = chrome_trace(read_events(folder), snapshots, timeline.started_ns, about, seen)
+            ours = {snapshot.pid for snapshot in snapshots}  # some processes turned out to be helpers
+            found = (events for events in read_events(folder) if events.pid in ours)
+            pieces = chrome_trace(found, snapshots, timeline.started_ns, about, seen)
             write_trace(compressed(pieces) if options.trace.endswith(".gz") else pieces)
     if outcome.signal is not None:
         die_of(outcome.signal)

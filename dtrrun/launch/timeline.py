@@ -58,7 +58,8 @@ class Timeline:
             if not series.over:
                 series.add(snapshot, (snapshot.read_ns - self._started_ns) / 1e9)
                 series.over = snapshot.ended or not snapshot.alive
-            series.add_steps(snapshot.tables.get("steps"))
+            with suppress(TypeError):  # what a process publishes is its own affair
+                series.add_steps(snapshot.tables.get("steps"))
 
     def _watch(self) -> None:
         while not self._stop.wait(EVERY_SECONDS):

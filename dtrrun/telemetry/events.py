@@ -137,15 +137,18 @@ class Events:
                 yield Event(kind, names.get(number, ""), thread, *figures)
 
 
-def read_events(directory: str) -> list[Events]:
-    """Of all processes in `directory`; what is no file of events is passed over."""
-    found = []
-    with suppress(OSError):
-        for name in sorted(os.listdir(directory)):
-            if name.endswith(SUFFIX):
-                with suppress(OSError, struct.error):
-                    found.append(_read(os.path.join(directory, name)))
-    return [events for events in found if events is not None]
+def read_events(directory: str) -> Iterator[Events]:
+    """Of one process in `directory` after the other; what is no file of events is passed over."""
+    try:
+        names = sorted(name for name in os.listdir(directory) if name.endswith(SUFFIX))
+    except OSError:
+        return
+    for name in names:
+        events = None
+        with suppress(OSError, struct.error):
+            events = _read(os.path.join(directory, name))
+        if events is not None:
+            yield events
 
 
 def _read(path: str) -> Events | None:

@@ -75,6 +75,8 @@ def test_steps_are_taken_once():
     series.add_steps([step(2), step(3, peak=300)])
     series.add_steps(None)
     series.add_steps(["no step", {}])
+    with pytest.raises(TypeError):
+        series.add_steps([{"index": "1"}])
     steps = series.values()["steps"]
     assert steps["first"] == steps["last"] == [1, 2, 3]
     assert steps["ended"] == [11.0, 12.0, 13.0]

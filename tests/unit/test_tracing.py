@@ -73,7 +73,7 @@ def test_without_one_no_method_is_replaced(tmp_path):
         assert "select" not in vars(session.ledger.policy)
     finally:
         session.stop()
-    assert read_events(str(tmp_path)) == []
+    assert list(read_events(str(tmp_path))) == []
 
 
 def test_nothing_of_it_stays(tmp_path):
