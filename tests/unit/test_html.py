@@ -83,6 +83,9 @@ def report_of(*snapshots, timeline=None, command=("python", "train.py")):
 def hostile():
     tables = {
         "operators": [{"name": HOSTILE, "rematerializations": 3, "seconds": 1.0, "bytes": 5, "evictions": 1}],
+        "places": [
+            {"module": HOSTILE, "line": HOSTILE, "name": HOSTILE, "rematerializations": 1, "seconds": 1.0}
+        ],
         "pinned": [{"reason": HOSTILE, "bytes": 5, "storages": 2}],
         "warnings": [{"text": HOSTILE, "count": 3}],
         "mismatches": [{"operator": HOSTILE, "bytes": 7, "count": 1}],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -28,6 +29,7 @@ def tables(report: Row) -> Json:
         "parts": [_part(name, seconds) for name in (*PARTS, "other")],
         "wall": duration(seconds["wall"]),
         "operators": _operators(report["operators"]),
+        "places": _operators(report.get("places") or ()),
         "pinned": [
             (plain(row.get("reason"), LONGEST), f"{row.get('storages') or 0:,}", _size(row.get("bytes")))
             for row in report["pinned"][:MOST_ROWS]
@@ -101,6 +103,8 @@ def _operators(rows: Iterable[Row]) -> list[Json]:
     return [
         {
             "name": plain(row.get("name"), LONGEST),
+            "module": plain(row.get("module") or "–", LONGEST),
+            "line": plain(os.path.basename(row.get("line") or "–"), LONGEST),
             "rematerializations": f"{row.get('rematerializations') or 0:,}",
             "seconds": duration(row.get("seconds") or 0.0),
             "bytes": _size(row.get("bytes")),
