@@ -69,13 +69,16 @@ bench-simulator: $(INSTALLED)
 docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The pictures of docs/: from the logs of tests/logs, and from the runs kept in docs/pictures (make docs-runs).
+# The pictures of docs/: from the logs of tests/logs, the runs kept in docs/pictures (make docs-runs), and a run of
+# tests/pictures, whose pages need Chromium.
 docs-pictures: $(INSTALLED)
 	$(BIN)/dtrrun simulate tests/logs --heuristic h_dtr,h_dtr_eq,h_chain,h_next,lru --figures build/pictures --quiet
 	$(BIN)/dtrrun simulate --theory linear --sizes 256 --figures build/pictures --quiet
 	mkdir -p docs/pictures && cp build/pictures/slowdown.svg build/pictures/theory-trace.svg docs/pictures
 	$(BIN)/python docs/pictures/tables.py
 	$(BIN)/python docs/pictures/drawings.py
+	$(PIP) --no-build-isolation --editable '.[browser]'
+	$(BIN)/python -m tests.pictures
 
 # Real runs, kept for the pictures of the tables and of where the time goes; they differ each time.
 docs-runs: $(INSTALLED)

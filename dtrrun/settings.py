@@ -61,6 +61,8 @@ class RuntimeSettings:
     """Leave the program as it is, and count its steps alone."""
     state: bool = False
     """Write digests of the training state at each step's end (`runtime.training_state`)."""
+    trace_events: bool = False
+    """Write down what is evicted and run again, and when (`runtime.tracing`)."""
     manual_seed: int | None = None
     """For the random generators of PyTorch, Python and NumPy, before the program begins."""
     record_dir: str | None = None

@@ -17,7 +17,7 @@ import typer
 from dtrrun.cli.messages import say
 from dtrrun.launch.errors import FAILED, LaunchError
 
-VERBS = ("run", "record", "profile", "simulate", "smoke", "top", "doctor")
+VERBS = ("run", "record", "profile", "simulate", "smoke", "top", "report", "doctor")
 TARGETS = ("-m", "-c")  # these begin a target of Python's, although they look like options
 
 # The root of typer's usage errors: click's, which newer versions of typer carry inside themselves.

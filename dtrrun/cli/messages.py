@@ -7,6 +7,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from dtrrun.views.text import plain
+
+LONGEST = 4000
+
 
 def say(message: str) -> None:
     """One line, with our name before it."""
@@ -15,7 +19,8 @@ def say(message: str) -> None:
 
 
 def as_line(message: str) -> str:
-    return " ".join(f"dtrrun: {message}".split())
+    """Without line ends, and without what a terminal would take for a command."""
+    return plain(" ".join(f"dtrrun: {message}".split()), LONGEST)
 
 
 @contextmanager

@@ -44,6 +44,8 @@ READERS: dict[str, Callable[[str], Any]] = {
     "verify": values.flag,
     "where": values.flag,
     "json": values.anything,
+    "html": values.anything,
+    "trace": values.anything,
     "live": values.choice("auto", "always", "never"),
     "quiet": values.flag,
     "python": values.anything,
@@ -58,6 +60,8 @@ class Options:
     device: str
     """The device that the budget was reckoned for: never `auto`."""
     json: str | None = None
+    html: str | None = None
+    trace: str | None = None
     live: str = "auto"
     quiet: bool = False
     python: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -78,7 +79,7 @@ def record(
     first, last = read_steps(step)
     options = collect({"cost": cost, "quiet": quiet, "python": python})
     path = Path(output).absolute()
-    part = path.with_name(f".{os.getpid()}-{path.name}")
+    part = path.with_name(f".{secrets.token_hex(8)}-{path.name}")
     if not os.access(path.parent, os.W_OK):
         raise LaunchError(f"-o: {path.parent} is no folder that can be written to")
     settings = replace(

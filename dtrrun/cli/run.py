@@ -172,6 +172,19 @@ def run(
         _Text,
         _text(_OUTPUT, "PATH", "Write a report; - is standard output, after all that the target wrote."),
     ] = None,
+    html: Annotated[
+        _Text,
+        _text(_OUTPUT, "PATH", "Write the report as a page for a browser: one file, which needs no network."),
+    ] = None,
+    trace: Annotated[
+        _Text,
+        _text(
+            _OUTPUT,
+            "PATH",
+            "Write every eviction, search and rematerialization as a trace for ui.perfetto.dev; compressed "
+            "where it ends in .gz.",
+        ),
+    ] = None,
     quiet: Annotated[_Flag, _flag(_OUTPUT, "quiet", "Print nothing but errors.")] = None,
     profile: Annotated[
         _Text,

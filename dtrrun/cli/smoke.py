@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -14,7 +13,7 @@ from dtrrun.cli import values
 from dtrrun.cli.messages import say
 from dtrrun.cli.options import collect
 from dtrrun.cli.parameters import flag, read, text
-from dtrrun.cli.report_file import report_writer
+from dtrrun.cli.report_file import file_writer, report_writer
 from dtrrun.launch.errors import LaunchError
 from dtrrun.launch.interpreter import choose
 from dtrrun.launch.target import resolve
@@ -95,7 +94,7 @@ def smoke(
         manual_seed=read("--seed", values.whole_number(least=0), seed),
     )
     title = safe(" ".join(ctx.obj), 100)
-    with report_writer(json) as write:
+    with report_writer(json) as write, file_writer(junit_path, "--junit") as write_junit:
         shown: Callable[[str], None] = (lambda line: None) if quiet else _printer(json)
         shown(f"dtrrun smoke: {title}, {wanted} {'step' if wanted == 1 else 'steps'}, budget {budget}")
         checks, failed, budget_bytes = _check(settings, command, budget, most, patience, shown)
@@ -106,8 +105,7 @@ def smoke(
             for check in checks:
                 if check.passed is False:
                     say(f"error: smoke: {check.name}: {safe(check.detail)}")
-        if junit_path is not None:
-            _write(Path(junit_path), junit(title, checks, failed.ended.tail if failed else ""))
+        write_junit([junit(title, checks, failed.ended.tail if failed else "")])
         write(
             {
                 "schema": SCHEMA,
@@ -182,10 +180,3 @@ def _printer(json: str | None) -> Callable[[str], None]:
 
 def _nothing() -> None:
     pass
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise LaunchError(f"--junit: {path} cannot be written: {error.strerror}") from None

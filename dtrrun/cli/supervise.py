@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,20 +12,24 @@ from pathlib import Path
 
 from dtrrun.cli.messages import as_line, if_someone_reads, say
 from dtrrun.cli.options import Options
-from dtrrun.cli.report_file import report_writer
+from dtrrun.cli.report_file import file_writer, report_writer
 from dtrrun.launch.environment import child_environment
 from dtrrun.launch.outcome import judge, read_marks
 from dtrrun.launch.process import run
 from dtrrun.launch.pty import Terminal
+from dtrrun.launch.records import records_folder
 from dtrrun.launch.signals import die_of
+from dtrrun.launch.timeline import Timeline
 from dtrrun.monitor.sampler import Sampler
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import format_size
+from dtrrun.telemetry.events import read_events
 from dtrrun.telemetry.record import read_all
 from dtrrun.telemetry.run import announce
 from dtrrun.views.final import print_final
 from dtrrun.views.live import LiveLines, LiveTable, live_view
 from dtrrun.views.report import build_report
+from dtrrun.views.trace import chrome_trace, compressed
 
 TICK_SECONDS = 0.1
 
@@ -38,9 +41,12 @@ def supervise(options: Options, command: Sequence[str]) -> int:
     """
     with (
         report_writer(options.json) as write_report,
-        tempfile.TemporaryDirectory(prefix="dtrrun-", ignore_cleanup_errors=True) as folder,
+        file_writer(options.html, "--html") as write_html,
+        file_writer(options.trace, "--trace") as write_trace,
+        records_folder() as folder,
     ):
-        settings = replace(options.settings, record_dir=folder)
+        wants_trace = options.trace is not None
+        settings = replace(options.settings, record_dir=folder, trace_events=wants_trace)
         if not options.quiet:
             _announce(options)
         announce(folder, command, time.time())
@@ -48,7 +54,7 @@ def supervise(options: Options, command: Sequence[str]) -> int:
         said: deque[str] = deque()  # by the sampler's thread, while the terminal is the view's
         tell = say if view is None else said.append
         started = time.monotonic()
-        with _sampler(settings, options, tell) as sampler:
+        with _timeline(options, folder) as timeline, _sampler(settings, options, tell) as sampler:
             returncode = _run(settings, command, view, sampler, said)
         elapsed = time.monotonic() - started
 
@@ -56,7 +62,8 @@ def supervise(options: Options, command: Sequence[str]) -> int:
         if sampler is not None:
             snapshots, stopped = sampler.shown(snapshots), sampler.stopped
         outcome = judge(returncode, snapshots, read_marks(Path(folder)), stopped)
-        report = build_report(snapshots, settings, outcome.exit_status, command, elapsed)
+        seen = timeline.values(snapshots) if timeline is not None else None
+        report = build_report(snapshots, settings, outcome.exit_status, command, elapsed, seen)
         if snapshots and not options.quiet:
             with if_someone_reads():
                 print_final(report, sys.stderr)
@@ -65,6 +72,16 @@ def supervise(options: Options, command: Sequence[str]) -> int:
         elif outcome.note and not options.quiet:
             say(outcome.note)
         write_report(report)
+        if options.html is not None:
+            from dtrrun.views.html import page  # takes a while
+
+            write_html([page(report)])
+        if options.trace is not None and timeline is not None:
+            about = {name: report[name] for name in ("command", "budget_bytes", "settings")}
+            ours = {snapshot.pid for snapshot in snapshots}  # some processes turned out to be helpers
+            found = (events for events in read_events(folder) if events.pid in ours)
+            pieces = chrome_trace(found, snapshots, timeline.started_ns, about, seen)
+            write_trace(compressed(pieces) if options.trace.endswith(".gz") else pieces)
     if outcome.signal is not None:
         die_of(outcome.signal)
     return outcome.exit_status
@@ -79,6 +96,12 @@ def _sampler(
     if options.quiet:
         tell = _nothing
     return Sampler(str(settings.record_dir), settings.budget_bytes, options.on_violation, tell)
+
+
+def _timeline(options: Options, folder: str) -> AbstractContextManager[Timeline | None]:
+    """Who looks how the run goes; nobody where nobody will ask."""
+    wanted = options.json, options.html, options.trace
+    return nullcontext() if wanted == (None, None, None) else Timeline(folder)
 
 
 def _nothing(text: str) -> None:

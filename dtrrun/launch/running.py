@@ -17,14 +17,15 @@ from dtrrun.telemetry.run import Run, read_run
 
 def find() -> list[Run]:
     """The oldest first. Runs in which nothing has imported torch yet are left out."""
-    found = [run for folder in _folders() if (run := read_run(folder)) is not None and run.snapshots]
+    found = [run for folder in folders() if (run := read_run(folder)) is not None and run.snapshots]
     return sorted(found, key=lambda run: (run.start, run.pid))
 
 
-def _folders() -> set[str]:
-    folders = set()
+def folders() -> set[str]:
+    """The folders of records that the user's processes were started with."""
+    found = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if process.uids().real == os.getuid() and (folder := process.environ().get(RECORDS)):
-                folders.add(folder)
-    return folders
+                found.add(folder)
+    return found

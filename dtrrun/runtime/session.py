@@ -35,6 +35,7 @@ from dtrrun.runtime.resizes import Resizes
 from dtrrun.runtime.steps import StepClock
 from dtrrun.runtime.thrashing import GRACE_NS, Thrashing
 from dtrrun.runtime.threads import Threads
+from dtrrun.runtime.tracing import Tracing
 from dtrrun.runtime.training_state import TrainingState
 from dtrrun.runtime.verify import Fingerprints
 from dtrrun.runtime.where import Where
@@ -127,12 +128,15 @@ class Session:
         self.writer: Any = None
         self._pid = os.getpid()
 
-    def _watchers(self) -> list[TrainingState]:
+    def _watchers(self) -> list[Any]:
         """They see the end of a step before it may be the program's."""
-        settings = self.settings
-        if not settings.state or settings.record_dir is None:
-            return []
-        return [TrainingState(settings.record_dir, self._access.lock)]
+        settings, folder = self.settings, self.settings.record_dir
+        watchers: list[Any] = []
+        if settings.state and folder is not None:
+            watchers.append(TrainingState(folder, self._access.lock))
+        if settings.trace_events and folder is not None:
+            watchers.append(Tracing(self.ledger, self.replay, folder))
+        return watchers
 
     # -- on and off ------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dtrrun.ledger.record import Geometry
+from dtrrun.telemetry.private import open_private
 
 FORMAT = 1
 
@@ -55,9 +56,7 @@ class StepLog:
         self._names: dict[int, Names] = {}
         self._fresh = 0
         self._part = f"{path}.part"
-        descriptor = os.open(self._part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-        raw = os.fdopen(descriptor, "wb")
-        self._raw = raw
+        raw = self._raw = open_private(self._part, "wb")
         # No name and no time in the header: the same step gives the same bytes.
         compressed: Any = gzip.GzipFile("", "wb", 9, raw, 0) if path.endswith(".gz") else raw
         self._file: Any = compressed

@@ -30,6 +30,7 @@ class StepClock:
             now = self._totals()
             self.last = {name: now[name] - self._before[name] for name in now}
             self.last["index"] = self.count
+            self.last["ended_ns"] = now["wall_ns"]
             self._before = now
             self.latest.append(self.last)
             self._ended()

@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.storage import storage_of
+from dtrrun.telemetry.private import write_private
 
 SUFFIX = ".state"
 
@@ -48,10 +49,7 @@ class TrainingState:
         self._steps += 1
         with below():
             digests = {name: self._digest(value) for name, value in self._named()}
-        part = f"{self._path}.part"
-        with open(part, "w") as file:
-            json.dump({"step": self._steps, "digests": digests}, file)
-        os.replace(part, self._path)
+        write_private(self._path, json.dumps({"step": self._steps, "digests": digests}))
 
     def _digest(self, value: Any) -> str:
         if not isinstance(value, torch.Tensor):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Any
 from dtrrun.launch.captured import Captured, run_captured
 from dtrrun.launch.environment import child_environment
 from dtrrun.launch.outcome import judge, read_marks
+from dtrrun.launch.records import records_folder
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.record import Snapshot, read_all
@@ -73,7 +73,7 @@ def run_once(
     settings: RuntimeSettings, command: Sequence[str], patience: float, attend: Callable[[], None]
 ) -> Run:
     """Run `command` under `settings` for at most `patience` seconds. Raises LaunchError."""
-    with tempfile.TemporaryDirectory(prefix="dtrrun-", ignore_cleanup_errors=True) as folder:
+    with records_folder() as folder:
         environment = child_environment(replace(settings, record_dir=folder))
         if settings.manual_seed is not None:
             environment = {"PYTHONHASHSEED": str(settings.manual_seed)} | environment

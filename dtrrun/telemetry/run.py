@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dtrrun.telemetry.private import write_private
 from dtrrun.telemetry.record import Snapshot, read_all
 
 ABOUT = "run.json"
@@ -27,9 +28,8 @@ class Run:
 
 def announce(folder: str, command: Sequence[str], start: float) -> None:
     """Leave in our own folder what `read_run` has to know."""
-    part = Path(folder, f"{ABOUT}.part")
-    part.write_text(json.dumps({"pid": os.getpid(), "command": list(command), "start": start}))
-    part.rename(part.with_name(ABOUT))
+    about = {"pid": os.getpid(), "command": list(command), "start": start}
+    write_private(os.path.join(folder, ABOUT), json.dumps(about))
 
 
 def read_run(folder: str) -> Run | None:

@@ -14,7 +14,7 @@ from dtrrun.views.figures import breakdown, merged, operators, places, slowdown,
 SCHEMA = "dtrrun.report/1"
 
 
-PRIVATE = ("record_dir", "log", "log_first", "log_last", "plain", "state", "manual_seed")
+PRIVATE = ("record_dir", "log", "log_first", "log_last", "plain", "state", "trace_events", "manual_seed")
 """Settings that are the launcher's own affair."""
 
 
@@ -24,10 +24,12 @@ def build_report(
     exit_code: int,
     command: Sequence[str],
     wall_seconds: float,
+    timeline: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The report (JSON values) of a run whose training processes left `snapshots`.
 
-    `wall_seconds` is how long the whole command took, start of the interpreter included.
+    `wall_seconds` is how long the whole command took, start of the interpreter included; `timeline` how the
+    run went, if somebody looked.
     """
     return {
         "schema": SCHEMA,
@@ -53,6 +55,7 @@ def build_report(
             }
             for snapshot in snapshots
         ],
+        "timeline": timeline,
     }
 
 

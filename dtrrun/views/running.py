@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from typing import TextIO
@@ -17,7 +16,7 @@ from dtrrun.views.figures import breakdown, slowdown, total
 from dtrrun.views.panels import columns_table
 from dtrrun.views.picture import picture
 from dtrrun.views.rates import Rates
-from dtrrun.views.text import duration, plain
+from dtrrun.views.text import duration, plain, words_of
 
 COLUMNS = ("pid", "device", "budget", "resident", "peak", "steps", "slowdown", "time", "target")
 
@@ -54,10 +53,8 @@ def settings_of(run: Run) -> RuntimeSettings:
 
 
 def target(run: Run) -> str:
-    """The words of the target, without the path of its interpreter."""
-    first, *rest = run.command or [""]
-    words = rest if rest and os.path.basename(first).startswith("python") else [first, *rest]
-    return plain(" ".join(words), 60)
+    """The words of the target."""
+    return words_of(run.command, 60)
 
 
 def run_picture(run: Run, rates: Rates, stream: TextIO, columns: int, height: int) -> RenderableType:

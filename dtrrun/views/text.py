@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+
 PLAIN = str.maketrans(
     {"×": "x", "·": "-", "…": "~", "–": "-", "─": "-", "µ": "u", "█": "#", "▓": "=", "░": ".", "≥": ">"}
 )
@@ -20,6 +23,13 @@ def plain(text: object, limit: int = 200) -> str:
     """A name or message from the script, safe to show: no control characters or line ends, not too long."""
     shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text)[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def words_of(command: Sequence[str], limit: int = 200) -> str:
+    """A target's command, without the path of its interpreter."""
+    first, *rest = command or [""]
+    words = rest if rest and os.path.basename(first).startswith("python") else [first, *rest]
+    return plain(" ".join(words), limit)
 
 
 def for_encoding(text: str, encoding: str | None) -> str:

@@ -4,12 +4,21 @@ import os
 import subprocess
 import sys
 
-from dtrrun.cli.messages import say
+from dtrrun.cli.messages import LONGEST, say
+from tests.unit.fake_records import EVIL
 
 
 def test_one_line_on_stderr(capsys):
     say("error: two\nlines")
     assert capsys.readouterr() == ("", "dtrrun: error: two lines\n")
+
+
+def test_what_a_terminal_would_obey_is_not_passed_on(capsys):
+    say(f"error: no such file: {EVIL}" + 2 * LONGEST * "x")
+    shown = capsys.readouterr().err
+    assert shown.startswith("dtrrun: error: no such file: [bold red]mine[/]�[2J �dna")
+    assert shown[:-1].isprintable()
+    assert len(shown) == LONGEST + 1
 
 
 def test_a_stderr_that_nobody_reads_is_no_error():

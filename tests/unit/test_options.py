@@ -67,6 +67,8 @@ def test_all_reach_the_settings(folder):
         "verify": True,
         "where": True,
         "json": "out.json",
+        "html": "out.html",
+        "trace": "trace.json.gz",
         "live": "never",
         "quiet": True,
         "python": "python3",
@@ -80,6 +82,7 @@ def test_all_reach_the_settings(folder):
     assert (settings.ignore_small, settings.sample, settings.seed, settings.cost) == (0.01, True, 7, "model")
     assert (settings.over_budget, settings.max_slowdown, settings.on_thrash) == ("warn", 2.0, "stop")
     assert settings.return_memory == "always"
+    assert (found.html, found.trace, settings.trace_events) == ("out.html", "trace.json.gz", False)
     assert (settings.max_steps, settings.verify, settings.record_dir) == (5, True, None)
     assert (found.json, found.live, found.quiet, found.python) == ("out.json", "never", True, "python3")
     assert found.on_violation == "stop"

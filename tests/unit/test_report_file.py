@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from dtrrun.cli.report_file import report_writer
+from dtrrun.cli.report_file import file_writer, report_writer
 from dtrrun.launch.errors import LaunchError
 
 
@@ -60,3 +60,20 @@ def test_standard_output_is_appended_to(tmp_path, capfd):
 def test_nowhere():
     with report_writer(None) as write:
         write({})
+
+
+def test_lists_of_numbers_take_a_line_and_strings_stay_as_they_are(tmp_path):
+    report = {"columns": [1, 2.5, -3e-9], "text": "[\n1,\n  2\n]", "names": ["a", "b"], "none": []}
+    with report_writer(str(tmp_path / "x.json")) as write:
+        write(report)
+    text = (tmp_path / "x.json").read_text()
+    assert '"columns": [ 1, 2.5, -3e-09 ]' in text
+    assert json.loads(text) == report
+
+
+def test_an_option_is_named_in_its_error(tmp_path):
+    with (
+        pytest.raises(LaunchError, match=r"--html: .* cannot be written"),
+        file_writer(str(tmp_path), "--html"),
+    ):
+        pytest.fail("the run would have started")

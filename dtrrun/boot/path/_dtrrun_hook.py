@@ -32,7 +32,8 @@ def install() -> None:
 def mark(name: str, text: str = "") -> None:
     """Leave a word for the launcher, in a file of the folder where the records are."""
     try:
-        with open(os.path.join(os.environ["DTRRUN_RECORDS"], name), "a") as file:
+        path = os.path.join(os.environ["DTRRUN_RECORDS"], name)
+        with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a") as file:
             file.write(text)
     except (OSError, KeyError):
         pass  # the launcher has gone: nobody to tell

@@ -15,7 +15,8 @@ if os.environ.get("DTRRUN_RUNTIME"):
             _dtrrun_hook.install()
             del sys.modules["_dtrrun_hook"]
         else:
-            open(os.path.join(os.environ["DTRRUN_RECORDS"], "old-python"), "a").close()
+            _mark = os.path.join(os.environ["DTRRUN_RECORDS"], "old-python")
+            os.close(os.open(_mark, os.O_WRONLY | os.O_CREAT, 0o600))
     except Exception:
         pass  # the launcher sees that no process reported, and says so
 

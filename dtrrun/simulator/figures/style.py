@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,5 +91,8 @@ def legend(figure: Figure, axes: Sequence[Axes], extra: Sequence[Any] = ()) -> N
 def save(figure: Figure, folder: Path, name: str, format: str) -> Path:
     """Write the picture, the same bytes each time. Raises OSError."""
     path = folder / f"{name}.{format}"
-    figure.savefig(path, format=format, metadata={"Date": None} if format == "svg" else {"Software": None})
+    metadata = {"Date": None} if format == "svg" else {"Software": None}
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        figure.savefig(file, format=format, metadata=metadata)
     return path

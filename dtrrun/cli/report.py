@@ -1,0 +1,92 @@
+"""The verb `report`: the page of a run that is over, from its JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from dtrrun.cli.report_file import file_writer
+from dtrrun.launch.errors import LaunchError
+from dtrrun.views.report import SCHEMA
+
+PROFILES = "dtrrun.profile/"
+FAMILY = SCHEMA.partition("/")[0]
+
+EPILOG = """
+[bold]Examples[/bold]
+
+dtrrun --budget 6GB --json run.json train.py
+
+dtrrun report run.json -o report.html
+
+dtrrun report run.json -o report.html --profile-json profile.json
+
+[bold]Exit status[/bold]: 0; 2 usage, or a file that is no report of dtrrun's.
+"""
+COMMAND: dict[str, Any] = {
+    "options_metavar": "[OPTIONS]",
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+
+def report(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="What --json wrote; - is standard input.")],
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="PATH", help="The page; - is standard output."),
+    ] = None,
+    profile_json: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="What dtrrun profile --json wrote: the page shows its budget curve, too."
+        ),
+    ] = None,
+) -> int:
+    """Make a page for a browser from the JSON of a run: one file, which needs no network.
+
+    The same page comes from dtrrun --html PATH at a run's end.
+    """
+    if output is None:
+        raise LaunchError("report: -o PATH says where the page goes")
+    found = _read(run)
+    if str(found.get("schema", "")).rpartition("/")[0] != FAMILY:
+        raise LaunchError(f"{run} is no report of a run: its schema is not {SCHEMA}")
+    if found["schema"] != SCHEMA:
+        raise LaunchError(f"{run} is a {found['schema']}; this dtrrun knows {SCHEMA}")
+    profile = _profile(profile_json) if profile_json is not None else None
+    from dtrrun.views.html import page  # takes a while
+
+    try:
+        made = page(found, profile)
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
+        raise LaunchError(f"{run} is damaged: {type(error).__name__}: {error}") from None
+    with file_writer(output, "-o") as write:
+        write([made])
+    return 0
+
+
+def _profile(path: str) -> dict[str, Any]:
+    found = _read(path)
+    points = found.get("points")
+    if not str(found.get("schema", "")).startswith(PROFILES) or not isinstance(points, list):
+        raise LaunchError(f"--profile-json: {path} is none of dtrrun profile's")
+    return found
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        if path == "-":
+            found = json.load(sys.stdin)
+        else:
+            with open(path, encoding="utf-8") as file:
+                found = json.load(file)
+    except OSError as error:
+        raise LaunchError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise LaunchError(f"{path} is no JSON") from None
+    if not isinstance(found, dict):
+        raise LaunchError(f"{path} is no report of dtrrun's")
+    return found

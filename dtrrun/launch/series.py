@@ -1,0 +1,145 @@
+"""Figures of one training process over time, in bounded memory: too many neighbours become one."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from dtrrun.telemetry.record import Snapshot
+
+MOST_SAMPLES = 480
+MOST_STEPS = 360
+PARTS = ("wall", "operators", "rematerialization", "scoring", "search", "bookkeeping")
+SUMS = ("evictions", "rematerializations")
+"""Of the counters, what a sample counts since the one before."""
+LAST = ("evictable_bytes", "pinned_bytes", "evicted_bytes")
+
+Row = dict[str, Any]
+T = TypeVar("T")
+
+
+class Thinned(Generic[T]):
+    """A list of at most `most` entries, each of as many neighbours as it takes for that: 1, then 2, 4, …"""
+
+    def __init__(self, most: int, merge: Callable[[T, T], T]) -> None:
+        self.rows: list[T] = []
+        self._most = most
+        self._merge = merge
+        self._each = 1
+        self._in_last = 0
+
+    def add(self, row: T) -> None:
+        if self.rows and self._in_last < self._each:
+            self.rows[-1] = self._merge(self.rows[-1], row)
+            self._in_last += 1
+            return
+        if len(self.rows) == self._most:
+            pairs = range(0, self._most, 2)
+            self.rows = [self._merge(*self.rows[at : at + 2]) for at in pairs]
+            self._each *= 2
+        self.rows.append(row)
+        self._in_last = 1
+
+
+class Series:
+    """What has been seen of one process; `origin_seconds` is its start, after the run's."""
+
+    def __init__(self, snapshot: Snapshot, origin_seconds: float) -> None:
+        self.pid = snapshot.pid
+        self.rank = snapshot.meta.get("rank")
+        self.start = origin_seconds
+        self.over = False
+        self.samples: Thinned[Row] = Thinned(MOST_SAMPLES, _merged_samples)
+        self.steps: Thinned[Row] = Thinned(MOST_STEPS, _merged_steps)
+        self.newest = 0  # step that we have
+        self._before: Mapping[str, int] = {}
+
+    def add(self, snapshot: Snapshot, seconds: float) -> None:
+        """What a snapshot says; `seconds`: when it was read, after the run's start."""
+        counters = snapshot.counters
+        resident = counters["resident_bytes"]
+        row = {"seconds": seconds, "resident_least_bytes": resident, "resident_most_bytes": resident}
+        row |= {name: counters[name] for name in LAST}
+        row |= {name: counters[name] - self._before.get(name, 0) for name in SUMS}
+        self._before = counters
+        self.samples.add(row)
+
+    @property
+    def behind(self) -> int:
+        """Steps that have been made, and that we do not have."""
+        return self._before.get("steps", 0) - self.newest
+
+    def add_steps(self, table: Any) -> None:
+        """The steps of a published table that are new."""
+        for step in table if isinstance(table, list) else ():
+            if isinstance(step, dict) and step.get("index", 0) > self.newest:
+                self._add_step(step)
+
+    def _add_step(self, step: Row) -> None:
+        self.newest = index = step["index"]
+        ended = self.start + step.get("ended_ns", 0) / 1e9
+        peak = step.get("peak_bytes", 0)
+        row: Row = {"first": index, "last": index, "count": 1, "ended": ended, "peak_bytes": peak}
+        self.steps.add(row | {part: _part(step, part) for part in PARTS})
+        self._show_peak(ended - _part(step, "wall"), ended, peak)
+
+    def _show_peak(self, began: float, ended: float, peak: int) -> None:
+        """A peak falls between two looks more often than not: it is put where most was seen in that step."""
+        rows = self.samples.rows
+        first, last = (bisect_right(rows, at, key=_seconds) for at in (began, ended))
+        if last and peak:
+            highest = max(rows[min(first, last - 1) : last], key=lambda row: row["resident_most_bytes"])
+            highest["resident_most_bytes"] = max(highest["resident_most_bytes"], peak)
+
+    def values(self) -> dict[str, Any]:
+        """As JSON values: columns (docs/report.md)."""
+        steps = self.steps.rows
+        parts = {part: [_short(row[part]) for row in steps] for part in PARTS}
+        inside = [sum(row[part] for part in PARTS[1:]) for row in steps]
+        parts["other"] = [_short(max(row["wall"] - s, 0.0)) for row, s in zip(steps, inside, strict=True)]
+        return {
+            "pid": self.pid,
+            "rank": self.rank,
+            "start": _short(self.start),
+            "samples": _columns(self.samples.rows),
+            "steps": _columns([{k: v for k, v in row.items() if k not in PARTS} for row in steps])
+            | {"seconds": parts},
+        }
+
+
+def _part(step: Row, part: str) -> float:
+    return (step.get(f"{part}_ns") or 0) / 1e9
+
+
+def _seconds(row: Row) -> float:
+    seconds: float = row["seconds"]
+    return seconds
+
+
+def _columns(rows: list[Row]) -> dict[str, list[Any]]:
+    return {name: [_short(row[name]) for row in rows] for name in (rows[0] if rows else ())}
+
+
+def _short(value: Any) -> Any:
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def _merged_samples(one: Row, other: Row) -> Row:
+    return {
+        **other,
+        "seconds": one["seconds"],
+        "resident_least_bytes": min(one["resident_least_bytes"], other["resident_least_bytes"]),
+        "resident_most_bytes": max(one["resident_most_bytes"], other["resident_most_bytes"]),
+        **{name: one[name] + other[name] for name in SUMS},
+    }
+
+
+def _merged_steps(one: Row, other: Row) -> Row:
+    return {
+        **other,
+        "first": one["first"],
+        "count": one["count"] + other["count"],
+        "peak_bytes": max(one["peak_bytes"], other["peak_bytes"]),
+        **{part: one[part] + other[part] for part in PARTS},
+    }

@@ -1,0 +1,87 @@
+"""Trick: `--trace` puts its own methods before those of the ledger, the replay and the policy.
+
+On the instances, and only where a trace is wanted: else nothing of it is in the way of an operator, not even
+a check. Needed no more when somebody else wants to see these events, and hooks are worth their cost.
+"""
+
+from __future__ import annotations
+
+import atexit
+from time import monotonic_ns as now_ns
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from dtrrun.telemetry.events import EVICT, REMATERIALIZE, SEARCH, STEP, EventWriter
+
+
+class Tracing:
+    """Writes what is evicted, searched and run again into a file in `folder`, on and off as a session's part.
+
+    Times are the host's: on a GPU an operator's is what it took to launch it.
+    """
+
+    def __init__(self, ledger: Any, replay: Any, folder: str) -> None:
+        self._ledger = ledger
+        self._replay = replay
+        self._folder = folder
+        self._shadowed: list[tuple[Any, str]] = []
+        self._steps = 0
+
+    def install(self) -> None:
+        """Raises OSError where the file can't be made."""
+        self._writer = EventWriter(self._folder)
+        atexit.register(self._writer.close)
+        self._stepped_ns = now_ns()
+        self._handle = register_optimizer_step_post_hook(self._stepped)
+        ledger, replay = self._ledger, self._replay
+        evict, execute, select = ledger.evict, replay.execute, ledger.policy.select
+
+        def traced_evict(record: Any) -> None:
+            started, name, nbytes = now_ns(), _name(record), record.nbytes
+            evict(record)
+            self._add(EVICT, name, started, nbytes)
+
+        def traced_execute(op: Any, mutated: Any, stolen: Any) -> Any:
+            started = now_ns()
+            result = execute(op, mutated, stolen)
+            self._add(REMATERIALIZE, op.signature.operator.name, started, op.signature.output_bytes or 0)
+            return result
+
+        def traced_select(now: int, evictable: Any) -> Any:
+            started = now_ns()
+            victim = select(now, evictable)
+            found = victim is not None
+            self._add(SEARCH, _name(victim) if found else "", started, victim.nbytes if found else 0)
+            return victim
+
+        self._shadow(ledger, "evict", traced_evict)
+        self._shadow(replay, "execute", traced_execute)
+        self._shadow(ledger.policy, "select", traced_select)
+
+    def remove(self) -> None:
+        for owner, name in self._shadowed:
+            delattr(owner, name)
+        self._shadowed.clear()
+        self._handle.remove()
+        atexit.unregister(self._writer.close)
+        self._writer.close()
+
+    def _shadow(self, owner: Any, name: str, method: Any) -> None:
+        setattr(owner, name, method)
+        self._shadowed.append((owner, name))
+
+    def _stepped(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._steps += 1
+        self._add(STEP, "", self._stepped_ns, self._steps)
+        self._stepped_ns = now_ns()
+
+    def _add(self, kind: int, name: str, started: int, nbytes: int) -> None:
+        ledger = self._ledger
+        self._writer.add(kind, name, started, nbytes, ledger.resident_bytes, ledger.evicted_bytes)
+
+
+def _name(record: Any) -> str:
+    """Of the operator that makes it."""
+    name: str = record.op.signature.operator.name
+    return name

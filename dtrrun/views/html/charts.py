@@ -1,0 +1,106 @@
+"""The figures that the page's charts are drawn from, thinned so that the page stays small."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dtrrun.views.text import plain
+
+MOST_VALUES = 60_000
+"""In all charts together: about half a megabyte."""
+SAMPLES = (
+    "seconds",
+    "resident_least_bytes",
+    "resident_most_bytes",
+    "evictable_bytes",
+    "pinned_bytes",
+    "evicted_bytes",
+    "evictions",
+    "rematerializations",
+)
+PARTS = ("operators", "rematerialization", "scoring", "search", "bookkeeping", "other")
+
+Json = dict[str, Any]
+
+
+def charts(report: Mapping[str, Any], profile: Mapping[str, Any] | None) -> Json:
+    """What `charts.js` reads."""
+    timeline = report.get("timeline") or {"processes": []}
+    budgets = {process["pid"]: process["budget_bytes"] for process in report["processes"]}
+    found = [_process(process, budgets.get(process["pid"])) for process in timeline["processes"]]
+    while sum(map(_size, found)) > MOST_VALUES:
+        found = [_halved(process) for process in found]
+    return {"processes": found, "curve": curve(profile), "budget_bytes": report["budget_bytes"]}
+
+
+def curve(profile: Mapping[str, Any] | None) -> list[Json]:
+    """The points of a profile, the smallest budget first: slowdowns, None where there is none.
+
+    A prediction or measurement is a slowdown, or an object with `slowdown` and `status`.
+    """
+    points = [
+        {
+            "budget_bytes": _number(point["budget_bytes"]),
+            "predicted": _slowdown(point.get("predicted")),
+            "measured": _slowdown(point.get("measured")),
+            "failed": point.get("measured") is not None and _slowdown(point["measured"]) is None,
+        }
+        for point in (profile or {}).get("points", ())
+    ]
+    return sorted(points, key=lambda point: point["budget_bytes"])
+
+
+def _slowdown(found: Any) -> float | None:
+    value = found.get("slowdown") if isinstance(found, Mapping) else found
+    return None if value is None else _number(value)
+
+
+def _process(process: Mapping[str, Any], budget: Any) -> Json:
+    samples, steps, rank = process["samples"], process["steps"], process["rank"]
+    seconds = steps["seconds"]
+    return {
+        "label": f"process {plain(process['pid'], 12)}" if rank is None else f"rank {plain(rank, 8)}",
+        "budget_bytes": None if budget is None else _number(budget),
+        "samples": {name: _numbers(samples.get(name, ())) for name in SAMPLES},
+        "steps": {name: _numbers(steps.get(name, ())) for name in ("first", "last", "count", "ended")}
+        | {part: _numbers(seconds.get(part, ())) for part in PARTS},
+    }
+
+
+def _halved(process: Json) -> Json:
+    """Every two neighbours as one."""
+    samples, steps = process["samples"], process["steps"]
+    how = {"seconds": _first, "resident_least_bytes": min, "resident_most_bytes": max}
+    how |= {"evictions": sum, "rematerializations": sum}
+    of_steps = {"first": _first, "last": _last, "ended": _last}
+    return process | {
+        "samples": {name: _pairs(values, how.get(name, _last)) for name, values in samples.items()},
+        "steps": {name: _pairs(values, of_steps.get(name, sum)) for name, values in steps.items()},
+    }
+
+
+def _pairs(values: Sequence[float], merge: Any) -> list[float]:
+    return [merge(values[at : at + 2]) for at in range(0, len(values), 2)]
+
+
+def _first(values: Sequence[float]) -> float:
+    return values[0]
+
+
+def _last(values: Sequence[float]) -> float:
+    return values[-1]
+
+
+def _size(process: Json) -> int:
+    return sum(len(values) for part in ("samples", "steps") for values in process[part].values())
+
+
+def _numbers(values: Sequence[Any]) -> list[float]:
+    return [_number(value) for value in values]
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{plain(repr(value), 40)} is no number")
+    return value

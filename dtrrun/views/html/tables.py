@@ -1,0 +1,134 @@
+"""What the page says in words and tables, each value as text: its template only puts it in place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dtrrun.sizes import format_size
+from dtrrun.views.figures import PARTS
+from dtrrun.views.text import SOURCE, duration, plain, share, times, words_of
+
+LONGEST = 300
+MOST_ROWS = 20
+MOST_PROCESSES = 128
+
+Json = dict[str, Any]
+Row = Mapping[str, Any]
+
+
+def tables(report: Row) -> Json:
+    """The variables of `page.html`."""
+    command = [str(word) for word in report["command"]]
+    seconds, budget = report["seconds"], report["budget_bytes"]
+    return {
+        "title": words_of(command, LONGEST),
+        "figures": list(_figures(report)),
+        "problems": list(_problems(report)),
+        "parts": [_part(name, seconds) for name in (*PARTS, "other")],
+        "wall": duration(seconds["wall"]),
+        "operators": _operators(report["operators"]),
+        "places": _operators(report.get("places") or ()),
+        "pinned": [
+            (plain(row.get("reason"), LONGEST), f"{row.get('storages') or 0:,}", _size(row.get("bytes")))
+            for row in report["pinned"][:MOST_ROWS]
+        ],
+        "warnings": [
+            (plain(row.get("text"), 2 * LONGEST), row.get("count") or 1)
+            for row in report["warnings"][:MOST_ROWS]
+        ],
+        "processes": [_process(process, budget) for process in report["processes"][:MOST_PROCESSES]],
+        "settings": [
+            (plain(name, 40), "–" if value is None else plain(value, 80))
+            for name, value in report["settings"].items()
+        ],
+        "several": len(report["processes"]) > 1,
+        "schema": plain(report["schema"], 40),
+    }
+
+
+def _figures(report: Row) -> Iterable[tuple[str, str, str]]:
+    """The row at the top: what it is, its value, and a remark."""
+    budget, peak = report["budget_bytes"], report["peak_bytes"]
+    remark = f"{100 * peak / budget:.1f} % of the budget" if budget else "no budget"
+    yield "peak", format_size(peak), remark
+    if budget:
+        devices = sorted({plain(process["device"], 20) for process in report["processes"]})
+        yield "budget", format_size(budget), f"on {', '.join(devices)}" if devices else ""
+    if report["driver_peak_bytes"] is not None:
+        source = SOURCE.get(report["driver_source"], plain(report["driver_source"], 20))
+        yield "driver's peak", format_size(report["driver_peak_bytes"]), source
+    if report["slowdown_estimate"] is not None:
+        yield "slowdown", f"{report['slowdown_estimate']:.2f} ×", "estimated"
+    yield "evictions", f"{report['evictions']:,}", format_size(report["evicted_bytes"])
+    found = report["rematerializations"]
+    yield "rematerializations", f"{found:,}", f"in {duration(report['seconds']['rematerialization'])}"
+    yield "steps", f"{report['steps']:,}", f"in {duration(report['elapsed_seconds'])}"
+    yield "exit status", f"{report['exit_code']:d}", ""
+
+
+def _problems(report: Row) -> Iterable[str]:
+    error, verify, violations = report["error"], report["verify"], report["violations"]
+    if error:
+        needed = f"{plain(error.get('operator'), 80)} needed {_size(error.get('needed_bytes'))} more"
+        yield f"The budget was too small: {needed}."
+    if report["least_budget_bytes"]:
+        yield f"The least budget that would have done there: {report['least_budget_bytes']:,} bytes."
+    if report["over_budget"]:
+        yield f"The budget was exceeded {times(report['over_budget'], 'time')}."
+    if violations and violations["count"]:
+        most = format_size(violations["most_bytes"])
+        yield f"By the driver, over the budget {times(violations['count'], 'time')}, by {most} at most."
+    if verify["mismatches"]:
+        yield f"{times(verify['mismatches'], 'storage')} came back with other bits (--verify)."
+
+
+def _part(name: str, seconds: Row) -> Json:
+    """A part of the time; `percent` is for the bar."""
+    wall = seconds["wall"]
+    percent = 100 * seconds[name] / wall if wall > 0 else 0.0
+    return {
+        "name": name,
+        "seconds": duration(seconds[name]),
+        "share": share(seconds[name], wall),
+        "percent": f"{percent:.3f}",
+    }
+
+
+def _operators(rows: Iterable[Row]) -> list[Json]:
+    """Those that were run again or evicted; `percent`: of the costliest's time."""
+    found = [row for row in rows if row.get("rematerializations") or row.get("evictions")][:MOST_ROWS]
+    most = max((row.get("seconds") or 0.0 for row in found), default=0.0)
+    return [
+        {
+            "name": plain(row.get("name"), LONGEST),
+            "module": plain(row.get("module") or "–", LONGEST),
+            "line": plain(os.path.basename(row.get("line") or "–"), LONGEST),
+            "rematerializations": f"{row.get('rematerializations') or 0:,}",
+            "seconds": duration(row.get("seconds") or 0.0),
+            "bytes": _size(row.get("bytes")),
+            "evictions": f"{row.get('evictions') or 0:,}",
+            "percent": f"{100 * (row.get('seconds') or 0.0) / most if most else 0:.2f}",
+        }
+        for row in found
+    ]
+
+
+def _process(process: Row, budget: int | None) -> tuple[str, ...]:
+    rank, estimate = process["rank"], process["slowdown_estimate"]
+    return (
+        plain(process["pid"], 12) if rank is None else f"{plain(process['pid'], 12)} (rank {plain(rank, 8)})",
+        plain(process["device"], 20),
+        format_size(process["peak_bytes"]),
+        f"{process['evictions']:,}",
+        f"{process['rematerializations']:,}",
+        duration(process["seconds"]["rematerialization"]),
+        f"{process['steps']:,}",
+        "–" if estimate is None else f"{estimate:.2f} ×",
+        plain(process["status"], 40),
+    )
+
+
+def _size(nbytes: Any) -> str:
+    return format_size(int(nbytes or 0))

@@ -1,0 +1,83 @@
+"""dtrrun.runtime.tracing: what the runtime does is in the trace, and nothing is in its way without one."""
+
+from collections import Counter
+
+import torch
+
+from dtrrun.runtime import Session
+from dtrrun.runtime.tracing import Tracing
+from dtrrun.settings import RuntimeSettings
+from dtrrun.telemetry.events import EVICT, REMATERIALIZE, SEARCH, STEP, read_events
+
+BUDGET = 3_000_000
+
+
+def train(steps=3):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(256, 256), torch.nn.Tanh()] * 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.ones(256, 256)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def run(folder, **options):
+    settings = RuntimeSettings(budget_bytes=BUDGET, device="cpu", cost="model", **options)
+    session = Session(settings)
+    session.start()
+    try:
+        losses = train()
+    finally:
+        session.stop()
+    return session, losses
+
+
+def test_every_eviction_search_and_rematerialization_is_there(tmp_path):
+    session, losses = run(tmp_path, record_dir=str(tmp_path), trace_events=True)
+    (events,) = read_events(str(tmp_path))
+    found = list(events)
+    kinds = Counter(event.kind for event in found)
+    assert session.ledger.evictions > 20
+    assert kinds[EVICT] == session.ledger.evictions
+    assert kinds[SEARCH] >= kinds[EVICT]
+    assert kinds[STEP] == 3
+    runs = {name: count for name, (count, _, _) in session.replay.by_operator.items()}
+    assert Counter(event.name for event in found if event.kind == REMATERIALIZE) == runs
+    evicted = Counter(event.name for event in found if event.kind == EVICT)
+    assert evicted == session.ledger.evicted_by
+    assert sum(e.nbytes for e in found if e.kind == EVICT) == session.ledger.evicted_bytes_total
+    assert max(event.resident_bytes for event in found) <= BUDGET
+    assert losses == train()
+
+
+def test_it_decides_as_without_a_trace(tmp_path):
+    traced, _ = run(tmp_path, record_dir=str(tmp_path), trace_events=True)
+    plain, _ = run(tmp_path)
+    assert traced.ledger.evictions == plain.ledger.evictions
+    assert traced.replay.rematerializations == plain.replay.rematerializations
+    assert traced.ledger.peak_bytes == plain.ledger.peak_bytes
+
+
+def test_without_one_no_method_is_replaced(tmp_path):
+    session = Session(RuntimeSettings(budget_bytes=BUDGET, record_dir=str(tmp_path)))
+    assert not any(isinstance(part, Tracing) for part in session._parts)
+    session.start()
+    try:
+        for owner, name in ((session.ledger, "evict"), (session.replay, "execute")):
+            assert name not in vars(owner)
+        assert "select" not in vars(session.ledger.policy)
+    finally:
+        session.stop()
+    assert list(read_events(str(tmp_path))) == []
+
+
+def test_nothing_of_it_stays(tmp_path):
+    session, _ = run(tmp_path, record_dir=str(tmp_path), trace_events=True)
+    assert "evict" not in vars(session.ledger)
+    assert "execute" not in vars(session.replay)
+    assert "select" not in vars(session.ledger.policy)
