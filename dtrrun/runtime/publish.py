@@ -50,6 +50,15 @@ def counters(session: Session) -> dict[str, int]:
     }
 
 
+def totals(session: Session) -> dict[str, int]:
+    """Times and counts of which each step has its share."""
+    return session.times() | {
+        "evictions": session.ledger.evictions,
+        "rematerializations": session.replay.rematerializations,
+        "operators": session.ledger.age,
+    }
+
+
 def tables(session: Session) -> dict[str, Any]:
     """The tables of the record (see `telemetry.record`)."""
     ledger = session.ledger

@@ -100,7 +100,7 @@ class Session:
         self._loading_ns = shapes.loading_ns
         self._compacted_age = 0
         self._thrashing = Thrashing(settings, self.warn, self._publish)
-        self.steps = StepClock(self._totals, self._step_ended)
+        self.steps = StepClock(lambda: publish.totals(self), self._step_ended)
         self._access: Access = new_access(self.careful)
         self._gradients = Gradients(self._access.pin)
         self._notices = notices.Notices(self.warn)
@@ -230,15 +230,6 @@ class Session:
             - policy.search_ns
             - (shapes.loading_ns - self._loading_ns),  # an import, not work on a step
         }
-
-    def _totals(self) -> dict[str, int]:
-        """Of which each step has its share."""
-        counts = {
-            "evictions": self.ledger.evictions,
-            "rematerializations": self.replay.rematerializations,
-            "operators": self.ledger.age,
-        }
-        return self.times() | counts
 
     def _tick(self) -> None:
         """Called now and then, by the mode and in replays; sets when to be called again."""
