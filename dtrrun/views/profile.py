@@ -44,7 +44,7 @@ class Bar:
     def update(self, what: str, seconds: float, left: float | None) -> None:
         """`seconds` have passed, and about `left` are to come."""
         done = seconds / (seconds + left) if left is not None else 0.0
-        text = "" if left is None else f"about {duration(max(left, 1))} left"
+        text = "" if left is None else f"about {duration(max(round(left), 1))} left"
         self._bar.update(self._task, description=plain(what, 60), completed=done, left=text)
 
 

@@ -15,7 +15,7 @@ from dtrrun.profiling.study import Study
 from dtrrun.profiling.trial import Step, Trial
 from dtrrun.profiling.variation import Variation
 from dtrrun.settings import RuntimeSettings
-from dtrrun.views.profile import print_profile
+from dtrrun.views.profile import Bar, print_profile
 
 PEAK = 1_000_000_000
 
@@ -114,6 +114,28 @@ def test_the_profile_is_read_again_by_a_run(study, tmp_path):
     write_profile(path, study, ["train.py"])  # over the one before
     settings = Options.of(read_profile(path, tuple(READERS))).settings
     assert settings.heuristic == "h'(s=no,m=yes,c=eqclass)"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_bar_is_for_terminals(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    shown = {}
+    for name, stream, quiet in (
+        ("terminal", Terminal(), False),
+        ("file", io.StringIO(), False),
+        ("quiet", Terminal(), True),
+    ):
+        with Bar(stream, quiet=quiet) as bar:
+            bar.update(f"50 % {EVIL}", 10.0, 50.8)
+        shown[name] = stream.getvalue()
+    assert "50 %" in shown["terminal"]
+    assert "about 51 s left" in shown["terminal"]
+    assert "\u202e" not in shown["terminal"]
+    assert (shown["file"].strip(), shown["quiet"]) == ("", "")
 
 
 def test_every_point_has_what_was_measured(study):
