@@ -113,9 +113,11 @@ def test_foreign_scripts_do_not_run(show):
 
 
 def test_one_process_of_several_is_chosen(show):
-    processes = [process_timeline(7, rank=0), process_timeline(8, rank=1, steps=9)]
+    processes = [process_timeline(8, rank=1, steps=9), process_timeline(7, rank=0)]
     opened = show(page(report_of(timeline={"processes": processes})))
     assert opened.page.inner_text("#which").split("\n")[0].startswith("Charts of")
+    assert opened.page.inner_text("select").split() == ["rank", "0", "rank", "1"]
+    assert opened.page.evaluate("document.querySelector('select').selectedIndex") == 0
     opened.page.select_option("select", "rank 1")
     assert opened.complaints == []
     assert len(opened.page.evaluate(POSITIONS)) == 2

@@ -106,9 +106,11 @@ const dtrrunCharts = (() => {
     const cut = sorted.length > 3 && sorted[0] > 2.5 * sorted[1]; // the first step, as a rule
     const top = cut ? sorted[1] * 1.3 : sorted[0] * 1.08;
     const middle = steps.first.map((first, place) => (first + steps.last[place]) / 2);
+    const seen = steps.count.reduce((sum, count) => sum + count, 0);
+    const all = steps.last[steps.last.length - 1];
     const each = steps.count.length > 1 ? Math.max(...steps.count) : 1;
     return {
-      note: (each > 1 ? `A bar is the mean of up to ${each} steps. ` : "")
+      note: (seen < all ? `Of ${all} steps ${seen} were seen. ` : "") + (each > 1 ? `A bar is the mean of up to ${each} steps. ` : "")
         + (cut ? `Step ${steps.first[total.indexOf(sorted[0])]} took ${seconds(sorted[0])}; its bar is cut.` : ""),
       data: [middle, ...order.map((place) => stacked[place])],
       options: {

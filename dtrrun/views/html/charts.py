@@ -29,6 +29,7 @@ def charts(report: Mapping[str, Any], profile: Mapping[str, Any] | None) -> Json
     timeline = report.get("timeline") or {"processes": []}
     budgets = {process["pid"]: process["budget_bytes"] for process in report["processes"]}
     found = [_process(process, budgets.get(process["pid"])) for process in timeline["processes"]]
+    found.sort(key=lambda process: process["order"])
     while sum(map(_size, found)) > MOST_VALUES:
         found = [_halved(process) for process in found]
     return {"processes": found, "curve": curve(profile), "budget_bytes": report["budget_bytes"]}
@@ -61,6 +62,7 @@ def _process(process: Mapping[str, Any], budget: Any) -> Json:
     seconds = steps["seconds"]
     return {
         "label": f"process {plain(process['pid'], 12)}" if rank is None else f"rank {plain(rank, 8)}",
+        "order": rank if isinstance(rank, int) else 0,
         "budget_bytes": None if budget is None else _number(budget),
         "samples": {name: _numbers(samples.get(name, ())) for name in SAMPLES},
         "steps": {name: _numbers(steps.get(name, ())) for name in ("first", "last", "count", "ended")}
