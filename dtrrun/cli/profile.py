@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +24,7 @@ from dtrrun.cli.report_file import report_writer
 from dtrrun.cli.sweeping import shown
 from dtrrun.launch.errors import BY_SIGNAL, FAILED, LaunchError
 from dtrrun.launch.interpreter import choose
+from dtrrun.launch.records import records_folder
 from dtrrun.launch.target import resolve
 from dtrrun.policy import make_policy
 from dtrrun.profiling.result import study_result, variation_result, write_profile
@@ -145,7 +145,7 @@ def profile(
         return _vary(variation, words, json, quiet)
     path = _path(output, name, words)
     checked = read("--checks", values.whole_number(least=1), checks)
-    with tempfile.TemporaryDirectory(prefix="dtrrun-", ignore_cleanup_errors=True) as folder:
+    with records_folder() as folder:
         study = Study(
             command, settings, Path(folder), settings.max_steps or 1, names, max(bound, wanted or 0)
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from dtrrun.launch.captured import Captured, run_captured
 from dtrrun.launch.environment import child_environment
+from dtrrun.launch.records import records_folder
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.record import Snapshot, read_all
 
@@ -73,7 +73,7 @@ def run_trial(
     settings: RuntimeSettings, command: Sequence[str], patience: float, attend: Callable[[], None]
 ) -> Trial:
     """Run `command` under `settings`, which end it after a few steps. Raises LaunchError."""
-    with tempfile.TemporaryDirectory(prefix="dtrrun-", ignore_cleanup_errors=True) as folder:
+    with records_folder() as folder:
         environment = child_environment(replace(settings, record_dir=folder))
         ended = run_captured(command, environment, patience, attend)
         return judged(ended, read_all(folder), settings.max_steps)
