@@ -49,7 +49,7 @@ def test_a_run(dtrrun, plain, program, open_umask, tmp_path):
     assert steps["last"] == [1, 2, 3, 4, 5, 6]
     assert all(0 < end < run.report["elapsed_seconds"] for end in steps["ended"])
     walls = sum(steps["seconds"]["wall"])
-    assert 0 < walls <= run.report["seconds"]["wall"]
+    assert 0 < walls < run.report["seconds"]["wall"] + 0.1  # the steps' clock starts before the record's
     text = (tmp_path / "trace.json").read_text()
     assert broken_rules(text) == []
     events = json.loads(text)["traceEvents"]
