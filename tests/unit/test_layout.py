@@ -153,3 +153,9 @@ def later():
         "yaml",
     }
     assert [ours(name) for name in ("dtrrun.cli.main", "dtrrun.__version__", "torch")] == ["cli", None, None]
+
+
+def test_test_files_have_names_of_their_own():
+    """pytest imports those of several folders by their names alone."""
+    names = [path.name for path in PACKAGE.parent.joinpath("tests").rglob("test_*.py")]
+    assert len(names) == len(set(names))
