@@ -19,9 +19,9 @@ export OMP_NUM_THREADS := 1
 demo: $(INSTALLED)
 	@mkdir -p $(dir $(PEAK))
 	@printf '\n1. What is its peak?\n\n'
-	$(BIN)/dtrrun --json $(PEAK) $(EXAMPLE)
+	$(BIN)/dtrrun --device cpu --json $(PEAK) $(EXAMPLE)
 	@printf '\n2. Half of that. The losses are the same, to the last digit.\n\n'
-	@set -e; half=$$($(BIN)/python -c '$(HALF)'); set -x; $(BIN)/dtrrun --budget $$half $(EXAMPLE)
+	@set -e; half=$$($(BIN)/python -c '$(HALF)'); set -x; $(BIN)/dtrrun --device cpu --budget $$half $(EXAMPLE)
 
 test: $(INSTALLED)
 	@echo 'Two halves side by side; each tells when it is done, after some ten minutes.'
@@ -51,7 +51,7 @@ ecosystem: $(ECOSYSTEM)
 
 # Each example, plain and inside 60 % of its peak: the same bits, within the budget.
 smoke: $(INSTALLED)
-	@set -e; for example in docs/examples/*.py; do $(BIN)/dtrrun smoke --steps 2 $$example; done
+	@set -e; for example in docs/examples/*.py; do $(BIN)/dtrrun smoke --device cpu --steps 2 $$example; done
 
 check: $(INSTALLED) docs
 	$(BIN)/ruff check

@@ -117,9 +117,12 @@ def finished(
 
 
 def environment() -> dict[str, str]:
-    """Ours without options of dtrrun, on one thread: two OpenMP threads on busy cores make times noisy."""
+    """Ours without options of dtrrun, for programs on the CPU, beside which there may be a GPU.
+
+    On one thread: two OpenMP threads on busy cores make times noisy.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DTRRUN_")}
-    return kept | {"OMP_NUM_THREADS": "1"}
+    return kept | {"OMP_NUM_THREADS": "1", "DTRRUN_DEVICE": "cpu"}
 
 
 def _json(path: Path) -> dict:
