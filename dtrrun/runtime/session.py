@@ -292,4 +292,6 @@ class Session:
         """The counters of `telemetry.fields`, and the record's tables."""
         with self.careful.lock:
             self.ledger.drain()
-            return publish.tables(self) | publish.counters(self)  # of `steps` the number
+            tables = publish.tables(self)
+            del tables["steps"]  # the counter of that name is meant
+            return publish.counters(self) | tables

@@ -84,7 +84,7 @@ def test_in_a_session_what_is_evicted_is_brought_back(folders):
     plain = states(folders[0])
     gc.collect()
     watch = None
-    with dtrrun.budget("40KB") as session:
+    with dtrrun.budget("41KB", cost="model") as session:
         watch = TrainingState(str(folders[1]), session._access.lock)
         watch.install()
         train()

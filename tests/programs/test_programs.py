@@ -62,7 +62,7 @@ def check_that_it_bites(tally: Counter[str]) -> None:
 
 BREAKS: dict[str, tuple[object, str, object]] = {
     "weights change": (Ledger, "before_mutation", lambda ledger, record: None),
-    "mutations of old versions": (replay, "_copy", lambda source: source.memory()),
+    "mutations of old versions": (replay.Replay, "_copy", lambda self, source: source.memory()),
     "random state": (
         rng.replaying,
         "__enter__",
