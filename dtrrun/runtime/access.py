@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
 from dtrrun.ledger.record import Record
 from dtrrun.runtime.careful import Careful
+from dtrrun.runtime.storage import storage_of
 
 
 class Access:
@@ -44,6 +46,15 @@ class Access:
                 record.locks -= 1
 
         return unlock
+
+    def hold(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
+        """As `lock`; but what the ledger has not met is in memory, and is not entered for being looked at."""
+        known = []
+        for tensor in tensors:
+            with suppress(NotImplementedError, RuntimeError):  # sparse, or opaque
+                if id(storage_of(tensor)) in self._careful.ledger.records:
+                    known.append(tensor)
+        return self.lock(known)
 
     def reach(self, tensor: torch.Tensor, writes: bool, exposes: bool) -> Callable[[], None]:
         """An escape is about to touch the memory of `tensor`; returns what ends that."""

@@ -133,7 +133,7 @@ class Session:
         settings, folder = self.settings, self.settings.record_dir
         watchers: list[Any] = []
         if settings.state and folder is not None:
-            watchers.append(TrainingState(folder, self._access.lock))
+            watchers.append(TrainingState(folder, self._access.hold))
         if settings.trace_events and folder is not None:
             watchers.append(Tracing(self.ledger, self.replay, folder))
         return watchers

@@ -1,8 +1,8 @@
 """`runtime.training_state`: what a smoke run compares."""
 
 import copy
-import gc
 import json
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ import dtrrun
 from dtrrun.runtime.training_state import TrainingState, digest
 
 
-class Net(nn.Module):
+class Trained(nn.Module):
     def __init__(self, width=32):
         super().__init__()
         self.first, self.norm, self.last = nn.Linear(8, width), nn.BatchNorm1d(width), nn.Linear(width, 2)
@@ -23,7 +23,7 @@ class Net(nn.Module):
 
 def train(steps=3, seed=0, average=True):
     torch.manual_seed(seed)
-    net = Net()
+    net = Trained()
     slow = copy.deepcopy(net) if average else None
     optimizer = torch.optim.Adam(net.parameters(), 1e-2)
     for _ in range(steps):
@@ -36,17 +36,31 @@ def train(steps=3, seed=0, average=True):
                     mine.lerp_(theirs, 0.1)
 
 
-def states(folder, **options):
-    gc.collect()  # no modules of another test
-    watch = TrainingState(str(folder))
+@contextmanager
+def watching(folder, *hold):
+    watch = TrainingState(str(folder), *hold)
     watch.install()
     try:
-        train(**options)
+        yield
     finally:
         watch.remove()
+
+
+def written(folder):
+    """What concerns the network here: other tests may have left modules behind."""
     [path] = folder.glob("*.state")
-    assert oct(path.stat().st_mode & 0o77) == "0o0" or folder.stat().st_mode & 0o77 == 0
-    return json.loads(path.read_text())
+    assert path.stat().st_mode & 0o77 == 0
+    state = json.loads(path.read_text())
+    state["digests"] = {
+        name: found for name, found in state["digests"].items() if "Trained" in name or "random" in name
+    }
+    return state
+
+
+def states(folder, **options):
+    with watching(folder):
+        train(**options)
+    return written(folder)
 
 
 @pytest.fixture
@@ -62,12 +76,12 @@ def test_two_runs_alike_have_the_same_digests(folders):
     assert one == other
     assert one["step"] == 3
     assert {
-        "Net.first.weight",
-        "Net.norm.running_mean",
-        "Net.norm.num_batches_tracked",
-        "Net 2.last.bias",
-        "Adam 0, exp_avg of Net.first.weight",
-        "Adam 0, step of Net.last.bias",
+        "Trained.first.weight",
+        "Trained.norm.running_mean",
+        "Trained.norm.num_batches_tracked",
+        "Trained 2.last.bias",
+        "Adam 0, exp_avg of Trained.first.weight",
+        "Adam 0, step of Trained.last.bias",
         "random generator",
     } <= one["digests"].keys()
 
@@ -75,23 +89,25 @@ def test_two_runs_alike_have_the_same_digests(folders):
 def test_what_differs_is_named(folders):
     one, other = (states(folder, seed=seed) for folder, seed in zip(folders, (0, 1), strict=True))
     differing = {name for name, value in one["digests"].items() if other["digests"][name] != value}
-    assert "Net.first.weight" in differing
+    assert "Trained.first.weight" in differing
     assert "random generator" in differing
-    assert "Net.norm.num_batches_tracked" not in differing
+    assert "Trained.norm.num_batches_tracked" not in differing
 
 
 def test_in_a_session_what_is_evicted_is_brought_back(folders):
     plain = states(folders[0])
-    gc.collect()
-    watch = None
-    with dtrrun.budget("41KB", cost="model") as session:
-        watch = TrainingState(str(folders[1]), session._access.lock)
-        watch.install()
+    with dtrrun.budget("41KB", cost="model") as session, watching(folders[1], session._access.hold):
         train()
-        watch.remove()
     assert session.ledger.evictions > 0
-    [path] = folders[1].glob("*.state")
-    assert json.loads(path.read_text()) == plain
+    assert written(folders[1]) == plain
+
+
+def test_what_is_merely_looked_at_is_not_counted(folders):
+    beside = nn.Linear(64, 64)
+    with dtrrun.budget(None) as session, watching(folders[0], session._access.hold):
+        train(1)
+        known = session.ledger.records.keys()
+        assert id(torch._C.TensorBase.untyped_storage(beside.weight)) not in known
 
 
 def test_digests_tell_types_shapes_and_bits_apart():
