@@ -6,11 +6,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
+from dtrrun.telemetry.fields import PARTS
 from dtrrun.telemetry.record import Snapshot
 
 MOST_SAMPLES = 480
 MOST_STEPS = 360
-PARTS = ("wall", "operators", "rematerialization", "scoring", "search", "bookkeeping")
+TIMES = ("wall", *PARTS)
 SUMS = ("evictions", "rematerializations")
 """Of the counters, what a sample counts since the one before."""
 LAST = ("evictable_bytes", "pinned_bytes", "evicted_bytes")
@@ -81,7 +82,7 @@ class Series:
         ended = self.start + step.get("ended_ns", 0) / 1e9
         peak = step.get("peak_bytes", 0)
         row: Row = {"first": index, "last": index, "count": 1, "ended": ended, "peak_bytes": peak}
-        self.steps.add(row | {part: _part(step, part) for part in PARTS})
+        self.steps.add(row | {part: _part(step, part) for part in TIMES})
         self._show_peak(ended - _part(step, "wall"), ended, peak)
 
     def _show_peak(self, began: float, ended: float, peak: int) -> None:
@@ -95,15 +96,15 @@ class Series:
     def values(self) -> dict[str, Any]:
         """As JSON values: columns (docs/report.md)."""
         steps = self.steps.rows
-        parts = {part: [_short(row[part]) for row in steps] for part in PARTS}
-        inside = [sum(row[part] for part in PARTS[1:]) for row in steps]
+        parts = {part: [_short(row[part]) for row in steps] for part in TIMES}
+        inside = [sum(row[part] for part in PARTS) for row in steps]
         parts["other"] = [_short(max(row["wall"] - s, 0.0)) for row, s in zip(steps, inside, strict=True)]
         return {
             "pid": self.pid,
             "rank": self.rank,
             "start": _short(self.start),
             "samples": _columns(self.samples.rows),
-            "steps": _columns([{k: v for k, v in row.items() if k not in PARTS} for row in steps])
+            "steps": _columns([{k: v for k, v in row.items() if k not in TIMES} for row in steps])
             | {"seconds": parts},
         }
 
@@ -141,5 +142,5 @@ def _merged_steps(one: Row, other: Row) -> Row:
         "first": one["first"],
         "count": one["count"] + other["count"],
         "peak_bytes": max(one["peak_bytes"], other["peak_bytes"]),
-        **{part: one[part] + other[part] for part in PARTS},
+        **{part: one[part] + other[part] for part in TIMES},
     }

@@ -10,12 +10,11 @@ from dtrrun.launch.captured import Captured, run_captured
 from dtrrun.launch.environment import child_environment
 from dtrrun.launch.records import records_folder
 from dtrrun.settings import RuntimeSettings
+from dtrrun.telemetry.fields import OVERHEADS
 from dtrrun.telemetry.record import Snapshot, read_all
 
 OK, TOO_SMALL, THRASH, FAILED = "ok", "too small", "thrash", "failed"
 """How a run ends: well; with the error that the budget is too small; given up; otherwise."""
-
-OVERHEADS = ("rematerialization_ns", "scoring_ns", "search_ns", "bookkeeping_ns")
 
 
 class Step(NamedTuple):

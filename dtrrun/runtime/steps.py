@@ -7,6 +7,8 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from dtrrun.telemetry.fields import OVERHEADS
+
 KEPT = 32
 
 
@@ -44,9 +46,6 @@ class StepClock:
         """The step that has not ended yet, so far."""
         now = self._totals()
         return {name: now[name] - self._before[name] for name in now} | {"index": self.count + 1}
-
-
-OVERHEADS = ("rematerialization_ns", "scoring_ns", "search_ns", "bookkeeping_ns")
 
 
 def overhead_ns(step: dict[str, int]) -> int:

@@ -38,3 +38,8 @@ COUNTERS = (
     "fragmented_bytes",  # reserved, but in blocks too small to be of use when last looked at
 )
 """`wall_ns` less the five others is "other": what the program does outside its operators."""
+
+PARTS = ("operators", "rematerialization", "scoring", "search", "bookkeeping")
+"""Of the time in a training process, as in the paper's Fig. 4; what is left of `wall` is `other`."""
+OVERHEADS = tuple(f"{part}_ns" for part in PARTS[1:])
+"""The counters of what a budget adds: recomputation, and our own work."""

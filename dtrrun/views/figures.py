@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from dtrrun.telemetry.fields import PARTS
 from dtrrun.telemetry.record import Snapshot
-
-PARTS = ("operators", "rematerialization", "scoring", "search", "bookkeeping")
-"""Of the time in a training process, as in the paper's Fig. 4; what is left of `wall` is `other`."""
 
 Row = dict[str, Any]
 LARGEST = ("peak_bytes", "steps", "least_budget_bytes")  # over several processes; all else adds up

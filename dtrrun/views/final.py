@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dtrrun.sizes import format_size
-from dtrrun.views.figures import PARTS
+from dtrrun.telemetry.fields import PARTS
 from dtrrun.views.panels import (
     breakdown_table,
     columns_table,

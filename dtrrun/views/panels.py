@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dtrrun.sizes import format_size
-from dtrrun.views.figures import PARTS, Row
+from dtrrun.telemetry.fields import PARTS
+from dtrrun.views.figures import Row
 from dtrrun.views.text import duration, for_encoding, plain, share
 
 PARTS_SHOWN = {  # the paper's Fig. 4: name, short name, colour

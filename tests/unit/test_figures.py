@@ -5,7 +5,8 @@ from fake_records import snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtrrun.views.figures import PARTS, breakdown, merged, operators, slowdown, total
+from dtrrun.telemetry.fields import PARTS
+from dtrrun.views.figures import breakdown, merged, operators, slowdown, total
 
 
 def test_total_adds_but_for_peak_and_steps() -> None:

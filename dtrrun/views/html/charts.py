@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dtrrun.telemetry.fields import PARTS
 from dtrrun.views.text import plain
 
 MOST_VALUES = 60_000
@@ -19,7 +20,7 @@ SAMPLES = (
     "evictions",
     "rematerializations",
 )
-PARTS = ("operators", "rematerialization", "scoring", "search", "bookkeeping", "other")
+SHARES = (*PARTS, "other")
 
 Json = dict[str, Any]
 
@@ -66,7 +67,7 @@ def _process(process: Mapping[str, Any], budget: Any) -> Json:
         "budget_bytes": None if budget is None else _number(budget),
         "samples": {name: _numbers(samples.get(name, ())) for name in SAMPLES},
         "steps": {name: _numbers(steps.get(name, ())) for name in ("first", "last", "count", "ended")}
-        | {part: _numbers(seconds.get(part, ())) for part in PARTS},
+        | {part: _numbers(seconds.get(part, ())) for part in SHARES},
     }
 
 

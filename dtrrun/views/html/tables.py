@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dtrrun.sizes import format_size
-from dtrrun.views.figures import PARTS
+from dtrrun.telemetry.fields import PARTS
 from dtrrun.views.text import SOURCE, duration, plain, share, times, words_of
 
 LONGEST = 300
