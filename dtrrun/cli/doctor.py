@@ -12,6 +12,7 @@ from dtrrun import __version__
 from dtrrun.cli import values
 from dtrrun.cli.findings import CACHING_OFF, findings
 from dtrrun.cli.messages import if_someone_reads
+from dtrrun.cli.parameters import read
 from dtrrun.cli.report_file import report_writer
 from dtrrun.launch.errors import LaunchError
 from dtrrun.launch.interpreter import choose
@@ -72,10 +73,7 @@ def doctor(
     """
     if ctx.obj:
         raise LaunchError(f"doctor runs nothing: {ctx.obj[0]!r} is one word too many")
-    try:
-        values.device(device)
-    except ValueError as error:
-        raise LaunchError(f"--device: {error}") from None
+    read("--device", values.device, device)
     interpreter = choose(python)
     with report_writer(json) as write:
         facts = examine(device, interpreter)

@@ -21,7 +21,7 @@ from dtrrun.cli.parameters import read
 from dtrrun.cli.parameters import text as _text
 from dtrrun.cli.profiles import SHIPPED, folders
 from dtrrun.cli.report_file import report_writer
-from dtrrun.cli.sweeping import shown
+from dtrrun.cli.sweeping import import_from_here, shown
 from dtrrun.launch.errors import BY_SIGNAL, FAILED, LaunchError
 from dtrrun.launch.interpreter import choose
 from dtrrun.launch.records import records_folder
@@ -158,8 +158,7 @@ def _heuristics(text: str) -> list[str]:
     for name in names:
         if ":" not in name and make_policy(name).heuristic.foresight:
             raise LaunchError(f"--heuristic: {name} learns from the first steps; short runs do not show it")
-    if any(":" in name for name in names):
-        sys.path.insert(0, "")
+    import_from_here(names)
     return names
 
 

@@ -23,6 +23,7 @@ from dtrrun.smoke.checks import NAMES, Check, check_peak, check_run, check_slowd
 from dtrrun.smoke.junit import junit
 from dtrrun.smoke.runs import Run, run_once
 from dtrrun.views.text import plain as safe
+from dtrrun.views.text import times
 
 SCHEMA = "dtrrun.smoke/1"
 FAILED_CHECK = 1
@@ -96,7 +97,7 @@ def smoke(
     title = safe(" ".join(ctx.obj), 100)
     with report_writer(json) as write, file_writer(junit_path, "--junit") as write_junit:
         shown: Callable[[str], None] = (lambda line: None) if quiet else _printer(json)
-        shown(f"dtrrun smoke: {title}, {wanted} {'step' if wanted == 1 else 'steps'}, budget {budget}")
+        shown(f"dtrrun smoke: {title}, {times(wanted, 'step')}, budget {budget}")
         checks, failed, budget_bytes = _check(settings, command, budget, most, patience, shown)
         passed = not any(check.passed is False for check in checks)
         if failed is not None:
@@ -139,15 +140,15 @@ def _check(
             add(check)
         return checks, run, None
 
-    plain = run_once(replace(settings, plain=True), command, patience, _nothing)
+    plain = run_once(replace(settings, plain=True), command, patience)
     if not add(check_run(NAMES[0], plain)):
         return give_up(plain, "the plain run failed")
     patience = SETTLING_SECONDS + TIMES_PLAIN * plain.ended.seconds
-    nbytes, counted = _bytes(budget, lambda: run_once(settings, command, patience, _nothing))
+    nbytes, counted = _bytes(budget, lambda: run_once(settings, command, patience))
     if counted is not None and counted.error:
         add(check_run(NAMES[1], counted))
         return give_up(counted, "the run without a budget failed under dtrrun")
-    other = run_once(replace(settings, budget_bytes=nbytes), command, patience, _nothing)
+    other = run_once(replace(settings, budget_bytes=nbytes), command, patience)
     if not add(check_run(NAMES[1], other)):
         return give_up(other, "the run in the budget failed")
     add(check_state(plain, other))
@@ -176,7 +177,3 @@ def _bytes(budget: str, count: Callable[[], Run]) -> tuple[int, Run | None]:
 def _printer(json: str | None) -> Callable[[str], None]:
     stream = sys.stderr if json == "-" else sys.stdout
     return lambda line: print(line, file=stream, flush=True)
-
-
-def _nothing() -> None:
-    pass

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, NamedTuple
 
-from dtrrun.launch.errors import NOT_EXECUTABLE, NOT_FOUND, LaunchError
+from dtrrun.launch.process import start
 
 TAIL_BYTES = 4096
 TICK_SECONDS = 0.1
@@ -31,7 +31,7 @@ def run_captured(
     command: Sequence[str],
     environment: Mapping[str, str],
     patience: float,
-    attend: Callable[[], None],
+    attend: Callable[[], None] = lambda: None,
 ) -> Captured:
     """Run `command` with no input, in a session of its own, for at most `patience` seconds.
 
@@ -40,7 +40,14 @@ def run_captured(
     """
     started = time.monotonic()
     with tempfile.TemporaryFile() as output:
-        child = _start(command, environment, output)
+        child = start(
+            command,
+            environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         timed_out = False
         try:
             while (status := _wait(child)) is None:
@@ -72,26 +79,6 @@ def end(child: subprocess.Popen[bytes]) -> None:
             child.wait(grace)
             if number == signal.SIGKILL:
                 return
-
-
-def _start(
-    command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
-) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except FileNotFoundError:
-        raise LaunchError(
-            f"{command[0]}: no such command, or no such interpreter in its #! line", NOT_FOUND
-        ) from None
-    except OSError as error:
-        raise LaunchError(f"{command[0]}: cannot be executed: {error.strerror}", NOT_EXECUTABLE) from None
 
 
 def _tail(output: IO[bytes]) -> str:

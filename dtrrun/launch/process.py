@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from dtrrun.launch.errors import NOT_EXECUTABLE, NOT_FOUND, LaunchError
 from dtrrun.launch.signals import passed_on
@@ -36,7 +37,8 @@ def run(
             child.send_signal(number)
 
     with passed_on(send):
-        child = _start(command, environment, streams or {})
+        # Descriptors that someone handed down to us (make, a pipe of the shell) are the target's: left open.
+        child = start(command, environment, close_fds=False, **(streams or {}))
         for number in early:
             child.send_signal(number)
         try:
@@ -50,20 +52,10 @@ def run(
         return child.wait()
 
 
-def _start(
-    command: Sequence[str], environment: Mapping[str, str], streams: Streams
-) -> subprocess.Popen[bytes]:
+def start(command: Sequence[str], environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
+    """A `Popen` of `command`. Raises LaunchError where it cannot be started (126, 127)."""
     try:
-        # Descriptors that someone handed down to us (make, a pipe of the shell) are the target's: leave them
-        # open.
-        return subprocess.Popen(
-            command,
-            env=environment,
-            close_fds=False,
-            stdin=streams.get("stdin"),
-            stdout=streams.get("stdout"),
-            stderr=streams.get("stderr"),
-        )
+        return subprocess.Popen(command, env=environment, **options)
     except FileNotFoundError:
         # The file was there a moment ago: it is the interpreter in its first line that is not.
         raise LaunchError(

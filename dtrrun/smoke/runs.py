@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,15 +69,13 @@ def _rows(snapshot: Snapshot) -> list[dict[str, Any]]:
     return table if isinstance(table, list) else []
 
 
-def run_once(
-    settings: RuntimeSettings, command: Sequence[str], patience: float, attend: Callable[[], None]
-) -> Run:
+def run_once(settings: RuntimeSettings, command: Sequence[str], patience: float) -> Run:
     """Run `command` under `settings` for at most `patience` seconds. Raises LaunchError."""
     with records_folder() as folder:
         environment = child_environment(replace(settings, record_dir=folder))
         if settings.manual_seed is not None:
             environment = {"PYTHONHASHSEED": str(settings.manual_seed)} | environment
-        ended = run_captured(command, environment, patience, attend)
+        ended = run_captured(command, environment, patience)
         snapshots = sorted(read_all(folder), key=lambda one: _rank(one.meta.get("rank")))
         outcome = judge(ended.returncode, snapshots, read_marks(Path(folder)))
         states = tuple(
