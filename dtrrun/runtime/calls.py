@@ -103,6 +103,14 @@ class Calls:
         self._reasons.discard(why)
         self.always = bool(self._reasons)
 
+    def tell(self, observer: Callable[[str, int, list[Record]], None]) -> None:
+        """Add one of the observers; nothing if it is among them."""
+        self.tell_no_more(observer)
+        self.observers += (observer,)
+
+    def tell_no_more(self, observer: Callable[[str, int, list[Record]], None]) -> None:
+        self.observers = tuple(one for one in self.observers if one != observer)
+
     def record_of(self, tensor: torch.Tensor) -> Record | None:
         """The record of a tensor's storage, entered as a constant if it is new; None if it has no storage."""
         try:

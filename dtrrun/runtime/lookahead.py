@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dtrrun.ledger.record import Record
 from dtrrun.policy.foresight import Foresight, Step
 from dtrrun.runtime.careful import Careful
@@ -46,14 +44,11 @@ class Lookahead:
         if wanted:
             self._step = Step(self._ledger.age)
             self._careful.take_all(WHY)
-            self._careful.observers = (*self._others(), self._saw)
+            self._careful.tell(self._saw)
         elif self._step is not None:
             self._step = None
-            self._careful.observers = self._others()
+            self._careful.tell_no_more(self._saw)
             self._careful.leave(WHY)
-
-    def _others(self) -> tuple[Any, ...]:
-        return tuple(one for one in self._careful.observers if one != self._saw)
 
     def _saw(self, name: str, cost: int, inputs: list[Record]) -> None:
         assert self._step is not None

@@ -75,14 +75,14 @@ class Where:
             register_module_forward_hook(self._leave, always_call=True),
         )
         self._careful.take_all(WHY)
-        self._careful.observers += (self._saw,)
+        self._careful.tell(self._saw)
         self._replay.noted = self._ran_again
 
     def remove(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._careful.leave(WHY)
-        self._careful.observers = tuple(one for one in self._careful.observers if one != self._saw)
+        self._careful.tell_no_more(self._saw)
         self._replay.noted = None
 
     def step_ended(self) -> None:
