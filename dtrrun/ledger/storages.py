@@ -14,7 +14,7 @@ from dtrrun.ledger.record import Record, new_record
 HELD_SHIFT = 3  # an eighth of the budget
 SMALL_CONSTANT = 512  # bytes
 SMALL_CONSTANTS = 256  # of them
-LOOK_SHIFT = 4  # at the process's memory, when a sixteenth of the budget has been freed
+LOOK_SHIFT = 4  # at the process's memory, when a sixteenth of the budget (of the peak) has been freed
 
 
 class Block(weakref.ref):  # type: ignore[type-arg]
@@ -170,9 +170,10 @@ class Storages:
     def freed(self, nbytes: int) -> None:
         """Look now and then at what has become of the memory that was given back to the C library."""
         self._freed_bytes += nbytes
-        if self._freed_bytes > self.limit >> LOOK_SHIFT and self.pressure:
+        limit = self.peak_bytes if self.budget_bytes is None else self.limit
+        if self._freed_bytes > limit >> LOOK_SHIFT and (self.pressure or self.budget_bytes is None):
             self._freed_bytes = 0
-            self.heap.check(self.resident_bytes, self.limit)
+            self.heap.check(self.resident_bytes, limit)
 
     def hold(self, record: Record, storage: Any) -> None:
         """Keep a recomputed storage for a version that the program does not have."""

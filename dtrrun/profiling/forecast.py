@@ -17,8 +17,8 @@ from dtrrun.profiling.trial import Step, later
 from dtrrun.simulator.live import Prediction
 from dtrrun.simulator.live import Step as PredictedStep
 
-PRESSED = 2.5
-EVENT = 4.0
+PRESSED = 1.6
+EVENT = 9.0
 PRIOR = 0.5
 """How much the model is trusted: as a measurement of this share of the step's own time. On a busy machine the
 recomputation of one run came to between 0.7 and 2.5 times what the model has, by chance."""

@@ -67,5 +67,5 @@ def test_what_runs_tell_moves_the_others():
 def test_a_run_as_predicted_changes_nothing():
     found = model()
     before = found.slowdown(predicted(400 * US, events=2))
-    found.learn(predicted(200 * US, events=2), measured(300 * US, 33 * US))
+    found.learn(predicted(200 * US, events=2), measured(300 * US, round(PRESSED * 10 + EVENT * 2) * US))
     assert found.slowdown(predicted(400 * US, events=2)) == pytest.approx(before)
