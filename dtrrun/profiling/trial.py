@@ -27,7 +27,6 @@ class Step(NamedTuple):
     operators_ns: int
     bookkeeping_ns: int
     """Of the overhead: all but the operators that ran again."""
-    operators: int
     evictions: int
     rematerializations: int
 
@@ -116,7 +115,7 @@ def _steps(table: Any) -> tuple[Step, ...]:
 def _step(row: Mapping[str, Any]) -> Step:
     figures = {
         name: row.get(name) or 0
-        for name in ("wall_ns", "operators_ns", *OVERHEADS, "operators", "evictions", "rematerializations")
+        for name in ("wall_ns", "operators_ns", *OVERHEADS, "evictions", "rematerializations")
     }
     overhead = sum(figures[name] for name in OVERHEADS)
     return Step(
@@ -125,7 +124,6 @@ def _step(row: Mapping[str, Any]) -> Step:
         overhead,
         figures["operators_ns"],
         overhead - figures["rematerialization_ns"],
-        figures["operators"],
         figures["evictions"],
         figures["rematerializations"],
     )

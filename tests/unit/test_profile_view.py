@@ -22,7 +22,7 @@ PEAK = 1_000_000_000
 
 def trial(status="ok", slowdown=1.1, peak=PEAK // 2, evictions=40):
     own, over = 10**9, int((slowdown - 1) * 10**9)
-    step = Step(2, own + over, over, own, over // 4, 900, evictions, evictions + 3)
+    step = Step(2, own + over, over, own, over // 4, evictions, evictions + 3)
     least = 310_000_000 if status == "too small" else None
     return Trial(status, 0 if status == "ok" else 1, 9.5, peak, (step,), least, "")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtrrun.profiling.forecast import EVENT, PRESSED, Model, scale_of
+from dtrrun.profiling.forecast import EVENT_NS, PRESSED, Model, scale_of
 from dtrrun.profiling.trial import Step
 from dtrrun.simulator.live import Prediction
 from dtrrun.simulator.live import Step as PredictedStep
@@ -12,7 +12,7 @@ US = 1000
 
 def plain(number, wall=1000 * US, operators_ns=900 * US):
     """Ten operators of the program, 1 µs of bookkeeping each."""
-    return Step(number, wall + 10 * US, 10 * US, operators_ns, 10 * US, 10, 0, 0)
+    return Step(number, wall + 10 * US, 10 * US, operators_ns, 10 * US, 0, 0)
 
 
 def predicted(again, events=0, steps=3, own=600 * US):
@@ -32,7 +32,7 @@ def test_the_scale_is_that_of_the_later_steps():
 
 def test_recomputation_takes_as_much_longer_as_the_operators_do():
     slowdown = model().slowdown(predicted(200 * US, events=2))
-    bookkeeping = 1e-3 * (PRESSED * 10 + EVENT * 2)
+    bookkeeping = 1e-6 * (PRESSED * 10 * US + EVENT_NS * 2)
     assert slowdown == pytest.approx(1 + 1.5 * 0.2 + bookkeeping)
 
 
@@ -48,8 +48,7 @@ def test_one_step_is_better_than_none():
 def measured(again, bookkeeping):
     """Steps that took 1 ms of their own."""
     return [
-        Step(i, 1000 * US + again + bookkeeping, again + bookkeeping, 0, bookkeeping, 10, 5, 5)
-        for i in (1, 2, 3)
+        Step(i, 1000 * US + again + bookkeeping, again + bookkeeping, 0, bookkeeping, 5, 5) for i in (1, 2, 3)
     ]
 
 
@@ -67,5 +66,5 @@ def test_what_runs_tell_moves_the_others():
 def test_a_run_as_predicted_changes_nothing():
     found = model()
     before = found.slowdown(predicted(400 * US, events=2))
-    found.learn(predicted(200 * US, events=2), measured(300 * US, round(PRESSED * 10 + EVENT * 2) * US))
+    found.learn(predicted(200 * US, events=2), measured(300 * US, round(PRESSED * 10 * US + EVENT_NS * 2)))
     assert found.slowdown(predicted(400 * US, events=2)) == pytest.approx(before)

@@ -50,7 +50,7 @@ class Machine:
             again, evictions = (found.overhead - 1) * self.slower, found.evictions
         own = 10**9
         step = Step(
-            PLAIN.steps[0].index, int(own * (1 + again)), int(own * again), own, 0, 100, evictions, evictions
+            PLAIN.steps[0].index, int(own * (1 + again)), int(own * again), own, 0, evictions, evictions
         )
         self.seconds += SECONDS * (1 + again)
         return Trial(status, 0, SECONDS * (1 + again), self.peak, (step,), None, "tail", 1)

@@ -16,7 +16,7 @@ def step(index, wall, remat=0, bookkeeping=0, **counts):
         "rematerialization_ns": remat,
         "bookkeeping_ns": bookkeeping,
     }
-    return {"index": index, "evictions": 2, "rematerializations": 3, "operators": 5, **times, **counts}
+    return {"index": index, "evictions": 2, "rematerializations": 3, **times, **counts}
 
 
 def ended(returncode=0, timed_out=False):
