@@ -59,7 +59,7 @@ class Timeline:
                 series.add(snapshot, (snapshot.read_ns - self._started_ns) / 1e9)
                 series.over = snapshot.ended or not snapshot.alive
             with suppress(TypeError):  # what a process publishes is its own affair
-                series.add_steps(snapshot.tables.get("steps"))
+                series.add_steps(snapshot.tables.get("latest_steps"))
 
     def _watch(self) -> None:
         while not self._stop.wait(EVERY_SECONDS):

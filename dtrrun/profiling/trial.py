@@ -80,7 +80,7 @@ def run_trial(
 def judged(ended: Captured, snapshots: Sequence[Snapshot], wanted_steps: int | None) -> Trial:
     """What the records of a run say of it."""
     trained = [snapshot for snapshot in snapshots if snapshot.counters["steps"]]
-    steps = [_steps(snapshot.tables.get("steps")) for snapshot in trained]
+    steps = [_steps(snapshot.tables.get("latest_steps")) for snapshot in trained]
     errors = [error for one in snapshots if isinstance(error := one.tables.get("error"), dict)]
     least = max((int(error.get("least_budget_bytes") or 0) for error in errors), default=0)
     return Trial(

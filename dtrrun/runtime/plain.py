@@ -64,4 +64,4 @@ class Plain:
         if self.writer is not None:
             with suppress(OSError, ValueError):
                 self.writer.counters[STEPS] = self.steps.count
-                self.writer.publish({"step": self.steps.last, "steps": list(self.steps.latest)})
+                self.writer.publish({"step": self.steps.last, "latest_steps": list(self.steps.latest)})

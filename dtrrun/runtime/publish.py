@@ -91,7 +91,7 @@ def tables(session: Session) -> dict[str, Any]:
             for reason, (nbytes, count) in sorted(pinned.items(), key=lambda item: -item[1][0])
         ],
         "step": session.steps.last,
-        "steps": list(session.steps.latest),
+        "latest_steps": list(session.steps.latest),
         "mismatches": [
             {"operator": name, "bytes": nbytes, "count": count}
             for name, (count, nbytes) in (fingerprints.mismatches.items() if fingerprints else ())

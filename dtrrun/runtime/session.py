@@ -292,9 +292,7 @@ class Session:
     # -- report ----------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
-        """The counters of `telemetry.fields`, and the record's tables."""
+        """The counters of `telemetry.fields`, and the record's tables: of `operators` it has the table."""
         with self.careful.lock:
             self.ledger.drain()
-            tables = publish.tables(self)
-            del tables["steps"]  # the counter of that name is meant
-            return publish.counters(self) | tables
+            return publish.counters(self) | publish.tables(self)

@@ -65,7 +65,7 @@ def _peak(counters: Mapping[str, int]) -> int:
 
 
 def _rows(snapshot: Snapshot) -> list[dict[str, Any]]:
-    table = snapshot.tables.get("steps")
+    table = snapshot.tables.get("latest_steps")
     return table if isinstance(table, list) else []
 
 

@@ -122,7 +122,7 @@ def test_a_run_is_watched(tmp_path, monkeypatch):
         for number in range(1, 6):
             writer.counters[COUNTERS.index("resident_bytes")] = number
             writer.counters[COUNTERS.index("steps")] = 8 * number
-            writer.publish({"steps": [step(index) for index in range(1, 8 * number + 1)][-32:]})
+            writer.publish({"latest_steps": [step(index) for index in range(1, 8 * number + 1)][-32:]})
             time.sleep(0.1)
         from dtrrun.telemetry.record import read_all
 

@@ -28,7 +28,7 @@ def steps(*seconds):
 
 def a_run(*states, error=None, seconds=(9.0, 1.0, 1.2, 1.1), **counters):
     counters = {"device_index": -1} | counters
-    shown = snapshot(tables={"steps": steps(*seconds)}, ended=True, **counters)
+    shown = snapshot(tables={"latest_steps": steps(*seconds)}, ended=True, **counters)
     return Run(ENDED, error, (shown,), states)
 
 
