@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from dtrrun.monitor.devices import all_devices, visible
-from dtrrun.monitor.nvml import NvmlUnavailable, memory, started
+from dtrrun.monitor.nvml import NvmlUnavailable, library, memory, started
 
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
@@ -50,11 +51,15 @@ def _cgroup_limits() -> list[int]:
 def _cuda_total(index: int, module: Any = None) -> int | None:
     """Bytes of the `index`-th device that CUDA counts, or None where there is none."""
     try:
-        with started(module) as nvml:
-            counted = visible(all_devices(nvml), os.environ.get("CUDA_VISIBLE_DEVICES"))
-            try:
-                return memory(nvml, counted[index].handle).total
-            except (nvml.NVMLError, IndexError):
-                return None
+        return _asked(module or library(), index, os.environ.get("CUDA_VISIBLE_DEVICES"))
     except NvmlUnavailable:
+        return None
+
+
+@cache  # a command asks several times, and each time NVML would have to be started
+def _asked(module: Any, index: int, variable: str | None) -> int | None:
+    try:
+        with started(module) as nvml:
+            return memory(nvml, visible(all_devices(nvml), variable)[index].handle).total
+    except (NvmlUnavailable, module.NVMLError, IndexError):
         return None

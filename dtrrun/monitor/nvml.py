@@ -32,17 +32,21 @@ def started(module: Any = None) -> Iterator[Any]:
 
 def start(module: Any = None) -> Any:
     """NVML, ready to be asked. Raises NvmlUnavailable."""
-    if module is None:
-        try:
-            import pynvml  # type: ignore[import-untyped]
-        except ImportError as error:
-            raise NvmlUnavailable(f"nvidia-ml-py cannot be imported: {error}") from None
-        module = pynvml
+    module = module or library()
     try:
         module.nvmlInit()
     except (module.NVMLError, OSError) as error:
         raise NvmlUnavailable(str(error)) from None
     return module
+
+
+def library() -> Any:
+    """The module pynvml. Raises NvmlUnavailable."""
+    try:
+        import pynvml  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise NvmlUnavailable(f"nvidia-ml-py cannot be imported: {error}") from None
+    return pynvml
 
 
 def stop(nvml: Any) -> None:

@@ -62,10 +62,11 @@ class FakeNvml:
     def __init__(self, *gpus: Gpu, library: bool = True, mode: int = 0) -> None:
         self.gpus = list(gpus)
         self.library, self.mode = library, mode
-        self.open = 0
+        self.open = self.starts = 0
         self.asked = 0
 
     def nvmlInit(self) -> None:
+        self.starts += 1
         if not self.library:
             raise NVMLError_LibraryNotFound("NVML Shared Library Not Found")
         self.open += 1

@@ -1,11 +1,15 @@
 """dtrrun.launch.devices"""
 
+import sys
+
 import psutil
 import pytest
 from fake_nvml import FakeNvml, Gpu
 
+from dtrrun.cli.options import collect
 from dtrrun.launch import devices
 from dtrrun.launch.devices import resolve, total_bytes
+from dtrrun.launch.environment import child_environment
 
 
 @pytest.fixture
@@ -29,6 +33,17 @@ def test_auto_is_a_gpu_that_the_driver_shows(driver, monkeypatch):
     assert resolve("cpu", driver) == "cpu"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert resolve("auto", driver) == "cpu"
+
+
+@pytest.mark.parametrize(("library", "device"), [(True, "cuda:0"), (False, "cpu")])
+def test_a_command_starts_nvml_once(tmp_path, monkeypatch, library, device):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    driver = FakeNvml(Gpu("GPU-0a"), library=library)
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    options = collect({"device": "auto", "budget": "50%"}, {}, tmp_path)
+    assert options.device == device
+    assert child_environment(options.settings, {})
+    assert (driver.starts, driver.open) == (1, 0)
 
 
 def test_a_machine_without_a_gpu():
