@@ -57,16 +57,16 @@ def predict(
     limit: float = 2.0,
     warn_only: bool = False,
     policy: Policy[Any] | None = None,
-    previous: Sequence[Instruction] | None = None,
+    watched: Callable[[], Sequence[Watched]] | None = None,
     name: str = "the log",
     **options: Any,
 ) -> Prediction:
     """Replay a log of `dtrrun record` as the runtime would run it, the budget set from its begin on.
 
     limit: times the plain run's time; a run that recomputes more ends as `thrash` (Sec. 4.2). warn_only: as
-    `--over-budget warn`. previous: the log of a step before, which a heuristic with foresight knows; one like
-    this if None. name: for errors, where `log` is no path. options: of `make_policy`. Raises LogError for a
-    log that is none of ours, OSError.
+    `--over-budget warn`. watched: gives the steps that a heuristic with foresight knows; those of this log if
+    None. name: for errors, where `log` is no path. options: of `make_policy`. Raises LogError for a log that
+    is none of ours, OSError.
     """
     if isinstance(log, (str, Path)):
         name, log = str(log), read_log(log)
@@ -77,7 +77,7 @@ def predict(
     plain = sum(_plain_cost(one) for one in instructions)
     run = _Run(head, budget_bytes, policy, (limit - 1) * plain if limit < inf else inf, warn_only)
     if policy.heuristic.foresight:
-        policy.foresight = Foresight(run.ledger, _steps(previous or instructions, name))
+        policy.foresight = Foresight(run.ledger, watched() if watched else watched_steps(instructions, name))
     return run.go(instructions, name)
 
 
@@ -92,8 +92,8 @@ def _head(instructions: Sequence[Instruction], name: str) -> dict[str, Any]:
     return head.facts
 
 
-def _steps(instructions: Sequence[Instruction], name: str) -> list[Watched]:
-    """The steps of a log, as the runtime would have watched them."""
+def watched_steps(instructions: Sequence[Instruction], name: str = "the log") -> list[Watched]:
+    """The steps of a log, as the runtime would have watched them. Raises as `predict`."""
     run = _Run(_head(instructions, name), None, make_policy("size"), inf, warn_only=False)
     run.watch()
     run.go(instructions, name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from dtrrun.policy.foresight import Step
@@ -112,8 +113,9 @@ class Schedule:
             most = max(most, sum(self.nbytes[one] for one in inputs) + made)
         return most
 
+    @cached_property
     def step(self) -> Step:
-        """What a later step can know of this one."""
+        """What a later step can know of this one, once it is whole."""
         step, place, ages = Step(), self.storage_of, [0] * len(self.nbytes)
         for age, one in enumerate(self.operators, 1):
             for tensor in one.outputs:

@@ -54,7 +54,7 @@ def prepare(
         limit=limit,
         requeue=paper_ties,
         observer=observer,
-        previous=(previous or schedule).step() if policy.heuristic.foresight else None,
+        previous=(previous or schedule).step if policy.heuristic.foresight else None,
     )
 
 

@@ -16,8 +16,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dtrrun.policy.foresight import Step
+
 from . import PORTFOLIO
-from .live import predict
+from .live import predict, watched_steps
 from .log import Instruction, read_log
 from .portfolio import Replayer, find
 from .schedule import Schedule, read_schedule
@@ -117,6 +119,12 @@ def log_at(path: str) -> Sequence[Instruction]:
     return read_log(path)
 
 
+@lru_cache(maxsize=4)
+def steps_at(path: str) -> Sequence[Step]:
+    """The steps of the same, for heuristics with foresight: a portfolio tries many."""
+    return watched_steps(log_at(path), path)
+
+
 def read_facts(paths: Sequence[str]) -> list[Facts]:
     """The figures of each log; logs of the same name go by their paths. Raises LogError, OSError."""
     names = [log_name(path) for path in paths]
@@ -203,7 +211,8 @@ def _replayer(cell: Cell, nbytes: int) -> Replayer:
     if cell.semantics == "dtrrun":
         if (cell.deallocation, cell.search, cell.count) != ("eager", "heap", False):
             raise ValueError("--semantics dtrrun goes with eager deallocation and the heap search alone")
-        return partial(predict, log_at(cell.path), nbytes, name=cell.path, seed=cell.seed)
+        steps = partial(steps_at, cell.path)
+        return partial(predict, log_at(cell.path), nbytes, watched=steps, name=cell.path, seed=cell.seed)
     return partial(
         simulate,
         schedule_at(cell.path),

@@ -33,6 +33,11 @@ def test_with_foresight_too_the_search_and_the_scan_give_the_same_run(seed, heur
                 assert getattr(fast, field) == getattr(slow, field)
 
 
+def test_a_schedule_is_watched_once():
+    schedule = schedule_of(random_log(9, 60), "random")
+    assert schedule.step is schedule.step
+
+
 def test_a_step_that_differs_is_simulated_as_well():
     """Even where the step before was another program, the rule only loses its foresight."""
     schedule = schedule_of(random_log(9, 200), "random")

@@ -162,7 +162,10 @@ def test_our_own_semantics_are_those_of_the_prediction():
     told = predict(log, peak // 2, "h_dtr")
     assert (row.budget_bytes, row.evictions, row.overhead) == (peak // 2, told.evictions, told.overhead)
     assert (row.semantics, row.status, row.settings) == ("dtrrun", "ok", "h_dtr")
+    sweep.steps_at.cache_clear()
     best = sweep.run_cell(dataclasses.replace(cell, heuristic="portfolio"))
+    steps = sweep.steps_at.cache_info()
+    assert steps.misses == 1 < steps.hits  # the step is watched once, not for each replay
     assert best.overhead < row.overhead
     assert best.overhead == predict(log, peak // 2, best.settings).overhead
     with pytest.raises(ValueError, match="eager"):
