@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,19 +19,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.storage import storage_of
-from dtrrun.telemetry.private import write_private
-
-SUFFIX = ".state"
+from dtrrun.telemetry.state import write_state
 
 Hold = Callable[[list[torch.Tensor]], Callable[[], None]]
 """Brings tensors into memory, until what it returns is called."""
 
 
 class TrainingState:
-    """Writes `PID.state` into a folder: a JSON object with the `step` and `digests` by name."""
+    """Writes a `telemetry.state` into a folder after each step of an optimizer."""
 
     def __init__(self, folder: str, hold: Hold = lambda tensors: lambda: None) -> None:
-        self._path = os.path.join(folder, f"{os.getpid()}{SUFFIX}")
+        self._folder = folder
         self._hold = hold
         self._optimizers: list[torch.optim.Optimizer] = []
         self._steps = 0
@@ -49,7 +46,7 @@ class TrainingState:
         self._steps += 1
         with below():
             digests = {name: self._digest(value) for name, value in self._named()}
-        write_private(self._path, json.dumps({"step": self._steps, "digests": digests}))
+        write_state(self._folder, os.getpid(), {"step": self._steps, "digests": digests})
 
     def _digest(self, value: Any) -> str:
         if not isinstance(value, torch.Tensor):

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dtrrun.sizes import format_size
-from dtrrun.smoke.runs import Run, State
+from dtrrun.smoke.runs import Run
+from dtrrun.telemetry.state import State
 
 NAMED = 3  # of what differs
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -17,12 +15,7 @@ from dtrrun.launch.records import records_folder
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.record import Snapshot, read_all
-
-STATE = ".state"
-"""Of the files that `runtime.training_state` writes."""
-
-State = dict[str, Any]
-"""`step`, and `digests` by name."""
+from dtrrun.telemetry.state import State, read_state
 
 
 @dataclass(frozen=True)
@@ -78,9 +71,8 @@ def run_once(settings: RuntimeSettings, command: Sequence[str], patience: float)
         ended = run_captured(command, environment, patience)
         snapshots = sorted(read_all(folder), key=lambda one: _rank(one.meta.get("rank")))
         outcome = judge(ended.returncode, snapshots, read_marks(Path(folder)))
-        states = tuple(
-            state for one in snapshots if (state := _state(Path(folder, f"{one.pid}{STATE}"))) is not None
-        )
+        told = (read_state(folder, one.pid) for one in snapshots)
+        states = tuple(one for one in told if one is not None)
     error = outcome.error or outcome.note
     if ended.timed_out:
         error = f"not done after {patience:.0f} s"
@@ -104,10 +96,3 @@ def _too_small(snapshot: Snapshot) -> str | None:
 
 def _rank(rank: Any) -> int:
     return rank if isinstance(rank, int) else 0
-
-
-def _state(path: Path) -> State | None:
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        state = json.loads(path.read_text())
-        return {"step": int(state["step"]), "digests": dict(state["digests"])}
-    return None
