@@ -8,6 +8,7 @@ constants that something evicted is to be recomputed from.
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from time import perf_counter_ns as now_ns
 from typing import Any
 
@@ -52,6 +53,16 @@ class Ledger(Writes):
                 raise self._too_small(nbytes, operator)
             self.evict(victim)
         self.making_room_ns += now_ns() - started
+
+    def shrink(self, made: Sequence[Record], operator: str) -> None:
+        """An operator made more than was foreseen: evict until the budget holds, but nothing of that."""
+        for record in made:
+            record.locks += 1
+        try:
+            self.make_room(0, operator)
+        finally:
+            for record in made:
+                record.locks -= 1
 
     def _collect_garbage(self) -> bool:
         """Before giving up: tensors in reference cycles. At most once in a thousand operators."""

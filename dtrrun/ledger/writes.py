@@ -48,26 +48,34 @@ class Writes(Recipes):
         self.make_constant(record, why)
         record.pin = why
 
-    def chains(
-        self, targets: list[Record], leaf: Callable[[int], bool], overwritten: Callable[[int], bool]
+    def prepare_writes(
+        self,
+        targets: list[Record],
+        recordable: bool,
+        leaf: Callable[[int], bool],
+        overwritten: Callable[[int], bool],
+        changing: list[Record],
     ) -> bool:
-        """Whether an operator that can be replayed gets a recipe, for all that it writes to.
+        """Before an operator writes to `targets`: whether it gets a recipe, for all of them; else see to it
+        that nothing is lost.
 
-        By their places in `targets`: is it a leaf of autograd, and is all of it overwritten unread?
+        recordable: it can be replayed. By their places in `targets`: is it a leaf of autograd, and is all of
+        it overwritten unread? changing: see `about_to_change`.
         """
-        chained = True
         for place, record in enumerate(targets):
             if leaf(place):
                 self.pin(record, "parameter")
-                chained = False
+                recordable = False
             elif record.op is None:
-                if record.pin in STICKY or not overwritten(place):
-                    chained = False
+                recordable = recordable and record.pin not in STICKY and overwritten(place)
             elif record.age < self.step_age or record.version >= CHAIN_LIMIT:
                 # State that lives on over steps (running averages): its history is not worth keeping.
+                recordable = False
+        if not recordable:
+            for record in targets:
                 self.make_constant(record, "updated in place")
-                chained = False
-        return chained
+        self.about_to_change([record for record in targets if record.op is None], changing)
+        return recordable
 
     def about_to_change(self, constants: list[Record], changing: list[Record]) -> None:
         """Rescue what depends on constants that an operator is going to write to.

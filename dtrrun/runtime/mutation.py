@@ -35,7 +35,6 @@ class Mutations(Calls):
 
     def _prepare_mutation(self, call: Call) -> None:
         """Decide which mutations get a recipe; what the others destroy is rescued before."""
-        ledger = self.ledger
         written = list(call.written.values())
         targets = [call.records[holes[0]] for holes in written]
 
@@ -43,14 +42,13 @@ class Mutations(Calls):
             tensor = call.tensors[written[place][0]]
             return tensor.requires_grad and is_leaf(tensor)
 
-        chained = ledger.chains(
-            targets, leaf, lambda place: overwritten(call, targets[place], written[place])
+        call.recordable = self.ledger.prepare_writes(
+            targets,
+            call.recordable and not call.operator.reshapes_storage,
+            leaf,
+            lambda place: overwritten(call, targets[place], written[place]),
+            call.changing,
         )
-        if not (chained and call.recordable and not call.operator.reshapes_storage):
-            call.recordable = False
-            for record in targets:
-                ledger.make_constant(record, "updated in place")
-        ledger.about_to_change([record for record in targets if record.op is None], call.changing)
 
     def _statistics_of(self, call: Call) -> list[int]:
         """Holes of the running statistics, if this call does not read them (training)."""

@@ -76,13 +76,7 @@ class Outcomes(Mutations):
         if operator.view or (operator.mutates and not operator.grows):
             return
         made = [record for tensor in outputs_of(result, []) if (record := self.record_of(tensor)) is not None]
-        for record in made:
-            record.locks += 1
-        try:
-            self.ledger.make_room(0, operator.name)
-        finally:
-            for record in made:
-                record.locks -= 1
+        self.ledger.shrink(made, operator.name)
 
     def _failed(self, call: Call) -> None:
         """The operator raised: the user sees its own error."""

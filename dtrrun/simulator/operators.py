@@ -101,17 +101,16 @@ class Operators:
         ledger.make_room(facts["bytes"], call.name)
 
     def _prepare_mutation(self, call: Pending) -> None:
-        ledger, written = self.ledger, call.written
+        written = call.written
         leaves, whole = call.facts.get("leaves", ()), dict(call.facts.get("overwritten", ()))
         targets = [call.records[holes[0]] for holes in written]
-        chained = ledger.chains(
-            targets, lambda place: written[place][0] in leaves, lambda place: place in whole
+        call.recordable = self.ledger.prepare_writes(
+            targets,
+            call.recordable and not call.facts.get("reshapes"),
+            lambda place: written[place][0] in leaves,
+            lambda place: place in whole,
+            call.changing,
         )
-        if not (chained and call.recordable and not call.facts.get("reshapes")):
-            call.recordable = False
-            for record in targets:
-                ledger.make_constant(record, "updated in place")
-        ledger.about_to_change([record for record in targets if record.op is None], call.changing)
 
     def _finish(self, call: Pending, cost: int) -> None:
         ledger, facts = self.ledger, call.facts
@@ -148,7 +147,7 @@ class Operators:
         if self.observe is not None and not facts.get("view"):
             self.observe(call.name, cost, call.records)
         if ledger.resident_bytes > ledger.limit and facts.get("shrinks"):
-            self._shrink(call)
+            ledger.shrink([self.record(number) for _, number, _, _ in facts.get("out", ())], call.name)
 
     def _unlock(self, call: Pending) -> None:
         while call.changing:
@@ -195,13 +194,3 @@ class Operators:
                 outputs.append((where, weakref.ref(record)))
                 if ledger.pressure and record.nbytes >= ledger.least_bytes:
                     ledger.policy.insert(record)
-
-    def _shrink(self, call: Pending) -> None:
-        made = [self.record(number) for _, number, _, _ in call.facts.get("out", ())]
-        for record in made:
-            record.locks += 1
-        try:
-            self.ledger.make_room(0, call.name)
-        finally:
-            for record in made:
-                record.locks -= 1
