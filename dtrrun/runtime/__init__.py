@@ -8,15 +8,17 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dtrrun.runtime.errors import BudgetError
-from dtrrun.runtime.plain import Plain
 from dtrrun.runtime.session import Session
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import parse_size
+
+if TYPE_CHECKING:
+    from dtrrun.runtime.plain import Plain
 
 __all__ = ["BudgetError", "Session", "activate", "budget", "deactivate"]
 
@@ -29,7 +31,7 @@ def activate(settings: RuntimeSettings) -> None:
     from dtrrun.telemetry.record import Writer
 
     writer = None
-    session = Plain(settings) if settings.plain else Session(settings)
+    session = _session(settings)
     if settings.manual_seed is not None:
         seed_all(settings.manual_seed)
     if settings.record_dir is not None:
@@ -39,7 +41,7 @@ def activate(settings: RuntimeSettings) -> None:
             settings.record_dir,
             {
                 "torch": torch.__version__,
-                "device": "cpu" if isinstance(session, Plain) else session.ledger.device_type,
+                "device": session.ledger.device_type if isinstance(session, Session) else "cpu",
                 "heuristic": settings.heuristic,
                 "settings": asdict(settings),
             },
@@ -47,6 +49,14 @@ def activate(settings: RuntimeSettings) -> None:
     session.start(writer)
     _active = session
     atexit.register(finish, os.getpid())
+
+
+def _session(settings: RuntimeSettings) -> Session | Plain:
+    if not settings.plain:
+        return Session(settings)
+    from dtrrun.runtime.plain import Plain
+
+    return Plain(settings)
 
 
 def seed_all(seed: int) -> None:

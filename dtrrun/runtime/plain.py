@@ -7,8 +7,8 @@ from contextlib import suppress
 from time import perf_counter_ns as now_ns
 from typing import Any
 
+from dtrrun.runtime import optional
 from dtrrun.runtime.steps import StepClock
-from dtrrun.runtime.training_state import TrainingState
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.fields import COUNTERS
 
@@ -26,9 +26,7 @@ class Plain:
         self._max_steps = settings.max_steps
         self._started_ns = now_ns()
         self.steps = StepClock(self._times, self._step_ended)
-        self._parts: list[Any] = [self.steps]
-        if settings.state and settings.record_dir is not None:
-            self._parts.insert(0, TrainingState(settings.record_dir))
+        self._parts: list[Any] = [*optional.training_state(settings), self.steps]
         self.writer: Any = None
 
     def start(self, writer: Any = None) -> None:

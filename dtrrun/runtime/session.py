@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dtrrun.policy import make_policy
-from dtrrun.runtime import compiler, fork, notices, publish, shapes
+from dtrrun.runtime import compiler, fork, notices, optional, publish, shapes
 from dtrrun.runtime import device as devices
 from dtrrun.runtime.access import Access
 from dtrrun.runtime.careful import Careful
@@ -26,7 +26,6 @@ from dtrrun.runtime.gradients import Gradients
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.heap import Heap
 from dtrrun.runtime.ledger import Ledger
-from dtrrun.runtime.lookahead import Lookahead
 from dtrrun.runtime.mode import DTRMode
 from dtrrun.runtime.mode_checks import ModeChecks
 from dtrrun.runtime.reducers import Reducers
@@ -35,10 +34,6 @@ from dtrrun.runtime.resizes import Resizes
 from dtrrun.runtime.steps import StepClock
 from dtrrun.runtime.thrashing import GRACE_NS, Thrashing
 from dtrrun.runtime.threads import Threads
-from dtrrun.runtime.tracing import Tracing
-from dtrrun.runtime.training_state import TrainingState
-from dtrrun.runtime.verify import Fingerprints
-from dtrrun.runtime.where import Where
 from dtrrun.settings import RuntimeSettings
 
 PUBLISH_NS = 200_000_000  # between two writes of the record
@@ -74,8 +69,7 @@ class Session:
             device_type=self.device.type,
             warn_only=settings.over_budget == "warn",
         )
-        if settings.verify:
-            self.ledger.fingerprints = Fingerprints()
+        self.ledger.fingerprints = optional.fingerprints(settings)
         self.replay = Replay(self.ledger)
         self.ledger.rematerialize = self.replay.materialize
         self.careful: Careful = new_careful(
@@ -89,8 +83,8 @@ class Session:
         self.replay.tick = self._tick
         if settings.verify:
             self.careful.take_all("verify")  # it keeps more about each output than the short cut does
-        self._where = Where(self.careful, self.replay) if settings.where else None
-        self._lookahead = Lookahead(self.careful) if policy.heuristic.foresight else None
+        self._where = optional.where(settings, self.careful, self.replay)
+        self._lookahead = optional.lookahead(self.careful)
         self.warnings: dict[str, int] = {}
         self.mode: DTRMode = self.device.make_mode(self)
         if settings.costs is not None and settings.cost == "measured":
@@ -114,7 +108,9 @@ class Session:
             ModeChecks(self._access.lock, self.mode, lambda: self.careful.checks_modes),
             Reducers(self.careful.watch_new),
             Threads(lambda: self.mode if self.running else None, self._threaded),
-            *self._watchers(),
+            # These see the end of a step before it may be the program's.
+            *optional.training_state(settings, self._access.hold),
+            *optional.tracing(settings, self.ledger, self.replay),
             self.steps,
             compiler.CompileNotice(self.warn),
             self._notices,
@@ -128,16 +124,6 @@ class Session:
             self._parts.append(self.ledger.heap)
         self.writer: Any = None
         self._pid = os.getpid()
-
-    def _watchers(self) -> list[Any]:
-        """They see the end of a step before it may be the program's."""
-        settings, folder = self.settings, self.settings.record_dir
-        watchers: list[Any] = []
-        if settings.state and folder is not None:
-            watchers.append(TrainingState(folder, self._access.hold))
-        if settings.trace_events and folder is not None:
-            watchers.append(Tracing(self.ledger, self.replay, folder))
-        return watchers
 
     # -- on and off ------------------------------------------------------------------------------
 
