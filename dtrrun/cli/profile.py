@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -25,6 +22,7 @@ from dtrrun.cli.sweeping import import_from_here, shown
 from dtrrun.launch.errors import BY_SIGNAL, FAILED, LaunchError
 from dtrrun.launch.interpreter import choose
 from dtrrun.launch.records import records_folder
+from dtrrun.launch.signals import interrupting
 from dtrrun.launch.target import resolve
 from dtrrun.policy import make_policy
 from dtrrun.profiling.result import study_result, variation_result, write_profile
@@ -167,16 +165,12 @@ def _study(
 ) -> int:
     with report_writer(json) as write:
         number, trouble = 0, ""
-        with Bar(sys.stderr, quiet=quiet) as bar, _interruptible() as interrupted:
-            study.attend = lambda one: bar.update(one.now, one.seconds, one.left)
-            try:
-                study.run()
-            except KeyboardInterrupt:
-                number = interrupted[-1]
-            except NothingToProfile as error:
-                trouble = str(error)
-            except ScriptFailed as failed:
-                return _script_failed(failed.trial)
+        try:
+            number = _run(study, quiet)
+        except NothingToProfile as error:
+            trouble = str(error)
+        except ScriptFailed as failed:
+            return _script_failed(failed.trial)
         result = study_result(study, words)
         if study.recommended is not None:
             result["run"] = ["dtrrun", "--profile", _named(path, output), *words]
@@ -189,8 +183,7 @@ def _study(
     if study.recommended is not None and not quiet:
         say(f"wrote {path}")
     if number:
-        say("interrupted: what was known by then is kept")
-        return BY_SIGNAL + number
+        return _interrupted(number)
     if study.recommended is None:
         say(f"nothing to recommend: {trouble or _why(study)}")
         return NOTHING
@@ -210,15 +203,10 @@ def _why(study: Study) -> str:
 def _vary(variation: Variation, words: Sequence[str], json: str | None, quiet: bool) -> int:
     budget: Any = variation.settings.budget_bytes
     with report_writer(json) as write:
-        number = 0
-        with Bar(sys.stderr, quiet=quiet) as bar, _interruptible() as interrupted:
-            variation.attend = lambda one: bar.update(one.now, one.seconds, one.left)
-            try:
-                variation.run()
-            except KeyboardInterrupt:
-                number = interrupted[-1]
-            except ScriptFailed as failed:
-                return _script_failed(failed.trial)
+        try:
+            number = _run(variation, quiet)
+        except ScriptFailed as failed:
+            return _script_failed(failed.trial)
         result = variation_result(variation, words)
         if variation.best is not None:
             target = with_value(words, variation.template, variation.best)
@@ -226,12 +214,31 @@ def _vary(variation: Variation, words: Sequence[str], json: str | None, quiet: b
         shown(result, print_profile, json, quiet)
         write(result)
     if number:
-        say("interrupted: what was known by then is kept")
-        return BY_SIGNAL + number
+        return _interrupted(number)
     if variation.best is None:
         say(f"not even {variation.low} fits into {format_size(budget)}")
         return NOTHING
     return 0
+
+
+def _run(search: Study | Variation, quiet: bool) -> int:
+    """Run it behind a progress bar; the signal that ended it before its time, or 0. Raises as its `run`."""
+
+    def attend(one: Study | Variation) -> None:
+        bar.update(one.now, one.seconds, one.left)
+
+    search.attend = attend
+    with Bar(sys.stderr, quiet=quiet) as bar, interrupting() as came:
+        try:
+            search.run()
+        except KeyboardInterrupt:
+            return came[-1]
+    return 0
+
+
+def _interrupted(number: int) -> int:
+    say("interrupted: what was known by then is kept")
+    return BY_SIGNAL + number
 
 
 def _script_failed(trial: Trial) -> int:
@@ -276,25 +283,3 @@ def _named(path: Path, output: str | None) -> str:
     if output is None:
         return path.stem
     return output if "/" in output else f"./{output}"
-
-
-@contextmanager
-def _interruptible() -> Iterator[list[int]]:
-    """Ctrl-C, and a request to end, interrupt what is under way; gives the signals that came."""
-    came: list[int] = []
-
-    def receive(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {
-        number: signal.signal(number, receive)
-        for number in numbers
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
-        yield came
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
 FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
@@ -26,10 +27,29 @@ def passed_on(send: Callable[[int], None]) -> Iterator[None]:
         if number not in FROM_TERMINAL or not in_foreground():
             send(number)
 
+    with _received(FROM_TERMINAL + FORWARDED, receive):
+        yield
+
+
+@contextmanager
+def interrupting() -> Iterator[list[int]]:
+    """Ctrl-C, and a request to end, raise KeyboardInterrupt meanwhile; gives the signals that came."""
+    came: list[int] = []
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    with _received(ENDING, receive):
+        yield came
+
+
+@contextmanager
+def _received(numbers: Iterable[int], receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     # A handler of Python's is reset in the child by exec; an ignored signal (nohup) stays ignored, in both.
     previous = {
         number: signal.signal(number, receive)
-        for number in FROM_TERMINAL + FORWARDED
+        for number in numbers
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dtrrun.launch import signals
-from dtrrun.launch.signals import FORWARDED, FROM_TERMINAL, passed_on
+from dtrrun.launch.signals import ENDING, FORWARDED, FROM_TERMINAL, interrupting, passed_on
 
 
 @pytest.mark.parametrize("number", FORWARDED)
@@ -34,6 +34,25 @@ def test_handlers_are_put_back():
     with passed_on(lambda number: None):
         assert signal.getsignal(signal.SIGTERM) is not before[signal.SIGTERM]
     assert {number: signal.getsignal(number) for number in FORWARDED + FROM_TERMINAL} == before
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_a_request_to_end_interrupts(number):
+    before = signal.getsignal(number)
+    with interrupting() as came, pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(number)
+    assert came == [number]
+    assert signal.getsignal(number) is before
+
+
+def test_an_ignored_signal_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupting() as came:
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert came == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSEGV])
