@@ -24,12 +24,13 @@ from dtrrun.launch.interpreter import choose
 from dtrrun.launch.records import records_folder
 from dtrrun.launch.signals import interrupting
 from dtrrun.launch.target import resolve
-from dtrrun.policy import make_policy
+from dtrrun.policy import make_heuristic
 from dtrrun.profiling.result import study_result, variation_result, write_profile
 from dtrrun.profiling.study import NothingToProfile, ScriptFailed, Study
 from dtrrun.profiling.trial import Trial
 from dtrrun.profiling.variation import Variation
 from dtrrun.profiling.vary import parse_range, parse_template, with_value
+from dtrrun.simulator import PORTFOLIO
 from dtrrun.sizes import format_size, parse_size
 from dtrrun.views.profile import Bar, print_profile
 
@@ -153,10 +154,12 @@ def profile(
 
 def _heuristics(text: str) -> list[str]:
     names: list[str] = read("--heuristic", values.heuristics, text)
-    for name in names:
-        if ":" not in name and make_policy(name).heuristic.foresight:
-            raise LaunchError(f"--heuristic: {name} learns from the first steps; short runs do not show it")
+    if PORTFOLIO in names:
+        raise LaunchError(f"--heuristic: {PORTFOLIO} tries rules on a log, and does not go with profile")
     import_from_here(names)
+    for name in names:
+        if read("--heuristic", make_heuristic, name).foresight:
+            raise LaunchError(f"--heuristic: {name} learns from the first steps; short runs do not show it")
     return names
 
 

@@ -77,6 +77,8 @@ def device(text: str) -> str:
 
 def heuristic(text: str) -> str:
     """A name of the paper's, an h'(…), or `module:function`, which only the target's process can import."""
+    if text == PORTFOLIO or text in GROUPS:
+        raise ValueError(f"{text} means several heuristics, and a run has one: dtrrun simulate tries several")
     try:
         check_heuristic(text)
     except ValueError as error:

@@ -137,6 +137,8 @@ def test_the_users_default_profile_counts_where_no_other_is_named(folder, tmp_pa
         ({}, {"DTRRUN_ON_VIOLATION": "kill"}, "DTRRUN_ON_VIOLATION: 'kill' is none of warn, stop"),
         ({}, {"DTRRUN_LIVE": "sometimes"}, "DTRRUN_LIVE: 'sometimes' is none of auto, always, never"),
         ({"profile": "papre"}, {}, "--profile: no profile is called 'papre'"),
+        ({"heuristic": "portfolio"}, {}, "--heuristic: portfolio means several heuristics"),
+        ({}, {"DTRRUN_HEURISTIC": "paper"}, "DTRRUN_HEURISTIC: paper means several heuristics"),
         ({}, {"DTRRUN_PROFILE": "papre"}, "DTRRUN_PROFILE: no profile is called 'papre'"),
     ],
 )
@@ -149,6 +151,9 @@ def test_an_error_names_the_place_of_the_value(folder, typed, environ, message):
 def test_a_bad_value_in_a_profile_is_told_with_its_line(folder):
     path = profile(folder, "# mine\nbudget: much\n")
     with pytest.raises(LaunchError, match=f"{path}:2: budget: 'much' is not a size"):
+        collect({"profile": path}, {}, folder)
+    path = profile(folder, "heuristic: portfolio\n")
+    with pytest.raises(LaunchError, match=f"{path}:1: heuristic: portfolio means several heuristics"):
         collect({"profile": path}, {}, folder)
 
 

@@ -1,6 +1,7 @@
 """dtrrun.cli.profile; real interpreters are in tests/inject."""
 
 import os
+import sys
 
 import pytest
 
@@ -16,6 +17,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
     (tmp_path / "x.py").write_text("raise SystemExit(99)")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,10 @@ def here(tmp_path, monkeypatch):
         (("--steps", "0", "x.py"), "--steps: 0 is less than 1"),
         (("--steps", "99", "x.py"), "more than 32"),
         (("--heuristic", "h_next", "x.py"), "h_next learns from the first steps"),
+        (("--heuristic", "h_dtr,portfolio", "x.py"), "--heuristic: portfolio tries rules on a log"),
+        (("--heuristic", "paper,h_dtr_qe", "x.py"), "--heuristic: unknown heuristic 'h_dtr_qe'"),
+        (("--heuristic", "not_here:score", "x.py"), "--heuristic: heuristic 'not_here:score' cannot be used"),
+        (("--heuristic", "json:loads", "x.py"), "--heuristic: heuristic 'json:loads' cannot be used"),
         (("--max-slowdown", "1", "x.py"), "--max-slowdown"),
         (("-o", "x.txt", "x.py"), "ends in .yaml"),
         (("-o", "/nowhere/x.yaml", "x.py"), "/nowhere is no folder"),

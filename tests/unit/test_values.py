@@ -25,7 +25,7 @@ from dtrrun.policy.heuristics import HEURISTIC_NAMES
         (values.deallocation, "eager", "eager"),
         (values.heuristic, "h'(s=yes,m=no,c=e_star)", "h'(s=yes,m=no,c=e_star)"),
         (values.heuristic, "a_module_that_is_not.here:score", "a_module_that_is_not.here:score"),
-        *[(values.heuristic, name, name) for name in HEURISTIC_NAMES if name != "h_next"],
+        *[(values.heuristic, name, name) for name in HEURISTIC_NAMES],
     ],
 )
 def test_good_values(reader, text, value):
@@ -54,6 +54,7 @@ def test_good_values(reader, text, value):
         (values.heuristic, "h_dtr_qe", "did you mean h_dtr_eq?"),
         (values.heuristic, "h'(s=yes,m=no,c=maybe)", "unknown heuristic"),
         (values.heuristic, "my module:score", "unknown heuristic"),
+        *[(values.heuristic, name, "a run has one") for name in ("portfolio", "paper", "ablations")],
     ],
 )
 def test_bad_values_say_why(reader, text, hint):
