@@ -23,6 +23,13 @@ def as_line(message: str) -> str:
     return plain(" ".join(f"dtrrun: {message}".split()), LONGEST)
 
 
+def show_tail(tail: str) -> None:
+    """What a program whose output was kept back wrote last, as it wrote it, before our own lines."""
+    with if_someone_reads():
+        sys.stderr.write(tail if not tail or tail.endswith("\n") else f"{tail}\n")
+        sys.stderr.flush()
+
+
 @contextmanager
 def if_someone_reads() -> Iterator[None]:
     """For writing to stderr: where it is a pipe that nobody reads any more, that is no error of the run."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from dtrrun.cli import values
-from dtrrun.cli.messages import if_someone_reads, say
+from dtrrun.cli.messages import say, show_tail
 from dtrrun.cli.options import collect
 from dtrrun.cli.parameters import flag as _flag
 from dtrrun.cli.parameters import read
@@ -246,10 +246,10 @@ def _interrupted(number: int) -> int:
 
 def _script_failed(trial: Trial) -> int:
     """Its own words, and its own exit status."""
-    with if_someone_reads():
-        sys.stderr.write(trial.tail + ("" if trial.tail.endswith("\n") else "\n"))
+    show_tail(trial.tail)
     status = trial.returncode if trial.returncode >= 0 else BY_SIGNAL - trial.returncode
-    say(f"error: the program fails in a run that is to be measured (exit status {status}): see above")
+    above = ": see above" if trial.tail else ""
+    say(f"error: the program fails in a run that is to be measured (exit status {status}){above}")
     return status or FAILED
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from dtrrun.cli import values
-from dtrrun.cli.messages import say
+from dtrrun.cli.messages import say, show_tail
 from dtrrun.cli.options import collect
 from dtrrun.cli.parameters import flag, read, text
 from dtrrun.cli.report_file import file_writer, report_writer
@@ -101,7 +101,7 @@ def smoke(
         checks, failed, budget_bytes = _check(settings, command, budget, most, patience, shown)
         passed = not any(check.passed is False for check in checks)
         if failed is not None:
-            sys.stderr.write(failed.ended.tail)
+            show_tail(failed.ended.tail)
         if not passed:
             for check in checks:
                 if check.passed is False:
