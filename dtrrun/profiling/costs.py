@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dtrrun.simulator.log import START, Annotate, Call, Instruction, LogError, Mutate
+from dtrrun.telemetry.private import open_private
 
 FORMAT = 1
 """Of the file, which `dtrrun.runtime.costs` describes and reads."""
@@ -54,9 +55,9 @@ def write_costs(path: Path, log: Sequence[Instruction], costs: Costs) -> None:
         "signatures": {name: [cost, nbytes, 0] for name, (cost, nbytes) in sorted(costs.items())},
     }
     part = path.with_name(f".{os.getpid()}-{path.name}")
-    descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    raw = open_private(part, "wb")
     try:
-        with os.fdopen(descriptor, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, 0) as file:
+        with raw, gzip.GzipFile("", "wb", 9, raw, 0) as file:
             file.write(json.dumps(content, separators=(",", ":")).encode())
         os.replace(part, path)
     except BaseException:

@@ -16,6 +16,7 @@ from dtrrun.profiling.study import Study
 from dtrrun.profiling.trial import OK, Trial
 from dtrrun.profiling.variation import Variation
 from dtrrun.sizes import format_size
+from dtrrun.telemetry.private import open_private
 
 SCHEMA = "dtrrun.profile/1"
 COSTS = ".costs.gz"
@@ -133,7 +134,7 @@ def write_profile(path: Path, study: Study, words: Sequence[str]) -> None:
         part.unlink(missing_ok=True)
     part = path.with_name(f".{os.getpid()}-{path.name}")
     try:
-        with open(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "w") as file:
+        with open_private(part) as file:
             file.write(text)
         os.replace(part, path)
     finally:

@@ -74,10 +74,10 @@ def run_trial(
     with records_folder() as folder:
         environment = child_environment(replace(settings, record_dir=folder))
         ended = run_captured(command, environment, patience, attend)
-        return judged(ended, read_all(folder), settings.max_steps)
+        return judged(ended, read_all(folder))
 
 
-def judged(ended: Captured, snapshots: Sequence[Snapshot], wanted_steps: int | None) -> Trial:
+def judged(ended: Captured, snapshots: Sequence[Snapshot]) -> Trial:
     """What the records of a run say of it."""
     trained = [snapshot for snapshot in snapshots if snapshot.counters["steps"]]
     steps = [_steps(snapshot.tables.get("latest_steps")) for snapshot in trained]

@@ -27,7 +27,7 @@ STEPS = [step(1, 900), step(2, 130, 20, 10), step(3, 110, 10)]
 
 
 def test_the_first_step_counts_only_where_it_is_alone():
-    trial = judged(ended(), [snapshot(tables={"latest_steps": STEPS}, steps=3, peak_bytes=7)], 3)
+    trial = judged(ended(), [snapshot(tables={"latest_steps": STEPS}, steps=3, peak_bytes=7)])
     assert (trial.status, trial.returncode, trial.seconds, trial.tail) == ("ok", 0, 1.5, "the end")
     assert trial.slowdown == pytest.approx(240 / 200)
     assert slowdown(trial.steps[:1]) == 1.0
@@ -44,7 +44,7 @@ def test_of_several_processes_the_slowest_counts():
         snapshot(tables={"latest_steps": slow}, steps=2, peak_bytes=9),
         snapshot(tables={}, steps=0, peak_bytes=1),
     ]
-    trial = judged(ended(), snapshots, 3)
+    trial = judged(ended(), snapshots)
     assert trial.slowdown == pytest.approx(2.0)
     assert (trial.peak_bytes, trial.processes) == (9, 2)
 
@@ -63,11 +63,11 @@ def test_of_several_processes_the_slowest_counts():
     ],
 )
 def test_how_it_ended(how, tables, status):
-    trial = judged(how, [snapshot(tables={"latest_steps": STEPS, **tables}, steps=3)], 3)
+    trial = judged(how, [snapshot(tables={"latest_steps": STEPS, **tables}, steps=3)])
     assert trial.status == status
     assert trial.least_budget_bytes == (40 if "error" in tables else None)
 
 
 def test_no_process_of_ours():
-    trial = judged(ended(), [], 3)
+    trial = judged(ended(), [])
     assert (trial.status, trial.steps, trial.peak_bytes, trial.slowdown) == ("ok", (), 0, None)
