@@ -127,9 +127,7 @@ class Outcomes(Mutations):
                 continue
             if id(storage) in ledger.records:
                 continue
-            # More than a geometry over a storage, or less: neither evicted nor replayed from.
-            odd = tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor()
-            odd = odd or call.operator.keeps_state
+            odd = is_odd(tensor, call.operator)
             if op is None or odd:
                 pin = "uninitialised" if call.operator.uninitialised else "not replayable"
                 record = ledger.adopt(storage, pin=pin)
@@ -177,3 +175,9 @@ class Outcomes(Mutations):
             outputs: list[tuple[int, Any]] = []
             self._enter_outputs(call, op, result, outputs)
             op.outputs = tuple(outputs)
+
+
+def is_odd(tensor: torch.Tensor, operator: Operator) -> bool:
+    """Whether a result is more than a geometry over a storage, or less: neither evicted nor replayed from."""
+    odd: bool = tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor()
+    return odd or operator.keeps_state

@@ -19,6 +19,8 @@ from dtrrun.ledger.storages import SMALL_CONSTANTS
 from dtrrun.runtime import snapshot
 from dtrrun.runtime.arguments import geometry_of, outputs_of
 from dtrrun.runtime.ledger import Ledger
+from dtrrun.runtime.operators import Operator
+from dtrrun.runtime.outcomes import is_odd
 from dtrrun.runtime.step_log import Facts, StepLog, open_log
 from dtrrun.runtime.storage import storage_of
 
@@ -111,7 +113,9 @@ class Recorder:
                 self._backward = True
                 self._log.annotate("BACKWARD")
 
-    def operator_ended(self, name: str, pending: Pending, ledger: Ledger, result: Any, cost: int) -> None:
+    def operator_ended(
+        self, operator: Operator, pending: Pending, ledger: Ledger, result: Any, cost: int
+    ) -> None:
         """Write an operator down, with what it made. What died meanwhile comes after it."""
         if self._log is None:
             return
@@ -132,7 +136,7 @@ class Recorder:
                 continue
             number = self._number(record.key)
             made.append((number, record.nbytes, geometry_of(tensor)))
-            new.append([where, number, record.nbytes, _kind(tensor, ledger)])
+            new.append([where, number, record.nbytes, _kind(tensor, operator, ledger)])
         if new:
             facts["out"] = new
         if facts.pop("takes", False):
@@ -141,7 +145,7 @@ class Recorder:
         replaced = [self.numbers[key] for key in written if ledger.records[key].op is not None]
         views = [view for view in views if not any(view[0] == self.numbers[key] for key in written)]
         inputs = list(zip(facts["in"], pending.geometries, strict=True))
-        self._log.call(name, inputs, made, views, replaced, cost, facts)
+        self._log.call(operator.name, inputs, made, views, replaced, cost, facts)
 
 
 class Pending(NamedTuple):
@@ -152,7 +156,7 @@ class Pending(NamedTuple):
     geometries: list[Geometry]
 
 
-def _kind(tensor: torch.Tensor, ledger: Ledger) -> str:
-    if tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor():
+def _kind(tensor: torch.Tensor, operator: Operator, ledger: Ledger) -> str:
+    if is_odd(tensor, operator):
         return "odd"
     return "elsewhere" if tensor.device.type != ledger.device_type else ""

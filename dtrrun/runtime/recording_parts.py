@@ -218,7 +218,7 @@ class RecordingCareful(Careful):
             pending.facts["resized"] = resized
         if call.signature.output_bytes != pending.facts["bytes"]:
             pending.facts["again"] = call.signature.output_bytes
-        self.recorder.operator_ended(call.operator.name, pending, self.ledger, result, call.signature.cost)
+        self.recorder.operator_ended(call.operator, pending, self.ledger, result, call.signature.cost)
 
     def _failed(self, call: Call) -> None:
         pending = self._pending.pop(id(call), None)

@@ -126,8 +126,8 @@ row(
     (
         "quantized results are taken for plain ones",
         "outcomes",
-        "            odd = tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor()\n",
-        "            odd = False\n",
+        "    odd: bool = tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor()\n",
+        "    odd = False\n",
         "hazards_layouts::sparse_and_quantized hazards_layouts::nested_tensors",
     ),
     (

@@ -6,6 +6,7 @@ import torch
 import dtrrun
 from dtrrun.runtime import operators
 from dtrrun.runtime.operators import operator_of
+from dtrrun.simulator.log import Call, read_log
 
 aten = torch.ops.aten
 
@@ -36,6 +37,18 @@ def test_state_that_a_library_advances_is_never_evicted_or_replayed_from(tanh_ke
         assert record.resident
         assert record.exposed
         assert session.careful.record_of(made).op is None
+
+
+def test_a_log_says_so_as_well(tanh_keeps_state, tmp_path):
+    path = str(tmp_path / "step.log")
+    weight = torch.nn.Parameter(torch.ones(64))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    with dtrrun.budget(None, log=path, log_first=1, log_last=1):
+        (weight * torch.ones(64).tanh()).sum().backward()
+        optimizer.step()
+    calls = {one.operator: one.facts for one in read_log(path) if isinstance(one, Call)}
+    kinds = {name: [kind for *_, kind in calls[name]["out"]] for name in ("aten.tanh", "aten.mul")}
+    assert kinds == {"aten.tanh": ["odd"], "aten.mul": [""]}
 
 
 def test_other_operators_are_as_they_were():
