@@ -25,16 +25,24 @@ HEURISTICS = ("h_dtr", "h_dtr_eq", "h_chain", "lru")
 
 def computed(graph: Graph, budget: int, heuristic: str) -> tuple[Outcome, list[int]]:
     """DTR on the graph, and the nodes that it computed, in order."""
-    replay: Any = prepare(schedule_of_graph(graph), budget, heuristic, limit=inf)
+    fresh: set[int] = set()
+
+    def seen(event: str, storage: Any) -> None:
+        if event == "compute":
+            fresh.add(id(storage))
+
+    replay: Any = prepare(schedule_of_graph(graph), budget, heuristic, limit=inf, observer=seen)
     numbers = {id(tensor): index for index, tensor in enumerate(replay.tensors)}
     compute, sequence = replay._compute, []
 
     def watched(op: Any, wanted: Any, again: bool = False) -> None:
-        made = [numbers[id(one)] for one in op.outputs]
-        if not graph.nodes[made[0]].constant:
-            missing = [index for index in made[1:] if not replay.tensors[index].defined]
-            sequence.extend([made[0], *missing])
-        compute(op, wanted, again=again)
+        fresh.clear()
+        compute(op, wanted, again=again)  # to make room, it may have evicted outputs of its own
+        first, *others = op.outputs
+        if not graph.nodes[numbers[id(first)]].constant:
+            sequence.extend(
+                numbers[id(one)] for one in (first, *others) if one is first or id(one.storage) in fresh
+            )
 
     replay._compute = watched
     return replay.run(), sequence
