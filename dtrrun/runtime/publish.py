@@ -55,7 +55,6 @@ def totals(session: Session) -> dict[str, int]:
     return session.times() | {
         "evictions": session.ledger.evictions,
         "rematerializations": session.replay.rematerializations,
-        "operators": session.ledger.age,
     }
 
 
