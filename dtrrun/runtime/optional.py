@@ -50,10 +50,10 @@ def training_state(settings: RuntimeSettings, *hold: Hold) -> list[Any]:
     return [TrainingState(settings.record_dir, *hold)]
 
 
-def tracing(settings: RuntimeSettings, ledger: Any, replay: Any) -> list[Any]:
+def tracing(settings: RuntimeSettings, ledger: Any, replay: Any, where: Where | None) -> list[Any]:
     """`--trace`."""
     if not settings.trace_events or settings.record_dir is None:
         return []
     from dtrrun.runtime.tracing import Tracing
 
-    return [Tracing(ledger, replay, settings.record_dir)]
+    return [Tracing(ledger, replay, settings.record_dir, where.module_of if where is not None else None)]

@@ -110,7 +110,7 @@ class Session:
             Threads(lambda: self.mode if self.running else None, self._threaded),
             # These see the end of a step before it may be the program's.
             *optional.training_state(settings, self._access.hold),
-            *optional.tracing(settings, self.ledger, self.replay),
+            *optional.tracing(settings, self.ledger, self.replay, self._where),
             self.steps,
             compiler.CompileNotice(self.warn),
             self._notices,

@@ -128,6 +128,10 @@ class Where:
             self._modules.set(age - 1, BACKWARD)
             self._modules.set(age, "")
 
+    def module_of(self, record: Record) -> str:
+        """From which the operator that made it was called; "" where that is not known."""
+        return self._modules.at(record.age - 1)
+
     # -- what is run again -----------------------------------------------------------------------
 
     def _ran_again(self, record: Record, op: Op, cost: int) -> None:

@@ -33,13 +33,15 @@ EVENT = struct.Struct("<BxHIqqqqq")
 
 NAME, REMATERIALIZE, EVICT, SEARCH, STEP = range(5)
 MOST_NAMES, LONGEST_NAME, NO_NAME = 4096, 200, 0xFFFF
+MODULE = "\x1f"
+"""In a name, between the operator and the module that it was called from, where that is known."""
 
 
 class Event(NamedTuple):
     """One of `REMATERIALIZE`, `EVICT`, `SEARCH`, `STEP`, when it was over; ns and bytes.
 
-    name: of the operator that was run again, or whose output was evicted or found ("" for none). nbytes: of
-    that; of a STEP, its number from 1. resident_bytes and evicted_bytes: of all tensors.
+    name: of the operator that was run again, or whose output was evicted or found ("" for none), see MODULE.
+    nbytes: of that; of a STEP, its number from 1. resident_bytes and evicted_bytes: of all tensors.
     """
 
     kind: int

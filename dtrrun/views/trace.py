@@ -2,7 +2,8 @@
 
 Spans (ph X) for operators run again, evictions and searches on the threads that they ran on, and for steps on
 a track of their own; counters (C) of tensor memory; names of processes and threads (M); one instant (i) where
-a process stopped writing. Times are in µs since the run's start.
+a process stopped writing. Times are in µs since the run's start. Without `displayTimeUnit`, which Perfetto of
+2021 took for their unit (google/perfetto#106).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dtrrun.telemetry.events import EVICT, REMATERIALIZE, SEARCH, STEP, Event, Events
+from dtrrun.telemetry.events import EVICT, MODULE, REMATERIALIZE, SEARCH, STEP, Event, Events
 from dtrrun.telemetry.record import Snapshot
 from dtrrun.views.text import plain
 
@@ -46,7 +47,7 @@ def chrome_trace(
         yield separator + _encoded(event)
         separator = b",\n"
     other = dict(about) | {"events_left_out": left_out}
-    yield (separator if separator[:1] == b"{" else b"\n") + b'],"displayTimeUnit":"ms","otherData":'
+    yield (separator if separator[:1] == b"{" else b"\n") + b'],"otherData":'
     yield _encoded(other) + b"}\n"
 
 
@@ -71,6 +72,8 @@ def _process(events: Events, snapshot: Snapshot | None, started_ns: int) -> Iter
             threads.add(thread)
             name = "steps" if event.kind == STEP else "main thread" if thread == pid else f"thread {thread}"
             yield _meta("thread_name", pid, thread, name=name)
+            if event.kind == STEP:
+                yield _meta("thread_sort_index", pid, thread, sort_index=-1)
         began = (event.start_ns - started_ns) / 1e3
         lasted = max(event.duration_ns, 0) / 1e3
         ended = began + lasted
@@ -87,13 +90,15 @@ def _process(events: Events, snapshot: Snapshot | None, started_ns: int) -> Iter
 
 def _told(event: Event) -> Json:
     """Its name and arguments."""
-    name = plain(event.name, LONGEST)
+    name, _, module = event.name.partition(MODULE)
+    name = plain(name, LONGEST)
+    known = {"bytes": event.nbytes} | ({"module": plain(module, LONGEST)} if module else {})
     if event.kind == REMATERIALIZE:
-        return {"name": name, "args": {"bytes": event.nbytes}}
+        return {"name": name, "args": known}
     if event.kind == STEP:
         return {"name": f"step {event.nbytes}", "args": {"index": event.nbytes}}
     verb = "evict" if event.kind == EVICT else "search"
-    return {"name": verb, "args": {"output of": name or None, "bytes": event.nbytes}}
+    return {"name": verb, "args": {"output of": name or None} | known}
 
 
 def _named(pid: int, snapshot: Snapshot | None) -> Iterator[Json]:

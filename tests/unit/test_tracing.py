@@ -7,7 +7,7 @@ import torch
 from dtrrun.runtime import Session
 from dtrrun.runtime.tracing import Tracing
 from dtrrun.settings import RuntimeSettings
-from dtrrun.telemetry.events import EVICT, REMATERIALIZE, SEARCH, STEP, read_events
+from dtrrun.telemetry.events import EVICT, MODULE, REMATERIALIZE, SEARCH, STEP, read_events
 
 BUDGET = 3_000_000
 
@@ -53,6 +53,18 @@ def test_every_eviction_search_and_rematerialization_is_there(tmp_path):
     assert sum(e.nbytes for e in found if e.kind == EVICT) == session.ledger.evicted_bytes_total
     assert max(event.resident_bytes for event in found) <= BUDGET
     assert losses == train()
+
+
+def test_modules_where_they_are_known(tmp_path):
+    session, _ = run(tmp_path, record_dir=str(tmp_path), trace_events=True, where=True)
+    (events,) = read_events(str(tmp_path))
+    found = [event for event in events if event.kind == REMATERIALIZE]
+    told = Counter(tuple(event.name.partition(MODULE)[::2]) for event in found)
+    wanted = Counter()
+    for (module, _line, operator), (count, *_) in session._where.tallies.items():
+        wanted[operator, module] += count
+    assert told == wanted
+    assert any(module for _, module in told)
 
 
 def test_it_decides_as_without_a_trace(tmp_path):
