@@ -1,4 +1,6 @@
-"""Real runs of an example, kept as runs.json: what the pictures of the tables and of the time are made from.
+"""Real runs of an example: what pictures are made from.
+
+Kept as runs.json, for the tables and the time, and as the trace that Perfetto shows.
 
 `python docs/pictures/record.py`. Takes some minutes, and gives other figures each time. While the first run
 is under way its records are read from outside, as `dtrrun top` does.
@@ -6,6 +8,7 @@ is under way its records are read from outside, as `dtrrun top` does.
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -22,6 +25,7 @@ from dtrrun.views.rates import KEPT_NS
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 KEPT = HERE / "runs.json"
+TRACE = ROOT / "tests" / "pictures" / "trace.json.gz"
 SCRIPT = "docs/examples/transformer.py"
 BUDGET, BUDGETS = "210MB", ("420MB", "336MB", "252MB", "210MB", "168MB", "126MB")
 STEPS, SEEN = "8", 6
@@ -35,6 +39,7 @@ def main() -> None:
     shown = watched("--budget", BUDGET, SCRIPT, "--steps", STEPS)
     times = [reported("--budget", size, SCRIPT, "--steps", "6") for size in BUDGETS]
     KEPT.write_text(json.dumps({"shown": shown, "times": times}, indent=0) + "\n")
+    TRACE.write_bytes(gzip.compress(traced("--budget", BUDGET, "--where", SCRIPT, "--steps", "3"), mtime=0))
 
 
 def watched(*words: str) -> dict[str, Any]:
@@ -77,6 +82,15 @@ def reported(*words: str) -> dict[str, Any]:
         subprocess.run(command, stdout=subprocess.DEVNULL, cwd=ROOT, check=True)
         found = json.loads(report.read_text())
     return {key: found[key] for key in ("budget_bytes", "peak_bytes", "steps", "seconds")}
+
+
+def traced(*words: str) -> bytes:
+    """A run's trace."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder, "trace.json")
+        command = [sys.executable, "-m", "dtrrun", "--quiet", "--trace", str(trace), *words]
+        subprocess.run(command, stdout=subprocess.DEVNULL, cwd=ROOT, check=True)
+        return trace.read_bytes().replace(json.dumps(sys.executable).encode(), b'"python"')
 
 
 def kept(snapshot: Snapshot, tables: dict[str, Any]) -> dict[str, Any]:

@@ -1,17 +1,25 @@
-"""The pictures of the report in docs/pictures, of the run in this folder: `make docs-pictures`."""
+"""Pictures of the report and of Perfetto in docs/pictures, of the runs kept here: `make docs-pictures`."""
 
+import gzip
+import io
 import json
+import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 from dtrrun.views.html import page
+from tests.pictures import perfetto
 from tests.pictures.browser import chromium, missing
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs" / "pictures"
 LOOKS = {"light": {}, "dark": {"dark": True}, "phone": {"phone": True}}
 """By name of the picture: how the page is opened."""
+FAILURES = "select name, value from stats where severity in ('error', 'data_loss') and value > 0"
+CLOSE_UP = 0.738, 0.758
+"""Of the second step: operators are run again."""
 
 
 def example():
@@ -29,14 +37,81 @@ def take(folder):
             (Path(folder) / f"report-{name}.png").write_bytes(opened(file, **look).picture())
 
 
+def trace():
+    """The trace that is shown, as it was written."""
+    return gzip.decompress((HERE / "trace.json.gz").read_bytes())
+
+
+def as_imported(viewer):
+    """What the viewer has: how many spans and counts of each kind and name, ms and most in all."""
+    assert viewer.query(FAILURES) == []
+    spans = viewer.query("select category, name, dur from slice")
+    counters = viewer.query(
+        "select t.name as name, value from counter c join counter_track t on c.track_id = t.id"
+    )
+    return _told(
+        [(row["category"], row["name"], row["dur"]) for row in spans],
+        [(row["name"], row["value"]) for row in counters],
+    )
+
+
+def as_written(text):
+    """The same of the file."""
+    events = json.loads(text)["traceEvents"]
+    return _told(
+        [(event["cat"], event["name"], int(event["dur"] * 1000)) for event in events if event["ph"] == "X"],
+        [
+            (f"{event['name']} {name}", value)
+            for event in events
+            if event["ph"] == "C"
+            for name, value in event["args"].items()
+        ],
+    )
+
+
+def _told(spans, counters):
+    lasted = {
+        category: round(sum(span[2] for span in spans if span[0] == category) / 1e6) for category, *_ in spans
+    }
+    peaks = {name: max(value for other, value in counters if other == name) for name, _ in counters}
+    return Counter(span[:2] for span in spans), lasted, Counter(name for name, _ in counters), peaks
+
+
+def take_perfetto(folder):
+    """Two pictures of the trace in Perfetto, as one: a step, and a part of it."""
+    from PIL import Image
+
+    with perfetto.imported(trace()) as viewer:
+        assert as_imported(viewer) == as_written(trace())
+        (step,) = viewer.query("select ts, dur from slice where name = 'step 2'")
+        begin, lasts = int(step["ts"]), int(step["dur"])
+        shown = []
+        for part in ((0, 1), CLOSE_UP):
+            viewer.show(*(begin + share * lasts for share in part))
+            shown.append(Image.open(io.BytesIO(viewer.picture())))
+        assert not viewer.complaints, viewer.complaints
+    whole = Image.new("RGB", (shown[0].width, sum(one.height for one in shown)))
+    for place, one in enumerate(shown):
+        whole.paste(one, (0, place * one.height))
+    whole.save(Path(folder) / "perfetto.png")
+
+
 if __name__ == "__main__":
     why = missing()
     if why:
         sys.exit(f"no pictures of the report: {why}")
-    DOCS.mkdir(exist_ok=True)
-    take(DOCS)
     from PIL import Image
 
-    for name in LOOKS:  # a third of the bytes, with 255 colours
-        path = DOCS / f"report-{name}.png"
+    DOCS.mkdir(exist_ok=True)
+    take(DOCS)
+    taken, lacking = [f"report-{look}" for look in LOOKS], None
+    try:
+        perfetto.fetch()
+        take_perfetto(DOCS)
+        taken.append("perfetto")
+    except (OSError, subprocess.CalledProcessError, ValueError) as error:
+        lacking = f"no picture of Perfetto, whose viewer npm has: {error}"
+    for name in taken:  # a third of the bytes, with 255 colours
+        path = DOCS / f"{name}.png"
         Image.open(path).convert("RGB").quantize(255).save(path, optimize=True)
+    sys.exit(lacking)

@@ -1,10 +1,12 @@
 """The scripts that draw the pictures of docs/, from the kept run."""
 
+import gzip
 import re
 import runpy
 from pathlib import Path
 
 import pytest
+from trace_format import broken_rules
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 TABLES = {"live-80.svg", "live-120.svg", "final-80.svg"}
@@ -43,3 +45,10 @@ def test_the_tables_are_whole(tmp_path):
             assert word in text, f"{name}: {word}"
     assert "slowdown" in found["final-80.svg"]
     assert "/tmp" not in (PICTURES / "runs.json").read_text()
+
+
+def test_the_kept_trace_is_one_of_ours():
+    made = gzip.decompress((Path(__file__).parents[1] / "pictures" / "trace.json.gz").read_bytes()).decode()
+    assert broken_rules(made) == []
+    assert not re.search(r'"/(tmp|home|root|work)', made)
+    assert (PICTURES / "perfetto.png").stat().st_size > 1000
