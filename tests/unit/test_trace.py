@@ -7,7 +7,7 @@ import pytest
 from fake_records import EVIL, snapshot
 from trace_format import broken_rules
 
-from dtrrun.telemetry.events import EVENT, EVICT, NAME, REMATERIALIZE, SEARCH, STEP, Events
+from dtrrun.telemetry.events import EVENT, EVICT, MODULE, NAME, REMATERIALIZE, SEARCH, STEP, Events
 from dtrrun.views.trace import STEPS_TRACK, chrome_trace, compressed
 
 HOSTILE = f"</script>\"'&<b>{EVIL}\u2028"
@@ -68,6 +68,17 @@ def test_what_is_in_it():
     assert counters[0] == ("tensor memory", 1015.0, {"resident": 836, "evicted": 64})
     assert counters[-1] == ("resident memory", 200_000.0, {"evictable": 6, "pinned": 1})
     assert trace["otherData"] == {"command": [HOSTILE], "events_left_out": 0}
+
+
+def test_modules_are_arguments():
+    rows = [(kind, 0, 7, 2_000_000, 10, 64, 900, 0) for kind in (SEARCH, EVICT, REMATERIALIZE)]
+    names = (f"aten.relu{MODULE}encoder.{HOSTILE}", "")
+    made = text([Events(7, 0, data(*rows, names=names))])
+    assert broken_rules(made) == []
+    spans = [event for event in json.loads(made)["traceEvents"] if event["ph"] == "X"]
+    assert [span["name"] for span in spans] == ["search", "evict", "aten.relu"]
+    assert all(span["args"]["module"].startswith("encoder.") for span in spans)
+    assert [span["args"].get("output of") for span in spans] == ["aten.relu", "aten.relu", None]
 
 
 def test_a_cut_is_told():
