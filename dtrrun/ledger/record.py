@@ -186,10 +186,20 @@ class Signature:
 
     `cost` is in ns: the least of the first few calls, so that first-time work does not count and decisions
     do not jitter; `output_bytes` what it allocates: its results, and on a GPU what it takes beside them while
-    it runs, too. `timed`: the cost is that of a GPU's clock.
+    it runs, too. `timed`: the cost is that of a GPU's clock. `workspace`: bytes among `output_bytes` that a
+    GPU's library does without, in another way, if it cannot have them; 0 where there are none.
     """
 
-    __slots__ = ("calls", "cost", "geometries", "operator", "output_bytes", "replayed_as", "timed")
+    __slots__ = (
+        "calls",
+        "cost",
+        "geometries",
+        "operator",
+        "output_bytes",
+        "replayed_as",
+        "timed",
+        "workspace",
+    )
 
     SETTLED = 8
 
@@ -199,5 +209,6 @@ class Signature:
         self.calls = 0
         self.cost = 0
         self.output_bytes = 0
+        self.workspace = 0
         self.timed = False
         self.replayed_as: Signature | None = None  # where a replay leaves out some of the tensors

@@ -20,7 +20,7 @@ from dtrrun.runtime.graphs import Captures
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.holes import fragmented_bytes
 from dtrrun.runtime.relief import Relief
-from dtrrun.runtime.shares import Accounts
+from dtrrun.runtime.shares import SEGMENT, Accounts
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry import driver
 
@@ -29,6 +29,10 @@ LOOK_AT_HOLES_SECONDS = 10.0  # the allocator's snapshot takes milliseconds
 BLIND = (
     "the program's CUDA allocator gives no statistics: the budget holds for tensors alone, "
     "not for what the driver shows"
+)
+DID_WITHOUT = (
+    "a GPU library asked for more memory than was free, and did without: it may have taken another "
+    "algorithm, and its results may have other bits than without a budget"
 )
 NEVER_USED = (
     "this process trained without the GPU, which the budget was for; --device cpu gives the CPU a budget"
@@ -87,7 +91,7 @@ class Cuda(CudaCalls):
             self.gpu.bind(device.index if self._index is None else self._index)
             storage.use_device(storage.CUDA_ROUNDING, self.gpu.index)
             try:
-                self.gpu.statistics()
+                self.relief.unseen(self.gpu.statistics().ooms)  # those before our time
             except RuntimeError:
                 self._blind = True
                 self._session.warn(BLIND)
@@ -102,6 +106,8 @@ class Cuda(CudaCalls):
 
     def step_ended(self) -> None:
         self.accounts.step_ended()
+        if self.awake and not self.capturing:
+            self.timer.poll()
         if self.awake and not self.capturing and monotonic() - self._looked_at_holes > LOOK_AT_HOLES_SECONDS:
             self._looked_at_holes = monotonic()
             self.fragmented = fragmented_bytes(self.gpu.segments(NO_LIMIT))
@@ -135,6 +141,8 @@ class Cuda(CudaCalls):
             ledger, accounts = self.ledger, self.accounts
             ledger.drain()
             self._statistics = found = self.gpu.statistics()
+            if self.relief.unseen(found.ooms):
+                self._session.warn(DID_WITHOUT)
             used, _ = self.gpu.used_and_total()
             shown = None if self._record_dir is None else driver_bytes(self._record_dir)
             before = accounts.cap
@@ -160,7 +168,8 @@ class Cuda(CudaCalls):
             with below(), suppress(BudgetError):
                 ledger.make_room(0, "the GPU's budget")
             ledger.over_budget = over_budget  # the operators count it
-        if found.reserved > cap:
+        # By a page less one byte it exceeds the cap by itself, which the guard has room for.
+        if cap is not None and found.reserved > cap + SEGMENT:
             self.gpu.empty_cache()
 
 

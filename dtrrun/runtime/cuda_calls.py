@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
-import torch
-
-from dtrrun.ledger.record import Op, Signature
+from dtrrun.ledger.record import Geometry, Op, Signature
 from dtrrun.runtime.arguments import outputs_of
 from dtrrun.runtime.calls import SIGNATURES_LIMIT, Call
 from dtrrun.runtime.cost_model import GPU, modelled_ns
-from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import lazy_bits
 from dtrrun.runtime.operators import Operator
-from dtrrun.runtime.relief import Relief, retriable
+from dtrrun.runtime.relief import Relief, retriable, short_of_memory
 from dtrrun.runtime.rng import put_back
+from dtrrun.runtime.storage import size_of, storage_of
 from dtrrun.runtime.timing import Timer
 from dtrrun.settings import RuntimeSettings
+
+DOES_WITHOUT = {"aten.convolution", "aten.convolution_backward"}
+"""Operators whose library takes another algorithm, with other bits, if it cannot have its workspace."""
+LEAST_WORKSPACE = 1 << 20  # bytes: less is found in the slack
+GUESS_SHARE = 4  # a workspace that is not known yet is taken for a quarter of the limit at most
 
 SIDE_STREAM = "tensors that are used on a side stream stay in memory: dtrrun evicts those of the main stream"
 
@@ -36,6 +40,7 @@ class CudaCalls:
         self._blind = False  # an allocator without statistics
         self._timed = settings.cost == "measured"
         self._young: dict[Any, Signature] = {}
+        self._guesses: dict[Signature, int] = {}  # bytes of `output_bytes` before the first call
         self._seen: set[Operator] = set()
         self.side_storages = 0
 
@@ -45,14 +50,21 @@ class CudaCalls:
     def young_signature(self, key: Any) -> Signature | None:
         """A signature that the short cut is not to know yet: its first calls are measured."""
         signature = self._young.get(key)
-        if signature is not None and signature.calls >= Signature.SETTLED:
+        if signature is not None and signature.calls >= Signature.SETTLED and not signature.workspace:
             self.careful.signatures[key] = self._young.pop(key)
         return signature
 
     def add_signature(self, key: Any, signature: Signature) -> None:
         if len(self._young) >= SIGNATURES_LIMIT:
             self._young.clear()
+            self._guesses.clear()
         self._young[key] = signature
+        unknown = not signature.calls and self.ledger.budget_bytes is not None and not self._blind
+        if signature.operator.name in DOES_WITHOUT and unknown and not self.capturing:
+            # cuDNN's copies of what it reads and makes, in a layout of its own, are the most that is usual.
+            copies = signature.output_bytes + sum(map(bytes_of, signature.geometries))
+            self._guesses[signature] = guess = min(copies, self.ledger.limit // GUESS_SHARE)
+            signature.output_bytes += guess
 
     def call(self, call: Call, args: Any, kwargs: dict[str, Any], rng: Any) -> Any:
         """Run one operator of the program: timed, measured, and again after an out-of-memory error."""
@@ -84,8 +96,11 @@ class CudaCalls:
                 self.timer.end(signature, start)
             return result
 
+        self._provide(signature)
         if retriable(call.operator, random_state_known=rng is not None):
-            result = self.relief.attempt(run, call.operator.name, signature.output_bytes)
+            wanted = signature.output_bytes - self._guesses.get(signature, 0)
+            ran = signature.calls > 0
+            result = self.relief.attempt(run, call.operator.name, wanted, ran=ran)
         else:
             result = run()
         if state[0] is not None:
@@ -95,9 +110,16 @@ class CudaCalls:
     def replay(self, op: Op, run: Any) -> Any:
         """Run a recorded operator."""
         operator = op.signature.operator
+        self._provide(op.signature)
         if retriable(operator, random_state_known=True):
             return self.relief.attempt(run, operator.name, op.signature.output_bytes)
         return run()
+
+    def _provide(self, signature: Signature) -> None:
+        """Once memory is short: see that a library that would do without its workspace gets it."""
+        workspace = signature.workspace
+        if workspace and self.ledger.pressure and not self.gpu.on_side_stream():
+            self.relief.provide((signature.output_bytes - workspace, workspace))
 
     def price(self, call: Call, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """The cost of a signature: the model's, until the timer has read one."""
@@ -110,13 +132,20 @@ class CudaCalls:
 
     def finished(self, call: Call, signature: Signature, result: Any) -> None:
         """An operator's results are in the ledger."""
-        if call.needed >= 0:
+        guess = self._guesses.pop(signature, 0) if self._guesses else 0
+        if call.needed < 0:
+            signature.output_bytes -= guess
+        else:
             if signature.calls == 2:
                 signature.output_bytes = min(call.needed, signature.output_bytes)
             elif signature.calls == 1 and not call.operator.dynamic:
                 signature.output_bytes = call.needed
             else:
                 signature.output_bytes = max(call.needed, signature.output_bytes)
+        if call.operator.name in DOES_WITHOUT:
+            made = sum(size_of(storage_of(tensor)) for tensor in outputs_of(result, []))
+            beside = signature.output_bytes - made
+            signature.workspace = beside if beside >= LEAST_WORKSPACE else 0
         if self.gpu.on_side_stream() and not self.capturing:
             self._pin_side(call, result)
         if call.operator not in self._seen:
@@ -136,8 +165,7 @@ class CudaCalls:
     def forgives(self, operator: Operator, error: BaseException) -> bool:
         """Whether an operator of the short cut that raised `error` is going to run again."""
         return (
-            isinstance(error, torch.OutOfMemoryError)
-            and not isinstance(error, BudgetError)
+            short_of_memory(error)
             and self.ledger.budget_bytes is not None
             and retriable(operator, random_state_known=False)
         )
@@ -148,6 +176,12 @@ def _run(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
         with lazy_bits():
             return call.func(*args, **kwargs)
     return call.func(*args, **kwargs)
+
+
+def bytes_of(geometry: Geometry) -> int:
+    """Of a tensor's elements."""
+    size, _, _, dtype, *_ = geometry
+    return int(prod(size)) * int(dtype.itemsize)
 
 
 def _taken(before: Any, after: Any) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from dtrrun.runtime import compiler
 from dtrrun.runtime.careful import Careful
+from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.mode import DTRMode
 
 
@@ -30,18 +31,24 @@ class CudaMode(DTRMode):
                 return func(*args, **(kwargs or {}))
             device.wake(touched)
         careful = self.careful
-        if not device.gpu.on_side_stream():
-            try:
-                return super().__torch_dispatch__(func, types, args, kwargs)
-            except torch.OutOfMemoryError as error:
-                operator = self.operators.get(func)
-                if operator is None or not device.forgives(operator, error):
-                    raise
-        # On a side stream, or the short cut's operator ran out of memory.
-        operator = self.operators.get(func)
-        if operator is None:
-            operator = careful.learn(func)
-        return careful.run(self, operator, func, types, args, kwargs or {}, now_ns())
+        try:
+            if not device.gpu.on_side_stream():
+                try:
+                    return super().__torch_dispatch__(func, types, args, kwargs)
+                except RuntimeError as error:
+                    operator = self.operators.get(func)
+                    if operator is None or not device.forgives(operator, error):
+                        raise
+                    device.relief.met(error)
+            # On a side stream, or the short cut's operator ran out of memory.
+            operator = self.operators.get(func)
+            if operator is None:
+                operator = careful.learn(func)
+            return careful.run(self, operator, func, types, args, kwargs or {}, now_ns())
+        except torch.OutOfMemoryError as error:
+            if not isinstance(error, BudgetError):
+                device.relief.met(error)
+            raise
 
 
 if compiler.CAN_MARK:

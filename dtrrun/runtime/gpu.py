@@ -7,6 +7,7 @@ it returns memory to the driver.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,13 +19,14 @@ Tensor = torch.Tensor
 
 
 class Statistics(NamedTuple):
-    """Of the caching allocator, in bytes. `total`: all that it ever handed out."""
+    """Of the caching allocator, in bytes. `total`: all that it ever handed out; `ooms`: its refusals."""
 
     allocated: int
     peak: int
     total: int
     reserved: int
     reserved_peak: int
+    ooms: int
 
 
 class Gpu:
@@ -34,6 +36,7 @@ class Gpu:
     index = -1
     _home = 0  # the stream on which the program computes: cudaStream_t as a number
     _home_stream: Any = None
+    _programs_share: float | None = None  # of the device, as the program has limited the allocator itself
 
     @staticmethod
     def initialized() -> bool:
@@ -80,6 +83,7 @@ class Gpu:
             allocated["allocated"],
             reserved["current"],
             reserved["peak"],
+            found.get("num_ooms", 0),
         )
 
     def used_and_total(self) -> tuple[int, int]:
@@ -88,10 +92,23 @@ class Gpu:
         return total - free, total
 
     def set_cap(self, nbytes: int | None) -> None:
-        """The most that the allocator may take from the driver; None: whatever there is."""
-        _, total = self.used_and_total()
-        fraction = 1.0 if nbytes is None else min(nbytes / total, 1.0)
-        torch.cuda.set_per_process_memory_fraction(fraction, self.index)
+        """The most that the allocator may take from the driver; None: what the program had set before."""
+        share = self._programs_share
+        if share is None:
+            share = self._programs_share = torch.cuda.get_per_process_memory_fraction(self.index)
+        if nbytes is not None:
+            _, total = self.used_and_total()
+            share = min(nbytes / total, share)
+        torch.cuda.set_per_process_memory_fraction(share, self.index)
+        if nbytes is None:
+            self._programs_share = None
+
+    def take(self, sizes: Sequence[int]) -> None:
+        """Have blocks of these sizes (bytes) side by side in time, and give them back: the next who asks for
+        as much gets them. Raises OutOfMemoryError."""
+        device = torch.device("cuda", self.index)
+        held = [torch.UntypedStorage(nbytes, device=device) for nbytes in sizes]
+        del held
 
     @staticmethod
     def empty_cache() -> None:

@@ -2,13 +2,17 @@
 
 The ledger makes room before an operator runs, so that this is left for what it cannot see: workspaces on the
 first call, and holes between blocks. Only what certainly had not begun to write is run again (`retriable`).
+
+PyTorch's convolutions catch the error themselves and let cuDNN try its other algorithms, of which the next
+has other bits and stays the thread's choice (`try_configs` in aten/src/ATen/native/cudnn/Conv_v8.cpp). So
+their workspace is provided beforehand; and where no algorithm is left, they raise something else.
 """
 
 from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -37,6 +41,12 @@ ALLOCATES_FIRST = {
 }
 """In-place operators whose CUDA kernels get all of their workspace before they write to their target."""
 
+NO_ENGINE = "unable to find an engine to execute this computation"
+"""What a cuDNN convolution raises (RuntimeError) if it has memory for none of its algorithms."""
+
+SMALL_REQUEST = 2 << 20
+"""What the error names for a request of up to 1 MiB, which is served from a pool of its own."""
+
 _REQUEST = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -54,8 +64,18 @@ def retriable(operator: Operator, *, random_state_known: bool) -> bool:
     )
 
 
+def short_of_memory(error: BaseException) -> bool:
+    """Whether more memory may help a call that raised `error`."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return not isinstance(error, BudgetError)
+    return isinstance(error, RuntimeError) and NO_ENGINE in str(error)
+
+
 def requested(message: str) -> int:
-    """The bytes that the allocator's error names, to two decimals of its unit; 0 if it names none."""
+    """The bytes that the allocator's error names, to two decimals of its unit; 0 if it names none.
+
+    They are those that it would take from the driver: 2 MiB for all up to 1 MiB, 20 MiB below 10 MiB.
+    """
     found = _REQUEST.search(message)
     return int(float(found[1]) * _UNITS[found[2]]) if found else 0
 
@@ -71,29 +91,32 @@ class Relief:
         self._warn = warn
         self.retries = 0
         self.lifted = False  # the cap, for good: over the budget rather than out of memory
+        self.refusals = 0  # of the allocator, that were seen as errors
 
-    def attempt(self, run: Callable[[], Any], name: str, wanted: int) -> Any:
+    def attempt(self, run: Callable[[], Any], name: str, wanted: int, *, ran: bool = True) -> Any:
         """run(), and again after an out-of-memory error, at most `ATTEMPTS` times; then BudgetError.
 
-        wanted: bytes that it will allocate, as far as is known.
+        wanted: bytes that it will allocate, as far as is known. ran: as much has run before, so that it lacks
+        nothing but memory.
         """
         if self._ledger.budget_bytes is None:
             return run()
         for attempt in range(ATTEMPTS + 1):
             try:
                 return run()
-            except BudgetError:
-                raise
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not short_of_memory(error):
+                    raise
+                self.met(error)
+                if attempt == ATTEMPTS and not ran and not isinstance(error, torch.OutOfMemoryError):
+                    raise
                 asked = requested(str(error))
-                if asked > wanted + wanted // 100:  # it is not merely rounded
-                    wanted = asked + asked // 100
             # The error is gone, and with it what its traceback held.
+            if asked > wanted + wanted // 100:  # it is not merely rounded
+                wanted = asked + asked // 100
             if attempt == ATTEMPTS:
                 break
-            with self._careful.lock:
-                self._release(attempt, wanted)
-            self.retries += 1
+            self._release(attempt, wanted, asked)
         if self._ledger.warn_only:
             self.gpu.set_cap(None)
             self.lifted = True
@@ -104,7 +127,44 @@ class Relief:
         self._careful._too_small(too_small)
         raise too_small
 
-    def _release(self, attempt: int, wanted: int) -> None:
+    def provide(self, sizes: Sequence[int]) -> None:
+        """See to it that blocks of these sizes can be had together, if that is possible. Raises nothing."""
+        if self._ledger.budget_bytes is None:
+            return
+        for attempt in range(ATTEMPTS + 1):
+            try:
+                self.gpu.take(sizes)
+                return
+            except torch.OutOfMemoryError as error:
+                self.met(error)
+                asked = requested(str(error))
+            if attempt < ATTEMPTS:
+                self._release(attempt, max(sum(sizes), asked), asked)
+
+    def met(self, error: BaseException) -> None:
+        """An error that someone is told of: what the allocator has refused beside these, nobody was."""
+        if getattr(error, "dtrrun_met", False):  # on its way through several handlers
+            return
+        error.dtrrun_met = True  # type: ignore[attr-defined]
+        if isinstance(error, torch.OutOfMemoryError):
+            self.refusals += 1
+        else:
+            self.refusals = self.gpu.statistics().ooms  # one for each algorithm
+
+    def unseen(self, ooms: int) -> bool:
+        """Whether the allocator, which has refused so often by now, did so without an error since last asked.
+
+        Then a library has caught it, and has done without the memory.
+        """
+        before, self.refusals = self.refusals, ooms
+        return ooms > before
+
+    def _release(self, attempt: int, wanted: int, asked: int) -> None:
+        with self._careful.lock:
+            self._let_go(attempt, wanted, asked)
+        self.retries += 1
+
+    def _let_go(self, attempt: int, wanted: int, asked: int) -> None:
         """More at each attempt: one hole, then twice the bytes wherever they lie, then all that there is."""
         ledger = self._ledger
         ledger.drain()
@@ -117,7 +177,7 @@ class Relief:
             ledger.limit = self.accounts.limit(allocated, ledger.resident_bytes)
         with below():
             if attempt == 0:
-                if not self._make_hole(wanted):
+                if not self._make_hole(SMALL_REQUEST // 2 if 0 < asked <= SMALL_REQUEST else wanted):
                     self._evict(wanted)
                 return
             if attempt == 1:

@@ -63,6 +63,7 @@ class Allocator:
     reserved_peak: int = 0
     known: list = field(default_factory=list)
     emptied: int = 0
+    ooms: int = 0
     busy: bool = False  # an operator runs: its workspace is in use
 
     @property
@@ -108,6 +109,7 @@ class Allocator:
         if piece is None and self.cap is not None and self.reserved + nbytes > self.cap:
             self.empty_cache()
             if self.reserved + nbytes > self.cap:
+                self.ooms += 1
                 raise torch.OutOfMemoryError(
                     f"CUDA out of memory. Tried to allocate {nbytes / MIB:.2f} MiB. And more words."
                 )
@@ -158,6 +160,8 @@ class FakeGpu:
         self.side = False
         self.moves = []
         self.workspace = {}
+        self.library = {}  # operator name: workspace that a library asks for, and does without
+        self.did_without = []
         self.duration = {}
         self.ran = []
         self.refuse = {}  # operator name: how many calls fail after they have written
@@ -182,6 +186,11 @@ class FakeGpu:
         before = {id(known()) for known in allocator.known}
         if self.workspace.get(name):
             allocator.take(self.workspace[name])
+        if self.library.get(name):
+            try:
+                allocator.take(self.library[name])
+            except torch.OutOfMemoryError:
+                self.did_without.append(name)
         # Unlike the real one it runs first and refuses then: the results are gone before anyone sees them.
         if func._schema.is_mutable or func.is_view:
             return func(*args, **kwargs)
@@ -211,13 +220,22 @@ class FakeGpu:
     def statistics(self):
         a = self.allocator
         a.collect()
-        return Statistics(a.allocated, a.peak, a.total, a.reserved, a.reserved_peak)
+        return Statistics(a.allocated, a.peak, a.total, a.reserved, a.reserved_peak, a.ooms)
 
     def used_and_total(self):
         return self.context + self.others + self.allocator.reserved, TOTAL
 
     def set_cap(self, nbytes):
         self.allocator.cap = nbytes
+
+    def take(self, sizes):
+        self.allocator.busy = True
+        try:
+            for nbytes in sizes:
+                self.allocator.take(nbytes)
+        finally:
+            self.allocator.busy = False
+            self.allocator.collect()
 
     def empty_cache(self):
         self.allocator.empty_cache()

@@ -225,7 +225,7 @@ def test_replays_run_on_the_main_stream(monkeypatch):
 
 def test_another_budget_while_it_runs(monkeypatch):
     with fake_session(monkeypatch, BUDGET + 64 * MIB) as (session, gpu):
-        kept = chain(30)
+        kept = chain(45)
         assert session.report()["evictions"] == 0
         session.set_budget(BUDGET)
         assert gpu.allocator.cap == 16 * MIB
