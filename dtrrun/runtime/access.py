@@ -10,6 +10,7 @@ import torch
 from dtrrun.ledger.record import Record
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.storage import storage_of
+from dtrrun.runtime.threads import joins
 
 
 class Access:
@@ -23,8 +24,14 @@ class Access:
             return None
         return self._careful.record_of(tensor)
 
+    def _join(self, tensors: list[torch.Tensor]) -> None:
+        ours = self._careful.ledger.device_type
+        if any(tensor.device.type == ours for tensor in tensors):
+            joins()
+
     def pin(self, tensor: torch.Tensor, why: str) -> None:
         """Keep a tensor's storage in memory from now on. Raises BudgetError."""
+        self._join([tensor])
         with self._careful.lock:
             self._careful.ledger.drain()  # a new storage may have the identity of one that died
             record = self._record(tensor)
@@ -35,6 +42,7 @@ class Access:
 
     def lock(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
         """Keep storages in memory until what it returns is called. Raises BudgetError."""
+        self._join(tensors)
         with self._careful.lock:
             self._careful.ledger.drain()
             records = [record for tensor in tensors if (record := self._record(tensor)) is not None]

@@ -20,6 +20,9 @@ class CudaMode(DTRMode):
         super().__init__(careful)
         self.device = device
 
+    def concerns(self, args: Any, kwargs: Any) -> bool:
+        return self.device.gpu.touched_by(args, kwargs) is not None
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         device = self.device
         touched = device.gpu.touched_by(args, kwargs)

@@ -211,6 +211,10 @@ class DTRMode(TorchDispatchMode):
             careful.tick()
         return result
 
+    def concerns(self, args: Any, kwargs: Any) -> bool:
+        """Whether an operator touches the session's device."""
+        return True
+
     def _view(self, operator: Operator, func: Any, args: Any, kwargs: Any, entered: int) -> Any:
         """A view of a storage that is in memory: nothing to enter."""
         ledger = self.ledger

@@ -19,6 +19,7 @@ import torch
 from torch.autograd import graph
 
 from dtrrun.runtime.functions import Locker
+from dtrrun.runtime.threads import mode_of
 
 _C: Any = torch._C
 
@@ -71,17 +72,18 @@ class ModeChecks:
     def _guard(self, node: Any, locked: list[Callable[[], None]]) -> Iterator[Any]:
         """Hooks around one node; `locked` has what it holds while it runs."""
         held: list[Callable[[], None]] = []
+        taken_off: list[Any] = []
 
         def before(gradients: Any) -> None:
-            if _C._len_torch_dispatch_stack() != 1 or _C._get_dispatch_stack_at(0) is not self._mode:
+            if _C._len_torch_dispatch_stack() != 1 or mode_of(_C._get_dispatch_stack_at(0)) is not self._mode:
                 return  # with a mode of the program's, PyTorch takes the other way without us, too
             held.append(self._lock([*_saved(node), *_tensors(gradients)]))
             locked.append(held[-1])
-            _C._pop_torch_dispatch_stack(None)
+            taken_off.append(_C._pop_torch_dispatch_stack(None))
 
         def after(_results: Any, _gradients: Any) -> None:
             if held:
-                _C._push_on_torch_dispatch_stack(self._mode)
+                _C._push_on_torch_dispatch_stack(taken_off.pop())
                 unlock = held.pop()
                 locked.remove(unlock)
                 unlock()

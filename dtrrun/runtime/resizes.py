@@ -16,6 +16,7 @@ from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.storage import rounded
+from dtrrun.runtime.threads import joins
 
 
 class Resizes:
@@ -29,6 +30,7 @@ class Resizes:
         original = memory.resize
 
         def resize_(storage: Any, size: int) -> Any:
+            joins()
             with careful.lock:
                 ledger.drain()
                 record = ledger.records.get(id(storage))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dtrrun.policy import make_policy
-from dtrrun.runtime import compiler, fork, notices, optional, publish, shapes
+from dtrrun.runtime import compiler, fork, notices, optional, publish, shapes, threads
 from dtrrun.runtime import device as devices
 from dtrrun.runtime.access import Access
 from dtrrun.runtime.careful import Careful
@@ -33,7 +33,6 @@ from dtrrun.runtime.replay import Replay
 from dtrrun.runtime.resizes import Resizes
 from dtrrun.runtime.steps import StepClock
 from dtrrun.runtime.thrashing import GRACE_NS, Thrashing
-from dtrrun.runtime.threads import Threads
 from dtrrun.settings import RuntimeSettings
 
 PUBLISH_NS = 200_000_000  # between two writes of the record
@@ -107,7 +106,7 @@ class Session:
             Functions(self._access.lock),
             ModeChecks(self._access.lock, self.mode, lambda: self.careful.checks_modes),
             Reducers(self.careful.watch_new),
-            Threads(lambda: self.mode if self.running else None, self._threaded),
+            threads.Threads(lambda: self.mode if self.running else None, self._threaded),
             # These see the end of a step before it may be the program's.
             *optional.training_state(settings, self._access.hold),
             *optional.tracing(settings, self.ledger, self.replay, self._where),
@@ -179,11 +178,14 @@ class Session:
         self._gradients.watch(leaf)
 
     def _met_device(self, kind: str) -> None:
+        if kind.startswith("cuda:"):
+            self.careful.take_all("several GPUs")  # each has a thread of the autograd engine's
         if kind != "cpu" or self.device.type == "cpu":  # beside a GPU it is no surprise
             self.warn(notices.OTHER_DEVICE.format(device=kind, ours=self.ledger.device_type))
 
     def _threaded(self) -> None:
         self.careful.take_all("threads")
+        threads.wait_outside(DTRMode.__torch_dispatch__.__code__, Careful.run.__code__)
 
     def warn(self, text: str) -> None:
         """One line for the user, once; counted if it comes again."""

@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import time
 import warnings
 
 import pytest
@@ -155,11 +156,84 @@ def test_data_loader_workers():
     check_stress(program)
 
 
-def test_from_the_first_thread_on_the_short_cut_is_not_taken():
+def in_a_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def test_from_a_threads_first_operator_on_the_short_cut_is_not_taken():
     with dtrrun.budget("1GB") as session:
-        torch.ones(4) + 1
+        kept = torch.ones(4) + 1
+        in_a_thread(lambda: None)
         assert not session.careful.always
-        thread = threading.Thread(target=lambda: None)
-        thread.start()
-        thread.join()
+        in_a_thread(lambda: kept + 1)
         assert session.careful.always
+
+
+def test_from_a_threads_first_access_on_the_short_cut_is_not_taken():
+    with dtrrun.budget("1GB") as session:
+        kept = torch.ones(4) + 1
+        in_a_thread(kept.data_ptr)
+        assert session.careful.always
+    with dtrrun.budget("1GB") as session:
+        kept = torch.ones(4) + 1
+        storage = kept.untyped_storage()
+        in_a_thread(lambda: storage.resize_(8))
+        assert session.careful.always
+
+
+def test_a_data_loaders_own_threads_touch_nothing():
+    with dtrrun.budget("1GB") as session:
+        data = torch.utils.data.TensorDataset(torch.randn(32, 8))
+        for (x,) in torch.utils.data.DataLoader(data, 8, num_workers=1):
+            x * 2
+        assert not session.careful.always
+
+
+def test_a_thread_waits_until_the_short_cut_is_left(monkeypatch):
+    """The short cut has no lock: whoever is in it must be out of it before another touches the ledger."""
+    met, order = threading.Event(), []
+    with dtrrun.budget("1GB") as session:
+        kept = torch.ones(4)
+        for _ in range(3):
+            kept + 1  # its signature is known: the short cut
+
+        real = session.ledger.drain
+
+        def drain():
+            if not met.is_set():
+                met.set()
+                time.sleep(0.1)
+                order.append("left")
+            real()
+
+        def other():
+            met.wait()
+            kept * 2
+            order.append("touched")
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        session.ledger.dead.append(session.ledger.adopt(torch.ones(1).untyped_storage()))
+        monkeypatch.setattr(session.ledger, "drain", drain)
+        kept + 1
+        thread.join()
+    assert order == ["left", "touched"]
+
+
+def test_the_mode_comes_off_in_threads_too():
+    """`mode_checks`: formulas that compute other bits under any mode, in a backward pass of a thread."""
+
+    def work():
+        torch.manual_seed(0)
+        x = (torch.rand(7, 7) - 0.5).requires_grad_()
+        hidden = [torch.tanh(x * 1.5) for _ in range(4)]
+        (gradient,) = torch.autograd.grad(sum(one.prod(1).abs().sum() for one in hidden), [x])
+        results.append(bits(gradient))
+
+    results = []
+    work()
+    with dtrrun.budget(1, over_budget="warn"):
+        in_a_thread(work)
+    assert_same(results[0], results[1], "in a thread")

@@ -54,7 +54,7 @@ row(
     (
         "threads run without the mode",
         "threads",
-        "            with mode:\n",
+        "            with guest:\n",
         "            if True:\n",
         "hazards_threads::threads_train_in_one_session "
         "hazards_threads::a_tensor_made_in_one_thread_is_used_in_another",
@@ -62,9 +62,16 @@ row(
     (
         "threads take the short cut",
         "threads",
-        "            noticed()\n",
+        "            self._noticed()\n",
         "            pass\n",
-        "hazards_threads::from_the_first_thread_on_the_short_cut_is_not_taken",
+        "hazards_threads::from_a_threads_first_operator_on_the_short_cut_is_not_taken",
+    ),
+    (
+        "threads do not wait for the short cut",
+        "threads",
+        "        if frame.f_code is short_cut:\n",
+        "        if frame.f_code is None:\n",
+        "hazards_threads::a_thread_waits_until_the_short_cut_is_left",
     ),
 )
 row(
