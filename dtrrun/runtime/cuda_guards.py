@@ -16,9 +16,10 @@ class home(below):
 
     What is evicted was computed there, and its memory belongs to that stream's pool in the allocator. A side
     stream that asks for it waits for the replay, on the GPU; the replay for what the side stream was given.
+    The current device is ours, too: `torch.zeros(device="cuda")` is recorded without an index.
     """
 
-    __slots__ = ("_device", "_side")
+    __slots__ = ("_came_from", "_device", "_side")
 
     def __init__(self, device: Any) -> None:
         self._device = device
@@ -29,11 +30,14 @@ class home(below):
             # A replay would be captured instead of run; all that fits is brought back before a capture.
             raise device.ledger._too_small(0, "a CUDA graph that reads what is evicted")
         super().__enter__()
+        self._came_from = device.gpu.come_from()
         self._side = device.gpu.leave_side_stream() if device.gpu.on_side_stream() else None
 
     def __exit__(self, *exc: Any) -> None:
         if self._side is not None:
             self._device.gpu.return_to(self._side)
+        if self._came_from is not None:
+            self._device.gpu.go_back(self._came_from)
         super().__exit__(*exc)
 
 

@@ -26,6 +26,7 @@ COUNTERS = (
 NO_CUDA = "there is a GPU, but this PyTorch ({version}) was built without CUDA: the budget is the CPU's"
 DRIVER = "/proc/driver/nvidia/gpus"
 """The Linux driver's folder of its devices, which can be seen without a library."""
+DRIVERS_ELSEWHERE = ("/dev/dxg", "/dev/nvhost-gpu")  # under WSL, and on Jetson boards, which lack NVML
 
 
 class Cpu:
@@ -68,13 +69,27 @@ class Cpu:
         return dict.fromkeys(COUNTERS, 0) | {"device_index": -1}
 
 
+def _gpu_is_there() -> bool:
+    """Whether there is a GPU, asked without CUDA.
+
+    CUDA itself could not be used any more by forked children, and CUDA_VISIBLE_DEVICES would be settled
+    before the script can set it. That is what `torch.cuda.device_count()` asks where NVML is missing, or a
+    MIG device is meant; then the driver's own files have to do. A session that finds no GPU after all sleeps.
+    """
+    count: Any = getattr(torch.cuda, "_device_count_nvml", None)
+    if count is None or torch.version.hip:
+        return torch.cuda.device_count() > 0
+    found = int(count())
+    return found > 0 if found >= 0 else any(os.path.exists(path) for path in (DRIVER, *DRIVERS_ELSEWHERE))
+
+
 def choose(settings: RuntimeSettings) -> Any:
     """The device that the settings name. Raises ValueError where there is no such device."""
     kind, _, index = settings.device.partition(":")
     if kind == "auto":
         if not torch.backends.cuda.is_built():
             return Cpu(NO_CUDA.format(version=torch.__version__) if os.path.isdir(DRIVER) else "")
-        kind = "cuda" if torch.cuda.device_count() else "cpu"  # asks NVML: CUDA stays uninitialised
+        kind = "cuda" if _gpu_is_there() else "cpu"
     if kind == "cpu":
         return Cpu()
     if not torch.backends.cuda.is_built():

@@ -144,8 +144,22 @@ class Gpu:
     def on_side_stream(self) -> bool:
         return bool(_C._cuda_getCurrentRawStream(self.index) != self._home)
 
+    def come_from(self) -> int | None:
+        """Make ours the current device, which operators mean that name none; the one before, if another."""
+        if torch.cuda.current_device() == self.index:
+            return None
+        return int(torch.cuda._exchange_device(self.index))
+
+    @staticmethod
+    def go_back(index: int) -> None:
+        """To the device that was the current one."""
+        torch.cuda._maybe_exchange_device(index)
+
     def leave_side_stream(self) -> Any:
-        """Go to the program's stream, which waits for the present one; returns that."""
+        """Go to the program's stream, which waits for the present one; returns that.
+
+        Ours is the current device: `set_stream` would make it that.
+        """
         side = torch.cuda.current_stream(self.index)
         self._home_stream.wait_stream(side)
         torch.cuda.set_stream(self._home_stream)

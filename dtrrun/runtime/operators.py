@@ -50,10 +50,14 @@ _RESHAPES_STORAGE = {"aten::set_", *_RESIZES}
 _LAZY_BITS = {"aten::_conj", "aten::_neg_view"}
 
 # A workspace among the results, parts of which are never written: `--verify` must not compare it.
-_OPAQUE_OUTPUT = {"aten::mkldnn_rnn_layer": 3}
+_OPAQUE_OUTPUT = {"aten::mkldnn_rnn_layer": 3, "aten::_cudnn_rnn": 3, "aten::cudnn_batch_norm": 3}
 
 # Reads such a workspace as it is meant; copies, as hooks on saved tensors make them, have those parts too.
-_READS_OPAQUE = {"aten::mkldnn_rnn_layer_backward"}
+_READS_OPAQUE = {
+    "aten::mkldnn_rnn_layer_backward",
+    "aten::_cudnn_rnn_backward",
+    "aten::cudnn_batch_norm_backward",
+}
 
 # Talk to the world outside of the process, or hand out memory: run, never replayed.
 _UNREPLAYABLE = {
@@ -64,6 +68,7 @@ _UNREPLAYABLE = {
     "aten::_nested_tensor_from_mask",
     "aten::_efficientzerotensor",
     "aten::_ctc_loss",  # leaves a part of its output unwritten: other bits each time
+    "aten::_cudnn_rnn_flatten_weight",  # its result is the parameters' memory, which C++ looks at unseen
     "aten::linalg_lstsq",  # its gelsy driver starts from pivots that nobody has set: other bits each time
 }
 _UNREPLAYABLE_NAMESPACES = {"fsdp", "profiler"}
@@ -113,11 +118,15 @@ _STATISTICS = {
 }
 
 
-# Write to their reserve space without saying so (derivatives.yaml clones it where it is needed again).
+# Write without saying so: to their reserve space (derivatives.yaml clones it where it is needed again), or to
+# running statistics (the CUDA kernels of SyncBatchNorm).
 _WRITES_UNSAID = {
-    "aten::_cudnn_rnn_backward": 20,
-    "aten::cudnn_batch_norm_backward": 8,
-    "aten::batch_norm_backward": 10,
+    "aten::_cudnn_rnn_backward": (20,),
+    "aten::cudnn_batch_norm_backward": (8,),
+    "aten::batch_norm_backward": (10,),
+    "aten::batch_norm_gather_stats": (3, 4),
+    "aten::batch_norm_gather_stats_with_counts": (3, 4),
+    "aten::batch_norm_update_stats": (1, 2),
 }
 
 # Make what cuDNN advances at every call that is given it: nothing may be recomputed from it.
@@ -216,7 +225,7 @@ class Operator:
         if self.statistics is not None:
             self.mutates = ()
         if name in _WRITES_UNSAID:
-            self.mutates = (_WRITES_UNSAID[name],)
+            self.mutates = _WRITES_UNSAID[name]
         self.keeps_state = name in _KEEPS_STATE
         self.takes_storage = "Storage" in func._overloadname
         self.opaque_output = _OPAQUE_OUTPUT.get(name, -1)

@@ -158,6 +158,7 @@ class FakeGpu:
         self.clock = 0.0  # ms
         self.done = True
         self.side = False
+        self.current = 0  # the program's current device
         self.moves = []
         self.workspace = {}
         self.library = {}  # operator name: workspace that a library asks for, and does without
@@ -249,6 +250,13 @@ class FakeGpu:
 
     def on_side_stream(self):
         return self.side
+
+    def come_from(self):
+        before, self.current = self.current, self.index
+        return None if before == self.index else before
+
+    def go_back(self, index):
+        self.current = index
 
     def leave_side_stream(self):
         self.side = False

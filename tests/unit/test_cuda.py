@@ -72,6 +72,7 @@ def test_loaded_kernels_take_from_the_tensors(monkeypatch):
     with fake_session(monkeypatch, budget) as (session, gpu):
         kept = chain(100)
         assert session.report()["evictions"] == 0
+        session.careful.next_tick = session.replay.next_tick = 1 << 62  # no look but by the operator
         gpu.context += 100 * MIB
         torch.mm(tensor(), tensor())  # an operator that was not seen before: a look
         report = session.report()
@@ -206,6 +207,27 @@ def test_what_a_side_stream_uses_stays(monkeypatch, capsys):
         assert correct(more)
         made = kept[2].add(1.0)
     assert capsys.readouterr().err.count("side stream") == 1
+
+
+def test_replays_run_on_our_device(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        kept = chain(30)
+        evicted = next(one for one in kept if not session.careful.record_of(one).resident)
+        devices = []
+        real = gpu.run
+        monkeypatch.setattr(gpu, "run", lambda *args: devices.append(gpu.current) or real(*args))
+        gpu.current = 1  # `with torch.cuda.device(1):`
+        evicted.add(1.0)
+        assert devices[0] == 0  # the replay
+        assert devices[-1] == gpu.current == 1  # the program's operator
+
+
+def test_several_gpus_in_a_process_take_no_short_cut(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, _):
+        tensor()
+        assert not session.careful.always
+        session.ledger.met_device("cuda:1")
+        assert session.careful.always
 
 
 def test_replays_run_on_the_main_stream(monkeypatch):

@@ -19,7 +19,8 @@ def chosen(name):
 @pytest.fixture
 def built(monkeypatch):
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", None)  # may ask CUDA itself
 
 
 @pytest.fixture
@@ -30,8 +31,18 @@ def not_built(monkeypatch):
 def test_auto_is_the_gpu_that_there_is(built, monkeypatch):
     assert chosen("auto").type == "cuda"
     assert chosen("cpu").type == "cpu"
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: 0)
     assert chosen("auto").type == "cpu"
+
+
+def test_without_nvml_the_driver_is_looked_for(built, monkeypatch, tmp_path):
+    """And for a MIG device, which PyTorch does not look for by NVML."""
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: -1)
+    monkeypatch.setattr(device, "DRIVERS_ELSEWHERE", ())
+    monkeypatch.setattr(device, "DRIVER", str(tmp_path / "none"))
+    assert chosen("auto").type == "cpu"
+    monkeypatch.setattr(device, "DRIVER", str(tmp_path))
+    assert chosen("auto").type == "cuda"
 
 
 def test_a_pytorch_without_cuda(not_built, monkeypatch, tmp_path, capsys):

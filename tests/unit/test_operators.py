@@ -12,12 +12,29 @@ aten = torch.ops.aten
 
 
 @pytest.mark.parametrize("name", operators._WRITES_UNSAID)
-def test_reserve_spaces_are_where_the_schema_has_them(name):
+def test_what_is_written_to_is_where_the_schema_has_it(name):
     operator = getattr(aten, name.removeprefix("aten::")).default
-    place = operators._WRITES_UNSAID[name]
-    assert operator._schema.arguments[place].name in ("reserve", "reserveSpace")
-    assert operator_of(operator).mutates == (place,)
+    places = operators._WRITES_UNSAID[name]
+    named = {operator._schema.arguments[place].name for place in places}
+    assert named in ({"reserve"}, {"reserveSpace"}, {"running_mean", "running_var"})
+    assert operator_of(operator).mutates == places
     assert not operator_of(operator).simple
+
+
+def test_the_statistics_of_sync_batch_norm_have_a_new_version(monkeypatch):
+    """Its kernels are CUDA's alone: one of the CPU's in the place of theirs."""
+    monkeypatch.setitem(operators._WRITES_UNSAID, "aten::lerp", (0, 1))
+    operator_of.cache_clear()
+    mean, variance = torch.ones(64), torch.ones(64)
+    try:
+        with dtrrun.budget("1GB") as session:
+            made = mean * 2
+            before = session.careful.record_of(mean)
+            torch.lerp(mean, variance, 0.5)
+            assert before.superseded
+            assert not session.ledger.secure(session.careful.record_of(made))  # no longer to be had from it
+    finally:
+        operator_of.cache_clear()
 
 
 @pytest.fixture
