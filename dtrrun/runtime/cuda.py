@@ -144,12 +144,14 @@ class Cuda(CudaCalls):
             if self.relief.unseen(found.ooms):
                 self._session.warn(DID_WITHOUT)
             used, _ = self.gpu.used_and_total()
+            if self.gpu.statistics().reserved != found.reserved:
+                return  # another thread's operator: the two do not belong together; look again soon
             shown = None if self._record_dir is None else driver_bytes(self._record_dir)
             before = accounts.cap
             accounts.look(found.reserved, used, shown, monotonic())
             if accounts.cap is None:
                 return
-            if accounts.cap != before and not self.relief.lifted:
+            if not self.relief.lifted and (accounts.cap != before or not self.gpu.cap_stands()):
                 self.gpu.set_cap(accounts.cap)
                 ledger.beside = {
                     "CUDA context and libraries": accounts.overhead,

@@ -72,7 +72,9 @@ class CudaCalls:
         call.needed = -1
         if self.capturing:
             return _run(call, args, kwargs)
-        self.timer.poll()
+        if self.timer.pending:
+            with self.careful.lock:
+                self.timer.poll()
         # Twice: the first call may set up libraries, or try several kernels.
         measured = signature.calls < 2 and not self._blind
         state = [self.gpu.statistics() if measured else None]
@@ -165,7 +167,7 @@ class CudaCalls:
     def forgives(self, operator: Operator, error: BaseException) -> bool:
         """Whether an operator of the short cut that raised `error` is going to run again."""
         return (
-            short_of_memory(error)
+            short_of_memory(error, self.gpu.index)
             and self.ledger.budget_bytes is not None
             and retriable(operator, random_state_known=False)
         )

@@ -36,6 +36,7 @@ class Gpu:
     index = -1
     _home = 0  # the stream on which the program computes: cudaStream_t as a number
     _home_stream: Any = None
+    _cap_share: float | None = None  # of the device, as the allocator gives our limit back
     _programs_share: float | None = None  # of the device, as the program has limited the allocator itself
 
     @staticmethod
@@ -102,6 +103,15 @@ class Gpu:
         torch.cuda.set_per_process_memory_fraction(share, self.index)
         if nbytes is None:
             self._programs_share = None
+        self._cap_share = None if nbytes is None else torch.cuda.get_per_process_memory_fraction(self.index)
+
+    def cap_stands(self) -> bool:
+        """Whether the allocator's limit is as `set_cap` has left it; a new one of the program's is noted."""
+        share = torch.cuda.get_per_process_memory_fraction(self.index)
+        if self._cap_share is None or share == self._cap_share:
+            return True
+        self._programs_share = share
+        return False
 
     def take(self, sizes: Sequence[int]) -> None:
         """Have blocks of these sizes (bytes) side by side in time, and give them back: the next who asks for
@@ -169,10 +179,6 @@ class Gpu:
         """Back, where all that was done meanwhile comes first."""
         torch.cuda.set_stream(side)
         side.wait_stream(self._home_stream)
-
-    @staticmethod
-    def capturing() -> bool:
-        return torch.cuda.is_current_stream_capturing()
 
     @staticmethod
     def event() -> Any:

@@ -48,6 +48,7 @@ SMALL_REQUEST = 2 << 20
 """What the error names for a request of up to 1 MiB, which is served from a pool of its own."""
 
 _REQUEST = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+_DEVICE = re.compile(r"\. GPU (\d+) has a total capacity")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -64,10 +65,11 @@ def retriable(operator: Operator, *, random_state_known: bool) -> bool:
     )
 
 
-def short_of_memory(error: BaseException) -> bool:
-    """Whether more memory may help a call that raised `error`."""
+def short_of_memory(error: BaseException, index: int) -> bool:
+    """Whether more memory on device `index` may help a call that raised `error`."""
     if isinstance(error, torch.OutOfMemoryError):
-        return not isinstance(error, BudgetError)
+        named = _DEVICE.search(str(error))
+        return not isinstance(error, BudgetError) and (named is None or int(named[1]) == index)
     return isinstance(error, RuntimeError) and NO_ENGINE in str(error)
 
 
@@ -105,7 +107,7 @@ class Relief:
             try:
                 return run()
             except RuntimeError as error:
-                if not short_of_memory(error):
+                if not short_of_memory(error, self.gpu.index):
                     raise
                 self.met(error)
                 if attempt == ATTEMPTS and not ran and not isinstance(error, torch.OutOfMemoryError):

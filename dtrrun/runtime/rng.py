@@ -1,4 +1,10 @@
-"""The random state that an operator saw, given back to it for its replay only."""
+"""The random state that an operator saw, given back to it for its replay only.
+
+On CUDA a replay draws from a state of its own, which takes the place of the program's for that long
+(`graphsafe_set_state`). To set the program's seed or offset and put them back would not be the same: either
+tells cuDNN's recurrent dropout to begin anew, with a seed that it draws (`reset_rnn_state` in ATen's
+CUDAGeneratorImpl and native/cudnn/RNN.cpp).
+"""
 
 from __future__ import annotations
 
@@ -31,22 +37,39 @@ class replaying:
         self._generator, self._state = captured
 
     def __enter__(self) -> None:
-        self._before = _get(self._generator)
-        _set(self._generator, self._state)
+        generator = self._generator
+        if generator.device.type == "cuda":
+            spare = _spare(generator)
+            _set(spare, self._state)
+            self._before = generator.graphsafe_get_state()
+            generator.graphsafe_set_state(spare)
+        else:
+            self._before = generator.get_state()
+            generator.set_state(self._state)
 
     def __exit__(self, *exc: Any) -> None:
-        _set(self._generator, self._before)
+        if self._generator.device.type == "cuda":
+            self._generator.graphsafe_set_state(self._before)
+        else:
+            self._generator.set_state(self._before)
 
 
 def put_back(captured: tuple[Any, Any]) -> None:
     """Give a generator the state that it was captured in: what drew from it since is done again."""
-    _set(*captured)
+    generator, state = captured
+    if generator.device.type != "cuda" or (generator.initial_seed(), generator.get_offset()) != state:
+        _set(generator, state)
 
 
-def _get(generator: Any) -> Any:
-    if generator.device.type == "cuda":
-        return generator.initial_seed(), generator.get_offset()
-    return generator.get_state()
+_spares: dict[torch.device, Any] = {}
+
+
+def _spare(generator: Any) -> Any:
+    """A generator on the same device that nobody draws from, for replays: they run one at a time."""
+    spare = _spares.get(generator.device)
+    if spare is None:
+        spare = _spares[generator.device] = torch.Generator(generator.device)
+    return spare
 
 
 def _set(generator: Any, state: Any) -> None:

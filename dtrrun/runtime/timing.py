@@ -24,32 +24,38 @@ class Timer:
         self._new_event = new_event
         self._stream = stream  # named, since the current device may be another
         self._idle: list[Any] = []
-        self._pending: deque[tuple[Signature, Any, Any]] = deque()
+        self.pending: deque[tuple[Signature, Any, Any]] = deque()
 
     def begin(self) -> Any:
         """Record an event before an operator; None if too many are under way."""
-        if len(self._pending) >= MOST_PENDING:
+        if len(self.pending) >= MOST_PENDING:
             return None
-        event = self._idle.pop() if self._idle else self._new_event()
+        event = self._event()
         event.record(self._stream())
         return event
 
+    def _event(self) -> Any:
+        try:
+            return self._idle.pop()
+        except IndexError:  # not asked before: another thread may have the last one by then
+            return self._new_event()
+
     def end(self, signature: Signature, start: Any) -> None:
         """Record another after it. Its cost is read by a later `poll`."""
-        event = self._idle.pop() if self._idle else self._new_event()
+        event = self._event()
         event.record(self._stream())
-        self._pending.append((signature, start, event))
+        self.pending.append((signature, start, event))
 
     def dropped(self, start: Any) -> None:
         """The operator failed."""
         self._idle.append(start)
 
     def poll(self) -> None:
-        """Read what is done: a signature's cost is the least of what was measured."""
+        """Read what is done: a signature's cost is the least that was measured. One thread at a time."""
         for _ in range(READ_AT_ONCE):
-            if not self._pending or not self._pending[0][2].query():
+            if not self.pending or not self.pending[0][2].query():
                 return
-            signature, start, end = self._pending.popleft()
+            signature, start, end = self.pending.popleft()
             cost = max(round(start.elapsed_time(end) * 1e6), 1)
             if not signature.timed or cost < signature.cost:
                 signature.cost = cost

@@ -158,6 +158,7 @@ class FakeGpu:
         self.clock = 0.0  # ms
         self.done = True
         self.side = False
+        self.overruled = False  # the cap, by one that the program has set
         self.current = 0  # the program's current device
         self.moves = []
         self.workspace = {}
@@ -228,6 +229,10 @@ class FakeGpu:
 
     def set_cap(self, nbytes):
         self.allocator.cap = nbytes
+        self.overruled = False
+
+    def cap_stands(self):
+        return not self.overruled
 
     def take(self, sizes):
         self.allocator.busy = True

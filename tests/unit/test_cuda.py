@@ -257,6 +257,31 @@ def test_another_budget_while_it_runs(monkeypatch):
         assert correct(kept)
 
 
+def test_a_limit_of_the_programs_own_is_overruled(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        tensor()
+        gpu.allocator.cap, gpu.overruled = None, True  # set_per_process_memory_fraction(1.0)
+        stepped(session)
+        assert gpu.allocator.cap == 16 * MIB
+
+
+def test_two_figures_that_do_not_belong_together_are_not_used(monkeypatch):
+    """Another thread's operator reserves memory between the allocator's figure and the device's."""
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        tensor()
+        real = gpu.used_and_total
+
+        def used_and_total():
+            gpu.allocator.reserve(8 * MIB).address = -1
+            return real()
+
+        monkeypatch.setattr(gpu, "used_and_total", used_and_total)
+        stepped(session)
+        monkeypatch.undo()
+        assert session.report()["overhead_bytes"] == CONTEXT
+        assert gpu.allocator.cap == 16 * MIB
+
+
 def test_counting_only(monkeypatch):
     with fake_session(monkeypatch, None) as (session, gpu):
         kept = chain(30)

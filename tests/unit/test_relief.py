@@ -7,7 +7,7 @@ from fake_gpu import FakeGpu, fake_session
 import dtrrun
 from dtrrun.runtime import storage
 from dtrrun.runtime.operators import operator_of
-from dtrrun.runtime.relief import requested, retriable
+from dtrrun.runtime.relief import requested, retriable, short_of_memory
 from dtrrun.runtime.shares import LEAST_GUARD, MIB
 
 aten = torch.ops.aten
@@ -68,6 +68,14 @@ def test_random_operators_with_a_known_state():
 )
 def test_the_request_in_the_error(message, least, most):
     assert least <= requested(message) <= most
+
+
+def test_another_gpus_error_is_not_ours():
+    text = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU {} has a total capacity of 79.11 GiB of which"
+    assert short_of_memory(torch.OutOfMemoryError(text.format(1)), 1)
+    assert not short_of_memory(torch.OutOfMemoryError(text.format(0)), 1)
+    assert short_of_memory(torch.OutOfMemoryError("CUDA out of memory."), 1)  # an allocator with other words
+    assert not short_of_memory(RuntimeError("CUDA error: misaligned address"), 1)
 
 
 def test_an_unknown_workspace_is_made_room_for(monkeypatch):
