@@ -39,6 +39,21 @@ def test_the_cap_is_the_allocators_own():
     assert torch.cuda.get_per_process_memory_fraction() == 1.0
 
 
+def test_a_limit_of_the_programs_own():
+    torch.cuda.set_per_process_memory_fraction(0.5)
+    try:
+        with dtrrun.budget(beside() + SPACE + 200 * MIB, device=DEVICE) as session:
+            tensor()
+            cap = session.report()["cap_bytes"] / torch.cuda.mem_get_info()[1]
+            assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(cap, rel=1e-3)
+            torch.cuda.set_per_process_memory_fraction(0.9)
+            session.device.look()
+            assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(cap, rel=1e-3)
+        assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(0.9, rel=1e-3)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 def test_sizes_are_the_allocators():
     with dtrrun.budget(None, device=DEVICE) as session:
         tensor()  # what comes with the first operator
@@ -66,7 +81,7 @@ def test_the_error_names_its_request():
 def test_a_workspace_that_does_not_fit_is_made_room_for():
     with dtrrun.budget(beside() + SPACE + 300 * MIB, device=DEVICE) as session:
         kept = chain(60)
-        large = torch.rand(16 * MIB, device=DEVICE)  # 64 MiB: to sort it takes as much again and more
+        large = torch.rand(4 * MIB, device=DEVICE)  # 16 MiB: to sort it takes some 128 MiB beside the result
         expected = torch.sort(large.cpu()).values
         assert torch.equal(torch.sort(large).values.cpu(), expected)
         retries = session.report()["oom_retries"]

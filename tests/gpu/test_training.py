@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_programs import DEVICE, MODELS, budget_for, convnet, mlp, same, train, transformer
+from gpu_programs import (
+    DEVICE,
+    MODELS,
+    budget_for,
+    convnet,
+    forget,
+    mlp,
+    recurrent_dropout,
+    same,
+    train,
+    transformer,
+)
 
 import dtrrun
 from dtrrun.runtime import storage
@@ -34,6 +45,7 @@ def test_bit_for_bit(make, refill):
     assert same(plain, train(make)), "the program itself does not repeat"
     budget, counted = budget_for(make, 0.6)
     assert same(plain, counted)
+    forget()
     with dtrrun.budget(budget, device=DEVICE, verify=True) as session:
         found = train(make)
         report = session.report()
@@ -74,15 +86,47 @@ def test_the_device_shows_no_more_than_the_budget():
 def test_dropout_draws_what_it_drew():
     torch.manual_seed(5)
     x = torch.ones(4096, 1024, device=DEVICE)
-    expected = [torch.nn.functional.dropout(x) for _ in range(12)]
+    expected = [torch.nn.functional.dropout(x).cpu() for _ in range(12)]
     torch.manual_seed(5)
     with dtrrun.budget(None, device=DEVICE) as session:
         overhead = (x[0].sum(), session.report()["overhead_bytes"])[1]
     with dtrrun.budget(overhead + (64 + 64 + 22 + 96) * 2**20, device=DEVICE) as session:
         found = [torch.nn.functional.dropout(x) for _ in range(12)]
         assert session.report()["evictions"] > 0
-        assert all(map(torch.equal, expected, found))
+        assert all(torch.equal(one, other.cpu()) for one, other in zip(expected, found, strict=True))
         assert torch.cuda.default_generators[0].get_offset() > 0
+
+
+def test_a_recurrent_layers_own_dropout_goes_on_where_it_was():
+    """A replay that set the generator would make cuDNN begin anew, with a seed that it draws."""
+    budget, plain = budget_for(recurrent_dropout, 0.7)
+    with dtrrun.budget(budget, device=DEVICE) as session:
+        found = train(recurrent_dropout)
+        rows = session.report()["operators"]
+    assert any(row["name"] == "aten.native_dropout" and row["rematerializations"] for row in rows)
+    assert same(plain, found)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_loader_that_pins_leaves_the_short_cut(workers):
+    """Its workers are forked from a process that has used CUDA; its thread pins on the host."""
+    data = torch.utils.data.TensorDataset(torch.ones(64, 64))
+    loader = torch.utils.data.DataLoader(data, 8, num_workers=workers, pin_memory=True)
+    with dtrrun.budget(None, device=DEVICE) as session:
+        weight = torch.ones(64, 64, device=DEVICE)
+        found = [(x.to(DEVICE, non_blocking=True) @ weight).sum().item() for (x,) in loader]
+        assert not session.careful.always
+        assert session.running
+    assert found == [8 * 64 * 64] * 8
+
+
+def test_a_convolution_gets_its_workspace_inside_a_tight_budget(capsys):
+    budget, plain = budget_for(convnet, 0.4)
+    forget()
+    with dtrrun.budget(budget, device=DEVICE):
+        found = train(convnet)
+    assert same(plain, found)
+    assert "did without" not in capsys.readouterr().err
 
 
 def test_costs_are_read_without_waiting(monkeypatch):

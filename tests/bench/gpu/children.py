@@ -53,7 +53,8 @@ class Run:
 
     Bytes are None where they are not known, and on the CPU; `driver_source` is where `driver` comes from:
     NVML for the `process` or the `device`, or dtrrun's own report. `capped` is the limit that the run had:
-    the budget of dtrrun, else the allocator's. `error` is the end of standard error.
+    the budget of dtrrun, else the allocator's. `flushes` is how often the allocator has returned its cache
+    for want of memory, which waits for the GPU. `error` is the end of standard error.
     """
 
     status: str
@@ -69,6 +70,7 @@ class Run:
     overhead: int | None = None
     driver: int | None = None
     driver_source: str | None = None
+    flushes: int | None = None
     report: dict[str, Any] = field(default_factory=dict)
     error: str = ""
 
@@ -144,7 +146,15 @@ def _read_result(found: Run, result: dict[str, Any]) -> None:
     if not result:
         return
     found.error = ""
-    for name in ("steps_ms", "losses", "parameters", "no_deterministic_kernel", "allocated", "reserved"):
+    for name in (
+        "steps_ms",
+        "losses",
+        "parameters",
+        "no_deterministic_kernel",
+        "allocated",
+        "reserved",
+        "flushes",
+    ):
         setattr(found, name, result.get(name))
     if found.reserved is not None and found.reserved:
         # At the end, what the driver shows beyond the allocator's: context, libraries, kernels.

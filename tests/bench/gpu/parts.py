@@ -211,4 +211,5 @@ def _figures(found: Run) -> str:
         return f"{found.said} after {found.seconds:.0f} s"
     sizes = {"allocated": found.allocated, "reserved": found.reserved, "driver": found.driver}
     shown = [f"{name} {format_size(size)}" for name, size in sizes.items() if size is not None]
+    shown += [f"{found.flushes} flushes of the cache"] if found.flushes else []
     return ", ".join([f"{found.ms:.0f} ms a step", *shown, f"{found.seconds:.0f} s in all"])

@@ -102,6 +102,7 @@ def memory(device: str) -> dict[str, int]:
         "allocated": torch.cuda.max_memory_allocated(),
         "reserved": torch.cuda.max_memory_reserved(),
         "reserved_now": torch.cuda.memory_reserved(),
+        "flushes": torch.cuda.memory_stats().get("num_alloc_retries", 0),
         "in_use": total - free,
     }
 
