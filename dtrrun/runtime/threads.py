@@ -36,21 +36,21 @@ class Guest(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return not compiler.CAN_MARK
 
-    def __init__(self, mode: Any, noticed: Callable[[], None]) -> None:
+    def __init__(self, mode: Any, threads: Threads) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.mode = mode
-        self._noticed = noticed
+        self._threads = threads
         self._joined = False
 
     def join(self) -> None:
         """This thread is about to touch what the session keeps."""
-        if not self._joined:
-            self._noticed()
+        if not self._joined and self._threads.installed:
+            self._threads.noticed()
             self._joined = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self._joined:
-            if not self.mode.concerns(args, kwargs):
+        if not self._joined or not self._threads.installed:
+            if not self._threads.installed or not self.mode.concerns(args, kwargs):
                 return func(*args, **(kwargs or {}))
             self.join()
         return self.mode.__torch_dispatch__(func, types, args, kwargs)
@@ -68,24 +68,27 @@ class Threads:
 
     def __init__(self, mode: Callable[[], Any], noticed: Callable[[], None]) -> None:
         self._mode = mode
-        self._noticed = noticed
+        self.noticed = noticed
+        self.installed = False  # threads outlive a session, and their guests then do nothing
 
     def install(self) -> None:
         self._original = original = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
-        current, noticed = self._mode, self._noticed
+        self.installed = True
+        current, threads = self._mode, self
 
         def bootstrap(thread: threading.Thread) -> None:
             mode = current()
             if mode is None:
                 original(thread)
                 return
-            _here.guest = guest = Guest(mode, noticed)
+            _here.guest = guest = Guest(mode, threads)
             with guest:
                 original(thread)
 
         threading.Thread._bootstrap_inner = bootstrap  # type: ignore[attr-defined]
 
     def remove(self) -> None:
+        self.installed = False
         threading.Thread._bootstrap_inner = self._original  # type: ignore[attr-defined]
 
 

@@ -222,6 +222,26 @@ def test_a_thread_waits_until_the_short_cut_is_left(monkeypatch):
     assert order == ["left", "touched"]
 
 
+def test_a_thread_that_outlives_the_session():
+    go_on, kept, results = threading.Event(), torch.ones(64), []
+
+    def work():
+        results.append(kept * 2)
+        go_on.wait()
+        results.append(results[0] * 2)
+
+    thread = threading.Thread(target=work)
+    with dtrrun.budget(1, over_budget="warn") as session:
+        thread.start()
+        while not results:
+            time.sleep(0.001)
+        operators = session.ledger.age
+    go_on.set()
+    thread.join()
+    assert torch.equal(results[1], torch.full((64,), 4.0))
+    assert session.ledger.age == operators > 0
+
+
 def test_the_mode_comes_off_in_threads_too():
     """`mode_checks`: formulas that compute other bits under any mode, in a backward pass of a thread."""
 

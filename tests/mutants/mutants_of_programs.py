@@ -62,7 +62,7 @@ row(
     (
         "threads take the short cut",
         "threads",
-        "            self._noticed()\n",
+        "            self._threads.noticed()\n",
         "            pass\n",
         "hazards_threads::from_a_threads_first_operator_on_the_short_cut_is_not_taken",
     ),
