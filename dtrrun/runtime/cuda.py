@@ -49,6 +49,7 @@ class Cuda(CudaCalls):
         self._record_dir = settings.record_dir
         self.accounts = Accounts(settings.budget_bytes)
         self.awake = False
+        self.uuid = ""  # of the device, once it is known
         self._statistics: Any = None  # as last looked at
         self.fragmented = 0
         self._looked_at_holes = 0.0
@@ -89,6 +90,7 @@ class Cuda(CudaCalls):
             if self.awake:
                 return
             self.gpu.bind(device.index if self._index is None else self._index)
+            self.uuid = self.gpu.uuid()
             storage.use_device(storage.CUDA_ROUNDING, self.gpu.index)
             try:
                 self.relief.unseen(self.gpu.statistics().ooms)  # those before our time

@@ -33,6 +33,7 @@ class Cpu:
     """What the session asks of its device; see `cuda.Cuda` for what that takes on a GPU."""
 
     type = "cpu"
+    uuid = ""
 
     def __init__(self, notice: str = "") -> None:
         self._notice = notice

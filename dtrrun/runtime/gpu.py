@@ -75,6 +75,10 @@ class Gpu:
         self._home_stream = torch.cuda.default_stream(self.index)
         self._home = self._home_stream.cuda_stream
 
+    def uuid(self) -> str:
+        """By which the driver knows the device, whichever CUDA counts as its first."""
+        return str(getattr(torch.cuda.get_device_properties(self.index), "uuid", ""))
+
     def statistics(self) -> Statistics:
         found = _C._cuda_memoryStats(self.index)
         allocated, reserved = found["allocated_bytes"]["all"], found["reserved_bytes"]["all"]

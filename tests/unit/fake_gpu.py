@@ -219,6 +219,9 @@ class FakeGpu:
     def bind(self, index):
         self.index = 0 if index is None else index
 
+    def uuid(self):
+        return "8f2c6f4e-0000-0000-0000-00000000000a"
+
     def statistics(self):
         a = self.allocator
         a.collect()

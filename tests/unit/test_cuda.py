@@ -7,9 +7,12 @@ import torch
 from fake_gpu import FakeGpu, fake_session
 
 import dtrrun
-from dtrrun.runtime import cuda, storage
+from dtrrun.monitor.devices import Device
+from dtrrun.monitor.ladder import Ladder
+from dtrrun.runtime import cuda, publish, storage
 from dtrrun.runtime.shares import LEAST_GUARD, MIB, SEGMENT
 from dtrrun.telemetry import driver
+from dtrrun.telemetry.record import Snapshot
 
 CONTEXT = 300 * MIB
 BUDGET = CONTEXT + LEAST_GUARD + 16 * MIB
@@ -263,6 +266,21 @@ def test_a_limit_of_the_programs_own_is_overruled(monkeypatch):
         gpu.allocator.cap, gpu.overruled = None, True  # set_per_process_memory_fraction(1.0)
         stepped(session)
         assert gpu.allocator.cap == 16 * MIB
+
+
+def test_the_launcher_is_told_which_device_it_is(monkeypatch, tmp_path):
+    """By its UUID: what CUDA counts as its first may be any of the driver's."""
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        assert session.report()["device_uuid"] == ""
+        tensor()
+        tables = publish.tables(session)
+        assert tables["device_uuid"] == gpu.uuid()
+    ladder = Ladder(None)
+    ladder.devices = [Device(f"GPU-{number}", number, "a") for number in range(2)]
+    ladder.devices.append(Device(f"GPU-{gpu.uuid()}", 2, "a"))
+    monkeypatch.setattr(ladder, "_look_at", lambda *_: None)
+    snapshot = Snapshot(pid=1, meta={"device": "cuda"}, counters={"device_index": 0}, tables=tables)
+    assert ladder._place(snapshot, {}).index == 2
 
 
 def test_two_figures_that_do_not_belong_together_are_not_used(monkeypatch):
