@@ -34,6 +34,8 @@ class Look(NamedTuple):
 
     processes: Mapping[int, int | None] | None
     memory: Memory | None
+    asked_ns: int = 0
+    """When it was begun, on the monotonic clock: the driver takes its time, and what it says may be older."""
 
 
 @dataclass
@@ -121,7 +123,7 @@ class Ladder:
         mine = pid if same_namespace(snapshot) else self.proc_outer(pid, new)
         if mine is not None and mine in new:
             self._known[pid, device.uuid] = (mine, "nvml_pid")
-            return _figure(listed[mine], "nvml_pid")
+            return _figure(listed[mine], "nvml_pid", now[device.uuid])
         _, source = self._known.get((pid, device.uuid), (0, ""))
         return Figure(0, time.monotonic_ns(), source) if source == "nvml_pid" else None
 
@@ -135,11 +137,12 @@ class Ladder:
         if device is not None:
             size = self._by_new_id(snapshot, device, neighbours, now)
             if size:
-                return _figure(size, "nvml_new_pid")
+                return _figure(size, "nvml_new_pid", now[device.uuid])
             size = self._by_growth(device, neighbours, now)
             if size and size >= reserved:
-                return _figure(size, "device_delta")
-        return _figure(reserved + max(0, snapshot.counters.get("overhead_bytes", 0)), "reserved_overhead")
+                return _figure(size, "device_delta", now[device.uuid])
+        estimate = reserved + max(0, snapshot.counters.get("overhead_bytes", 0))
+        return Figure(estimate, time.monotonic_ns(), "reserved_overhead")
 
     def _by_new_id(
         self, snapshot: Snapshot, device: Device, neighbours: Sequence[Snapshot], now: dict[str, Look]
@@ -176,7 +179,8 @@ class Ladder:
         return now[device.uuid]
 
     def _look(self, device: Device) -> Look:
-        return Look(self._ask(processes, device), self._ask(memory, device))
+        asked_ns = time.monotonic_ns()
+        return Look(self._ask(processes, device), self._ask(memory, device), asked_ns)
 
     def _ask(self, what: Callable[[Any, Any], Any], device: Device) -> Any:
         try:
@@ -209,5 +213,5 @@ def _index(snapshot: Snapshot) -> int:
     return snapshot.counters.get("device_index", -1)
 
 
-def _figure(size: int | None, source: str) -> Figure | None:
-    return None if size is None else Figure(size, time.monotonic_ns(), source)
+def _figure(size: int | None, source: str, look: Look) -> Figure | None:
+    return None if size is None else Figure(size, look.asked_ns, source)

@@ -75,6 +75,7 @@ class CudaCalls:
         if self.timer.pending:
             with self.careful.lock:
                 self.timer.poll()
+        self._provide(signature)
         # Twice: the first call may set up libraries, or try several kernels.
         measured = signature.calls < 2 and not self._blind
         state = [self.gpu.statistics() if measured else None]
@@ -98,7 +99,6 @@ class CudaCalls:
                 self.timer.end(signature, start)
             return result
 
-        self._provide(signature)
         if retriable(call.operator, random_state_known=rng is not None):
             wanted = signature.output_bytes - self._guesses.get(signature, 0)
             ran = signature.calls > 0

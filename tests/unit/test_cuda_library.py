@@ -80,6 +80,20 @@ def test_a_library_gets_its_workspace_from_the_first_call_on(monkeypatch, capsys
     assert "did without" not in capsys.readouterr().err
 
 
+def test_what_a_first_call_tried_is_not_kept_as_workspace(monkeypatch):
+    gpu = FakeGpu()
+    gpu.library[CONVOLUTION] = 6 * MIB  # with `cudnn.benchmark`: the largest of all that are tried
+    with fake_session(monkeypatch, BESIDE + 32 * MIB, gpu=gpu) as (session, _):
+        x = image()
+        chain(30, 1)
+        assert session.ledger.pressure
+        convolved(x)
+        gpu.library[CONVOLUTION] = 2 * MIB
+        convolved(x)
+        signature = next(s for s in session.device._young.values() if s.operator.name == "aten.convolution")
+        assert (signature.output_bytes, signature.workspace) == (3 * MIB, 2 * MIB)
+
+
 def test_a_library_gets_its_workspace_although_there_are_holes(monkeypatch):
     """Bytes enough are free, but in holes: nobody would be told, if the library were left to find out."""
     gpu = FakeGpu()

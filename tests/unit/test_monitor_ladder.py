@@ -6,6 +6,7 @@ import pytest
 from fake_nvml import GIB, MIB, FakeNvml, Gpu, NVMLError_NotSupported
 from fake_records import snapshot
 
+from dtrrun.monitor import ladder as ladder_module
 from dtrrun.monitor.ladder import IDLE_BYTES, Ladder, on_gpu
 from dtrrun.telemetry.record import pid_namespace
 
@@ -36,6 +37,25 @@ def test_per_process():
     gpu.compute = {50: 3 * GIB, 60: 9 * GIB}
     gpu.graphics = {50: 3 * GIB}
     assert seen(rungs, process()) == {50: ("GPU-a", 3 * GIB, "nvml_pid")}
+
+
+def test_a_figure_is_as_old_as_the_question(monkeypatch):
+    """The process compares its time with that of its own allocations, which may come while NVML is asked."""
+    gpu = Gpu("GPU-a")
+    rungs = ladder(gpu)
+    gpu.compute = {50: 3 * GIB}
+    clock = [1000]
+    monkeypatch.setattr(ladder_module.time, "monotonic_ns", lambda: clock[0])
+    real = ladder_module.processes
+
+    def slowly(nvml, handle):
+        listed = real(nvml, handle)
+        clock[0] += 500
+        return listed
+
+    monkeypatch.setattr(ladder_module, "processes", slowly)
+    ((_, figure),) = rungs.read([process()]).values()
+    assert figure.monotonic_ns == 1000
 
 
 def test_before_anything_is_allocated_a_process_that_is_listed_has_a_figure():
