@@ -11,6 +11,7 @@ from dtrrun.runtime import compiler
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.mode import DTRMode
+from dtrrun.runtime.relief import requested
 
 
 class CudaMode(DTRMode):
@@ -43,6 +44,7 @@ class CudaMode(DTRMode):
                     if operator is None or not device.forgives(operator, error):
                         raise
                     device.relief.met(error)
+                    device.relief.refused = requested(str(error))
             # On a side stream, or the short cut's operator ran out of memory.
             operator = self.operators.get(func)
             if operator is None:

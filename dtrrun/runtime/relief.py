@@ -93,6 +93,7 @@ class Relief:
         self._warn = warn
         self.retries = 0
         self.lifted = False  # the cap, for good: over the budget rather than out of memory
+        self.refused: int | None = None  # bytes that the short cut's operator, which comes next, asked for in vain
         self.refusals = 0  # of the allocator, that were seen as errors
 
     def attempt(self, run: Callable[[], Any], name: str, wanted: int, *, ran: bool = True) -> Any:
@@ -103,7 +104,10 @@ class Relief:
         """
         if self._ledger.budget_bytes is None:
             return run()
-        for attempt in range(ATTEMPTS + 1):
+        refused, self.refused = self.refused, None
+        if refused is not None:  # it was run once already
+            self._release(0, max(wanted, refused), refused)
+        for attempt in range(refused is not None, ATTEMPTS + 1):
             try:
                 return run()
             except RuntimeError as error:
