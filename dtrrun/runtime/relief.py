@@ -44,6 +44,9 @@ ALLOCATES_FIRST = {
 NO_ENGINE = "unable to find an engine to execute this computation"
 """What a cuDNN convolution raises (RuntimeError) if it has memory for none of its algorithms."""
 
+FROM_THE_DRIVER = ("CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
+"""What is raised (RuntimeError) where the driver itself was asked: for a kernel to load, a cuBLAS handle."""
+
 SMALL_REQUEST = 2 << 20
 """What the error names for a request of up to 1 MiB, which is served from a pool of its own."""
 
@@ -70,7 +73,9 @@ def short_of_memory(error: BaseException, index: int) -> bool:
     if isinstance(error, torch.OutOfMemoryError):
         named = _DEVICE.search(str(error))
         return not isinstance(error, BudgetError) and (named is None or int(named[1]) == index)
-    return isinstance(error, RuntimeError) and NO_ENGINE in str(error)
+    return isinstance(error, RuntimeError) and any(
+        sign in str(error) for sign in (NO_ENGINE, *FROM_THE_DRIVER)
+    )
 
 
 def requested(message: str) -> int:
@@ -93,7 +98,9 @@ class Relief:
         self._warn = warn
         self.retries = 0
         self.lifted = False  # the cap, for good: over the budget rather than out of memory
-        self.refused: int | None = None  # bytes that the short cut's operator, which comes next, asked for in vain
+        self.refused: int | None = (
+            None  # bytes that the short cut's operator, which comes next, asked for in vain
+        )
         self.refusals = 0  # of the allocator, that were seen as errors
 
     def attempt(self, run: Callable[[], Any], name: str, wanted: int, *, ran: bool = True) -> Any:
@@ -154,7 +161,7 @@ class Relief:
         error.dtrrun_met = True  # type: ignore[attr-defined]
         if isinstance(error, torch.OutOfMemoryError):
             self.refusals += 1
-        else:
+        elif NO_ENGINE in str(error):
             self.refusals = self.gpu.statistics().ooms  # one for each algorithm
 
     def unseen(self, ooms: int) -> bool:

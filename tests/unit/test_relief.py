@@ -76,6 +76,28 @@ def test_another_gpus_error_is_not_ours():
     assert not short_of_memory(torch.OutOfMemoryError(text.format(0)), 1)
     assert short_of_memory(torch.OutOfMemoryError("CUDA out of memory."), 1)  # an allocator with other words
     assert not short_of_memory(RuntimeError("CUDA error: misaligned address"), 1)
+    assert short_of_memory(
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), 1
+    )
+    assert short_of_memory(RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), 1)
+
+
+def test_memory_that_the_driver_lacks_is_given_back_to_it(monkeypatch):
+    gpu = FakeGpu()
+    real = gpu.kernel
+
+    def kernel(func, name, args, kwargs):
+        if name == "aten::mm" and gpu.allocator.reserved > 20 * MIB:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+        return real(func, name, args, kwargs)
+
+    monkeypatch.setattr(gpu, "kernel", kernel)
+    with fake_session(monkeypatch, BESIDE + 64 * MIB, gpu=gpu) as (session, _):
+        kept = chain(30)
+        product = torch.mm(kept[0], kept[0])
+        assert torch.equal(product, torch.full((512, 512), 512.0))
+        assert session.report()["oom_retries"] > 1
+        assert correct(kept)
 
 
 def test_an_unknown_workspace_is_made_room_for(monkeypatch):
