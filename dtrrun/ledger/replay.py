@@ -31,6 +31,7 @@ class Replay:
         self.rematerialized_bytes = 0
         self.operators_ns = 0  # of recomputed operators alone
         self.by_operator: dict[str, list[int]] = {}  # name: [count, ns, bytes]
+        self.sparing: Op | None = None  # what is run without its workspace, rather than not at all
         self.noted: Callable[[Record, Op, int], None] | None = None  # told of each operator, and its ns
         self._came_back: list[tuple[Op, tuple[Any, ...]]] = []  # ran, and what was kept for it
 
@@ -96,7 +97,10 @@ class Replay:
                         self._run(record, op)
                     except self.ledger.BudgetError:
                         if (len(entered) < 2 and not plan) or not relaxations:
-                            raise
+                            if not op.signature.workspace or self.sparing is op:
+                                raise
+                            self.sparing = op  # its library does without, if it must
+                            continue
                         # What is needed later need not be held yet: it can come back in its turn.
                         relaxations -= 1
                         self._give_up(plan)
@@ -112,6 +116,7 @@ class Replay:
             self._give_up(plan)
             while entered:
                 self._leave(entered.pop()[1])
+            self.sparing = None
             self.ledger.replaying -= 1
             if self._came_back and not self.ledger.replaying:
                 self._let_go()
@@ -173,6 +178,8 @@ class Replay:
     def _run(self, wanted: Record, op: Op) -> None:
         ledger = self.ledger
         need = op.signature.output_bytes
+        if self.sparing is op:
+            need -= op.signature.workspace
         if ledger.memory.REFILL_COPIES:
             need += wanted.nbytes
         mutated = _mutated(op)

@@ -80,6 +80,28 @@ def test_a_library_gets_its_workspace_from_the_first_call_on(monkeypatch, capsys
     assert "did without" not in capsys.readouterr().err
 
 
+def test_a_replay_without_room_for_the_workspace_does_without(monkeypatch, capsys):
+    """Rather that than an end: the library can, and it is told of."""
+    gpu = FakeGpu()
+    gpu.library[CONVOLUTION] = 8 * MIB
+    with fake_session(monkeypatch, BESIDE + 16 * MIB, gpu=gpu) as (session, _):
+        x = image()
+        made = [convolved(x), convolved(x)]
+        expected = made[0].sum().item()
+        record = session.careful.record_of(made[0])
+        session.ledger.make_room(session.ledger.limit, "everything")
+        assert not record.resident
+        pinned = [tensor(1) for _ in range(9)]
+        for one in pinned:
+            session.pin(one)
+        assert gpu.did_without == []
+        assert made[0].sum().item() == expected
+        assert gpu.did_without == [CONVOLUTION]
+        stepped(session)
+        made.clear()
+    assert "did without" in capsys.readouterr().err
+
+
 def test_what_a_first_call_tried_is_not_kept_as_workspace(monkeypatch):
     gpu = FakeGpu()
     gpu.library[CONVOLUTION] = 6 * MIB  # with `cudnn.benchmark`: the largest of all that are tried
