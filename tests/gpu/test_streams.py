@@ -63,3 +63,16 @@ def test_a_captured_graph_replays_while_others_are_evicted():
             assert correct(kept)
         assert session.report()["evictions"] > 0
         assert session.careful.record_of(static).pin == "CUDA graph"
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_replays_while_another_device_is_the_current_one():
+    with dtrrun.budget(beside() + BUDGET, device=f"{DEVICE}:0") as session:
+        kept = chain(40)  # its first tensor is recorded without an index
+        with torch.cuda.device(1):
+            elsewhere = torch.ones(8, device=DEVICE)
+            assert elsewhere.device.index == 1
+            assert correct(kept)
+            assert torch.cuda.current_device() == 1
+        assert session.report()["rematerializations"] > 0
+        assert session.careful.always
