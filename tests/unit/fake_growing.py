@@ -12,14 +12,7 @@ from fake_gpu import Allocator, Piece, address_of
 
 from dtrrun.runtime.shares import MIB
 
-SMALL, SMALL_PAGE, PAGE = MIB, 2 * MIB, 20 * MIB
-
-
-def asked_for(nbytes):
-    """What a request counts as against the cap, and in the error's text."""
-    if nbytes <= SMALL:
-        return SMALL_PAGE
-    return PAGE if nbytes < 10 * MIB else -(-nbytes // SMALL_PAGE) * SMALL_PAGE
+PAGE = 20 * MIB
 
 
 @dataclass
@@ -31,9 +24,26 @@ class Part(Piece):
 
 @dataclass
 class Growing(Allocator):
-    """Two pools, each a list of parts in the order of their addresses; what lies beyond is unmapped."""
+    """Two pools, each a list of parts in the order of their addresses; what lies beyond is unmapped.
+
+    The pool of small blocks has pages of 2 units for requests of up to one, the other has pages of 20; a unit
+    of less than a MiB stands for a smaller program with the same holes.
+    """
 
     segments: list = field(default_factory=lambda: [[], []])
+    unit: int = MIB
+
+    @property
+    def pages(self):
+        return 2 * self.unit, 20 * self.unit
+
+    def asked_for(self, nbytes):
+        """What a request counts as against the cap, and in the error's text."""
+        small, page = self.pages
+        if nbytes <= self.unit:
+            return small
+        return page if nbytes < 10 * self.unit else -(-nbytes // small) * small
+
     flushes: int = 0
 
     @property
@@ -65,7 +75,7 @@ class Growing(Allocator):
     def empty_cache(self):
         self.emptied += 1
         self.collect()
-        for pool, page in zip(self.segments, (SMALL_PAGE, PAGE), strict=True):
+        for pool, page in zip(self.segments, self.pages, strict=True):
             start, parts = 0, []
             for part in pool:
                 end = start + part.nbytes
@@ -79,7 +89,7 @@ class Growing(Allocator):
             self._merge(pool)
 
     def find(self, nbytes):
-        pool = self.segments[nbytes > SMALL]
+        pool = self.segments[nbytes > self.unit]
         fitting = [part for part in pool if part.mapped and not part.address and part.nbytes >= nbytes]
         if not fitting:
             return None
@@ -98,7 +108,7 @@ class Growing(Allocator):
         nbytes = -(-nbytes // 512) * 512
         piece = self.find(nbytes)
         if piece is None:
-            counts = asked_for(nbytes)
+            counts = self.asked_for(nbytes)
             if self.cap is not None and self.reserved + counts > self.cap:
                 self.flushes += 1
                 self.empty_cache()
@@ -117,8 +127,8 @@ class Growing(Allocator):
 
     def _map(self, nbytes):
         """At the end, behind what is free there, by whole pages."""
-        large = nbytes > SMALL
-        pool, page = self.segments[large], PAGE if large else SMALL_PAGE
+        large = nbytes > self.unit
+        pool, page = self.segments[large], self.pages[large]
         tail = pool[-1].nbytes if pool and not pool[-1].address else 0
         more = -(-max(nbytes - tail, 1) // page) * page
         pool.append(Part(more))
