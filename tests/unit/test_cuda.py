@@ -7,12 +7,9 @@ import torch
 from fake_gpu import FakeGpu, fake_session
 
 import dtrrun
-from dtrrun.monitor.devices import Device
-from dtrrun.monitor.ladder import Ladder
-from dtrrun.runtime import cuda, publish, storage
+from dtrrun.runtime import cuda, storage
 from dtrrun.runtime.shares import LEAST_GUARD, MIB, SEGMENT
 from dtrrun.telemetry import driver
-from dtrrun.telemetry.record import Snapshot
 
 CONTEXT = 300 * MIB
 BUDGET = CONTEXT + LEAST_GUARD + 16 * MIB
@@ -212,27 +209,6 @@ def test_what_a_side_stream_uses_stays(monkeypatch, capsys):
     assert capsys.readouterr().err.count("side stream") == 1
 
 
-def test_replays_run_on_our_device(monkeypatch):
-    with fake_session(monkeypatch, BUDGET) as (session, gpu):
-        kept = chain(30)
-        evicted = next(one for one in kept if not session.careful.record_of(one).resident)
-        devices = []
-        real = gpu.run
-        monkeypatch.setattr(gpu, "run", lambda *args: devices.append(gpu.current) or real(*args))
-        gpu.current = 1  # `with torch.cuda.device(1):`
-        evicted.add(1.0)
-        assert devices[0] == 0  # the replay
-        assert devices[-1] == gpu.current == 1  # the program's operator
-
-
-def test_several_gpus_in_a_process_take_no_short_cut(monkeypatch):
-    with fake_session(monkeypatch, BUDGET) as (session, _):
-        tensor()
-        assert not session.careful.always
-        session.ledger.met_device("cuda:1")
-        assert session.careful.always
-
-
 def test_replays_run_on_the_main_stream(monkeypatch):
     with fake_session(monkeypatch, BUDGET) as (session, gpu):
         kept = chain(30)
@@ -258,46 +234,6 @@ def test_another_budget_while_it_runs(monkeypatch):
         session.set_budget(None)
         assert gpu.allocator.cap is None
         assert correct(kept)
-
-
-def test_a_limit_of_the_programs_own_is_overruled(monkeypatch):
-    with fake_session(monkeypatch, BUDGET) as (session, gpu):
-        tensor()
-        gpu.allocator.cap, gpu.overruled = None, True  # set_per_process_memory_fraction(1.0)
-        stepped(session)
-        assert gpu.allocator.cap == 16 * MIB
-
-
-def test_the_launcher_is_told_which_device_it_is(monkeypatch, tmp_path):
-    """By its UUID: what CUDA counts as its first may be any of the driver's."""
-    with fake_session(monkeypatch, BUDGET) as (session, gpu):
-        assert session.report()["device_uuid"] == ""
-        tensor()
-        tables = publish.tables(session)
-        assert tables["device_uuid"] == gpu.uuid()
-    ladder = Ladder(None)
-    ladder.devices = [Device(f"GPU-{number}", number, "a") for number in range(2)]
-    ladder.devices.append(Device(f"GPU-{gpu.uuid()}", 2, "a"))
-    monkeypatch.setattr(ladder, "_look_at", lambda *_: None)
-    snapshot = Snapshot(pid=1, meta={"device": "cuda"}, counters={"device_index": 0}, tables=tables)
-    assert ladder._place(snapshot, {}).index == 2
-
-
-def test_two_figures_that_do_not_belong_together_are_not_used(monkeypatch):
-    """Another thread's operator reserves memory between the allocator's figure and the device's."""
-    with fake_session(monkeypatch, BUDGET) as (session, gpu):
-        tensor()
-        real = gpu.used_and_total
-
-        def used_and_total():
-            gpu.allocator.reserve(8 * MIB).address = -1
-            return real()
-
-        monkeypatch.setattr(gpu, "used_and_total", used_and_total)
-        stepped(session)
-        monkeypatch.undo()
-        assert session.report()["overhead_bytes"] == CONTEXT
-        assert gpu.allocator.cap == 16 * MIB
 
 
 def test_counting_only(monkeypatch):

@@ -1,0 +1,90 @@
+"""dtrrun.runtime.cuda beside what else there is: other devices, the driver, limits of the program's own."""
+
+import torch
+from fake_gpu import fake_session
+
+from dtrrun.monitor.devices import Device
+from dtrrun.monitor.ladder import Ladder
+from dtrrun.runtime import publish
+from dtrrun.runtime.shares import LEAST_GUARD, MIB
+from dtrrun.telemetry.record import Snapshot
+
+CONTEXT = 300 * MIB
+BUDGET = CONTEXT + LEAST_GUARD + 16 * MIB
+
+
+def tensor():
+    return torch.ones(512, 512)  # 1 MiB
+
+
+def chain(length):
+    kept = [tensor()]
+    for _ in range(length):
+        kept.append(kept[-1].mul(2.0))
+    return kept
+
+
+def stepped(session):
+    session.steps.last = dict.fromkeys(session.times(), 0) | {"index": 1}
+    session._step_ended()
+
+
+def test_replays_run_on_our_device(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        kept = chain(30)
+        evicted = next(one for one in kept if not session.careful.record_of(one).resident)
+        devices = []
+        real = gpu.run
+        monkeypatch.setattr(gpu, "run", lambda *args: devices.append(gpu.current) or real(*args))
+        gpu.current = 1  # `with torch.cuda.device(1):`
+        evicted.add(1.0)
+        assert devices[0] == 0  # the replay
+        assert devices[-1] == gpu.current == 1  # the program's operator
+
+
+def test_several_gpus_in_a_process_take_no_short_cut(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, _):
+        tensor()
+        assert not session.careful.always
+        session.ledger.met_device("cuda:1")
+        assert session.careful.always
+
+
+def test_a_limit_of_the_programs_own_is_overruled(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        tensor()
+        gpu.allocator.cap, gpu.overruled = None, True  # set_per_process_memory_fraction(1.0)
+        stepped(session)
+        assert gpu.allocator.cap == 16 * MIB
+
+
+def test_the_launcher_is_told_which_device_it_is(monkeypatch, tmp_path):
+    """By its UUID: what CUDA counts as its first may be any of the driver's."""
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        assert session.report()["device_uuid"] == ""
+        tensor()
+        tables = publish.tables(session)
+        assert tables["device_uuid"] == gpu.uuid()
+    ladder = Ladder(None)
+    ladder.devices = [Device(f"GPU-{number}", number, "a") for number in range(2)]
+    ladder.devices.append(Device(f"GPU-{gpu.uuid()}", 2, "a"))
+    monkeypatch.setattr(ladder, "_look_at", lambda *_: None)
+    snapshot = Snapshot(pid=1, meta={"device": "cuda"}, counters={"device_index": 0}, tables=tables)
+    assert ladder._place(snapshot, {}).index == 2
+
+
+def test_two_figures_that_do_not_belong_together_are_not_used(monkeypatch):
+    """Another thread's operator reserves memory between the allocator's figure and the device's."""
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        tensor()
+        real = gpu.used_and_total
+
+        def used_and_total():
+            gpu.allocator.reserve(8 * MIB).address = -1
+            return real()
+
+        monkeypatch.setattr(gpu, "used_and_total", used_and_total)
+        stepped(session)
+        monkeypatch.undo()
+        assert session.report()["overhead_bytes"] == CONTEXT
+        assert gpu.allocator.cap == 16 * MIB
