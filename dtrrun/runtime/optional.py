@@ -50,7 +50,7 @@ def training_state(settings: RuntimeSettings, *hold: Hold) -> list[Any]:
     return [TrainingState(settings.record_dir, *hold)]
 
 
-def tracing(settings: RuntimeSettings, ledger: Any, replay: Any, where: Where | None) -> list[Any]:
+def tracing(settings: RuntimeSettings, ledger: Any, replay: Any, where: Where | None = None) -> list[Any]:
     """`--trace`."""
     if not settings.trace_events or settings.record_dir is None:
         return []
