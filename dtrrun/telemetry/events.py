@@ -33,6 +33,8 @@ EVENT = struct.Struct("<BxHIqqqqq")
 
 NAME, REMATERIALIZE, EVICT, SEARCH, STEP = range(5)
 MOST_NAMES, LONGEST_NAME, NO_NAME = 4096, 200, 0xFFFF
+MOST_WITH_MODULE = MOST_NAMES - 1024
+"""From then on without one: a model of very many modules must not take the names of its operators."""
 MODULE = "\x1f"
 """In a name, between the operator and the module that it was called from, where that is known."""
 
@@ -107,6 +109,9 @@ class EventWriter:
         if number is None:
             if len(self._names) >= MOST_NAMES:
                 return NO_NAME
+            operator, separator, _ = name.partition(MODULE)
+            if separator and len(self._names) >= MOST_WITH_MODULE:
+                return self._number(operator)
             text = name[:LONGEST_NAME].encode(errors="replace")
             number = self._names[name] = len(self._names)
             self._append(EVENT.pack(NAME, number, len(text), 0, 0, 0, 0, 0) + text)

@@ -64,6 +64,19 @@ def test_very_many_and_very_long_names(tmp_path):
     assert len(set(names)) == events.MOST_NAMES + 1
 
 
+def test_very_many_modules_leave_room_for_the_names_of_operators(tmp_path):
+    writer = EventWriter(str(tmp_path))
+    for number in range(events.MOST_NAMES + 10):
+        writer.add(EVICT, f"aten.relu{events.MODULE}layers.{number}", 0, 1, 0, 0)
+    writer.add(EVICT, "aten.mul", 0, 1, 0, 0)
+    writer.add(EVICT, f"aten.relu{events.MODULE}layers.0", 0, 1, 0, 0)
+    writer.close()
+    names = [event.name for event in next(read_events(str(tmp_path)))]
+    assert names[0] == names[-1] == f"aten.relu{events.MODULE}layers.0"
+    assert names[-3:-1] == ["aten.relu", "aten.mul"]
+    assert all(names)
+
+
 def test_what_was_written_so_far_is_there_in_time(tmp_path):
     writer = EventWriter(str(tmp_path))
     writer.add(EVICT, "a", 0, 1, 0, 0)  # the first is written at once, what follows in batches
