@@ -18,8 +18,8 @@ DOCS = HERE.parents[1] / "docs" / "pictures"
 LOOKS = {"light": {}, "dark": {"dark": True}, "phone": {"phone": True}}
 """By name of the picture: how the page is opened."""
 FAILURES = "select name, value from stats where severity in ('error', 'data_loss') and value > 0"
-CLOSE_UP = 0.738, 0.758
-"""Of the second step: operators are run again."""
+PARTS = (0, 1), (0.1595, 0.1720), (0.738, 0.752)
+"""Of the second step: all of it; storages are looked for and evicted; operators are run again."""
 
 
 def example():
@@ -43,42 +43,59 @@ def trace():
 
 
 def as_imported(viewer):
-    """What the viewer has: how many spans and counts of each kind and name, ms and most in all."""
+    """What the viewer has: spans of each kind and name, counts, ms and most in all, arguments, titles."""
     assert viewer.query(FAILURES) == []
     spans = viewer.query("select category, name, dur from slice")
     counters = viewer.query(
         "select t.name as name, value from counter c join counter_track t on c.track_id = t.id"
     )
+    arguments = viewer.query(
+        "select name, key, coalesce(string_value, int_value) as value from slice join args using (arg_set_id)"
+    )
+    titles = viewer.query(
+        "select name from thread where tid > 0 union all select name from process where pid > 0"
+    )
     return _told(
         [(row["category"], row["name"], row["dur"]) for row in spans],
         [(row["name"], row["value"]) for row in counters],
+        [(row["name"], row["key"].removeprefix("args."), str(row["value"])) for row in arguments],
+        [row["name"] for row in titles],
     )
 
 
 def as_written(text):
     """The same of the file."""
     events = json.loads(text)["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
     return _told(
-        [(event["cat"], event["name"], int(event["dur"] * 1000)) for event in events if event["ph"] == "X"],
+        [(event["cat"], event["name"], int(event["dur"] * 1000)) for event in spans],
         [
             (f"{event['name']} {name}", value)
             for event in events
             if event["ph"] == "C"
             for name, value in event["args"].items()
         ],
+        [
+            (event["name"], key, str(value))
+            for event in spans
+            for key, value in event["args"].items()
+            if value is not None
+        ],
+        [event["args"]["name"] for event in events if event["name"] in ("process_name", "thread_name")],
     )
 
 
-def _told(spans, counters):
+def _told(spans, counters, arguments, titles):
     lasted = {
         category: round(sum(span[2] for span in spans if span[0] == category) / 1e6) for category, *_ in spans
     }
     peaks = {name: max(value for other, value in counters if other == name) for name, _ in counters}
-    return Counter(span[:2] for span in spans), lasted, Counter(name for name, _ in counters), peaks
+    counted = Counter(name for name, _ in counters)
+    return Counter(span[:2] for span in spans), lasted, counted, peaks, Counter(arguments), Counter(titles)
 
 
 def take_perfetto(folder):
-    """Two pictures of the trace in Perfetto, as one: a step, and a part of it."""
+    """Pictures of the trace in Perfetto, as one: a step, and parts of it."""
     from PIL import Image
 
     with perfetto.imported(trace()) as viewer:
@@ -86,10 +103,11 @@ def take_perfetto(folder):
         (step,) = viewer.query("select ts, dur from slice where name = 'step 2'")
         begin, lasts = int(step["ts"]), int(step["dur"])
         shown = []
-        for part in ((0, 1), CLOSE_UP):
+        for part in PARTS:
             viewer.show(*(begin + share * lasts for share in part))
             shown.append(Image.open(io.BytesIO(viewer.picture())))
         assert not viewer.complaints, viewer.complaints
+        assert not viewer.refused, viewer.refused
     whole = Image.new("RGB", (shown[0].width, sum(one.height for one in shown)))
     for place, one in enumerate(shown):
         whole.paste(one, (0, place * one.height))

@@ -26,8 +26,8 @@ PAGE = f"""<!doctype html><meta charset="utf-8">
 <style>
 :root {{ --track-shell-width: {TITLES}px !important }}
 body {{ margin: 0 }}
-.track-shell {{
-    width: {TITLES}px; padding: 4px 8px; white-space: nowrap; background: white;
+html .track .track-shell {{
+    box-sizing: border-box; width: {TITLES}px; padding: 4px 8px; white-space: nowrap; background: white;
     font: 13px "Roboto Condensed", sans-serif; color: #3c4043
 }}
 </style>
@@ -51,6 +51,8 @@ NAME = """() => {
 }"""
 READY = "() => Object.keys(globals.state.tracks).length && globals.state.status.msg.endsWith('100%')"
 TRACKS = {"x": 0, "y": 45, "width": 1280, "height": 215}  # without the field for searches
+OWN_PROCESSOR = "http://127.0.0.1:9001/status"
+"""Where the viewer looks for a trace processor on this machine; it is refused that, too."""
 SETTLE = 2  # seconds until all that a window of time has is drawn
 
 
@@ -121,7 +123,8 @@ def imported(trace):
             if asked.request.url.startswith((base, "data:", "blob:")):
                 asked.continue_()
             else:
-                found.refused.append(asked.request.url)
+                if asked.request.url != OWN_PROCESSOR:
+                    found.refused.append(asked.request.url)
                 asked.abort()
 
         page.route("**/*", route)
