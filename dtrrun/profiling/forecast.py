@@ -3,9 +3,9 @@
 A step takes its own time, the recomputation, and our bookkeeping. The first was measured in a plain run. The
 simulator adds up costs, each the least of several calls: a real operator takes longer, as the plain run's
 operators did. Bookkeeping was measured without a budget; once memory runs short it is `PRESSED` times that,
-since storages enter the pool, and each eviction or rematerialization takes `EVENT_NS` more (nine examples
-at five budgets each: from 1.2 to 1.7 times, from 70 to 175 µs). How far this is from the truth for a program
-and a machine, runs under a budget tell: what they measured moves both by a factor.
+since storages enter the pool, each eviction or rematerialization takes `EVENT_NS` more, and each evaluation
+of a score `SCORE_NS` (least squares over nine examples at five budgets each). How far this is from the truth
+for a program and a machine, runs under a budget tell: what they measured moves both by a factor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dtrrun.simulator.live import Prediction
 from dtrrun.simulator.live import Step as PredictedStep
 
 PRESSED = 1.5
-EVENT_NS = 100_000
+EVENT_NS, SCORE_NS = 60_000, 40_000
 PRIOR = 0.5
 """How much the model is trusted: as a measurement of this share of the step's own time. On a busy machine the
 recomputation of one run came to between 0.7 and 2.5 times what the model has, by chance."""
@@ -44,7 +44,7 @@ class Model:
         for step, plain in zip(prediction.steps, self.plain, strict=False):
             events = step.evictions + step.rematerializations
             pressed = PRESSED if prediction.evictions else 1.0
-            own = pressed * plain.bookkeeping_ns + EVENT_NS * events
+            own = pressed * plain.bookkeeping_ns + EVENT_NS * events + SCORE_NS * step.evaluations
             again = self.scale * (step.time - step.plain_time)
             found.append((again / plain.own_ns, own / plain.own_ns))
         return found[1:] or found

@@ -39,6 +39,8 @@ class Step:
     peak_bytes: int
     evictions: int
     rematerializations: int
+    evaluations: int = field(default=0, compare=False)
+    """Of scores: what a search costs, not what it finds."""
 
 
 @dataclass
@@ -189,8 +191,10 @@ class _Run:
         record.pin = facts["pin"]
         record.exposed = facts["exposed"]
 
-    def _totals(self) -> tuple[int, int, int, int]:
-        return self.ledger.clock, self._plain, self.ledger.evictions, self.replay.rematerializations
+    def _totals(self) -> tuple[int, ...]:
+        ledger, replay = self.ledger, self.replay
+        scores = ledger.policy.score_evaluations
+        return ledger.clock, self._plain, ledger.evictions, replay.rematerializations, scores
 
     def _state(self, facts: dict[str, Any]) -> None:
         restore(self.ledger, facts, self.contents)
@@ -200,9 +204,8 @@ class _Run:
         ledger = self.ledger
         ledger.end_step()
         now = self._totals()
-        time, plain, evictions, rematerializations = (a - b for a, b in zip(now, self._before, strict=True))
-        peak = ledger.step_peak_bytes
-        self._steps.append(Step(facts["step"], time, plain, peak, evictions, rematerializations))
+        time, plain, *counts = (a - b for a, b in zip(now, self._before, strict=True))
+        self._steps.append(Step(facts["step"], time, plain, ledger.step_peak_bytes, *counts))
         self._before = now
         ledger.step_peak_bytes = ledger.resident_bytes
         if ledger.policy.foresight is not None:

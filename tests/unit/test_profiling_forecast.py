@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtrrun.profiling.forecast import EVENT_NS, PRESSED, Model, scale_of
+from dtrrun.profiling.forecast import EVENT_NS, PRESSED, SCORE_NS, Model, scale_of
 from dtrrun.profiling.trial import Step
 from dtrrun.simulator.live import Prediction
 from dtrrun.simulator.live import Step as PredictedStep
@@ -15,8 +15,8 @@ def plain(number, wall=1000 * US, operators_ns=900 * US):
     return Step(number, wall + 10 * US, 10 * US, operators_ns, 10 * US, 0, 0)
 
 
-def predicted(again, events=0, steps=3, own=600 * US):
-    found = [PredictedStep(i, own + again, own, 1, events, 0) for i in range(1, steps + 1)]
+def predicted(again, events=0, steps=3, own=600 * US, scores=0):
+    found = [PredictedStep(i, own + again, own, 1, events, 0, scores) for i in range(1, steps + 1)]
     return Prediction("ok", steps * (own + again), steps * own, 1, events * steps, 0, 0, 0.0, steps=found)
 
 
@@ -31,8 +31,8 @@ def test_the_scale_is_that_of_the_later_steps():
 
 
 def test_recomputation_takes_as_much_longer_as_the_operators_do():
-    slowdown = model().slowdown(predicted(200 * US, events=2))
-    bookkeeping = 1e-6 * (PRESSED * 10 * US + EVENT_NS * 2)
+    slowdown = model().slowdown(predicted(200 * US, events=2, scores=5))
+    bookkeeping = 1e-6 * (PRESSED * 10 * US + EVENT_NS * 2 + SCORE_NS * 5)
     assert slowdown == pytest.approx(1 + 1.5 * 0.2 + bookkeeping)
 
 
