@@ -66,7 +66,7 @@ BREAKS: dict[str, tuple[object, str, object]] = {
     "random state": (
         rng.replaying,
         "__enter__",
-        lambda context: setattr(context, "_before", rng._get(context._generator)),
+        lambda context: setattr(context, "_before", context._generator.get_state()),
     ),
     "locks": (Careful, "_unlock", lambda call: None),
     "handed out": (Ledger, "written_outside", lambda ledger, record, why, exposes: None),
