@@ -2,8 +2,12 @@
 
 import signal
 
-# A shell's background job starts with these ignored, and so would every process that a test starts.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGQUIT) == signal.SIG_IGN:
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+# A shell's background job, and nohup, start with these ignored, and so would every process of a test.
+USUAL = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGQUIT: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
+for number, handler in USUAL.items():
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, handler)
