@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dtrrun.profiling.forecast import Model
+from dtrrun.profiling.room import room_in
 from dtrrun.profiling.trial import OK, THRASH, TOO_SMALL, Step, Trial
 from dtrrun.settings import RuntimeSettings
 from dtrrun.simulator.live import Prediction, predict
@@ -51,7 +52,7 @@ class Point:
 
 @dataclass
 class Curve:
-    """Predictions for one log. attend: called before each."""
+    """Predictions for one log. attend: called before each. overhead: of a GPU, in bytes; None: the CPU."""
 
     log: Sequence[Instruction]
     model: Model
@@ -59,6 +60,7 @@ class Curve:
     heuristics: Sequence[str]
     limit: float
     attend: Callable[[], None]
+    overhead: int | None = None
     swept: list[int] = field(default_factory=list)
     """Budgets all over the curve, the largest first."""
     _predictions: dict[tuple[int, str], Prediction] = field(default_factory=dict)
@@ -92,7 +94,7 @@ class Curve:
             self.attend()
             self._predictions[key] = predict(
                 self.log,
-                budget,
+                room_in(budget, self.overhead),
                 heuristic,
                 limit=self.limit,
                 seed=self.settings.seed,

@@ -37,7 +37,7 @@ def study_result(study: Study, words: Sequence[str]) -> dict[str, Any]:
         "seconds": study.seconds,
         "plain_run_seconds": plain and plain.seconds,
         "plain_step_seconds": plain and _step_seconds(plain),
-        "plain_peak_bytes": plain and plain.peak_bytes,
+        "plain_peak_bytes": plain and study.peak,
         "processes": plain and plain.processes,
         "minimum_bytes": study.minimum,
         "minimum_certified": study.certified,

@@ -12,6 +12,7 @@ from dtrrun.profiling.costs import costs_of, settled, write_costs
 from dtrrun.profiling.curve import Curve, Point
 from dtrrun.profiling.forecast import Model, scale_of
 from dtrrun.profiling.knee import knee, within
+from dtrrun.profiling.room import budget_for
 from dtrrun.profiling.search import certified, find_minimum, least
 from dtrrun.profiling.trial import OK, THRASH, Trial, run_trial
 from dtrrun.settings import RuntimeSettings
@@ -85,8 +86,9 @@ class Study:
 
     @property
     def peak(self) -> int:
+        """The least budget that evicts nothing: the tensors' peak, and on a GPU what is beside them."""
         assert self.plain is not None
-        return self.plain.peak_bytes
+        return budget_for(self.plain.peak_bytes, self.plain.overhead_bytes)
 
     @property
     def minimum(self) -> int | None:
@@ -154,7 +156,15 @@ class Study:
         log = settled(log, costs)
         write_costs(self.costs_path, log, costs)
         model = Model(self.plain.steps, scale_of(self.plain.steps, predict(log, None).steps))
-        self.curve = Curve(log, model, self.settings, self.heuristics, self.limit, lambda: self.attend(self))
+        self.curve = Curve(
+            log,
+            model,
+            self.settings,
+            self.heuristics,
+            self.limit,
+            lambda: self.attend(self),
+            self.plain.overhead_bytes,
+        )
 
     def _predict(self) -> int:
         """The curve, and the least budget that is predicted to work."""

@@ -45,10 +45,13 @@ class Trial:
     seconds: float
     """Of the whole command, start of the interpreter included."""
     peak_bytes: int
+    """Of tensors."""
     steps: tuple[Step, ...]
     least_budget_bytes: int | None
     tail: str
     processes: int = 1
+    overhead_bytes: int | None = None
+    """What the driver shows beside the allocator's memory, of the process with most; None on the CPU."""
 
     @property
     def slowdown(self) -> float | None:
@@ -92,6 +95,10 @@ def judged(ended: Captured, snapshots: Sequence[Snapshot]) -> Trial:
         least or None,
         ended.tail,
         len(trained),
+        max(
+            (one.counters["overhead_bytes"] for one in trained if one.counters["device_index"] >= 0),
+            default=None,
+        ),
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from dtrrun.profiling import curve
 from dtrrun.profiling import study as module
+from dtrrun.profiling.room import budget_for, room_in
 from dtrrun.profiling.search import below
 from dtrrun.profiling.study import NothingToProfile, ScriptFailed, Study
 from dtrrun.profiling.trial import Step, Trial
@@ -29,8 +30,8 @@ def simulated(budget, heuristic, limit):
 class Machine:
     """Runs are what is predicted, `slower` times; `fails` says which budgets do not work all the same."""
 
-    def __init__(self, fails=lambda budget: False, slower=1.0, peak=PLAIN.peak_bytes):
-        self.fails, self.slower, self.peak = fails, slower, peak
+    def __init__(self, fails=lambda budget: False, slower=1.0, peak=PLAIN.peak_bytes, overhead=None):
+        self.fails, self.slower, self.peak, self.overhead = fails, slower, peak, overhead
         self.settings = []
         self.seconds = 0.0
 
@@ -43,7 +44,7 @@ class Machine:
         status, again, evictions = "ok", 0.0, 0
         if (budget := settings.budget_bytes) is not None:
             assert Path(settings.costs).exists()
-            found = simulated(budget, settings.heuristic, settings.max_slowdown)
+            found = simulated(room_in(budget, self.overhead), settings.heuristic, settings.max_slowdown)
             status = {"ok": "ok", "oom": "too small", "thrash": "thrash"}[found.status]
             if self.fails(budget):
                 status = "too small"
@@ -53,7 +54,8 @@ class Machine:
             PLAIN.steps[0].index, int(own * (1 + again)), int(own * again), own, 0, evictions, evictions
         )
         self.seconds += SECONDS * (1 + again)
-        return Trial(status, 0, SECONDS * (1 + again), self.peak, (step,), None, "tail", 1)
+        seconds = SECONDS * (1 + again)
+        return Trial(status, 0, seconds, self.peak, (step,), None, "tail", 1, self.overhead)
 
     @property
     def budgets(self):
@@ -104,6 +106,21 @@ def test_the_curve_is_run_from_a_safe_budget_down(run):
     curve = machine.budgets[:4]
     assert curve == sorted(curve, reverse=True)
     assert curve[0] > 0.7 * study.peak
+
+
+def test_on_a_gpu_the_budgets_have_the_overhead_in_them(run):
+    cpu = run(Machine())
+    overhead = 5 * PLAIN.peak_bytes  # a small program: context and libraries take more than its tensors
+    study = run(Machine(overhead=overhead))
+    check(study)
+    assert study.peak == budget_for(PLAIN.peak_bytes, overhead)
+    assert room_in(study.minimum, overhead) < PLAIN.peak_bytes
+    assert overhead < study.minimum
+    measured = [one for one in study.points.values() if one.trial is not None and one.trial.status == "ok"]
+    assert measured
+    for point in measured:
+        assert abs(point.predicted.slowdown - point.trial.slowdown) < 0.1
+    assert cpu.minimum < study.minimum
 
 
 def test_a_hole_above_the_minimum(run):

@@ -49,6 +49,14 @@ def test_of_several_processes_the_slowest_counts():
     assert (trial.peak_bytes, trial.processes) == (9, 2)
 
 
+def test_the_overhead_is_a_gpus():
+    places = {"tables": {"latest_steps": STEPS}, "steps": 3}
+    assert judged(ended(), [snapshot(**places, device_index=-1)]).overhead_bytes is None
+    ranks = [snapshot(**places, device_index=place, overhead_bytes=500 + place) for place in (0, 1)]
+    agent = snapshot(steps=0, device_index=0, overhead_bytes=999)
+    assert judged(ended(), [*ranks, agent]).overhead_bytes == 501
+
+
 @pytest.mark.parametrize(
     ("how", "tables", "status"),
     [
