@@ -1,6 +1,6 @@
 """The training state at the end of each step, as digests that two runs can be compared by.
 
-Parameters, buffers, the state of optimizers and of PyTorch's random generator. Modules are found among
+Parameters, buffers, the state of optimizers and of PyTorch's random generators. Modules are found among
 Python's objects, since no script tells of its model: those with a parameter of an optimizer come first, in
 the optimizers' order, so that two runs of a script name them alike.
 """
@@ -41,6 +41,8 @@ class TrainingState:
         self._handle.remove()
 
     def _stepped(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            return  # nothing has run yet, and reading memory would break the CUDA graph's capture
         if not any(optimizer is known for known in self._optimizers):
             self._optimizers.append(optimizer)
         self._steps += 1
@@ -74,6 +76,9 @@ class TrainingState:
                 for key, value in sorted(state.items(), key=lambda item: str(item[0])):
                     yield f"{title}, {key} of {name}", value
         yield "random generator", torch.get_rng_state()
+        if torch.cuda.is_initialized():
+            for index, state in enumerate(torch.cuda.get_rng_state_all()):
+                yield f"random generator of cuda:{index}", state
 
     def _modules(self) -> list[tuple[str, torch.nn.Module]]:
         """Modules that are part of no other, with names; equal ones that nothing optimizes are told apart by

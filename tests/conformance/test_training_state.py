@@ -125,3 +125,25 @@ def test_digests_tell_types_shapes_and_bits_apart():
     assert digest(torch.arange(8.0)[::2]) == digest(torch.tensor([0.0, 2.0, 4.0, 6.0]))
     assert digest(torch.arange(8.0)[2:]) == digest(torch.arange(2.0, 8.0))
     assert digest(torch.ones(2, requires_grad=True).bfloat16()) == digest(torch.ones(2).bfloat16())
+
+
+def test_the_generators_of_gpus_count_too(folders, monkeypatch):
+    """On a GPU most random numbers are drawn there; its generators are asked once CUDA is in use."""
+    drawn = torch.zeros(16, dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [drawn, torch.zeros(16, dtype=torch.uint8)])
+    one = states(folders[0], steps=1)["digests"]
+    drawn[8] = 4
+    other = states(folders[1], steps=1)["digests"]
+    differing = [name for name in one if one[name] != other[name]]
+    assert differing == ["random generator of cuda:0"]
+    assert "random generator of cuda:1" in one
+
+
+def test_a_step_that_a_cuda_graph_captures_is_left_alone(tmp_path, monkeypatch):
+    capturing = iter([False, True, False])
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: next(capturing))
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", list)
+    assert states(tmp_path, steps=3)["step"] == 2
