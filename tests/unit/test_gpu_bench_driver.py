@@ -14,10 +14,15 @@ class NVMLError(Exception):
     pass
 
 
+class NVMLError_FunctionNotFound(NVMLError):
+    pass
+
+
 def fake(**changes):
     """A module with two GPUs; `processes` and `used` are lists that a test may change."""
     world = SimpleNamespace(
         NVMLError=NVMLError,
+        NVMLError_FunctionNotFound=NVMLError_FunctionNotFound,
         processes=[],
         graphics=[],
         used=[GB],
@@ -29,8 +34,9 @@ def fake(**changes):
         nvmlSystemGetDriverVersion=lambda: "580.1",
     )
     world.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(total=12 * GB, used=world.used[0])
-    world.nvmlDeviceGetComputeRunningProcesses = lambda handle: world.processes
-    world.nvmlDeviceGetGraphicsRunningProcesses = lambda handle: world.graphics
+    world.nvmlDeviceGetComputeRunningProcesses_v3 = lambda handle: world.processes
+    world.nvmlDeviceGetGraphicsRunningProcesses_v3 = lambda handle: world.graphics
+    world.nvmlDeviceGetMPSComputeRunningProcesses_v3 = lambda handle: []
     for name, value in changes.items():
         setattr(world, name, value)
     return world
@@ -77,7 +83,16 @@ def test_a_process_in_both_lists_counts_once():
 
 def test_a_figure_that_is_not_available_is_none():
     assert of_processes(device(fake(processes=[process(1, None)])), {1}) is None
-    assert of_processes(device(fake(nvmlDeviceGetComputeRunningProcesses=raising)), {1}) is None
+    assert of_processes(device(fake(nvmlDeviceGetComputeRunningProcesses_v3=raising)), {1}) is None
+
+
+def test_an_old_driver_is_asked_by_the_older_call():
+    def missing(_):
+        raise NVMLError_FunctionNotFound
+
+    world = fake(nvmlDeviceGetComputeRunningProcesses_v3=missing)
+    world.nvmlDeviceGetComputeRunningProcesses_v2 = lambda handle: [process(1, GB)]
+    assert of_processes(device(world), {1}) == GB
 
 
 def test_the_sampler_keeps_the_most_of_the_process():
@@ -108,7 +123,7 @@ def test_a_driver_that_goes_away_ends_nothing():
     sampler = Sampler(device(world))
     with sampler:
         sampler.pid = os.getpid()
-        world.nvmlDeviceGetMemoryInfo = world.nvmlDeviceGetComputeRunningProcesses = raising
+        world.nvmlDeviceGetMemoryInfo = world.nvmlDeviceGetComputeRunningProcesses_v3 = raising
         sampler.look()
     assert (sampler.peak, sampler.source) == (None, None)
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import psutil
 
+from dtrrun.monitor.nvml import processes
+
 EVERY = 0.05
 """Seconds. PyTorch's allocator keeps what it has reserved, so that a peak seldom lasts for less."""
 
@@ -58,13 +60,12 @@ def first_device(nvml: ModuleType | None = None, visible: str | None = None) -> 
 
 def of_processes(device: Device, pids: set[int]) -> int | None:
     """Bytes that the driver shows for `pids` together; None where it does not know these, or no figure."""
-    found: dict[int, int] = {}
-    for query in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
-        with suppress(device.nvml.NVMLError):
-            for process in getattr(device.nvml, query)(device.handle):
-                if process.pid in pids and process.usedGpuMemory is not None:
-                    found[process.pid] = int(process.usedGpuMemory)  # may be in both lists
-    return sum(found.values()) if found else None
+    try:
+        shown = processes(device.nvml, device.handle)
+    except device.nvml.NVMLError:
+        return None
+    found = [size for pid, size in shown.items() if pid in pids and size is not None]
+    return sum(found) if found else None
 
 
 def in_use(device: Device) -> int:
