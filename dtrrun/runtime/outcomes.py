@@ -95,6 +95,7 @@ class Outcomes(Mutations):
         op.grad = torch.is_grad_enabled()
         tensors: list[Any] = []
         inputs: list[Record] = []
+        seen: set[int] = set()  # a `_foreach_` operator has thousands
         for record in call.records:
             holes = call.written.get(id(record))
             if holes and overwritten(call, record, holes):
@@ -103,7 +104,8 @@ class Outcomes(Mutations):
                 tensors.append(Blank(storage.nbytes(), storage.device))
                 continue
             tensors.append(record)
-            if not any(record is other for other in inputs):
+            if id(record) not in seen:
+                seen.add(id(record))
                 inputs.append(record)
                 record.used = True
         op.tensors, op.inputs = tensors, inputs

@@ -159,6 +159,7 @@ class Operators:
         facts = call.facts
         tensors: list[Any] = []
         inputs: list[Record] = []
+        seen: set[int] = set()
         blank = {call.written[place][0]: nbytes for place, nbytes in facts.get("overwritten", ())}
         statistics = facts.get("statistics", ())
         for hole, record in enumerate(call.records):
@@ -168,7 +169,8 @@ class Operators:
                 tensors.append(Blank(blank[hole], None))
                 continue
             tensors.append(record)
-            if not any(record is other for other in inputs):
+            if id(record) not in seen:
+                seen.add(id(record))
                 inputs.append(record)
                 record.used = True
         return new_op(call.name, cost, facts.get("again", facts["bytes"]), tensors, inputs)

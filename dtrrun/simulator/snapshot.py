@@ -70,13 +70,15 @@ def _no_matter(_record: Any) -> None:
 def _op(told: dict[str, Any], records: list[Record]) -> Op:
     tensors: list[Any] = []
     inputs: list[Record] = []
+    seen: set[int] = set()
     for entry in told["tensors"]:
         if isinstance(entry, dict):
             tensors.append(Blank(entry["blank"], None))
             continue
         record = records[entry]
         tensors.append(record)
-        if not any(record is other for other in inputs):
+        if id(record) not in seen:
+            seen.add(id(record))
             inputs.append(record)
     op = new_op(told["operator"], told["cost"], told["bytes"], tensors, inputs)
     if told["outputs"] is not None:
