@@ -85,7 +85,7 @@ def test_without_matplotlib_there_is_the_page_and_a_line(results, tmp_path, caps
         raise MissingMatplotlib
 
     monkeypatch.setattr(bench, "draw", missing)
-    page = tmp_path / "page.md"
+    page = tmp_path / "new" / "page.md"  # its folder is made, rather than an error after all measurements
     bench.main(["--table", "--results", str(results[0]), "--page", str(page)])
     assert "gpu.svg" not in page.read_text()
     assert "matplotlib, which is not installed" in capsys.readouterr().out

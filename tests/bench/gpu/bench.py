@@ -95,6 +95,7 @@ def _write(args: argparse.Namespace) -> int:
         section.print(console)
     page = args.page or (None if args.tiny else ROOT / "docs" / "measurements.md")
     if page is not None:
+        page.parent.mkdir(parents=True, exist_ok=True)
         picture = page.parent / PICTURE
         timed = [result for result in results.values() if result["kind"] == "time"]
         if timed:
