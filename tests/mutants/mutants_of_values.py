@@ -147,8 +147,8 @@ row(
     (
         "a replay moves the program's generator",
         "rng",
-        "        _set(self._generator, self._before)\n",
-        "        pass\n",
+        "            self._generator.set_state(self._before)\n",
+        "            pass\n",
         "hazards_values::rematerialization_leaves_the_generator_where_the_program_put_it",
     ),
 )

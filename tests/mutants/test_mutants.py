@@ -58,12 +58,21 @@ def test_the_tests_pass_without_a_mutant(run):
     assert told["exit"] == 0, told
 
 
-def check_noticed(run, mutant):
+def test_no_row_is_stale():
+    for mutant in MUTANTS:
+        module_of(mutant)
+
+
+def module_of(mutant):
+    """The one that has the text."""
     paths = [path for part in PARTS if (path := ROOT / "dtrrun" / part / f"{mutant.file}.py").exists()]
     found = {path: count for path in paths if (count := path.read_text().count(mutant.old))}
     assert list(found.values()) == [1], f"stale: {mutant.old!r} is in {mutant.file}.py: {found}"
-    module = f"dtrrun.{next(iter(found)).parent.name}.{mutant.file}"
-    told = run(mutant.paths, module, mutant.old, mutant.new)
+    return f"dtrrun.{next(iter(found)).parent.name}.{mutant.file}"
+
+
+def check_noticed(run, mutant):
+    told = run(mutant.paths, module_of(mutant), mutant.old, mutant.new)
     assert told["applied"], "the module was never imported"
     if told["signal"]:
         assert told["signal"] in CRASHES, told
