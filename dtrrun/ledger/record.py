@@ -169,6 +169,11 @@ class Op:
         return [record for _, reference in self.outputs if (record := reference()) is not None]
 
 
+def inputs_of(tensors: list[Any]) -> list[Record]:
+    """The records among an operator's tensors, each once; a `_foreach_` operator has thousands."""
+    return list({id(one): one for one in tensors if type(one) is not Blank}.values())
+
+
 class Hole:
     """Marks the place of a tensor among recorded arguments."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dtrrun.ledger.record import Blank, Op, Record, Signature, new_record
+from dtrrun.ledger.record import Blank, Op, Record, Signature, inputs_of, new_record
 from dtrrun.runtime.arguments import outputs_of
 from dtrrun.runtime.calls import Call
 from dtrrun.runtime.cost_model import modelled_ns
@@ -94,21 +94,16 @@ class Outcomes(Mutations):
         op.held, op.kept, op.secured, op.outputs = None, (), False, None
         op.grad = torch.is_grad_enabled()
         tensors: list[Any] = []
-        inputs: list[Record] = []
-        seen: set[int] = set()  # a `_foreach_` operator has thousands
         for record in call.records:
             holes = call.written.get(id(record))
             if holes and overwritten(call, record, holes):
                 storage = record()
                 assert storage is not None
                 tensors.append(Blank(storage.nbytes(), storage.device))
-                continue
-            tensors.append(record)
-            if id(record) not in seen:
-                seen.add(id(record))
-                inputs.append(record)
+            else:
                 record.used = True
-        op.tensors, op.inputs = tensors, inputs
+                tensors.append(record)
+        op.tensors, op.inputs = tensors, inputs_of(tensors)
         return op
 
     def _enter_outputs(self, call: Call, op: Op | None, result: Any, outputs: list[tuple[int, Any]]) -> None:

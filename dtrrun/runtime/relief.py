@@ -98,9 +98,8 @@ class Relief:
         self._warn = warn
         self.retries = 0
         self.lifted = False  # the cap, for good: over the budget rather than out of memory
-        self.refused: int | None = (
-            None  # bytes that the short cut's operator, which comes next, asked for in vain
-        )
+        self.refused: int | None = None
+        """Bytes that the short cut's operator, which comes next, asked for in vain."""
         self.refusals = 0  # of the allocator, that were seen as errors
 
     def attempt(self, run: Callable[[], Any], name: str, wanted: int, *, ran: bool = True) -> Any:

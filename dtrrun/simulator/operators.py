@@ -158,8 +158,6 @@ class Operators:
     def _recipe(self, call: Pending, cost: int) -> Op:
         facts = call.facts
         tensors: list[Any] = []
-        inputs: list[Record] = []
-        seen: set[int] = set()
         blank = {call.written[place][0]: nbytes for place, nbytes in facts.get("overwritten", ())}
         statistics = facts.get("statistics", ())
         for hole, record in enumerate(call.records):
@@ -167,13 +165,10 @@ class Operators:
                 continue
             if hole in blank:
                 tensors.append(Blank(blank[hole], None))
-                continue
-            tensors.append(record)
-            if id(record) not in seen:
-                seen.add(id(record))
-                inputs.append(record)
+            else:
                 record.used = True
-        return new_op(call.name, cost, facts.get("again", facts["bytes"]), tensors, inputs)
+                tensors.append(record)
+        return new_op(call.name, cost, facts.get("again", facts["bytes"]), tensors)
 
     def _enter_outputs(self, call: Pending, op: Op | None, outputs: list[tuple[int, Any]], cost: int) -> None:
         ledger, facts = self.ledger, call.facts

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any
 
 from dtrrun.ledger.ledger import Ledger
-from dtrrun.ledger.record import Blank, Op, Record, Signature, new_record
+from dtrrun.ledger.record import Blank, Op, Record, Signature, inputs_of, new_record
 
 from .standins import Content
 
@@ -21,14 +21,14 @@ class Operator:
         self.name = name
 
 
-def new_op(name: str, cost: int, output_bytes: int, tensors: list[Any], inputs: list[Record]) -> Op:
+def new_op(name: str, cost: int, output_bytes: int, tensors: list[Any]) -> Op:
     """A recipe without the function and its arguments."""
     op = Op()
     op.func = op.kwargs = op.rng = op.held = op.outputs = None
     op.args, op.kept, op.secured, op.grad = [], (), False, False
     op.signature = Signature(Operator(name), ())
     op.signature.cost, op.signature.output_bytes = cost, output_bytes
-    op.tensors, op.inputs = tensors, inputs
+    op.tensors, op.inputs = tensors, inputs_of(tensors)
     return op
 
 
@@ -68,19 +68,11 @@ def _no_matter(_record: Any) -> None:
 
 
 def _op(told: dict[str, Any], records: list[Record]) -> Op:
-    tensors: list[Any] = []
-    inputs: list[Record] = []
-    seen: set[int] = set()
-    for entry in told["tensors"]:
-        if isinstance(entry, dict):
-            tensors.append(Blank(entry["blank"], None))
-            continue
-        record = records[entry]
-        tensors.append(record)
-        if id(record) not in seen:
-            seen.add(id(record))
-            inputs.append(record)
-    op = new_op(told["operator"], told["cost"], told["bytes"], tensors, inputs)
+    tensors = [
+        Blank(entry["blank"], None) if isinstance(entry, dict) else records[entry]
+        for entry in told["tensors"]
+    ]
+    op = new_op(told["operator"], told["cost"], told["bytes"], tensors)
     if told["outputs"] is not None:
         op.outputs = tuple((where, weakref.ref(records[place])) for where, place in told["outputs"])
     return op
