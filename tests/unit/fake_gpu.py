@@ -299,3 +299,25 @@ def fake_session(monkeypatch, budget, **options):
     monkeypatch.setattr(replay, "_call", call)  # replays run below all modes
     with Kernels(gpu), dtrrun.budget(budget, **options) as session:
         yield session, gpu
+
+
+def tensor():
+    return torch.ones(512, 512)  # 1 MiB
+
+
+def chain(length):
+    """Tensors of which each is computed from the one before."""
+    kept = [tensor()]
+    for _ in range(length):
+        kept.append(kept[-1].mul(2.0))
+    return kept
+
+
+def correct(kept):
+    return all(torch.equal(one, torch.full((512, 512), 2.0**step)) for step, one in enumerate(kept))
+
+
+def stepped(session):
+    """As if an optimizer's step were over."""
+    session.steps.last = dict.fromkeys(session.times(), 0) | {"index": 1}
+    session._step_ended()

@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from fake_gpu import FakeGpu, fake_session
+from fake_gpu import FakeGpu, chain, correct, fake_session, stepped, tensor
 
 import dtrrun
 from dtrrun.runtime import cuda, storage
@@ -13,26 +13,6 @@ from dtrrun.telemetry import driver
 
 CONTEXT = 300 * MIB
 BUDGET = CONTEXT + LEAST_GUARD + 16 * MIB
-
-
-def tensor():
-    return torch.ones(512, 512)  # 1 MiB
-
-
-def chain(length):
-    kept = [tensor()]
-    for _ in range(length):
-        kept.append(kept[-1].mul(2.0))
-    return kept
-
-
-def correct(kept):
-    return all(torch.equal(one, torch.full((512, 512), 2.0**step)) for step, one in enumerate(kept))
-
-
-def stepped(session):
-    session.steps.last = dict.fromkeys(session.times(), 0) | {"index": 1}
-    session._step_ended()
 
 
 def test_the_cap_is_set_before_the_first_allocation(monkeypatch):

@@ -1,7 +1,6 @@
 """dtrrun.runtime.cuda beside what else there is: other devices, the driver, limits of the program's own."""
 
-import torch
-from fake_gpu import fake_session
+from fake_gpu import chain, fake_session, stepped, tensor
 
 from dtrrun.monitor.devices import Device
 from dtrrun.monitor.ladder import Ladder
@@ -11,22 +10,6 @@ from dtrrun.telemetry.record import Snapshot
 
 CONTEXT = 300 * MIB
 BUDGET = CONTEXT + LEAST_GUARD + 16 * MIB
-
-
-def tensor():
-    return torch.ones(512, 512)  # 1 MiB
-
-
-def chain(length):
-    kept = [tensor()]
-    for _ in range(length):
-        kept.append(kept[-1].mul(2.0))
-    return kept
-
-
-def stepped(session):
-    session.steps.last = dict.fromkeys(session.times(), 0) | {"index": 1}
-    session._step_ended()
 
 
 def test_replays_run_on_our_device(monkeypatch):

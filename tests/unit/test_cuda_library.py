@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fake_gpu import FakeGpu, fake_session
+from fake_gpu import FakeGpu, fake_session, stepped
 from fake_growing import PAGE, Growing
 
 import dtrrun
@@ -27,11 +27,6 @@ def chain(length, mib=4):
 
 def correct(kept):
     return all(bool((one == 2.0**step).all()) for step, one in enumerate(kept))
-
-
-def stepped(session):
-    session.steps.last = dict.fromkeys(session.times(), 0) | {"index": 1}
-    session._step_ended()
 
 
 def growing():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fake_gpu import FakeGpu, fake_session
+from fake_gpu import FakeGpu, chain, correct, fake_session, tensor
 
 import dtrrun
 from dtrrun.runtime import storage
@@ -14,21 +14,6 @@ aten = torch.ops.aten
 CONTEXT = 300 * MIB
 BESIDE = CONTEXT + LEAST_GUARD  # of a budget; three quarters of the small rest are for tensors
 BUDGET = BESIDE + 16 * MIB
-
-
-def tensor():
-    return torch.ones(512, 512)  # 1 MiB
-
-
-def chain(length):
-    kept = [tensor()]
-    for _ in range(length):
-        kept.append(kept[-1].mul(2.0))
-    return kept
-
-
-def correct(kept):
-    return all(torch.equal(one, torch.full((512, 512), 2.0**step)) for step, one in enumerate(kept))
 
 
 @pytest.mark.parametrize(
