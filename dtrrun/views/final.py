@@ -21,7 +21,7 @@ from dtrrun.views.panels import (
     print_to,
     rematerialized,
 )
-from dtrrun.views.text import SOURCE, duration, plain, rate, times
+from dtrrun.views.text import SOURCE, counts_of, duration, plain, rate, times
 
 MOST = 6
 """Rows shown of each list; `--json` has them all."""
@@ -126,16 +126,12 @@ def _processes(processes: list[dict[str, Any]]) -> RenderableType:
     operators = "remat." if on_gpu else "rematerializations"
     table = columns_table("process", "peak", *driver, "evictions", operators, "cost", "steps", "slowdown", "")
     for process in processes[: 2 * MOST]:
-        rank, estimate = process["rank"], process["slowdown_estimate"]
+        rank = process["rank"]
         table.add_row(
             f"pid {process['pid']}" if rank is None else f"rank {plain(rank, 8)}",
             format_size(process["peak_bytes"]),
             *(_shown(process) if on_gpu else ()),
-            f"{process['evictions']:,}",
-            f"{process['rematerializations']:,}",
-            duration(process["seconds"]["rematerialization"]),
-            f"{process['steps']:,}",
-            "–" if estimate is None else f"{estimate:.2f} ×",
+            *counts_of(process),
             Text("" if process["status"] == "ended" else plain(process["status"], 20), style="red"),
         )
     left = len(processes) - 2 * MOST

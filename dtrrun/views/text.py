@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 PLAIN = str.maketrans(
     {"×": "x", "·": "-", "…": "~", "–": "-", "─": "-", "µ": "u", "█": "#", "▓": "=", "░": ".", "≥": ">"}
@@ -75,3 +76,15 @@ def rate(per_second: float) -> str:
 def times(count: int, noun: str) -> str:
     """`1 step`, `1,234 steps`."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def counts_of(process: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of a report's process: evictions, rematerializations and their time, steps, slowdown."""
+    estimate = process["slowdown_estimate"]
+    return (
+        f"{process['evictions']:,}",
+        f"{process['rematerializations']:,}",
+        duration(process["seconds"]["rematerialization"]),
+        f"{process['steps']:,}",
+        "–" if estimate is None else f"{estimate:.2f} ×",
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.fields import PARTS
-from dtrrun.views.text import SOURCE, duration, plain, share, times, words_of
+from dtrrun.views.text import SOURCE, counts_of, duration, plain, share, times, words_of
 
 LONGEST = 300
 MOST_ROWS = 20
@@ -116,16 +116,12 @@ def _operators(rows: Iterable[Row]) -> list[Json]:
 
 
 def _process(process: Row, budget: int | None) -> tuple[str, ...]:
-    rank, estimate = process["rank"], process["slowdown_estimate"]
+    rank = process["rank"]
     return (
         plain(process["pid"], 12) if rank is None else f"{plain(process['pid'], 12)} (rank {plain(rank, 8)})",
         plain(process["device"], 20),
         format_size(process["peak_bytes"]),
-        f"{process['evictions']:,}",
-        f"{process['rematerializations']:,}",
-        duration(process["seconds"]["rematerialization"]),
-        f"{process['steps']:,}",
-        "–" if estimate is None else f"{estimate:.2f} ×",
+        *counts_of(process),
         plain(process["status"], 40),
     )
 
