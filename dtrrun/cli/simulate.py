@@ -184,12 +184,12 @@ def simulate(
         raise LaunchError("Missing argument 'LOG...' (or --theory; see dtrrun simulate --help)")
     shares = sweep.RATIOS if budgets is None else read("--budgets", values.budgets, budgets)
     wanted = [sweep.Budget(nbytes=x) if isinstance(x, int) else sweep.Budget(ratio=x) for x in shares]
-    heuristics = read("--heuristic", values.heuristics, heuristic or HEURISTICS)
+    heuristics = read("--heuristic", values.heuristics, HEURISTICS if heuristic is None else heuristic)
     deallocations = read("--deallocation", values.choices(*REPLAYS), deallocation)
     searches = read("--search", values.choices("heap", "scan"), search)
     parts = PAPER if paper else [(heuristics, deallocations, searches, accesses)]
     options = {
-        "limit": read("--limit", values.slowdown, limit or "2.0"),
+        "limit": read("--limit", values.slowdown, "2.0" if limit is None else limit),
         "paper_ties": paper_ties,
         "seed": read("--seed", values.whole_number(), seed),
         "semantics": read("--semantics", values.choice("paper", "dtrrun"), semantics),

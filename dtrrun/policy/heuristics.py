@@ -161,7 +161,7 @@ def _of_the_user(name: str) -> Heuristic:
     try:
         score = getattr(importlib.import_module(module), function)
         float(score(1024, 1000, 10, 20.0))
-    except Exception as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         raise ValueError(f"heuristic {name!r} cannot be used: {type(error).__name__}: {error}") from error
     neighbourhood: Neighbourhood = getattr(score, "neighbourhood", "eqclass")
     if neighbourhood not in get_args(Neighbourhood):

@@ -120,6 +120,13 @@ def test_checking_a_name_imports_nothing(users_module: str) -> None:
     assert users_module not in sys.modules
 
 
+def test_module_that_ends_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_script_of_theirs.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match="SystemExit: 3"):
+        make_heuristic("a_script_of_theirs:score")
+
+
 def test_module_that_is_not_there() -> None:
     with pytest.raises(ValueError, match="no_such_module_at_all"):
         make_heuristic("no_such_module_at_all:score")

@@ -86,6 +86,8 @@ def test_a_folder_is_all_of_its_logs(log, tmp_path, capsys):
     [
         ("nowhere.log", "nowhere.log: No such file"),
         ("LOG --heuristic h_dt", "did you mean h_dtr?"),
+        ("LOG --heuristic=", "--heuristic: unknown heuristic ''"),
+        ("LOG --limit=", "--limit: '' is not"),
         ("LOG --heuristic os:getcwd --jobs 1", "os:getcwd"),
         ("LOG --budgets 200", "--budgets: '200' is neither"),
         ("LOG --budgets 0.5,2XB", "--budgets: '2XB' has an unknown unit"),
