@@ -14,6 +14,7 @@ from dtrrun.runtime.arguments import flatten_into, geometry_of, is_leaf
 from dtrrun.runtime.costs import Costs, identity
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.ledger import Ledger
+from dtrrun.runtime.lists import key_of
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.replay import Replay
 from dtrrun.runtime.storage import place_of, storage_of
@@ -82,6 +83,7 @@ class Calls:
         self.replay = replay
         self.operators: dict[Any, Operator] = {}
         self.signatures: dict[Any, Signature] = {}
+        self.updates: dict[Any, Signature] = {}  # of operators that update lists, by `lists.key_of`
         self._reasons: set[str] = set()
         self.always = False  # the short cut does not apply: see `take_all`
         self.observers: tuple[Callable[[str, int, list[Record]], None], ...] = ()
@@ -110,6 +112,10 @@ class Calls:
 
     def tell_no_more(self, observer: Callable[[str, int, list[Record]], None]) -> None:
         self.observers = tuple(one for one in self.observers if one != observer)
+
+    def forget_signatures(self) -> None:
+        self.signatures.clear()
+        self.updates.clear()
 
     def measure_again(self) -> None:
         """Time the next calls of each operator as its first ones were: the first step's have fresh pages."""
@@ -210,6 +216,10 @@ class Calls:
                 for hole in range(first, last):
                     call.written.setdefault(id(call.records[hole]), []).append(hole)
         call.signature = self._signature(call, tuple(key), geometries, bool(elsewhere))
+        if operator.updates_lists:
+            measured = self.device is not None and call.signature.calls < Signature.SETTLED
+            if not (call.opaque or call.complex or measured):
+                self.updates[key_of(func, tensors, call.records)] = call.signature
         return call
 
     def _elsewhere(self, device: torch.device | None, tensors: list[torch.Tensor]) -> str:
@@ -228,7 +238,7 @@ class Calls:
             signature = self.device.young_signature(key)
         if signature is None:
             if len(self.signatures) >= SIGNATURES_LIMIT:
-                self.signatures.clear()
+                self.forget_signatures()
             signature = Signature(call.operator, tuple(geometries))
             known = self.costs.get(identity(key)) if self.costs else None
             if known is not None:

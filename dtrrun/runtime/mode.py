@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtrrun.ledger.recipes import CHAIN_LIMIT
 from dtrrun.ledger.record import HOLE, Op, Record
-from dtrrun.runtime import compiler, storage
+from dtrrun.runtime import compiler, lists, storage
 from dtrrun.runtime.arguments import KINDS, PLAIN, SEQUENCE, TENSOR, VALUE, flatten_into, is_leaf, kind_of
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.operators import Operator
@@ -23,6 +23,7 @@ from dtrrun.runtime.storage import storage_of
 
 Tensor = torch.Tensor
 is_grad_enabled = torch.is_grad_enabled
+NO_TENSORS = {type(None), bool, int, float, complex}
 _NOTHING: dict[str, Any] = {}
 
 
@@ -53,6 +54,9 @@ class DTRMode(TorchDispatchMode):
         if operator is None:
             operator = careful.learn(func)
         if not operator.simple or careful.always or (types and types != PLAIN):
+            plain = not careful.always and (not types or types == PLAIN)
+            if plain and operator.updates_lists and lists.update(self, operator, func, args, kwargs, entered):
+                return None
             return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
         if operator.view:
             result = self._view(operator, func, args, kwargs, entered)
@@ -201,7 +205,7 @@ class DTRMode(TorchDispatchMode):
                     ledger.note_peak(resident)
                 if ledger.pressure and nbytes >= ledger.least_bytes:
                     ledger.policy.insert(made)
-        elif result is not None:
+        elif type(result) not in NO_TENSORS:
             careful.enter(result, func, operator, signature, template, kwargs, inputs)
         if ledger.resident_bytes > ledger.limit:
             careful.shrink(operator, result)

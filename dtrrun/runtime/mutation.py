@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 
 import torch
 
@@ -109,15 +108,13 @@ def overwritten(call: Call, record: Record, holes: list[int]) -> bool:
 
 def versions_of(call: Call) -> list[tuple[torch.Tensor, int]]:
     """The tensors that a call is going to write to, with autograd's count of the writes so far."""
-    counted = []
-    for holes in call.written.values():
-        for hole in holes:
-            with suppress(RuntimeError):  # tensors of inference mode have no such count
-                counted.append((call.tensors[hole], call.tensors[hole]._version))
-    return counted
+    written = [call.tensors[hole] for holes in call.written.values() for hole in holes]
+    # Tensors of inference mode have no such count.
+    return [(tensor, tensor._version) for tensor in written if not tensor.is_inference()]
 
 
 def note_mutation(before: list[tuple[torch.Tensor, int]]) -> None:
     """Count the writes that PyTorch has not counted; else a backward would not see that it lost a value."""
-    for tensor in [tensor for tensor, version in before if tensor._version == version]:
-        torch.autograd.graph.increment_version(tensor)
+    torch.autograd.graph.increment_version(
+        [tensor for tensor, version in before if tensor._version == version]
+    )

@@ -168,6 +168,7 @@ class Operator:
         "uninitialised",
         "untouching",
         "unversioned",
+        "updates_lists",
         "view",
     )
 
@@ -175,7 +176,7 @@ class Operator:
         self.higher_order = not isinstance(func, torch._ops.OpOverload)
         if self.higher_order:
             self.name = func.name()
-            self.simple = self.lazy_bits = self.checks_modes = False
+            self.simple = self.lazy_bits = self.checks_modes = self.updates_lists = False
             return
         schema = func._schema
         name: str = schema.name
@@ -205,6 +206,13 @@ class Operator:
         self.foreach = name.startswith(("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach"))
         # On a CPU autograd sees these mutations in the operators called in turn: under a mode never.
         self.unversioned = name.startswith("aten::_foreach_") and bool(self.mutates)
+        # Of whatever length, and gives nothing back: `lists`.
+        self.updates_lists = (
+            self.foreach
+            and bool(self.mutates)
+            and not schema.returns
+            and all(isinstance(place, int) for place in self.mutates)
+        )
         self.reshapes_storage = name in _RESHAPES_STORAGE
         self.grows = self.reshapes_storage or torch.Tag.out in tags
         self.uninitialised = name in _UNINITIALISED

@@ -40,12 +40,11 @@ class Outcomes(Mutations):
         for holes in call.written.values():
             record = call.records[holes[0]]
             if op is not None:
-                version = ledger.supersede(record, op, signature.cost)
-                self._resized(version)
-                outputs.extend((~hole, weakref.ref(version)) for hole in holes[:1])
-            else:
-                if record.used:
-                    record = ledger.supersede(record, None, 0)
+                record = ledger.supersede(record, op, signature.cost)
+                outputs.append((~holes[0], weakref.ref(record)))
+            elif record.used:
+                record = ledger.supersede(record, None, 0)
+            if not call.operator.foreach:  # those never resize, and have thousands
                 self._resized(record)
         if not call.operator.view or call.operator.reshapes_storage:
             self._enter_outputs(call, op, result, outputs)

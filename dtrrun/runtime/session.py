@@ -164,7 +164,7 @@ class Session:
         with self.careful.lock:
             self.ledger.set_budget(budget_bytes)
             self.device.set_budget(budget_bytes)
-            self.careful.signatures.clear()  # they know no output sizes if there was no budget before
+            self.careful.forget_signatures()  # they know no output sizes if there was no budget before
             with below():
                 self.ledger.make_room(0, "set_budget")
 

@@ -10,7 +10,17 @@ from rich.console import Console
 from tests.bench.runs import ROOT
 from tests.bench.section import replace_sections
 
-NAMES = ("exactness", "residence", "slowdown", "overhead", "growth", "predictions", "foresight", "profile")
+NAMES = (
+    "exactness",
+    "residence",
+    "slowdown",
+    "overhead",
+    "growth",
+    "predictions",
+    "foresight",
+    "profile",
+    "optimizers",
+)
 
 
 def main() -> int:

@@ -32,6 +32,48 @@ row(
         "",
         "hazards_mutation::chain_of_mutations_whose_old_versions_are_needed",
     ),
+    (
+        "lists: what relies on the old values is not rescued",
+        "lists",
+        "        if record.secured_by is not None:\n            return False\n",
+        "",
+        "hazards_lists::what_was_computed_from_the_old_values_is_rescued",
+    ),
+    (
+        "lists: they get no version",
+        "lists",
+        "                ledger.supersede(record, None, 0)\n    except",
+        "                pass\n    except",
+        "hazards_lists::recipes_name_the_version_that_they_read",
+    ),
+    (
+        "lists: inputs are not brought back",
+        "lists",
+        "        if not record.resident:\n            return False\n",
+        "",
+        "hazards_lists::evicted_inputs_come_back",
+    ),
+    (
+        "lists: autograd is not told",
+        "lists",
+        "            count_write(unseen)\n",
+        "            pass\n",
+        "hazards_lists::autograd_sees_the_writes",
+    ),
+    (
+        "lists: new state keeps its recipe",
+        "lists",
+        '        ledger.make_constant(record, "updated in place")\n',
+        "        pass\n",
+        "hazards_lists::new_state_among_old",
+    ),
+    (
+        "lists: complex numbers are taken for others",
+        "calls",
+        "call.opaque or call.complex or ",
+        "call.opaque or ",
+        "hazards_lists::complex_numbers_are_not_taken_for_as_many_bytes_of_others",
+    ),
 )
 row(
     "mutated constants",

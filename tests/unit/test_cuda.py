@@ -136,6 +136,29 @@ def test_the_short_cut_takes_over_once_a_signature_is_known(monkeypatch):
         assert any(s.operator.name == "aten.mul" for s in session.careful.signatures.values())
 
 
+def test_so_does_that_of_operators_on_lists(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, _):
+        state = [tensor() for _ in range(4)]
+        expected = [one * 0.5**20 for one in state]
+        for one in state:
+            session.pin(one)  # what an optimizer keeps over steps
+        careful = 0
+        run = session.careful.run
+
+        def counted(*args):
+            nonlocal careful
+            careful += args[1].updates_lists
+            return run(*args)
+
+        monkeypatch.setattr(session.careful, "run", counted)
+        for _ in range(20):
+            torch._foreach_mul_(state, 0.5)
+        assert careful == 9  # of which eight were timed
+        [signature] = session.careful.updates.values()
+        assert signature.operator.name == "aten._foreach_mul_"
+        assert all(map(torch.equal, state, expected))
+
+
 def test_the_cost_model_needs_no_events(monkeypatch):
     with fake_session(monkeypatch, BUDGET, cost="model") as (session, _):
         monkeypatch.setattr(session.device.timer, "begin", None)

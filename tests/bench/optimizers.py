@@ -1,0 +1,66 @@
+"""What an optimizer's step on tiny tensors costs inside a session, where the host's work is all of it."""
+
+import contextlib
+import time
+from statistics import median
+
+import torch
+
+import dtrrun
+from tests.bench.section import Section
+
+AT_MOST = 3.0
+
+TEXT = """\
+Steps of an optimizer on tensors of 8 × 8, plainly and inside `dtrrun.budget("1GB")`, in turn in one process;
+medians of the rounds. The tensors are so small that a step is the host's work alone, as on a GPU that waits
+for it. On a CPU AdamW by `foreach` reads each tensor's count of steps twice, an operator each, which it does
+not on a GPU."""
+
+OPTIMIZERS = {
+    "SGD, momentum, `foreach`": lambda ps: torch.optim.SGD(ps, 1e-3, momentum=0.9, foreach=True),
+    "AdamW, `foreach`": lambda ps: torch.optim.AdamW(ps, 1e-3, foreach=True),
+    "AdamW, `fused`": lambda ps: torch.optim.AdamW(ps, 1e-3, fused=True),
+    "AdamW, one by one": lambda ps: torch.optim.AdamW(ps, 1e-3, foreach=False),
+}
+BY_LISTS = ("foreach", "fused")
+COUNTS = (150, 1200)  # tensors: about a GPT-2's, a third of a ResNet-1202's
+
+
+def steps_of(make, count: int):
+    """An optimizer over parameters with gradients, whose state is there."""
+    parameters = [torch.nn.Parameter(torch.randn(8, 8)) for _ in range(count)]
+    for parameter in parameters:
+        parameter.grad = torch.randn(8, 8)
+    optimizer = make(parameters)
+    for _ in range(3):
+        optimizer.step()
+    return optimizer.step
+
+
+def seconds(step, turns: int) -> float:
+    start = time.perf_counter()
+    for _ in range(turns):
+        step()
+    return (time.perf_counter() - start) / turns
+
+
+def measure(quick: bool) -> Section:
+    torch.set_num_threads(1)
+    rounds, turns = (3, 3) if quick else (9, 20)
+    section = Section(
+        "19. Optimizers' steps", TEXT, ["Optimizer", "Tensors", "Plain", "dtrrun", "Times as long"]
+    )
+    for name, make in OPTIMIZERS.items():
+        for count in COUNTS:
+            samples: dict[str, list[float]] = {"plain": [], "dtrrun": []}
+            for _ in range(rounds):
+                for kind, times in samples.items():
+                    with dtrrun.budget("1GB") if kind == "dtrrun" else contextlib.nullcontext():
+                        times.append(seconds(steps_of(make, count), max(turns * COUNTS[0] // count, 2)))
+            plain, ours = (median(times) for times in samples.values())
+            cells = [f"{value * 1e3:.2f} ms" for value in (plain, ours)]
+            section.rows.append([name, str(count), *cells, f"{ours / plain:.2f}"])
+            if any(way in name for way in BY_LISTS) and ours / plain > AT_MOST:
+                section.missed.append(f"{name}, {count}: {ours / plain:.2f}, should be at most {AT_MOST}")
+    return section

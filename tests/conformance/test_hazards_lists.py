@@ -1,0 +1,241 @@
+"""In-place operators on lists of tensors, which have a short cut of their own: `runtime.lists`."""
+
+import pytest
+import torch
+from programs import batch, bits, chain, check, check_stress, mlp, plain, run_inside, train
+
+import dtrrun
+from dtrrun.runtime import lists
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Names of the operators that took the short cut."""
+    names = []
+    update = lists.update
+
+    def counted(mode, operator, *args):
+        short = update(mode, operator, *args)
+        if short:
+            names.append(operator.name)
+        return short
+
+    monkeypatch.setattr(lists, "update", counted)
+    return names
+
+
+OPTIMIZERS = {
+    "sgd": lambda ps: torch.optim.SGD(ps, 0.01, momentum=0.9, weight_decay=0.1, foreach=True),
+    "adamw": lambda ps: torch.optim.AdamW(ps, 0.01, amsgrad=True, foreach=True),
+    "rmsprop": lambda ps: torch.optim.RMSprop(ps, 0.01, centered=True, momentum=0.5, foreach=True),
+    "fused": lambda ps: torch.optim.AdamW(ps, 0.01, fused=True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers(name, taken):
+    def program():
+        model = mlp(4)
+        trained = train(model, batch, OPTIMIZERS[name](model.parameters()), steps=6)
+        return trained, chain(torch.randn(64, 64), 6)
+
+    check(program)
+    assert taken
+
+
+def test_clipped_gradients(taken):
+    def program():
+        model = mlp(4)
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        seen = []
+        for _ in range(5):
+            inputs, targets = batch()
+            optimizer.zero_grad()
+            (model(inputs) - targets).square().mean().backward()
+            seen.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=True))
+            seen += [parameter.grad.clone() for parameter in model.parameters()]
+            optimizer.step()
+        return seen, model
+
+    check(program)
+    assert any("foreach_mul_" in name for name in taken)
+
+
+def constants(count=3):
+    return [
+        torch.tensor(torch.linspace(0.1 + one, 1 + one, 64 * 32).reshape(64, 32).tolist())
+        for one in range(count)
+    ]
+
+
+def test_what_was_computed_from_the_old_values_is_rescued(taken):
+    def program():
+        many = constants()
+        kept = []
+        for _ in range(3):
+            torch._foreach_mul_(many, 0.9)
+        for step in range(8):
+            torch._foreach_mul_(many, 0.9)  # nobody relies on them
+            torch._foreach_mul_(many, 0.9)
+            if step % 2:
+                kept += [torch.sin(many[step % 3] * step), *chain(many[1], 2)[1:]]
+        return kept, many
+
+    check_stress(program)
+    assert taken
+
+
+def test_recipes_name_the_version_that_they_read(taken):
+    """What is in memory at the mutation, and evicted later, has lost its recipe by then."""
+    many = constants()
+    expected = [one.exp() for one in many]
+    with dtrrun.budget(None) as session:
+        for _ in range(3):
+            torch._foreach_add_(many, 0.0)
+        made = [one.exp() for one in many]
+        torch._foreach_add_(many, 1.0)
+        assert len(taken) == 3
+        torch._foreach_add_(many, 1.0)
+        for one, old in zip(many, made, strict=True):
+            assert session.careful.record_of(old).op.inputs[0] is not session.careful.record_of(one)
+        session.ledger.warn_only = True
+        session.set_budget(1)
+    assert all(map(torch.equal, made, expected))
+
+
+def test_evicted_inputs_come_back(taken):
+    def program():
+        many = constants()
+        kept = []
+        for step in range(6):
+            evictable = [torch.sin(torch.randn(64, 32)) for _ in many]
+            kept += [one + step for one in evictable]
+            torch._foreach_add_(many, evictable, alpha=0.5)
+            torch._foreach_add_(many, evictable, alpha=0.5)
+        return kept, many
+
+    check(program)
+    assert taken
+
+
+def test_new_state_among_old(taken):
+    """One target has no recipe, so that none gets one; the others' are given up."""
+
+    def program():
+        state = constants(1)
+        kept = []
+        for step in range(6):
+            made = torch.sin(torch.randn(64, 32))  # the last that was made is still in memory
+            torch._foreach_mul_([*state, made], 0.5)
+            kept += [made, made + step]
+            if step % 2:  # the other's recipe needs the old values: then there is no short cut
+                kept.append(state[0] * 2)
+            torch._foreach_mul_([*state, made], 0.5)
+        return kept, state
+
+    expected = plain(program)
+    check_stress(program, expected)
+    assert run_inside(program, None, verify=False)[0] == expected
+    assert len(taken) > 8
+
+
+def test_autograd_sees_the_writes(taken):
+    def program():
+        weights = [one.requires_grad_() for one in constants()]
+        seen = []
+        for _ in range(4):
+            loss = sum((weight * weight).sum() for weight in weights)
+            with torch.no_grad():
+                torch._foreach_mul_(weights, 0.5)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+            seen += [weights, [one._version for one in weights]]
+        return seen
+
+    assert run_inside(program, None, verify=False)[0] == plain(program)
+    assert taken
+
+
+def test_one_memory_many_times(taken):
+    """Views of one storage, the same tensor twice, parts that overlap."""
+
+    def program():
+        [flat] = constants(1)
+        views = [*flat.split(16), flat[:3], flat[2:5], flat, flat]
+        kept = []
+        for step in range(5):
+            kept += chain(flat * step, 2)
+            torch._foreach_mul_(views, 0.9)
+            torch._foreach_add_(views, views, alpha=0.1)
+            torch._foreach_add_(views, step)
+        return kept, flat
+
+    check_stress(program)
+    assert taken
+
+
+def test_complex_numbers_are_not_taken_for_as_many_bytes_of_others(taken):
+    """Conjugate views older than the session: only the careful way lets kernels see that they are."""
+    real = [torch.tensor([[0.5, 2.0], [3.0, 4.0]], dtype=torch.float64) for _ in range(2)]
+    imaginary = [torch.tensor([[0.5 + 1j, 2.0], [3.0, 4.0j]], dtype=torch.complex64) for _ in range(2)]
+    conjugate = [one.conj() for one in imaginary]
+
+    def program():
+        first, second = [one.clone() for one in real], [one.clone() for one in imaginary]
+        for _ in range(4):
+            torch._foreach_mul_(first, [one.t() for one in real])
+            torch._foreach_mul_(second, conjugate)
+        return first, second
+
+    expected = plain(program)
+    with dtrrun.budget(None) as session:
+        first, second = [one.clone() for one in real], [one.clone() for one in imaginary]
+        for one in (*first, *second):
+            session.pin(one)
+        for _ in range(4):
+            torch._foreach_mul_(first, [one.t() for one in real])
+            torch._foreach_mul_(second, conjugate)
+    assert bits([first, second]) == expected[: len(bits([first, second]))]
+    assert len(taken) == 3
+
+
+def test_an_operator_that_fails_half_way(taken):
+    def program():
+        many = constants()
+        kept = []
+        for step in range(6):
+            kept.append(many[0] * 2 + step)
+            torch._foreach_add_(many, 1.0)
+            torch._foreach_add_(many, [many[0], many[1], many[2]])
+            with pytest.raises(RuntimeError):
+                torch._foreach_add_(many, [many[0], many[1], many[2].view(-1)[:2048].view(32, 64)])
+        return kept, many
+
+    check_stress(program)
+    assert taken
+
+
+def test_inference_mode(taken):
+    def program():
+        with torch.inference_mode():
+            inside = [torch.sin(torch.randn(32, 32)) for _ in range(3)]
+        outside = constants()
+        for _ in range(4):
+            with torch.inference_mode():
+                torch._foreach_mul_(inside, 0.9)
+                torch._foreach_mul_(outside, 0.9)
+        return [one.clone() for one in inside], outside, chain(torch.randn(64, 64), 3)
+
+    check_stress(program)
+
+
+def test_a_budget_that_changes(taken):
+    """What was known of the operators is forgotten, and learned again."""
+    many = constants()
+    with dtrrun.budget("1GB") as session:
+        for nbytes in (1 << 29, 1 << 30):
+            session.set_budget(nbytes)
+            before = len(taken)
+            for _ in range(4):
+                torch._foreach_mul_(many, 0.9)
+            assert len(taken) == before + 3
