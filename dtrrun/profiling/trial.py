@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from dtrrun.launch.captured import Captured, run_captured
 from dtrrun.launch.environment import child_environment
 from dtrrun.launch.records import records_folder
+from dtrrun.launch.watched import watched
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.fields import OVERHEADS
 from dtrrun.telemetry.record import Snapshot, read_all
@@ -74,7 +75,7 @@ def run_trial(
     settings: RuntimeSettings, command: Sequence[str], patience: float, attend: Callable[[], None]
 ) -> Trial:
     """Run `command` under `settings`, which end it after a few steps. Raises LaunchError."""
-    with records_folder() as folder:
+    with records_folder() as folder, watched(settings, folder):
         environment = child_environment(replace(settings, record_dir=folder))
         ended = run_captured(command, environment, patience, attend)
         return judged(ended, read_all(folder))

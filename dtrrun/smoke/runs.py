@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -12,8 +12,10 @@ from dtrrun.launch.captured import Captured, run_captured
 from dtrrun.launch.environment import child_environment
 from dtrrun.launch.outcome import judge, read_marks
 from dtrrun.launch.records import records_folder
+from dtrrun.launch.watched import watched
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import format_size
+from dtrrun.telemetry.driver import PER_PROCESS
 from dtrrun.telemetry.record import Snapshot, read_all
 from dtrrun.telemetry.state import State, read_state
 
@@ -34,7 +36,7 @@ class Run:
 
     @property
     def peak_bytes(self) -> int:
-        return max((_peak(snapshot.counters) for snapshot in self.snapshots), default=0)
+        return max(map(_peak, self.snapshots), default=0)
 
     def count(self, name: str) -> int:
         return sum(snapshot.counters[name] for snapshot in self.snapshots)
@@ -50,11 +52,13 @@ class Run:
         return max(found, default=None)
 
 
-def _peak(counters: Mapping[str, int]) -> int:
+def _peak(snapshot: Snapshot) -> int:
     """What a budget is about: tensors on the CPU; on a GPU all that the driver shows."""
+    counters, driver = snapshot.counters, snapshot.driver
     if counters["device_index"] < 0:
         return counters["peak_bytes"]
-    return counters["overhead_bytes"] + counters["reserved_peak_bytes"]
+    counted = counters["overhead_bytes"] + counters["reserved_peak_bytes"]
+    return max(counted, driver.peak_bytes if driver and driver.source in PER_PROCESS else 0)
 
 
 def _rows(snapshot: Snapshot) -> list[dict[str, Any]]:
@@ -64,12 +68,12 @@ def _rows(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 def run_once(settings: RuntimeSettings, command: Sequence[str], patience: float) -> Run:
     """Run `command` under `settings` for at most `patience` seconds. Raises LaunchError."""
-    with records_folder() as folder:
+    with records_folder() as folder, watched(settings, folder) as shown:
         environment = child_environment(replace(settings, record_dir=folder))
         if settings.manual_seed is not None:
             environment = {"PYTHONHASHSEED": str(settings.manual_seed)} | environment
         ended = run_captured(command, environment, patience)
-        snapshots = sorted(read_all(folder), key=lambda one: _rank(one.meta.get("rank")))
+        snapshots = sorted(shown(read_all(folder)), key=lambda one: _rank(one.meta.get("rank")))
         outcome = judge(ended.returncode, snapshots, read_marks(Path(folder)))
         told = (read_state(folder, one.pid) for one in snapshots)
         states = tuple(one for one in told if one is not None)

@@ -1,5 +1,6 @@
 """dtrrun.smoke: what passes, what fails, and what is said of it."""
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -17,6 +18,7 @@ from dtrrun.smoke.checks import (
 )
 from dtrrun.smoke.junit import junit
 from dtrrun.smoke.runs import Run
+from dtrrun.telemetry.driver import DriverUse
 from tests.unit.fake_records import snapshot
 
 ENDED = Captured(0, 12.5, "", False)
@@ -77,7 +79,12 @@ def test_of_many_differences_three_are_named():
 
 def test_the_peak():
     gpu = {"device_index": 0, "overhead_bytes": 40, "reserved_peak_bytes": 70, "over_budget": 0}
-    assert a_run(peak_bytes=100, **gpu).peak_bytes == 110
+    run = a_run(peak_bytes=100, **gpu)
+    assert run.peak_bytes == 110
+    for source, peak in (("nvml_pid", 130), ("device_delta", 110)):  # that may be of other processes
+        [seen] = run.snapshots
+        seen = replace(seen, driver=DriverUse("GPU-0", 90, 130, source))
+        assert replace(run, snapshots=(seen,)).peak_bytes == peak
     assert check_peak(a_run(peak_bytes=100, over_budget=0), 100).passed
     assert not check_peak(a_run(peak_bytes=101, over_budget=0), 100).passed
     assert not check_peak(a_run(peak_bytes=99, over_budget=1), 100).passed
