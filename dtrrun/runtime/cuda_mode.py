@@ -26,14 +26,16 @@ class CudaMode(DTRMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         device = self.device
-        touched = device.gpu.touched_by(args, kwargs)
-        if touched is None or touched.type != device.type:
-            if touched is None or not device.awake:
-                return func(*args, **(kwargs or {}))
-        elif not device.awake:
-            if not device.gpu.initialized():
-                return func(*args, **(kwargs or {}))
-            device.wake(touched)
+        first = args[0] if args else None
+        if type(first) is not torch.Tensor or not first.is_cuda or not device.awake:  # else all is said
+            touched = device.gpu.touched_by(args, kwargs)
+            if touched is None or touched.type != device.type:
+                if touched is None or not device.awake:
+                    return func(*args, **(kwargs or {}))
+            elif not device.awake:
+                if not device.gpu.initialized():
+                    return func(*args, **(kwargs or {}))
+                device.wake(touched)
         careful = self.careful
         try:
             if not device.gpu.on_side_stream():

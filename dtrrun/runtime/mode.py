@@ -141,7 +141,7 @@ class DTRMode(TorchDispatchMode):
                 return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
         started = now_ns()
         try:
-            result = func(*args, **kwargs) if kwargs else func(*args)
+            result = operator.call(*args, **kwargs) if kwargs else operator.call(*args)
             ended = now_ns()
             cost = ended - started
             calls = signature.calls
@@ -232,7 +232,7 @@ class DTRMode(TorchDispatchMode):
             return NotImplemented
         record.last_access = ledger.clock
         started = now_ns()
-        result = func(*args, **kwargs) if kwargs else func(*args)
+        result = operator.call(*args, **kwargs) if kwargs else operator.call(*args)
         ended = now_ns()
         ledger.age += 1
         self.operators_ns += ended - started

@@ -142,6 +142,7 @@ class Operator:
     """
 
     __slots__ = (
+        "call",
         "checks_modes",
         "collective",
         "composite",
@@ -174,6 +175,8 @@ class Operator:
 
     def __init__(self, func: Any) -> None:
         self.higher_order = not isinstance(func, torch._ops.OpOverload)
+        # What OpOverload.__call__ calls; for the short cut, where each Python function counts.
+        self.call: Any = func._op if type(func) is torch._ops.OpOverload else func
         if self.higher_order:
             self.name = func.name()
             self.simple = self.lazy_bits = self.checks_modes = self.updates_lists = False

@@ -55,6 +55,7 @@ class World:
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.arrays: list[Any] = []
         self.leaves: list[torch.Tensor] = []
+        self.averages: list[torch.Tensor] = []  # what lives on over steps
         self.storages: list[torch.UntypedStorage] = []
 
     def keep(self, *made: torch.Tensor) -> None:
@@ -98,6 +99,7 @@ class World:
                 self.tensors,
                 [gradient_of(x) for x in (*self.tensors, *self.leaves)],
                 self.leaves,
+                self.averages,
                 list(self.modules.values()),
                 list(self.optimizers.values()),
                 [array.tobytes() for array in self.arrays],

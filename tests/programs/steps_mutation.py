@@ -124,6 +124,24 @@ def foreach(w: World, a: int, name: str) -> None:
             torch._foreach_sub_(many, many)
 
 
+@step(PLACES, ("lerp_", "mul_", "all", "with_new", "read"))
+def average(w: World, a: int, how: str) -> None:
+    """State that a program keeps and updates, by operators on lists; and what is computed from it."""
+    with torch.no_grad():
+        if not w.averages:
+            w.averages = [torch.tensor([[0.5 + place] * 16] * 12) for place in range(3)]
+        new = [fit(w.real(a + place), one) for place, one in enumerate(w.averages)]
+        if how in ("lerp_", "all"):
+            torch._foreach_lerp_(w.averages, new, 0.125)
+        if how in ("mul_", "all"):
+            torch._foreach_mul_(w.averages, 0.75)
+        if how == "with_new":
+            torch._foreach_add_([*w.averages, *new], 1.0)
+            w.keep(*new)
+        if how in ("read", "all"):
+            w.keep(w.averages[a % 3] * 2, w.averages[0].sin())
+
+
 @step(PLACES, PLACES, ("data", "set_", "resize_", "swap", "share"))
 def rebind(w: World, a: int, b: int, how: str) -> None:
     """Change which storage a tensor has, or how much of it."""
