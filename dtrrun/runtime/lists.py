@@ -54,7 +54,7 @@ def update(mode: Any, operator: Operator, func: Any, args: Any, kwargs: Any, ent
     except (KeyError, NotImplementedError, RuntimeError, TypeError):  # new, odd, of inference mode, None
         return False
     signature: Signature | None = careful.updates.get(key_of(func, tensors, found))
-    if signature is None:
+    if signature is None or not signature.calls:  # its first call has failed
         return False
     if signature.output_bytes and ledger.resident_bytes + signature.output_bytes > ledger.limit:
         return False

@@ -215,6 +215,20 @@ def test_an_operator_that_fails_half_way(taken):
     assert taken
 
 
+def test_a_first_call_that_fails_has_no_cost(taken):
+    with dtrrun.budget(None) as session:
+        many, flat = constants(), [one.view(-1) for one in constants()]
+        for one in (*many, *flat):
+            session.pin(one)
+        with pytest.raises(RuntimeError):
+            torch._foreach_add_(many, flat)
+        for _ in range(3):
+            torch._foreach_add_(many, many)
+        [signature] = {id(one): one for one in session.careful.updates.values()}.values()
+        assert signature.cost > 0
+    assert len(taken) == 2
+
+
 def test_inference_mode(taken):
     def program():
         with torch.inference_mode():
