@@ -21,9 +21,6 @@ KEPT = 4  # times as much time a byte
 class Ledger(Writes):
     """Storages by version, their recipes, and the room for them; knows nothing of dispatch."""
 
-    out_of_memory: type[Exception]
-    """What a rematerialization may end with, `BudgetError` included."""
-
     def make_room(self, nbytes: int, operator: str) -> None:
         """Evict until `nbytes` more fit into the budget; raises BudgetError if that can't be."""
         self.drain()
@@ -179,10 +176,7 @@ class Ledger(Writes):
 
     def end_step(self) -> None:
         """An optimizer has stepped."""
-        self.drain()
-        self.forget_history()
-        self.sweep()
-        self.step_age = self.age + 1
+        self.end_period()
 
     def restore_all(self) -> list[Record]:
         """Bring back everything that the program still has; returns what could not be brought back."""
@@ -191,10 +185,3 @@ class Ledger(Writes):
             for record in list(self.records.values())
             if record.alive and not record.resident and not self._restored(record)
         ]
-
-    def _restored(self, record: Record) -> bool:
-        try:
-            self.rematerialize((record,))
-        except (self.out_of_memory, AssertionError):
-            return False
-        return True

@@ -9,11 +9,13 @@ from dtrrun.ledger.record import Op, Record, new_record
 from dtrrun.ledger.storages import Storages
 
 CHAIN_LIMIT = 32  # mutations that a recipe may replay before the storage becomes a constant
-SMALL = 4096  # bytes
 
 
 class Recipes(Storages):
     """Versions of storages, and the recipes between them."""
+
+    out_of_memory: type[Exception]
+    """What a rematerialization may end with, `BudgetError` included."""
 
     def make_constant(self, record: Record, pin: str) -> None:
         """Drop the recipe of a resident storage: from now on it can't be evicted."""
@@ -55,7 +57,8 @@ class Recipes(Storages):
                         break
                 else:
                     content = source.memory() if source.resident and not source.exposed else None
-                    if content is None:
+                    # A gradient is let go of soon: to keep it for a replay would take what an eviction gives.
+                    if content is None or source.pin == "gradient":
                         broken = True
                         break
                     held.append(content)
@@ -157,53 +160,6 @@ class Recipes(Storages):
         if self.pressure and op is not None and version.nbytes >= self.least_bytes:
             self.policy.insert(version)
         return version
-
-    def forget_history(self) -> None:
-        """At a step's end: what was computed from weights that have changed since has lost its recipe.
-
-        Without this a program that keeps every `loss` would keep the records of every step.
-        """
-        intact: dict[int, bool] = {}
-        for record in reversed(list(self.records.values())):
-            if record.age < self.step_age and record.version == 0:
-                break  # entered before this step
-            if record.op is not None and record.resident and not self._is_intact(record, intact):
-                self.make_constant(record, "input mutated")
-
-    def forget_small(self, age: int) -> None:
-        """Small storages that live on and on (predictions, losses) need no history: it would pile up.
-
-        age: those that are younger keep theirs.
-        """
-        for record in list(self.records.values()):
-            if record.age >= age:
-                break
-            small = record.nbytes <= SMALL and record.op is not None and not record.op.secured
-            if small and record.resident and not record.locks:
-                self.make_constant(record, "small and old")
-
-    @staticmethod
-    def _is_intact(record: Record, intact: dict[int, bool]) -> bool:
-        """Whether `record` could be recomputed now; like `secure`, but holds nothing."""
-        stack = [record]
-        while stack:
-            node = stack[-1]
-            if id(node) in intact:
-                stack.pop()
-                continue
-            op = node.op
-            if op is None:
-                intact[id(node)] = node.resident and not node.exposed and node.memory() is not None
-            elif op.secured:
-                intact[id(node)] = True
-            else:
-                unknown = [source for source in op.inputs if id(source) not in intact]
-                if unknown:
-                    stack.extend(unknown)
-                    continue
-                intact[id(node)] = all(intact[id(source)] for source in op.inputs)
-            stack.pop()
-        return intact[id(record)]
 
 
 def _note_dependent(source: Record, node: Record) -> None:

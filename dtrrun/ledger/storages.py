@@ -57,7 +57,6 @@ class Storages:
         self.set_budget(budget_bytes)
         self.clock = 0  # ns: the sum of the costs of all operators run
         self.age = 0  # operators seen
-        self.step_age = 0  # of the last optimizer step's end
         self.resident_bytes = self.peak_bytes = self.evicted_bytes = self.step_peak_bytes = 0
         self.evictions = self.evicted_bytes_total = self.over_budget = 0
         self.evicted_by: dict[str, int] = {}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dtrrun.ledger.recipes import CHAIN_LIMIT, Recipes
+from dtrrun.ledger.history import History
+from dtrrun.ledger.recipes import CHAIN_LIMIT
 from dtrrun.ledger.record import Record
 
 STICKY = ("parameter", "gradient", "pinned")  # pins that an overwrite of the whole storage does not end
 
 
-class Writes(Recipes):
+class Writes(History):
     """Decides which mutations get a recipe, and rescues what the others destroy."""
 
     def expose(self, record: Record, why: str) -> None:

@@ -23,6 +23,7 @@ class Gradients:
         self._hook = self._arrived  # one object, by which a leaf's hooks are searched
         self._handles: list[Any] = []
         self._prune_at = 64
+        self.optimizers = 0  # groups of parameters that one was given
 
     def install(self) -> None:
         def registered(_module: Any, _name: str, parameter: Any) -> None:
@@ -35,6 +36,7 @@ class Gradients:
 
         def add_param_group(optimizer: Any, group: dict[str, Any]) -> None:
             original(optimizer, group)
+            self.optimizers += 1
             for parameter in group["params"]:
                 watch(parameter)
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.autograd import graph
 
+from dtrrun.runtime.backwards import nodes_behind
 from dtrrun.runtime.functions import Locker
 from dtrrun.runtime.threads import mode_of
 
@@ -94,18 +95,7 @@ class ModeChecks:
 
 def _nodes(outputs: Iterable[Any]) -> list[Any]:
     """All nodes with such a formula in the graph behind `outputs` (tensors or gradient edges)."""
-    found = []
-    stack = [output.node if isinstance(output, graph.GradientEdge) else output.grad_fn for output in outputs]
-    seen = set()
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name().startswith(NODES):
-            found.append(node)
-        stack.extend(source for source, _ in node.next_functions)
-    return found
+    return [node for node in nodes_behind(outputs) if node.name().startswith(NODES)]
 
 
 def _saved(node: Any) -> list[torch.Tensor]:

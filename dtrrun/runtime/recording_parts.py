@@ -77,16 +77,20 @@ class RecordingLedger(Ledger):
         self._tell("RESIZED", record, bytes=nbytes)
         super().resized(record, nbytes)
 
-    def forget_small(self, age: int) -> None:
+    def compact(self, age: int) -> None:
         self.recorder.annotate("COMPACT", age=age)
-        super().forget_small(age)
+        super().compact(age)
+
+    def end_period(self) -> None:
+        self.recorder.annotate("PERIOD")
+        super().end_period()
 
     def restore_all(self) -> list[Record]:
         self.recorder.annotate("RESTORE")
         return super().restore_all()
 
     def end_step(self) -> None:
-        super().end_step()
+        super().end_period()  # the step's own end says so
         self.recorder.steps += 1
         self.recorder.step_begins(self)
 

@@ -16,6 +16,7 @@ from dtrrun.policy import make_policy
 from dtrrun.runtime import compiler, fork, notices, optional, publish, shapes, threads
 from dtrrun.runtime import device as devices
 from dtrrun.runtime.access import Access
+from dtrrun.runtime.backwards import Backwards
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.collector import Collector
 from dtrrun.runtime.costs import read_costs
@@ -105,6 +106,7 @@ class Session:
             self._gradients,
             Functions(self._access.lock),
             ModeChecks(self._access.lock, self.mode, lambda: self.careful.checks_modes),
+            Backwards(self._no_optimizer, self._access.pin, self._met_leaf, self._backward_ended),
             Reducers(self.careful.watch_new),
             threads.Threads(lambda: self.mode if self.running else None, self._threaded),
             # These see the end of a step before it may be the program's.
@@ -237,8 +239,17 @@ class Session:
 
     def _compact(self) -> None:
         with self.careful.lock:
-            self.ledger.forget_small(self._compacted_age)
+            self.ledger.drain()
+            self.ledger.compact(self._compacted_age)
             self._compacted_age = self.ledger.age
+
+    def _no_optimizer(self) -> bool:
+        return not (self.steps.count or self._gradients.optimizers)
+
+    def _backward_ended(self) -> None:
+        """In a program without an optimizer this is the sign of a step."""
+        with self.careful.lock:
+            self.ledger.end_period()
 
     def _step_ended(self) -> None:
         with self.careful.lock:

@@ -121,7 +121,7 @@ class _Run:
         memory = Memory(refill_copies=bool(head["refill_copies"]))
         self.ledger = StandInLedger(budget_bytes, policy, memory=memory, warn_only=warn_only)
         self.ledger.clock, self.ledger.age = head["clock"], head["age"]
-        self.ledger.step_age = head["step_age"]
+        self.ledger.step_age = self.ledger.cut_age = head["step_age"]
         self.replay = StandInReplay(self.ledger, limit)
         self.ledger.rematerialize = self.replay.materialize
         self.contents: dict[int, Content] = {}
@@ -242,7 +242,10 @@ class _Run:
         self.ledger.resized(record, facts["bytes"])
 
     def _compact(self, facts: dict[str, Any]) -> None:
-        self.ledger.forget_small(facts["age"])
+        self.ledger.compact(facts["age"])
+
+    def _period(self, facts: dict[str, Any]) -> None:
+        self.ledger.end_period()
 
     def _restore(self, facts: dict[str, Any]) -> None:
         self.ledger.restore_all()
@@ -261,6 +264,7 @@ _EVENTS: dict[str, Callable[[_Run, dict[str, Any]], None]] = {
     "OUTSIDE": _Run._outside,
     "RESIZED": _Run._resized,
     "COMPACT": _Run._compact,
+    "PERIOD": _Run._period,
     "RESTORE": _Run._restore,
     "FAILED": _Run._failed,
 }

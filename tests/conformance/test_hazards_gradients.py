@@ -50,7 +50,7 @@ def test_leaves_that_no_module_has():
         late = torch.randn(32, 32).sin().requires_grad_()
         seen = []
         for step in range(3):
-            x = late * (step + 1)
+            x = (late * (step + 1)).repeat(8, 1)
             for leaf in leaves:
                 x = torch.tanh(x @ leaf)
             x.sum().backward()

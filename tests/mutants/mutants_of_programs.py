@@ -87,6 +87,27 @@ row(
 row(
     "long chains",
     (
+        "the history of a loop is never cut",
+        "history",
+        "        self.forget_small(age)\n        self.cut_history()\n",
+        "        self.forget_small(age)\n",
+        "hazards_loops::the_records_of_a_loop_without_gradients_do_not_pile_up",
+    ),
+    (
+        "what is evicted at a step's end keeps all history",
+        "history",
+        "if record.resident or self._restored(record):",
+        "if record.resident:",
+        "hazards_loops::what_is_carried_over_comes_back_before_its_history_goes",
+    ),
+    (
+        "a program without an optimizer has no steps",
+        "backwards",
+        "            self._ended()\n",
+        "            pass\n",
+        "hazards_loops::what_is_carried_over_comes_back_before_its_history_goes",
+    ),
+    (
         "what a replay needed on the way stays",
         "replay",
         "                self.ledger.drop(source)\n                self.ledger.policy.released(source)\n",

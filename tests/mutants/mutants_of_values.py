@@ -116,7 +116,7 @@ row(
     ),
     (
         "history is never forgotten",
-        "ledger",
+        "history",
         "        self.forget_history()\n",
         "",
         "hazards_mutation::kept_losses_do_not_pile_up_records",
@@ -138,6 +138,20 @@ row(
 )
 row(
     "gradients",
+    (
+        "those that no leaf accumulates may be evicted",
+        "backwards",
+        '        self._pin(gradient, "gradient")\n',
+        "        pass\n",
+        "hazards_loops::inside_a_budget_a_step_is_recomputed_and_not_the_program",
+    ),
+    (
+        "a replay holds on to them",
+        "recipes",
+        ' or source.pin == "gradient"',
+        "",
+        "hazards_loops::inside_a_budget_a_step_is_recomputed_and_not_the_program",
+    ),
     (
         "gradients are not pinned",
         "gradients",

@@ -1,0 +1,105 @@
+"""Programs without an optimizer: where their steps end, and which tensors are their gradients.
+
+Such a program updates its weights by itself, often by making new ones (`torch.func`, weights in a list). Only
+that a backward pass has ended tells its steps apart. Nothing else says which results are gradients, and to
+bring one of those back takes a replay of the whole step. The engine's entrance is watched as long as no
+optimizer has been made. No longer needed once PyTorch has hooks around backward passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.autograd import graph
+
+_C: Any = torch._C
+_F: Any = torch._C._functorch
+
+
+class Backwards:
+    """Patches the entrance to the autograd engine while installed.
+
+    wanted: whether there is no optimizer. pin: called with each gradient as it arrives, and why it stays.
+    watch: called with each leaf that a gradient is going to be added to. ended: called after the last pass
+    through a graph.
+    """
+
+    def __init__(
+        self,
+        wanted: Callable[[], bool],
+        pin: Callable[[torch.Tensor, str], None],
+        watch: Callable[[torch.Tensor], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._wanted, self._pin, self._watch, self._ended = wanted, pin, watch, ended
+
+    def install(self) -> None:
+        self._original = original = graph._engine_run_backward
+        wanted = self._wanted
+
+        def run(
+            outputs: Any, gradients: Any, keep: Any, create: Any, inputs: Any, *args: Any, **more: Any
+        ) -> Any:
+            def engine() -> Any:
+                return original(outputs, gradients, keep, create, inputs, *args, **more)
+
+            if not wanted() or _C._current_graph_task_id() != -1:
+                return engine()
+            if more.get("accumulate_grad") and not inputs:
+                for node in nodes_behind(outputs):
+                    leaf = getattr(node, "variable", None)  # of AccumulateGrad
+                    if isinstance(leaf, torch.Tensor):
+                        self._watch(leaf)
+            if keep or (create and _functorch_levels() != 1):
+                return engine()  # the graph, or its gradient's, is going to be used again
+            handles = self._hooks(inputs)
+            try:
+                result = engine()
+            finally:
+                for handle in handles:
+                    handle.remove()
+            self._ended()
+            return result
+
+        run_backward: Any = run
+        graph._engine_run_backward = run_backward
+        torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]
+
+    def remove(self) -> None:
+        graph._engine_run_backward = self._original
+        torch.autograd._engine_run_backward = self._original  # type: ignore[attr-defined]
+
+    def _hooks(self, inputs: Iterable[Any]) -> list[Any]:
+        """By which gradients with respect to `inputs` come to us when the engine has them."""
+        handles = []
+        for tensor in inputs:
+            if isinstance(tensor, torch.Tensor):
+                with suppress(RuntimeError):  # needs no gradient: the engine says so
+                    handles.append(tensor.register_hook(self._arrived))
+        return handles
+
+    def _arrived(self, gradient: Any) -> None:
+        while _F.is_functorch_wrapped_tensor(gradient):
+            gradient = _F.get_unwrapped(gradient)
+        self._pin(gradient, "gradient")
+
+
+def _functorch_levels() -> int:
+    """How many transforms of `torch.func` that differentiate are under way; they always want a graph."""
+    return sum(one.key().name in ("Grad", "Jvp") for one in _F.get_interpreter_stack() or ())
+
+
+def nodes_behind(outputs: Iterable[Any]) -> Iterable[Any]:
+    """All nodes of the graph behind `outputs` (tensors or gradient edges)."""
+    stack = [output.node if isinstance(output, graph.GradientEdge) else output.grad_fn for output in outputs]
+    seen = set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        stack.extend(source for source, _ in node.next_functions)
