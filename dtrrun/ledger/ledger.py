@@ -24,6 +24,7 @@ class Ledger(Writes):
     def make_room(self, nbytes: int, operator: str) -> None:
         """Evict until `nbytes` more fit into the budget; raises BudgetError if that can't be."""
         self.drain()
+        nbytes += self.promised_bytes
         if self.resident_bytes + nbytes <= self.limit:
             return
         started = now_ns()
@@ -47,7 +48,7 @@ class Ledger(Writes):
                 if self.warn_only:
                     self.over_budget += 1
                     return
-                raise self._too_small(nbytes, operator)
+                raise self._too_small(nbytes - self.promised_bytes, operator)
             self.evict(victim)
         self.making_room_ns += now_ns() - started
 
@@ -166,12 +167,13 @@ class Ledger(Writes):
     def _too_small(self, nbytes: int, operator: str) -> Exception:
         assert self.budget_bytes is not None
         beside = max(self.budget_bytes - self.limit, sum(self.beside.values()), 0)  # on a GPU
+        promised = {"results of operators under way": self.promised_bytes} if self.promised_bytes else {}
         return self.BudgetError(
             operator,
             nbytes,
             self.budget_bytes,
-            self.resident_bytes + nbytes + beside,
-            self.pinned_by_reason() | self.beside,
+            self.resident_bytes + self.promised_bytes + nbytes + beside,
+            self.pinned_by_reason() | self.beside | promised,
         )
 
     def end_step(self) -> None:

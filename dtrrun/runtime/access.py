@@ -9,6 +9,7 @@ import torch
 
 from dtrrun.ledger.record import Record
 from dtrrun.runtime.careful import Careful
+from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.storage import storage_of
 from dtrrun.runtime.threads import joins
 
@@ -33,10 +34,7 @@ class Access:
         """Keep a tensor's storage in memory from now on. Raises BudgetError."""
         self._join([tensor])
         with self._careful.lock:
-            self._careful.ledger.drain()  # a new storage may have the identity of one that died
-            record = self._record(tensor)
-            if record is not None:
-                self._careful.replay.lock([record])
+            for record in self._locked([tensor]):
                 record.locks -= 1
                 self._careful.ledger.pin(record, why)
 
@@ -44,9 +42,7 @@ class Access:
         """Keep storages in memory until what it returns is called. Raises BudgetError."""
         self._join(tensors)
         with self._careful.lock:
-            self._careful.ledger.drain()
-            records = [record for tensor in tensors if (record := self._record(tensor)) is not None]
-            self._careful.replay.lock(records)
+            records = self._locked(tensors)
 
         def unlock() -> None:
             for record in records:
@@ -54,6 +50,18 @@ class Access:
                 record.locks -= 1
 
         return unlock
+
+    def _locked(self, tensors: list[torch.Tensor]) -> list[Record]:
+        """The records of tensors, in memory and locked."""
+        while True:
+            self._careful.ledger.drain()  # a new storage may have the identity of one that died
+            records = [record for tensor in tensors if (record := self._record(tensor)) is not None]
+            try:
+                self._careful.replay.lock(records)
+                return records
+            except BudgetError:
+                if not self._careful.others_end():
+                    raise
 
     def hold(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
         """As `lock`; but what the ledger has not met is in memory, and is not entered for being looked at."""

@@ -19,6 +19,7 @@ from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.replay import Replay
 from dtrrun.runtime.storage import place_of, storage_of
 
+PATIENCE_SECONDS = 1.0  # with operators of other threads, which may wait for one another
 SIGNATURES_LIMIT = 50_000  # programs whose shapes never repeat: start afresh rather than grow forever
 
 
@@ -35,6 +36,7 @@ class Call:
         "needed",
         "opaque",
         "operator",
+        "promised",
         "recordable",
         "records",
         "signature",
@@ -55,6 +57,7 @@ class Call:
     changing: list[Record]  # constants that it is about to write to: until then nothing may rely on them
     written: dict[int, list[int]]  # id of a mutated record: the holes that it is written through
     opaque: bool
+    promised: int  # bytes of its outputs, while it is under way; -1: it is not
     complex: bool  # a tensor may have, or its kernel may give one, a conjugate or negative bit
     recordable: bool
     generator: Any
@@ -90,6 +93,8 @@ class Calls:
         """Told of each operator that comes here, but for views: its name, cost in ns and inputs."""
         self.checks_modes = False  # an operator has run whose gradient formula asks for modes
         self.lock = threading.RLock()
+        self._under_way: list[int] = []  # the threads that run an operator now
+        self._ended = threading.Condition(self.lock)
         self.next_tick = 0
         self.tick = tick
         self._met_leaf = met_leaf
@@ -169,6 +174,7 @@ class Calls:
         holes.append(len(tensors))
         call.tensors = tensors
         call.opaque = call.complex = False
+        call.promised = -1
         call.records, call.locked = [], []
         geometries: list[Any] = []
         for tensor in tensors:
@@ -256,8 +262,29 @@ class Calls:
                 self.device.add_signature(key, signature)
         return signature
 
-    @staticmethod
-    def _unlock(call: Call) -> None:
+    def _promise(self, call: Call) -> None:
+        """There is room for its outputs: until they are entered it is nobody else's."""
+        call.promised = call.signature.output_bytes
+        self.ledger.promised_bytes += call.promised
+        self._under_way.append(threading.get_ident())
+
+    def others_end(self) -> bool:
+        """Wait until an operator of another thread ends: what it had locked may make room then.
+
+        The caller holds the lock, which the others get meanwhile. False if there is none to wait for.
+        """
+        own = threading.get_ident()
+        if all(thread == own for thread in self._under_way):
+            return False
+        return self._ended.wait(PATIENCE_SECONDS)
+
+    def _unlock(self, call: Call) -> None:
+        if call.promised >= 0:
+            self.ledger.promised_bytes -= call.promised
+            call.promised = -1
+            self._under_way.remove(threading.get_ident())
+            if self.always:
+                self._ended.notify_all()
         while call.changing:
             call.changing.pop().exposed = False
         while call.locked:

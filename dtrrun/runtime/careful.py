@@ -78,15 +78,19 @@ class Careful(Outcomes):
         making_room_before = ledger.making_room_ns
         remat_before = self.replay.operators_ns
         with self.lock:
-            call = self._prepare(operator, func, args, kwargs)
-            try:
-                self._admit(call)
-                recipe_rng = self._capture_rng(call)
-            except BaseException as error:
-                self._unlock(call)
-                if isinstance(error, BudgetError):
-                    self._too_small(error)
-                raise
+            while True:
+                call = self._prepare(operator, func, args, kwargs)
+                try:
+                    self._admit(call)
+                    recipe_rng = self._capture_rng(call)
+                    break
+                except BaseException as error:
+                    self._unlock(call)
+                    if isinstance(error, BudgetError):
+                        if self.others_end():
+                            continue
+                        self._too_small(error)
+                    raise
         versions = versions_of(call) if operator.unversioned else None
         started = now_ns()
         try:
@@ -186,6 +190,7 @@ class Careful(Outcomes):
                 ledger.make_constant(record, "running statistics")
             ledger.about_to_change(statistics, call.changing)
         ledger.make_room(call.signature.output_bytes, call.operator.name)
+        self._promise(call)
 
     def _capture_rng(self, call: Call) -> Any:
         if not call.operator.random or not call.recordable or self.capturing:

@@ -1,0 +1,91 @@
+"""Room in the budget for operators that several threads run at once."""
+
+import threading
+
+import pytest
+import torch
+
+import dtrrun
+
+UNIT = 1024 * 1024
+
+
+@pytest.fixture
+def meet():
+    """An operator that makes a megabyte, once the others that were announced are about to do so, too."""
+    barrier = [threading.Barrier(1)]
+    with torch.library._scoped_library("dtrrun_test_room", "FRAGMENT") as library:
+        library.define("meet(Tensor x) -> Tensor")
+
+        def made(x):
+            barrier[0].wait(20)
+            return torch.zeros(UNIT // 4) + x
+
+        library.impl("meet", made, "CPU")
+        library.impl("meet", lambda x: x.new_empty(UNIT // 4), "Meta")
+        yield barrier, torch.ops.dtrrun_test_room.meet.default
+
+
+def in_threads(count, work):
+    errors = []
+
+    def run(place):
+        try:
+            work(place)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+def test_what_one_has_been_promised_is_not_anothers_room(meet):
+    barrier, operator = meet
+    results = {}
+    with dtrrun.budget(6 * UNIT + UNIT // 2) as session:
+        one = torch.ones(1)
+        kept = [torch.full((UNIT // 4,), place + 1.0) for place in range(5)]
+        barrier[0] = threading.Barrier(2)
+        errors = in_threads(2, lambda place: results.update({place: operator(one)}))
+        assert errors == []
+        assert session.report()["peak_bytes"] <= 6 * UNIT + UNIT // 2
+        assert session.report()["evictions"] == 1
+        assert session.ledger.promised_bytes == 0
+    assert [tensor[0].item() for tensor in kept] == [1, 2, 3, 4, 5]
+
+
+def test_who_finds_no_room_waits_for_the_others(meet):
+    """What an operator of another thread has locked can be evicted once it has ended."""
+    barrier, operator = meet
+    under_way, results = threading.Event(), []
+
+    class Announced(threading.Barrier):
+        def wait(self, timeout=None):
+            under_way.set()
+            return threading.Event().wait(0.2)
+
+    with dtrrun.budget(3 * UNIT + UNIT // 2) as session:
+        big = torch.full((2 * UNIT // 4,), 1.0)
+        barrier[0] = Announced(1)
+
+        def work(place):
+            if place:
+                under_way.wait(20)
+                results.append(torch.full((2 * UNIT // 4,), 2.0))
+            else:
+                operator(big[:1])
+
+        assert in_threads(2, work) == []
+        assert session.report()["peak_bytes"] <= 3 * UNIT + UNIT // 2
+    assert results[0].sum().item() == 2 * len(results[0])
+
+
+def test_who_finds_no_room_when_nobody_else_is_at_work_is_told():
+    with dtrrun.budget(2 * UNIT):
+        assert in_threads(1, lambda _: torch.ones(1) + 1) == []
+        with pytest.raises(dtrrun.BudgetError, match="budget"):
+            torch.full((UNIT,), 1.0)
