@@ -8,7 +8,8 @@ from dtrrun.ledger.history import History
 from dtrrun.ledger.recipes import CHAIN_LIMIT
 from dtrrun.ledger.record import Record
 
-STICKY = ("parameter", "gradient", "pinned")  # pins that an overwrite of the whole storage does not end
+STICKY = ("parameter", "gradient", "pinned", "loaded or copied")
+"""Pins that an overwrite of the whole storage does not end."""
 
 
 class Writes(History):

@@ -16,7 +16,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-READS = ("__repr__", "tolist", "__deepcopy__", "__reduce_ex__", "__format__")
+from dtrrun.runtime.passing import FUNCTIONS as PASSING
+from dtrrun.runtime.passing import TAKE_STORAGES, passing, until_return
+
+READS = ("__repr__", "tolist", "__reduce_ex__", "__format__")
 """Read the memory while they run (`repr` by operators, but with all modes switched off)."""
 
 WRITES = ("apply_", "map_", "map2_")
@@ -72,7 +75,7 @@ STATES: tuple[tuple[Any, str], ...] = (
 )
 """Read the state of a random generator from a tensor. `Generator.set_state` itself cannot be replaced."""
 
-PATCHED = (*STATES, *READ_BY_COMPOSITES, *WRITTEN_BY_COMPOSITES, *OUT_BY_COMPOSITES, *CONSTRUCTORS)
+PATCHED = (*STATES, *PASSING, *READ_BY_COMPOSITES, *WRITTEN_BY_COMPOSITES, *OUT_BY_COMPOSITES, *CONSTRUCTORS)
 """All functions, by their owner and name."""
 
 EXPOSING_PROPERTIES = ("__cuda_array_interface__",)
@@ -98,10 +101,12 @@ class Escapes:
             self._patch(torch.Tensor, name, writes=True, exposes=True)
         for owner, name in STATES:
             self._patch(owner, name, writes=False, exposes=False)
+        for owner, name in PASSING:
+            self._patch(owner, name, writes=False, exposes=False, around=passing)
         for owner, name in READ_BY_COMPOSITES:
             self._patch(owner, name, writes=False, exposes=False, integers_only=True)
         for owner, name in WRITTEN_BY_COMPOSITES:
-            self._patch(owner, name, writes=True, exposes=False, unseen=True)
+            self._patch(owner, name, writes=True, exposes=False, around=_disable_current_modes)
         for owner, name in OUT_BY_COMPOSITES:
             self._patch_out(owner, name)
         for owner, name in CONSTRUCTORS:
@@ -128,16 +133,20 @@ class Escapes:
         exposes: bool,
         integers_only: bool = False,
         nested: bool = False,
-        unseen: bool = False,
+        around: Callable[[], Any] = nullcontext,
     ) -> None:
         original = getattr(owner, name, None)
         if original is None:
             return
         call = self._call
+        takes_storage = name in TAKE_STORAGES
 
         @functools.wraps(original)
         def patched(*args: Any, **kwargs: Any) -> Any:
             touched = (*args, *kwargs.values())
+            if takes_storage and (ends := until_return()) is not None:
+                ends.append(self._reach(args[0], False, False))
+                return original(*args, **kwargs)
             if nested:
                 touched = (*touched, *(item for arg in touched for item in _elements(arg)))
             reaches = [
@@ -145,7 +154,7 @@ class Escapes:
                 for arg in touched
                 if isinstance(arg, torch.Tensor) and not (integers_only and arg.is_floating_point())
             ]
-            return call(original, args, kwargs, reaches, unseen)
+            return call(original, args, kwargs, reaches, around)
 
         self._replace(owner, name, patched)
 
@@ -159,7 +168,7 @@ class Escapes:
                 return original(*args, **kwargs)
             touched = (*args, *kwargs.values())
             reaches = [(arg, arg is out, False) for arg in touched if isinstance(arg, torch.Tensor)]
-            return call(original, args, kwargs, reaches, True)
+            return call(original, args, kwargs, reaches, _disable_current_modes)
 
         self._replace(owner, name, patched)
 
@@ -169,14 +178,14 @@ class Escapes:
         args: Any,
         kwargs: Any,
         reaches: list[tuple[torch.Tensor, bool, bool]],
-        unseen: bool,
+        around: Callable[[], Any],
     ) -> Any:
         """Call `original` with all that it touches in memory; nothing stays locked, whatever raises."""
         ends: list[Callable[[], None]] = []
         try:
             for reach in reaches:
                 ends.append(self._reach(*reach))
-            with _disable_current_modes() if unseen else nullcontext():
+            with around():
                 return original(*args, **kwargs)
         finally:
             for end in ends:

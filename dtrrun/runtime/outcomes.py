@@ -13,6 +13,7 @@ from dtrrun.runtime.calls import Call
 from dtrrun.runtime.cost_model import modelled_ns
 from dtrrun.runtime.mutation import Mutations, overwritten
 from dtrrun.runtime.operators import Operator
+from dtrrun.runtime.passing import until_return
 from dtrrun.runtime.storage import device_type_of, size_of, storage_of
 
 
@@ -117,7 +118,10 @@ class Outcomes(Mutations):
                 continue
             if call.operator.takes_storage:  # the program has the storage itself, and may write to it
                 given = self.record_of(tensor)
-                if given is not None:
+                if given is not None and until_return() is not None:
+                    given.exposed, given.pin = False, "loaded or copied"  # nobody else will have it
+                    self._resized(given)
+                elif given is not None:
                     ledger.expose(given, "handed out")
                     self._resized(given)
                 continue

@@ -26,6 +26,20 @@ row(
         "hazards_escapes::arrays_stay_valid_and_are_written_to_later",
     ),
     (
+        "what is saved or copied counts as handed out",
+        "escapes",
+        "            if takes_storage and (ends := until_return()) is not None:\n",
+        "            if False:\n",
+        "hazards_saving::what_was_read_is_recomputed_from_all_the_same",
+    ),
+    (
+        "what was loaded is evicted once it is overwritten",
+        "outcomes",
+        'given.exposed, given.pin = False, "loaded or copied"',
+        'given.exposed, given.pin = False, "constant"',
+        "hazards_saving::memory_that_was_loaded_cannot_be_given_back",
+    ),
+    (
         "what is handed out is not marked so",
         "writes",
         "        record.exposed = record.exposed or exposes ",

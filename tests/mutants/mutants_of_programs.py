@@ -52,6 +52,20 @@ row(
 row(
     "threads",
     (
+        "room is promised to several at once",
+        "calls",
+        "        self.ledger.promised_bytes += call.promised\n",
+        "        call.promised = 0\n",
+        "hazards_room::what_one_has_been_promised_is_not_anothers_room",
+    ),
+    (
+        "nobody waits for others",
+        "calls",
+        "        return self._ended.wait(PATIENCE_SECONDS)\n",
+        "        return False\n",
+        "hazards_room::who_finds_no_room_waits_for_the_others",
+    ),
+    (
         "threads run without the mode",
         "threads",
         "            with guest:\n",

@@ -1,0 +1,133 @@
+"""Checkpoints and copies in the middle of a training: reading a model hands nothing out."""
+
+import copy
+import io
+
+import pytest
+import torch
+from programs import check_stress, plain, run_inside
+from torch import nn
+
+import dtrrun
+
+
+def convnet():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)
+    )
+
+
+def loaded(value, **options):
+    file = io.BytesIO()
+    torch.save(value, file, **options)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+READ = {
+    "save": lambda model, optimizer: loaded([model.state_dict(), optimizer.state_dict()]),
+    "save a module": lambda model, optimizer: loaded(model),
+    "save in the old format": lambda model, optimizer: loaded(
+        model.state_dict(), _use_new_zipfile_serialization=False
+    ),
+    "copy a module": lambda model, optimizer: copy.deepcopy(model),
+    "copy a state": lambda model, optimizer: copy.deepcopy([model.state_dict(), optimizer.state_dict()]),
+    "copy and load": lambda model, optimizer: model.load_state_dict(copy.deepcopy(model.state_dict())),
+    "assign": lambda model, optimizer: convnet().load_state_dict(loaded(model.state_dict()), assign=True),
+}
+
+
+def step(model, optimizer):
+    loss = model(torch.randn(8, 1, 16, 16)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+@pytest.mark.parametrize("read", READ.values(), ids=READ)
+def test_what_was_read_is_recomputed_from_all_the_same(read):
+    model = convnet()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    with dtrrun.budget("1GB") as session:
+        step(model, optimizer)
+        kept = read(model, optimizer)
+        assert not any(record.exposed or record.locks for record in session.ledger.records.values())
+        hidden = model(torch.randn(8, 1, 16, 16))
+        assert session.ledger.records[id(torch._C.TensorBase.untyped_storage(hidden))].op is not None
+    del kept
+
+
+@pytest.mark.parametrize("read", READ.values(), ids=READ)
+def test_a_training_goes_on_within_its_budget(read):
+    """What it read must not take the room that the steps after it need."""
+
+    def program():
+        torch.manual_seed(0)
+        model = convnet()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+        losses = []
+        for turn in range(5):
+            if turn == 2:
+                losses.append(read(model, optimizer) and 0)
+            losses.append(step(model, optimizer))
+        return losses, model
+
+    expected = plain(program)
+    found, report = run_inside(program, 120_000, verify=True)
+    assert found == expected
+    assert report["mismatches"] == []
+
+
+@pytest.mark.parametrize("way", ["load", "copy"])
+def test_what_was_loaded_can_be_recomputed_from(way):
+    with dtrrun.budget("1GB") as session:
+        model = loaded(convnet()) if way == "load" else copy.deepcopy(convnet())
+        hidden = model(torch.randn(8, 1, 16, 16))
+        assert session.ledger.records[id(torch._C.TensorBase.untyped_storage(hidden))].op is not None
+
+
+def test_memory_that_was_loaded_cannot_be_given_back():
+    """It is a part of what was read from the file: recomputed from, but never evicted."""
+
+    def program():
+        x, y = loaded([torch.arange(64.0), torch.arange(64.0)])
+        before = x * 2
+        x.zero_()
+        y.add_(1)
+        y.copy_(before + y)
+        x.copy_(y)
+        y.fill_(3)
+        return before, x, y, x + y
+
+    check_stress(program)
+
+
+def test_a_storage_that_the_program_takes_is_handed_out():
+    class Keeper:
+        def __deepcopy__(self, memo):
+            return Keeper()
+
+    with dtrrun.budget("1GB") as session:
+        x, y = torch.ones(64), torch.ones(64)
+        copy.deepcopy([x, Keeper()])
+        y.untyped_storage()
+        exposed = [
+            session.ledger.records[id(torch._C.TensorBase.untyped_storage(tensor))].exposed
+            for tensor in (x, y)
+        ]
+    assert exposed == [False, True]
+
+
+def test_nothing_stays_locked_when_saving_fails():
+    class Broken:
+        def __reduce__(self):
+            raise RuntimeError("cannot be pickled")
+
+    with dtrrun.budget("1GB") as session:
+        x = torch.ones(64) * 2
+        with pytest.raises(RuntimeError, match="cannot be pickled"):
+            torch.save([x, Broken()], io.BytesIO())
+        x.untyped_storage()
+        assert not any(record.locks for record in session.ledger.records.values())
+        assert session.ledger.records[id(torch._C.TensorBase.untyped_storage(x))].exposed
