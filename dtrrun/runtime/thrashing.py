@@ -9,6 +9,7 @@ from dtrrun.settings import RuntimeSettings
 
 THRASHING = 10.0  # a slowdown that is worth a warning unasked
 GRACE_NS = 5_000_000_000  # of overhead in a step that is still under way
+WINDOW_NS = 500_000_000  # unasked, short steps are judged together: each of many optimizers makes its own
 THRASHED = 1  # exit status of --on-thrash stop
 
 
@@ -20,12 +21,22 @@ class Thrashing:
     ) -> None:
         self._settings, self._warn, self._publish = settings, warn, publish
         self._warning = ""
+        self._window: dict[str, int] = {}  # sums over the steps since the last judgement
 
     def watch(self, step: dict[str, int], grace_ns: int = 0) -> None:
         """Warn, or raise SystemExit, when a step (perhaps still under way) is mostly recomputation."""
-        if overhead_ns(step) <= grace_ns:
-            return
-        found, most = slowdown(step), self._settings.max_slowdown
+        most = self._settings.max_slowdown
+        steps = f"step {step['index']}"
+        if most is None and not grace_ns:
+            first = self._add(step)
+            if self._window["wall_ns"] < WINDOW_NS:
+                return
+            if first != step["index"]:
+                steps = f"steps {first} to {step['index']}"
+            step, self._window = self._window, {}
+        if overhead_ns(step) <= grace_ns or not (step["evictions"] or step["rematerializations"]):
+            return  # without evictions it is not the budget's doing
+        found = slowdown(step)
         if found <= (most or THRASHING):
             return
         if most is not None and self._settings.on_thrash == "stop":
@@ -37,7 +48,14 @@ class Thrashing:
             raise SystemExit(THRASHED)
         if not self._warning:
             self._warning = (
-                f"steps take more than {most or THRASHING:g} times their own work (step {step['index']}: "
+                f"steps take more than {most or THRASHING:g} times their own work ({steps}: "
                 f"{found:.1f} times); a larger budget would help"
             )
         self._warn(self._warning)
+
+    def _add(self, step: dict[str, int]) -> int:
+        """Count a step in; returns the first of those that are counted."""
+        window = self._window
+        first = window.get("index", step["index"])
+        self._window = {name: value + window.get(name, 0) for name, value in step.items()} | {"index": first}
+        return first

@@ -1,0 +1,87 @@
+"""When a run is told that its steps are mostly recomputation."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from dtrrun.runtime.thrashing import GRACE_NS, WINDOW_NS, Thrashing
+
+MS = 1_000_000
+
+
+def step(index, own_ns, overhead_ns, evictions=1):
+    return {
+        "index": index,
+        "wall_ns": own_ns + overhead_ns,
+        "rematerialization_ns": 0,
+        "scoring_ns": 0,
+        "search_ns": 0,
+        "bookkeeping_ns": overhead_ns,
+        "evictions": evictions,
+        "rematerializations": evictions,
+    }
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+def judge(said, max_slowdown=None, on_thrash="warn"):
+    settings = SimpleNamespace(max_slowdown=max_slowdown, on_thrash=on_thrash)
+    return Thrashing(settings, said.append, lambda: None)
+
+
+def test_without_evictions_no_budget_would_help(said):
+    for most in (None, 2.0):
+        thrashing = judge(said, most, "stop")
+        thrashing.watch(step(1, 1 * MS, 5_000 * MS, evictions=0))
+        thrashing.watch(step(2, 1 * MS, 2 * GRACE_NS, evictions=0), GRACE_NS)
+    assert said == []
+
+
+def test_a_short_step_alone_is_not_worth_a_word(said):
+    """An optimizer for each parameter, stepped in the backward pass: the first ones learn about operators."""
+    thrashing = judge(said)
+    for index in range(200):
+        thrashing.watch(step(index, 1 * MS, 30 * MS if index < 4 else 1 * MS))
+    assert said == []
+
+
+def test_short_steps_are_judged_together(said):
+    thrashing = judge(said)
+    for index in range(1, 20):
+        thrashing.watch(step(index, 2 * MS, 58 * MS))
+    last = -(-WINDOW_NS // (60 * MS))
+    assert said[0] == (
+        f"steps take more than 10 times their own work (steps 1 to {last}: 30.0 times); "
+        "a larger budget would help"
+    )
+    assert len(set(said)) == 1
+
+
+def test_a_long_step_is_judged_by_itself(said):
+    thrashing = judge(said)
+    thrashing.watch(step(1, 100 * MS, 0))
+    thrashing.watch(step(2, 1000 * MS, 20_000 * MS))
+    assert "(steps 1 to 2: 19.2 times)" in said[0]
+    thrashing = judge(said)
+    thrashing.watch(step(1, 1000 * MS, 20_000 * MS))
+    assert "(step 1: 21.0 times)" in said[1]
+
+
+def test_a_limit_of_the_users_own_holds_for_each_step(said):
+    with pytest.raises(SystemExit) as stopped:
+        judge(said, 2.0, "stop").watch(step(3, 1 * MS, 2 * MS))
+    assert stopped.value.code
+    assert said == [
+        "step 3 takes 3.0 times its own work; a larger budget would help: stopped (--on-thrash stop)"
+    ]
+
+
+def test_a_step_under_way_is_given_time(said):
+    thrashing = judge(said)
+    thrashing.watch(step(1, 100 * MS, GRACE_NS), GRACE_NS)
+    assert said == []
+    thrashing.watch(step(1, 100 * MS, GRACE_NS + 1), GRACE_NS)
+    assert len(said) == 1
