@@ -75,8 +75,8 @@ class Careful(Outcomes):
         self, mode: Any, operator: Operator, func: Any, args: Any, kwargs: dict[str, Any], entered: int
     ) -> Any:
         ledger = self.ledger
-        making_room_before = ledger.making_room_ns
-        remat_before = self.replay.operators_ns
+        replay = self.replay
+        elsewhere = ledger.making_room_ns + replay.operators_ns  # what others account for
         with self.lock:
             while True:
                 call = self._prepare(operator, func, args, kwargs)
@@ -90,6 +90,8 @@ class Careful(Outcomes):
                         if self.others_end():
                             continue
                         self._too_small(error)
+                    mode.bookkeeping_ns += now_ns() - entered + elsewhere
+                    mode.bookkeeping_ns -= ledger.making_room_ns + replay.operators_ns
                     raise
         versions = versions_of(call) if operator.unversioned else None
         started = now_ns()
@@ -113,14 +115,8 @@ class Careful(Outcomes):
             raise
         mode.operators_ns += cost
         left = now_ns()
-        mode.bookkeeping_ns += (
-            left
-            - ended
-            + started
-            - entered
-            - (self.replay.operators_ns - remat_before)
-            - (ledger.making_room_ns - making_room_before)
-        )
+        mode.bookkeeping_ns += left - ended + started - entered + elsewhere
+        mode.bookkeeping_ns -= ledger.making_room_ns + replay.operators_ns
         if left > self.next_tick:
             self.tick()
         return result
