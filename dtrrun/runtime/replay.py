@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from time import perf_counter_ns as now_ns
 from typing import Any
 
@@ -21,6 +22,28 @@ class Replay(AnyReplay):
     next_tick = 0
     device: Any = None  # that of the session, if it is a GPU
     guard: Any = below
+    _began: tuple[int, int] | None = None  # the replay under way, and what was accounted for until then
+
+    def materialize(self, targets: Iterable[Record]) -> None:
+        if self._began is not None:  # one within another: an operator that makes room
+            super().materialize(targets)
+            return
+        self._began = now_ns(), self._accounted()
+        try:
+            super().materialize(targets)
+        finally:
+            self._began = None
+
+    def _accounted(self) -> int:
+        return self.operators_ns + self.ledger.making_room_ns
+
+    def under_way_ns(self) -> int:
+        """Bookkeeping of a replay that has not ended: counted at its end, which may be minutes away."""
+        began = self._began
+        if began is None:
+            return 0
+        started, accounted = began
+        return now_ns() - started - (self._accounted() - accounted)
 
     def below(self) -> below:
         guard: below = self.guard()

@@ -217,6 +217,7 @@ class Session:
             "search_ns": policy.search_ns,
             "bookkeeping_ns": self.mode.bookkeeping_ns
             + self.ledger.making_room_ns
+            + self.replay.under_way_ns()
             - policy.scoring_ns
             - policy.search_ns
             - (shapes.loading_ns - self._loading_ns),  # an import, not work on a step

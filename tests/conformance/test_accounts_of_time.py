@@ -1,0 +1,57 @@
+"""Where a run's time goes is told while it goes there."""
+
+import time
+
+import pytest
+import torch
+from programs import chain
+
+import dtrrun
+from dtrrun.runtime import shapes
+
+
+@pytest.fixture
+def slow_replay(monkeypatch):
+    """A session whose replays take 10 ms of bookkeeping for each operator, and a chain that is evicted."""
+    with dtrrun.budget(1, over_budget="warn") as session:
+        kept = chain(torch.ones(64), 16)
+        collect = session.replay._collect
+
+        def slowly(*args):
+            time.sleep(0.01)
+            collect(*args)
+
+        monkeypatch.setattr(session.replay, "_collect", slowly)
+        yield session, kept
+
+
+def test_a_replay_under_way_is_bookkeeping(slow_replay, monkeypatch):
+    session, kept = slow_replay
+    before, told = session.times(), []
+    monkeypatch.setattr(session.replay, "next_tick", 0)
+    monkeypatch.setattr(session.replay, "tick", lambda: told.append(session.times()))
+    kept[-2] + 1
+    after = session.times()
+    assert len(told) > 4
+    for earlier, later in zip((before, *told), (*told, after), strict=True):
+        assert later["bookkeeping_ns"] >= earlier["bookkeeping_ns"]
+    spent = told[-1]["bookkeeping_ns"] - before["bookkeeping_ns"]
+    assert spent >= 0.01e9 * (len(told) - 1)
+    assert after["bookkeeping_ns"] - before["bookkeeping_ns"] <= after["wall_ns"] - before["wall_ns"]
+    assert session.replay.under_way_ns() == 0
+
+
+def test_the_time_of_an_operator_that_finds_no_room_is_accounted_for(monkeypatch):
+    """What PyTorch loaded for it is no bookkeeping, and was taken off although it had never been added."""
+
+    def loads(*args):
+        time.sleep(0.05)
+        monkeypatch.setattr(shapes, "loading_ns", shapes.loading_ns + 50_000_000)
+        return 4_000_000
+
+    with dtrrun.budget("1MB") as session:
+        monkeypatch.setattr(shapes, "predict", loads)
+        session.ledger._next_collection = 1000  # it would take longer than all else
+        with pytest.raises(dtrrun.BudgetError):
+            torch.ones(1_000_000)
+        assert 0 <= session.times()["bookkeeping_ns"] < 50_000_000
