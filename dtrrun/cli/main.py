@@ -7,15 +7,17 @@ first such word is no verb, the verb is `run` and the word begins the target.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
 import typer
 
 from dtrrun.cli.messages import say
-from dtrrun.launch.errors import FAILED, LaunchError
+from dtrrun.launch.errors import FAILED, NOT_FOUND, LaunchError
 
 VERBS = ("run", "record", "profile", "simulate", "smoke", "top", "report", "doctor")
 TARGETS = ("-m", "-c")  # these begin a target of Python's, although they look like options
@@ -33,10 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         status = _main(words)
     except LaunchError as error:
-        say(f"error: {error}")
+        say(f"error: {error}{_verb_meant(words) if error.exit_status == NOT_FOUND else ''}")
         status = error.exit_status
     except ParseError as error:
-        say(f"error: {error.format_message()} (see dtrrun --help)")
+        say(f"error: {error.format_message()} (see {_help_for(error)})")
         status = error.exit_code
     except KeyboardInterrupt:
         status = 130
@@ -63,6 +65,25 @@ def _main(words: list[str]) -> int:
     # The target goes past typer, which would check that its words are valid text.
     status = command.main(args=ours, prog_name="dtrrun", standalone_mode=False, obj=target)
     return status if isinstance(status, int) else 0
+
+
+def _help_for(error: Any) -> str:
+    """Where more is told about what was wrong with the words."""
+    context = getattr(error, "ctx", None)
+    verb = context.command.name if context is not None else "run"
+    text = "dtrrun --help" if verb == "run" else f"dtrrun {verb} --help"
+    option = getattr(error, "option_name", None)
+    if option is not None and re.fullmatch("-[a-zA-Z]", option):
+        text += f"; an option of Python's goes so: python {option} ..."
+    return text
+
+
+def _verb_meant(words: list[str]) -> str:
+    ours, target = split(words, command_of("run"))
+    if len(ours) < len(words) and words[len(ours)] != "--":
+        for verb in get_close_matches(target[0], VERBS, n=1, cutoff=0.75):
+            return f"; did you mean the verb {verb}?"
+    return ""
 
 
 def split(words: Sequence[str], command: Any) -> tuple[list[str], list[str]]:

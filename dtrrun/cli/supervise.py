@@ -48,7 +48,7 @@ def supervise(options: Options, command: Sequence[str]) -> int:
         wants_trace = options.trace is not None
         settings = replace(options.settings, record_dir=folder, trace_events=wants_trace)
         if not options.quiet:
-            _announce(options)
+            _announce(options, command)
         announce(folder, command, time.time())
         view = None if options.quiet else live_view(settings, sys.stderr, options.live)
         said: deque[str] = deque()  # by the sampler's thread, while the terminal is the view's
@@ -142,13 +142,15 @@ def _run(
     return returncode
 
 
-def _announce(options: Options) -> None:
+def _announce(options: Options, command: Sequence[str]) -> None:
     """What was understood, in bytes: a budget that was meant otherwise shows here, not after an hour."""
     for warning in options.warnings:
         say(f"warning: {warning}")
     budget = options.settings.budget_bytes
     if budget is None:
-        say(f"no budget: counting only, on {options.device}")
+        late = any(word == "--budget" or word.startswith("--budget=") for word in command)
+        hint = " (--budget is the target's where it stands after it; ours goes before it)" if late else ""
+        say(f"no budget: counting only, on {options.device}{hint}")
     else:
         size = f"{format_size(budget)} ({budget:,} bytes)"
         say(f"budget {size} on {options.device}, heuristic {options.settings.heuristic}")

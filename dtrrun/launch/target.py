@@ -50,7 +50,9 @@ def _python_words(words: Sequence[str]) -> Sequence[str]:
     if words[0] in ("-m", "-c") and len(words) < 2:
         raise LaunchError(f"{words[0]} needs {'a module' if words[0] == '-m' else 'code'} after it")
     if words[0] != "-" and not words[0].startswith(("-m", "-c")):
-        raise LaunchError(f"{words[0]!r} is no target; a target is a script, -m module, -c code or a command")
+        hint = "" if words[0].startswith("--") else f" (an option of Python's goes so: python {words[0]} ...)"
+        what = "a target is a script, -m module, -c code or a command"
+        raise LaunchError(f"{words[0]!r} is no target; {what}{hint}")
     return words
 
 

@@ -86,6 +86,12 @@ def test_later_verbs_have_their_place(monkeypatch, seen):
         ("--budget", "requires an argument"),
         ("--quiet=yes train.py", "--quiet"),
         ("--budget 200 train.py", "--budget: '200' has no unit"),
+        (
+            "-O train.py",
+            "No such option: -O (see dtrrun --help; an option of Python's goes so: python -O ...)",
+        ),
+        ("simulate --budget 50% step.log", "--budgets, --quiet) (see dtrrun simulate --help)"),
+        ("--quiet smoke --budgte 50% train.py", "(see dtrrun smoke --help)"),
     ],
 )
 def test_usage_errors_are_one_line_and_status_2(seen, capsys, words, message):
@@ -96,6 +102,21 @@ def test_usage_errors_are_one_line_and_status_2(seen, capsys, words, message):
     assert err.startswith("dtrrun: error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("doktor", "no such script or command: doktor; did you mean the verb doctor?"),
+        ("--quiet simulat step.log", "no such script or command: simulat; did you mean the verb simulate?"),
+        ("-- doktor", "no such script or command: doktor"),
+        ("./top1", "no such script or command: ./top1"),
+        ("nosuch", "no such script or command: nosuch"),
+    ],
+)
+def test_a_verb_that_is_nearly_one(capsys, words, message):
+    assert status(*words.split()) == 127
+    assert capsys.readouterr().err == f"dtrrun: error: {message}\n"
 
 
 def test_a_launch_error_brings_its_own_status(monkeypatch, capsys):

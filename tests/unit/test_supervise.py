@@ -36,6 +36,14 @@ def test_no_budget(run):
     assert run("false")[2].startswith("dtrrun: no budget: counting only, on cpu\n")
 
 
+def test_a_budget_that_stands_too_far_behind(run):
+    """It may be an option of the script's own; else nothing would tell that it is not kept."""
+    for words in (["--budget", "5MB"], ["--budget=5MB"]):
+        first = run("false", *words)[2].splitlines()[0]
+        assert "counting only, on cpu (--budget is the target's where it stands after it" in first
+        assert "target's where" not in run("false", *words, budget="200MB", device="cpu")[2]
+
+
 def test_quiet_leaves_errors_only(run):
     assert run("sh", "-c", "exit 4", quiet=True) == (4, "", "")
     status, out, err = run("true", quiet=True)

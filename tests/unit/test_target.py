@@ -85,6 +85,7 @@ def test_a_command_goes_before_a_file_of_its_name(here):
         (["-c"], 2, "-c needs code"),
         (["--help"], 2, "'--help' is no target"),
         (["-x"], 2, "'-x' is no target"),
+        (["-O", "train.py"], 2, "an option of Python's goes so: python -O ..."),
         ([""], 127, "empty word"),
         (["nosuch.py"], 127, "no such script: nosuch.py"),
         (["./nosuch"], 127, "no such script or command: ./nosuch"),
