@@ -75,13 +75,22 @@ class Access:
     def reach(self, tensor: torch.Tensor, writes: bool, exposes: bool) -> Callable[[], None]:
         """An escape is about to touch the memory of `tensor`; returns what ends that."""
         unlock = self.lock([tensor])
-        if writes:
+        if writes or exposes:
             try:
-                self._hand_out(tensor, exposes)
+                if writes:
+                    self._hand_out(tensor, exposes)
+                else:
+                    self._keep(tensor)
             except BaseException:
                 unlock()
                 raise
         return unlock
+
+    def _keep(self, tensor: torch.Tensor) -> None:
+        with self._careful.lock:
+            record = self._record(tensor)
+            if record is not None and record.op is not None:
+                self._careful.ledger.pin(record, "handed out to be read")
 
     def _hand_out(self, tensor: torch.Tensor, exposes: bool) -> None:
         with self._careful.lock:

@@ -9,6 +9,7 @@ of a storage's memory.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dtrrun.runtime.passing import FUNCTIONS as PASSING
-from dtrrun.runtime.passing import TAKE_STORAGES, passing, until_return
+from dtrrun.runtime.passing import TAKE_STORAGES, is_read, passing, until_return
 
 READS = ("__repr__", "tolist", "__reduce_ex__", "__format__")
 """Read the memory while they run (`repr` by operators, but with all modes switched off)."""
@@ -82,7 +83,9 @@ EXPOSING_PROPERTIES = ("__cuda_array_interface__",)
 EXPOSING_FUNCTIONS = ((torch._C, "_to_dlpack"), (torch.utils.dlpack, "to_dlpack"))
 
 Reach = Callable[[torch.Tensor, bool, bool], Callable[[], None]]
-"""reach(tensor, writes, exposes) makes the memory safe to touch; returns what ends that."""
+"""reach(tensor, writes, exposes) makes the memory safe to touch; returns what ends that.
+
+What is exposed without being written to stays in memory, and is recomputed from."""
 
 
 class Escapes:
@@ -149,8 +152,9 @@ class Escapes:
                 return original(*args, **kwargs)
             if nested:
                 touched = (*touched, *(item for arg in touched for item in _elements(arg)))
+            handed = writes and not (exposes and is_read(sys._getframe(1)))
             reaches = [
-                (arg, writes, exposes)
+                (arg, handed, exposes)
                 for arg in touched
                 if isinstance(arg, torch.Tensor) and not (integers_only and arg.is_floating_point())
             ]

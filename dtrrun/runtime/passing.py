@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -25,6 +26,22 @@ FUNCTIONS: tuple[tuple[Any, str], ...] = (
 
 TAKE_STORAGES = ("untyped_storage", "storage", "_typed_storage")
 """Methods of tensors that hand out a storage, rather than its memory."""
+
+READERS = frozenset(
+    (
+        "accelerate.utils.modeling",
+        "accelerate.utils.other",
+        "huggingface_hub.serialization._torch",
+        "safetensors.torch",
+        "torch._tensor",  # pickling, `is_shared`
+        "torch.nn.modules.rnn",  # `flatten_parameters`
+        "transformers.modeling_utils",
+        "transformers.pytorch_utils",
+    )
+)
+"""Modules whose functions compare addresses or write to a file what is there, but never write there.
+
+What they are handed has to stay where it is, and things can be recomputed from it."""
 
 _here = threading.local()
 
@@ -43,6 +60,11 @@ def passing() -> Iterator[None]:
         _here.ends = None
         for end in ends:
             end()
+
+
+def is_read(frame: FrameType) -> bool:
+    """Whether memory is handed out to one of `READERS`; frame: of the function that asks for it."""
+    return frame.f_globals.get("__name__") in READERS
 
 
 def until_return() -> list[Callable[[], None]] | None:

@@ -1,7 +1,10 @@
 """Checkpoints and copies in the middle of a training: reading a model hands nothing out."""
 
 import copy
+import ctypes
 import io
+import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +20,13 @@ def convnet():
     )
 
 
+def looked_at(module, model):
+    """As a function of that module does it: addresses of storages tell which tensors share one."""
+    namespace = {"__name__": module}
+    exec("def look(x): return x.data_ptr(), x.untyped_storage().data_ptr()", namespace)
+    return [namespace["look"](value) for value in model.state_dict().values()]
+
+
 def loaded(value, **options):
     file = io.BytesIO()
     torch.save(value, file, **options)
@@ -30,6 +40,9 @@ READ = {
     "save in the old format": lambda model, optimizer: loaded(
         model.state_dict(), _use_new_zipfile_serialization=False
     ),
+    "pickle": lambda model, optimizer: pickle.dumps([model.state_dict(), optimizer.state_dict()]),
+    "look whether it is shared": lambda model, optimizer: [value.is_shared() for value in model.parameters()],
+    "safetensors": lambda model, optimizer: looked_at("safetensors.torch", model),
     "copy a module": lambda model, optimizer: copy.deepcopy(model),
     "copy a state": lambda model, optimizer: copy.deepcopy([model.state_dict(), optimizer.state_dict()]),
     "copy and load": lambda model, optimizer: model.load_state_dict(copy.deepcopy(model.state_dict())),
@@ -103,6 +116,26 @@ def test_memory_that_was_loaded_cannot_be_given_back():
     check_stress(program)
 
 
+def test_what_a_reader_was_handed_stays_where_it_is():
+    """It may write all of it to a file later, from the addresses alone."""
+    with dtrrun.budget(1, over_budget="warn") as session:
+        x = torch.full((1024,), 3.0) * 2
+        ((address, _),) = looked_at("safetensors.torch", SimpleNamespace(state_dict=lambda: {"x": x}))
+        kept = [torch.full((1024,), 1.0) + turn for turn in range(8)]
+        assert session.report()["evictions"] > 0
+        assert ctypes.c_float.from_address(address).value == 6
+        assert torch._C.TensorBase.data_ptr(x) == address
+    del kept
+
+
+def test_other_modules_are_handed_memory_for_good():
+    model = convnet()
+    with dtrrun.budget("1GB") as session:
+        looked_at("train", model)
+        records = session.ledger.records.values()
+        assert all(record.exposed for record in records if record.pin == "parameter")
+
+
 def test_a_storage_that_the_program_takes_is_handed_out():
     class Keeper:
         def __deepcopy__(self, memo):
@@ -117,6 +150,15 @@ def test_a_storage_that_the_program_takes_is_handed_out():
             for tensor in (x, y)
         ]
     assert exposed == [False, True]
+
+
+@pytest.mark.parametrize("read", [loaded, copy.deepcopy])
+def test_what_was_saved_can_be_evicted_afterwards(read):
+    with dtrrun.budget("1GB") as session:
+        x = torch.full((64,), 3.0) * 2
+        read([x])
+        record = session.ledger.records[id(torch._C.TensorBase.untyped_storage(x))]
+        assert (record.op is not None, record.locks) == (True, 0)
 
 
 def test_nothing_stays_locked_when_saving_fails():

@@ -30,7 +30,21 @@ row(
         "escapes",
         "            if takes_storage and (ends := until_return()) is not None:\n",
         "            if False:\n",
-        "hazards_saving::what_was_read_is_recomputed_from_all_the_same",
+        "hazards_saving::what_was_saved_can_be_evicted_afterwards",
+    ),
+    (
+        "what is read from an address is evicted meanwhile",
+        "access",
+        "                    self._keep(tensor)\n",
+        "                    pass\n",
+        "hazards_saving::what_a_reader_was_handed_stays_where_it_is",
+    ),
+    (
+        "every module may read from addresses",
+        "passing",
+        'frame.f_globals.get("__name__") in READERS',
+        "True",
+        "hazards_saving::other_modules_are_handed_memory_for_good",
     ),
     (
         "what was loaded is evicted once it is overwritten",
