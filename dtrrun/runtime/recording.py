@@ -103,7 +103,8 @@ class Recorder:
         """A storage that the ledger has just met is a constant of the step."""
         if self._log is not None and record.key not in self.numbers:
             facts: Facts = {"pin": record.pin, "exposed": record.exposed}
-            log = self._flush()
+            # What an operator that is under way lets go of is released after it.
+            log = self._log if self.inside else self._flush()
             log.constant(self._number(record.key), record.nbytes, facts | {"storage": self._last_number})
 
     def operator_begins(self) -> None:

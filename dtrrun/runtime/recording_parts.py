@@ -20,6 +20,7 @@ from dtrrun.runtime.ledger import Ledger
 from dtrrun.runtime.lookahead import WHY
 from dtrrun.runtime.mutation import overwritten
 from dtrrun.runtime.operators import Operator
+from dtrrun.runtime.passing import until_return
 from dtrrun.runtime.recording import Pending, Recorder
 from dtrrun.runtime.step_log import Facts
 from dtrrun.runtime.storage import storage_of
@@ -175,7 +176,7 @@ class RecordingCareful(Careful):
             "reshapes": operator.reshapes_storage,
             "opaque": call.opaque,
             "opaque_output": operator.opaque_output >= 0,
-            "takes": operator.takes_storage,
+            "takes": operator.takes_storage and until_return() is None,
             "shrinks": not (operator.view or (operator.mutates and not operator.grows)),
         }
         facts |= {name: True for name, value in flags.items() if value}

@@ -1,5 +1,7 @@
 """What the simulator predicts of our own runtime is what it does: counts, peak and clock of each step."""
 
+import copy
+import io
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -172,6 +174,23 @@ def errors_on_the_way():
         optimizer.step()
 
 
+def checkpoints_on_the_way():
+    model = mlp(6)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        x, y = batch()
+        middle = model[:6](x)
+        file = io.BytesIO()
+        torch.save([model.state_dict(), middle.detach()], file)
+        copies = copy.deepcopy(model.state_dict())
+        file.seek(0)
+        copies |= torch.load(file)[0]
+        loss = (model[6:](middle) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 PROGRAMS = [
     plain_mlp,
     in_place_and_dropout,
@@ -193,6 +212,13 @@ def test_a_run_under_a_budget_is_predicted(program, tmp_path: Path):
         assert predicted(log, int(peak * share)) == live, share
         evictions += sum(step.evictions for step in live if step != "oom")
     assert evictions > 5
+
+
+def test_steps_with_checkpoints_are_recorded(tmp_path: Path):
+    """A copy of a storage is an operator over a tensor whose own memory dies within the next one."""
+    log = recorded(checkpoints_on_the_way, tmp_path / "log", 1, STEPS)
+    live = steps_of(checkpoints_on_the_way, AMPLE)
+    assert [step.peak_bytes for step in predicted(log, AMPLE)] == [step.peak_bytes for step in live]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
