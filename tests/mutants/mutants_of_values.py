@@ -14,8 +14,8 @@ row(
     (
         "the careful way gives a mutation no version",
         "outcomes",
-        "            if op is not None:\n                version = ",
-        "            if False:\n                version = ",
+        "            if op is not None:\n                record = ",
+        "            if False:\n                record = ",
         "hazards_mutation::foreach_operators hazards_mutation::out_arguments",
     ),
     (
@@ -101,8 +101,8 @@ row(
     (
         "the careful way's mutated constant has no new version",
         "outcomes",
-        "                if record.used:\n                    record = ledger.supersede",
-        "                if False:\n                    record = ledger.supersede",
+        "            elif record.used:\n                record = ledger.supersede",
+        "            elif False:\n                record = ledger.supersede",
         "hazards_mutation::weights_change_while_what_they_made_is_evicted "
         "hazards_mutation::input_mutated_by_the_program_after_its_use",
     ),
