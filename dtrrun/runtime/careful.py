@@ -8,6 +8,7 @@ room for the outputs, run, enter the outputs with the recipe that made them, unl
 from __future__ import annotations
 
 from contextlib import nullcontext
+from threading import get_ident
 from time import perf_counter_ns as now_ns
 from typing import Any
 
@@ -27,6 +28,9 @@ from dtrrun.runtime.outcomes import Outcomes
 class Careful(Outcomes):
     """The complete handling of an operator; the dispatch mode has the short cut."""
 
+    home = 0  # the thread that the session was started in
+    met_thread: Any = None  # set by the session: another thread runs operators
+
     def learn(self, func: Any) -> Operator:
         operator = self.operators[func] = operator_of(func)
         if operator.lazy_bits:
@@ -45,6 +49,8 @@ class Careful(Outcomes):
         kwargs: dict[str, Any],
         entered: int,
     ) -> Any:
+        if not self.always and self.device is None and get_ident() != self.home:
+            self.met_thread()  # not one of Python's, or its guest would have said so: TorchScript's `fork`
         for cls in types:
             if cls.__module__.startswith("torch._subclasses."):
                 return func(*args, **kwargs)  # fake tensors have no memory, and nobody else would take them

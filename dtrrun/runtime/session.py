@@ -133,6 +133,7 @@ class Session:
         for part in self._parts:
             part.install()
         fork.watch(self._before_fork, self._after_fork_in_child)
+        self.careful.home, self.careful.met_thread = threading.get_ident(), self._threaded
         self.running = True
         if self._recorder is not None:
             self._recorder.step_begins(self.ledger)

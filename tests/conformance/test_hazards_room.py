@@ -84,6 +84,20 @@ def test_who_finds_no_room_waits_for_the_others(meet):
     assert results[0].sum().item() == 2 * len(results[0])
 
 
+def test_threads_of_torchscript_take_no_short_cut():
+    @torch.jit.script
+    def twice(a: torch.Tensor, b: torch.Tensor):
+        other = torch.jit.fork(torch.matmul, a, b)
+        return torch.tanh(a) @ b + torch.jit.wait(other)
+
+    with dtrrun.budget("1GB") as session:
+        x = torch.ones(8, 8)
+        x @ x
+        assert not session.careful.always
+        twice(x, x)
+        assert session.careful.always
+
+
 def test_who_finds_no_room_when_nobody_else_is_at_work_is_told():
     with dtrrun.budget(2 * UNIT):
         assert in_threads(1, lambda _: torch.ones(1) + 1) == []
