@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtrrun
 from dtrrun.runtime import device as devices
-from dtrrun.runtime import replay
+from dtrrun.runtime import replay, storage
 from dtrrun.runtime.cuda import Cuda
 from dtrrun.runtime.gpu import Statistics
 from dtrrun.runtime.holes import Block
@@ -90,6 +90,10 @@ class Allocator:
         self.emptied += 1
         self.collect()
         self.segments = [segment for segment in self.segments if any(piece.address for piece in segment)]
+
+    def mapped(self):
+        """Pieces side by side, as the snapshot has them."""
+        return self.segments
 
     def find(self, nbytes):
         for segment in self.segments:
@@ -251,10 +255,10 @@ class FakeGpu:
 
     def segments(self, nbytes):
         self.allocator.collect()
-        found = []
-        for segment in self.allocator.segments:
-            found.append([Block(piece.address, piece.nbytes, not piece.address) for piece in segment])
-        return found
+        return [
+            [Block(piece.address, piece.nbytes, not piece.address) for piece in pieces]
+            for pieces in self.allocator.mapped()
+        ]
 
     def on_side_stream(self):
         return self.side
@@ -295,7 +299,15 @@ def fake_session(monkeypatch, budget, **options):
         with replaying(op.rng) if op.rng else nullcontext():
             return gpu.run(op.func, args, kwargs)
 
+    allocate = storage.allocate
+
+    def counted(nbytes, device):  # a replay's copy of what its operator writes into
+        made = allocate(nbytes, device)
+        gpu.allocator.enter(made, gpu.allocator.reserve(nbytes))
+        return made
+
     monkeypatch.setattr(devices, "choose", choose)
+    monkeypatch.setattr(storage, "allocate", counted)
     monkeypatch.setattr(replay, "_call", call)  # replays run below all modes
     with Kernels(gpu), dtrrun.budget(budget, **options) as session:
         yield session, gpu

@@ -1,8 +1,11 @@
 """The fake GPU's allocator with growing segments (`expandable_segments:True`), by the real one's constants.
 
-Stricter than `fake_gpu.Allocator`, as the real one is: it takes memory by pages, of which the last may go
-beyond the cap; it asks whether the whole request, rounded up, fits below the cap; its error names that size;
-and what is free again goes back by whole pages.
+Stricter than `fake_gpu.Allocator`, as the real one is (c10/cuda/CUDACachingAllocator.cpp): it takes memory by
+pages, of which the last may go beyond the cap; it asks whether the whole request, rounded up, fits below the
+cap, also where only a page of it is missing; its error names that size; and what is free again goes back by
+whole pages. It takes the best fit, in which a block counts with the unmapped addresses behind it
+(`get_free_block`), else the lowest addresses at which free and unmapped blocks together are large enough
+(`find_expandable_block`).
 """
 
 from dataclasses import dataclass, field
@@ -13,6 +16,7 @@ from fake_gpu import Allocator, Piece, address_of
 from dtrrun.runtime.shares import MIB
 
 PAGE = 20 * MIB
+ENDLESS = 1 << 60  # the addresses behind a pool's last part
 
 
 @dataclass
@@ -45,6 +49,7 @@ class Growing(Allocator):
         return page if nbytes < 10 * self.unit else -(-nbytes // small) * small
 
     flushes: int = 0
+    unmapped: int = 0  # bytes of all flushes
 
     @property
     def reserved(self):
@@ -69,8 +74,6 @@ class Growing(Allocator):
                 place += 1
             else:
                 one.nbytes += pool.pop(place + 1).nbytes
-        if pool and not pool[-1].mapped:
-            pool.pop()  # as all beyond it
 
     def empty_cache(self):
         self.emptied += 1
@@ -87,18 +90,44 @@ class Growing(Allocator):
                 start = end
             pool[:] = [part for part in parts if part.nbytes]
             self._merge(pool)
+            if pool and not pool[-1].mapped:
+                pool.pop()  # as all beyond it
+
+    def mapped(self):
+        """The snapshot leaves out what is not mapped: what lies on both sides of it is not one segment."""
+        found = [[]]
+        for pool in self.segments:
+            for part in pool:
+                if part.mapped:
+                    found[-1].append(part)
+                else:
+                    found.append([])
+            found.append([])
+        return [parts for parts in found if parts]
 
     def find(self, nbytes):
+        """The best fit among what is mapped."""
         pool = self.segments[nbytes > self.unit]
-        fitting = [part for part in pool if part.mapped and not part.address and part.nbytes >= nbytes]
+        fitting = []
+        for place, part in enumerate(pool):
+            if part.mapped and not part.address and part.nbytes >= nbytes:
+                following = ENDLESS if place + 1 == len(pool) else pool[place + 1].nbytes
+                grows = place + 1 == len(pool) or not pool[place + 1].mapped
+                fitting.append((part.nbytes, place, part.nbytes + following * grows))
         if not fitting:
             return None
-        return self._split(pool, min(fitting, key=lambda part: part.nbytes), nbytes)
+        fitting.sort()
+        _, chosen, could_be = fitting[0]
+        for _, place, larger in fitting[1:]:
+            if larger >= could_be:
+                break
+            chosen, could_be = place, larger
+        return self._split(pool, chosen, nbytes)
 
     @staticmethod
-    def _split(pool, part, nbytes):
+    def _split(pool, place, nbytes):
+        part = pool[place]
         if part.nbytes > nbytes:
-            place = next(i for i, one in enumerate(pool) if one is part)
             pool.insert(place + 1, Part(part.nbytes - nbytes, mapped=part.mapped))
             part.nbytes = nbytes
         return part
@@ -110,9 +139,7 @@ class Growing(Allocator):
         if piece is None:
             counts = self.asked_for(nbytes)
             if self.cap is not None and self.reserved + counts > self.cap:
-                self.flushes += 1
-                self.empty_cache()
-                self.emptied -= 1
+                self._flush()
                 if self.reserved + counts > self.cap:
                     self.ooms += 1
                     raise torch.OutOfMemoryError(
@@ -125,12 +152,34 @@ class Growing(Allocator):
         self.reserved_peak = max(self.reserved_peak, self.reserved)
         return piece
 
+    def _flush(self):
+        self.flushes += 1
+        before = self.reserved
+        self.empty_cache()
+        self.emptied -= 1
+        self.unmapped += before - self.reserved
+
     def _map(self, nbytes):
-        """At the end, behind what is free there, by whole pages."""
-        large = nbytes > self.unit
-        pool, page = self.segments[large], self.pages[large]
-        tail = pool[-1].nbytes if pool and not pool[-1].address else 0
-        more = -(-max(nbytes - tail, 1) // page) * page
-        pool.append(Part(more))
-        self._merge(pool)
-        return self._split(pool, pool[-1], nbytes)
+        """By whole pages, at the lowest address where what is free and what is not mapped are enough."""
+        pool, page = self.segments[nbytes > self.unit], self.pages[nbytes > self.unit]
+        pool.append(Part(ENDLESS, mapped=False))
+        for place, part in enumerate(pool):
+            first = place - (place > 0 and not pool[place - 1].address)
+            if not part.mapped and self._room(pool, first) >= nbytes:
+                break
+        while not (pool[first].mapped and pool[first].nbytes >= nbytes):
+            missing = first + pool[first].mapped  # what is free lies between two unmapped ones at most
+            have = pool[first].nbytes if missing > first else 0
+            more = min(-(-(nbytes - have) // page) * page, pool[missing].nbytes)
+            self._split(pool, missing, more).mapped = True
+            self._merge(pool)
+        pool.pop()
+        return self._split(pool, first, nbytes)
+
+    @staticmethod
+    def _room(pool, place):
+        nbytes = 0
+        while place < len(pool) and not pool[place].address:
+            nbytes += pool[place].nbytes
+            place += 1
+        return nbytes
