@@ -1,101 +1,141 @@
 """How often a GPU's allocator would find no hole, on a model of it: `python -m tests.bench.gpu_holes`.
 
-Training steps on the CPU, over the fake GPU of tests/unit with growing segments. Each flush is a wait for the
-GPU and an unmapping of all that is free. Pages are a tenth of the real ones, as the programs are of real
-ones.
+Training steps of the models of `make bench-gpu`, at their size, over a GPU that computes nothing
+(`hollow_gpu`) and the allocator of tests/unit with growing segments. Each flush is a wait for the GPU and an
+unmapping of all that is free, by handles of 20 MiB; what that takes, only a GPU can tell. Costs are the
+model's (bytes and FLOPs). `--idea`: ways to have fewer flushes (`gpu_hole_ideas`).
 """
 
-import sys
-from pathlib import Path
+import argparse
+import importlib
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-
-from fake_gpu import FakeGpu, fake_session
-from fake_growing import Growing
-
 import dtrrun
-from dtrrun.runtime import shares
-from dtrrun.runtime.shares import LEAST_GUARD, MIB
+from dtrrun.runtime.replay import Replay
+from dtrrun.runtime.shares import GUARD_SHARE, LEAST_GUARD, LEAST_SLACK, MIB
+from tests.bench.gpu.cases import BY_NAME
+from tests.bench.gpu_hole_ideas import IDEAS, Idea
+from tests.bench.hollow_gpu import HollowGpu, fake_session
 
 CONTEXT = 300 * MIB
-UNIT = MIB // 10 // 512 * 512
-STEPS = 5
-COUNTED = ("flushes", "ooms")
-REPORTED = ("oom_retries", "evictions", "rematerializations")
-
-
-class Dense(nn.Module):
-    """Each layer reads all before it, so that concatenations grow and no hole is as large as the next."""
-
-    def __init__(self, layers: int = 10, growth: int = 24) -> None:
-        super().__init__()
-        widths = [16 + number * growth for number in range(layers)]
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, growth, 1)) for width in widths
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        features = [x]
-        for layer in self.layers:
-            features.append(layer(torch.cat(features, 1)))
-        return torch.cat(features, 1)
-
-
-def perceptron() -> nn.Module:
-    return nn.Sequential(
-        *[part for _ in range(10) for part in (nn.Linear(512, 512), nn.GELU(), nn.Dropout(0.1))]
-    )
-
-
-def convolutions() -> nn.Module:
-    return nn.Sequential(*[part for _ in range(8) for part in (nn.Conv1d(8, 8, 3, padding=1), nn.GELU())])
-
-
-PROGRAMS = {
-    "densely connected": (Dense, lambda: torch.randn(16, 16, 48, 48)),
-    "perceptron": (perceptron, lambda: torch.randn(2048, 512)),
-    "changing lengths": (convolutions, lambda: torch.randn(16, 8, int(torch.randint(4000, 12000, ())))),
+SETTLED = 2  # steps that are left out: gradients and an optimizer's state are new in the first
+SHORTER: dict[str, dict[str, int]] = {
+    "resnet1202": {"n": 18, "batch_size": 640},
+    "lstm": {"length": 64, "batch_size": 2048},
+    "treelstm": {"depth": 6, "batch_size": 5120},
+    "unrolled_gan": {"unroll": 8, "batch_size": 4096},
 }
+"""Fewer layers, time steps or nodes, and more in each."""
+
+Step = Callable[[], Any]
 
 
-def train(name: str, budget: int | None, steps: int) -> tuple[int, list[list[int]]]:
-    """Peak of the tensors, and by step what was counted."""
-    make, batch = PROGRAMS[name]
-    gpu = FakeGpu(CONTEXT)
-    gpu.allocator = Growing(unit=UNIT)
-    rows, before = [], [0] * (len(COUNTED) + len(REPORTED))
+def model(name: str) -> Step:
+    if name == "lengths":
+        return lengths()
+    case = BY_NAME[name]
+    module = importlib.import_module(f"tests.bench.gpu.models.{case.module}")
+    return module.task("cpu", False, **(case.size | SHORTER.get(name, {}))).step
+
+
+def lengths() -> Step:
+    """Convolutions over sequences, in each step of another length."""
+    net = nn.Sequential(*[part for _ in range(16) for part in (nn.Conv1d(64, 64, 3, padding=1), nn.GELU())])
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    chosen = random.Random(0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        net(torch.randn(64, 64, chosen.randrange(4000, 12000))).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+PROGRAMS = (*BY_NAME, "lengths")
+
+
+def train(
+    name: str, budget: int | None, steps: int, idea: Idea | None = None
+) -> tuple[int, list[list[float]]]:
+    """Peak of the tensors, and what was counted, by step."""
+    gpu = HollowGpu(CONTEXT)
+    allocator = gpu.allocator
+    recomputed = [0]
+    execute = Replay.execute
+
+    def counted(self: Any, op: Any, mutated: Any, stolen: Any) -> Any:
+        recomputed[0] += op.signature.cost
+        return execute(self, op, mutated, stolen)
+
+    def copy(self: Any, source: Any) -> Any:  # without content
+        content = source.memory()
+        return self.ledger.memory.allocate(content.nbytes(), content.device)
+
+    rows, before = [], [0.0] * 6
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shares, "SEGMENT", 20 * UNIT)
-        patch.setattr(shares, "LEAST_SLACK", 22 * UNIT)
+        patch.setattr(Replay, "execute", counted)
+        patch.setattr(Replay, "_copy", copy)
         with fake_session(patch, budget, gpu=gpu, cost="model") as (session, _):
-            torch.manual_seed(0)
-            model = make()
-            optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+            if idea is not None:
+                idea(session, allocator, patch)
+            step = model(name)
             for _ in range(steps):
-                optimizer.zero_grad()
-                model(batch()).square().mean().backward()
-                optimizer.step()
+                step()
                 report = session.report()
-                now = [getattr(gpu.allocator, one) for one in COUNTED] + [report[one] for one in REPORTED]
+                now = [
+                    allocator.flushes,
+                    allocator.unmapped / 1e9,
+                    report["oom_retries"],
+                    report["evictions"],
+                    recomputed[0] / 1e6,
+                    session.ledger.clock / 1e6,
+                ]
                 rows.append([after - one for after, one in zip(now, before, strict=True)])
                 before = now
     return report["peak_bytes"], rows
 
 
+def line(rows: list[list[float]]) -> str:
+    """Means of the steps after the first."""
+    flushes, unmapped, retries, evictions, again, clock = (
+        sum(column) / len(rows) for column in zip(*rows, strict=True)
+    )
+    return (
+        f"{flushes:7.1f} flushes a step, {unmapped:5.2f} GB unmapped; {evictions:6.1f} evictions, "
+        f"{again:6.2f} ms recomputed of {clock - again:6.1f} ({again / (clock - again):.1%}), "
+        f"{retries:.1f} retries"
+    )
+
+
 def main() -> None:
-    print("by step:", ", ".join((*COUNTED, *REPORTED)))
-    for name in PROGRAMS:
-        peak, _ = train(name, None, 2)
-        for share in (0.7, 0.5):
-            budget = CONTEXT + LEAST_GUARD + int(share * peak) + 22 * UNIT
-            try:
-                print(f"{name}, {share:.0%} of the peak:", *train(name, budget, STEPS)[1])
-            except dtrrun.BudgetError as error:
-                print(f"{name}, {share:.0%} of the peak: {error}")
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.gpu_holes", description=__doc__)
+    parser.add_argument(
+        "programs", nargs="*", choices=[*PROGRAMS, []], metavar="PROGRAM", help=", ".join(PROGRAMS)
+    )
+    parser.add_argument("--share", type=float, action="append", help="of the peak; 0.7 and 0.5 if not given")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--idea", choices=IDEAS, action="append", help="`none` if not given")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    for name in args.programs or PROGRAMS:
+        peak, _ = train(name, None, 1 if name != "lengths" else args.steps)
+        for share in args.share or (0.7, 0.5):
+            inside = int(share * peak) + CONTEXT
+            budget = inside + LEAST_SLACK + max(LEAST_GUARD, inside // GUARD_SHARE)
+            for idea in args.idea or ("none",):
+                print(f"{name:12} {share:.2f} {idea:10}", end=" ", flush=True)
+                try:
+                    print(line(train(name, budget, args.steps, IDEAS[idea])[1][SETTLED:]), flush=True)
+                except dtrrun.BudgetError as error:
+                    print(error)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,158 @@
+"""Ways to spare the allocator its flushes, to be compared by `gpu_holes --idea`; none is in the runtime.
+
+They see the allocator as it is (its free blocks, at every moment), which on a GPU takes a snapshot: what they
+gain here is the most that they can.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dtrrun.runtime.cuda import Cuda
+from dtrrun.runtime.holes import Block, best_hole
+from dtrrun.runtime.shares import LEAST_SLACK, SLACK_SHARE, Accounts
+
+address_of = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
+
+Idea = Callable[[Any, Any, Any], None]
+
+
+def would_flush(allocator: Any, nbytes: int) -> bool:
+    """Whether a request of that size is going to unmap all that is free."""
+    if allocator.cap is None or nbytes <= allocator.unit:  # small blocks have a pool of their own
+        return False
+    fits = any(block.free and block.nbytes >= nbytes for blocks in large(allocator) for block in blocks)
+    return not fits and allocator.reserved + allocator.asked_for(nbytes) > allocator.cap
+
+
+def large(allocator: Any) -> list[list[Block]]:
+    allocator.collect()
+    small = {id(part) for part in allocator.segments[0]}
+    return [
+        [Block(part.address, part.nbytes, not part.address) for part in parts]
+        for parts in allocator.mapped()
+        if id(parts[0]) not in small
+    ]
+
+
+def projected(policy: Any, record: Any) -> float:
+    return float(policy._neighbourhood.projected_cost(record, record.bound))
+
+
+def holes(ms: float) -> Idea:
+    """Before a flush, evict neighbours for a hole, if their recomputation costs at most so much."""
+
+    def use(session: Any, allocator: Any, patch: Any) -> None:
+        ledger = session.ledger
+        make_room, policy = ledger.make_room, ledger.policy
+
+        def make_hole(nbytes: int) -> None:
+            records = {}
+            for record in policy._pool.values():
+                if record.resident and not record.locks and (storage := record.memory()) is not None:
+                    records[address_of(storage)] = record
+            policy._neighbourhood.settle()
+
+            def price(address: int) -> float | None:
+                record = records.get(address)
+                return None if record is None else projected(policy, record)
+
+            hole = best_hole(large(allocator), nbytes, price)
+            if hole and sum(projected(policy, records[address]) for address in hole) <= ms * 1e6:
+                for address in hole:
+                    if ledger._evictable(records[address]):
+                        ledger.evict(records[address])
+
+        def with_hole(nbytes: int, operator: str) -> None:
+            make_room(nbytes, operator)
+            if ledger.pressure and would_flush(allocator, nbytes):
+                make_hole(nbytes)
+
+        ledger.make_room = with_hole
+
+    return use
+
+
+def joining(factor: float) -> Idea:
+    """Of the victims that score within a factor of the least, the one that makes the longest free run."""
+
+    def use(session: Any, allocator: Any, patch: Any) -> None:
+        ledger = session.ledger
+        make_room, policy = ledger.make_room, ledger.policy
+        select = policy.select
+        wanted = [0]
+
+        def score(record: Any, now: int) -> float:
+            found = policy.heuristic.score(
+                record.nbytes, max(now - record.last_access, 1), record.cost, projected(policy, record)
+            )
+            return float(found * (policy._factor(record, record.bound) if policy._adjusts else 1))
+
+        def joined(now: int, evictable: Any) -> Any:
+            victim = select(now, evictable)
+            if victim is None or not would_flush(allocator, wanted[0]):
+                return victim
+            run = runs(large(allocator))
+            most = factor * score(victim, now)
+            best, longest = victim, min(run.get(address_of(victim.memory()), 0), wanted[0])
+            for record in list(policy._pool.values()):
+                storage = record.memory() if record.resident and not record.locks else None
+                length = 0 if storage is None else min(run.get(address_of(storage), 0), wanted[0])
+                if length > longest and score(record, now) <= most and evictable(record):
+                    best, longest = record, length
+            return best
+
+        def noting(nbytes: int, operator: str) -> None:
+            wanted[0] = nbytes
+            make_room(nbytes, operator)
+
+        policy.select, ledger.make_room = joined, noting
+
+    return use
+
+
+def runs(segments: list[list[Block]]) -> dict[int, int]:
+    """By address, the bytes that would be free side by side if that block were."""
+    found = {}
+    for blocks in segments:
+        for place, block in enumerate(blocks):
+            beside = [*blocks[max(place - 1, 0) : place], *blocks[place + 1 : place + 2]]
+            found[block.address] = block.nbytes + sum(one.nbytes for one in beside if one.free)
+    return found
+
+
+def at_step_end(session: Any, allocator: Any, patch: Any) -> None:
+    """A flush at each step's end, when the activations are gone."""
+    step_ended = Cuda.step_ended
+
+    def flushed(self: Any) -> None:
+        step_ended(self)
+        allocator._flush()
+
+    patch.setattr(Cuda, "step_ended", flushed)
+
+
+def slack(share: float) -> Idea:
+    """Leave so much of the cap free."""
+
+    def use(session: Any, allocator: Any, patch: Any) -> None:
+        def more(self: Any) -> int:
+            cap = self.cap or 0
+            return int(min(max(self._slack, LEAST_SLACK, share * cap), cap // SLACK_SHARE))
+
+        patch.setattr(Accounts, "slack", property(more))
+
+    return use
+
+
+IDEAS: dict[str, Idea | None] = {
+    "none": None,
+    "holes-1ms": holes(1),
+    "holes-4ms": holes(4),
+    "holes": holes(float("inf")),
+    "joining-2": joining(2),
+    "joining-10": joining(10),
+    "step-end": at_step_end,
+    "slack-12%": slack(0.12),
+}
