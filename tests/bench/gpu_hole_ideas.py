@@ -146,6 +146,14 @@ def slack(share: float) -> Idea:
     return use
 
 
+def both(*ideas: Idea) -> Idea:
+    def use(session: Any, allocator: Any, patch: Any) -> None:
+        for idea in ideas:
+            idea(session, allocator, patch)
+
+    return use
+
+
 IDEAS: dict[str, Idea | None] = {
     "none": None,
     "holes-1ms": holes(1),
@@ -154,5 +162,7 @@ IDEAS: dict[str, Idea | None] = {
     "joining-2": joining(2),
     "joining-10": joining(10),
     "step-end": at_step_end,
+    "slack-6%": slack(0.06),
     "slack-12%": slack(0.12),
+    "slack-holes": both(slack(0.06), holes(1)),
 }
