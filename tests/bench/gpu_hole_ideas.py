@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from dtrrun.runtime import shares
 from dtrrun.runtime.cuda import Cuda
 from dtrrun.runtime.holes import Block, best_hole
-from dtrrun.runtime.shares import LEAST_SLACK, SLACK_SHARE, Accounts
+from dtrrun.runtime.shares import LEAST_SLACK, MIB, SLACK_SHARE, Accounts
 
 address_of = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
 
@@ -146,6 +147,17 @@ def slack(share: float) -> Idea:
     return use
 
 
+def pages(mib: int) -> Idea:
+    """Pages of another size, and what is kept free for them."""
+
+    def use(session: Any, allocator: Any, patch: Any) -> None:
+        allocator.page = mib
+        patch.setattr(shares, "SEGMENT", mib * MIB)
+        patch.setattr(shares, "LEAST_SLACK", (mib + 2) * MIB)
+
+    return use
+
+
 def both(*ideas: Idea) -> Idea:
     def use(session: Any, allocator: Any, patch: Any) -> None:
         for idea in ideas:
@@ -165,4 +177,6 @@ IDEAS: dict[str, Idea | None] = {
     "slack-6%": slack(0.06),
     "slack-12%": slack(0.12),
     "slack-holes": both(slack(0.06), holes(1)),
+    "pages-50": pages(50),
+    "pages-100": pages(100),
 }

@@ -36,10 +36,11 @@ class Growing(Allocator):
 
     segments: list = field(default_factory=lambda: [[], []])
     unit: int = MIB
+    page: int = 20  # units, of the pool of large blocks (`large_segment_size_mb`)
 
     @property
     def pages(self):
-        return 2 * self.unit, 20 * self.unit
+        return 2 * self.unit, self.page * self.unit
 
     def asked_for(self, nbytes):
         """What a request counts as against the cap, and in the error's text."""
