@@ -104,7 +104,7 @@ def train(
 
 
 def line(rows: list[list[float]]) -> str:
-    """Means of the steps after the first."""
+    """Means of these steps."""
     flushes, unmapped, retries, evictions, again, clock = (
         sum(column) / len(rows) for column in zip(*rows, strict=True)
     )
@@ -117,13 +117,15 @@ def line(rows: list[list[float]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.gpu_holes", description=__doc__)
-    parser.add_argument(
-        "programs", nargs="*", choices=[*PROGRAMS, []], metavar="PROGRAM", help=", ".join(PROGRAMS)
-    )
+    parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=", ".join(PROGRAMS))
     parser.add_argument("--share", type=float, action="append", help="of the peak; 0.7 and 0.5 if not given")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--idea", choices=IDEAS, action="append", help="`none` if not given")
     args = parser.parse_args()
+    if unknown := set(args.programs).difference(PROGRAMS):
+        parser.error(f"no such program: {', '.join(sorted(unknown))} (there are {', '.join(PROGRAMS)})")
+    if args.steps <= SETTLED:
+        parser.error(f"--steps: more than {SETTLED}, which are not counted")
     warnings.simplefilter("ignore")
     for name in args.programs or PROGRAMS:
         peak, _ = train(name, None, 1 if name != "lengths" else args.steps)
