@@ -1,17 +1,16 @@
 """The fake GPU's allocator with growing segments (`expandable_segments:True`), by the real one's constants.
 
-Stricter than `fake_gpu.Allocator`, as the real one is (c10/cuda/CUDACachingAllocator.cpp): it takes memory by
-pages, of which the last may go beyond the cap; it asks whether the whole request, rounded up, fits below the
-cap, also where only a page of it is missing; its error names that size; and what is free again goes back by
-whole pages. It takes the best fit, in which a block counts with the unmapped addresses behind it
-(`get_free_block`), else the lowest addresses at which free and unmapped blocks together are large enough
-(`find_expandable_block`).
+Stricter than its base, as the real one is (c10/cuda/CUDACachingAllocator.cpp): it takes memory by pages, of
+which the last may go beyond the cap; it asks whether the whole request, rounded up, fits below the cap, also
+where only a page of it is missing; its error names that size; what is free again goes back by whole pages.
+It takes the best fit, in which a block counts with the unmapped addresses behind it (`get_free_block`), else
+the lowest addresses at which free and unmapped blocks together are large enough (`find_expandable_block`).
 """
 
 from dataclasses import dataclass, field
 
 import torch
-from fake_gpu import Allocator, Piece, address_of
+from fake_allocator import Allocator, Piece, address_of
 
 from dtrrun.runtime.shares import MIB
 
