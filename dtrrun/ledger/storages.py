@@ -62,9 +62,7 @@ class Storages:
         self.evicted_by: dict[str, int] = {}
         self.fingerprints: Any = None  # set under verify
         self.reach = -1  # on a GPU: what tensors could take without any holes between them
-        self.promised_bytes = (
-            0  # to operators under way: their outputs, which another thread's must leave room for
-        )
+        self.promised_bytes = 0  # to operators under way: room that another thread's may not take
         self.beside: dict[str, int] = {}  # bytes of the budget that are not tensors', by what they are
         self.rematerialize: Any = None  # set by the session: Replay.materialize
         self.heap: Any = None  # set by the session on the CPU
