@@ -123,12 +123,12 @@ class Ledger(Writes):
         if self.heap is not None:
             self.freed(record.nbytes)
 
-    @staticmethod
-    def _keep_inputs(record: Record, storage: Any) -> None:
+    def _keep_inputs(self, record: Record, storage: Any) -> None:
         """Keep those inputs of an evicted storage that would be much dearer to have again than it is.
 
         The program may release them before it needs the storage: a DenseNet's feature maps, of which cheap
-        concatenations are made. They stay evictable.
+        concatenations are made; a gradient on its way back, from which the next one was computed. They stay
+        evictable.
         """
         op = record.op
         assert op is not None
@@ -138,7 +138,7 @@ class Ledger(Writes):
             if source.op is not None
             and source.resident
             and source.held is None
-            and source.cost * record.nbytes > KEPT * record.cost * source.nbytes
+            and self.policy.projected_cost(source) * record.nbytes > KEPT * record.cost * source.nbytes
             and (content := source()) is not None
         ]
         op.kept = tuple(kept)

@@ -173,6 +173,11 @@ class Policy(ABC, Generic[N]):
             self._due.add(node.bound)
             self._neighbourhood.changed(node.bound)
 
+    def projected_cost(self, node: N) -> int:
+        """c(node), in ns: with what must be computed before it; its own cost if it is not in the pool."""
+        number = node.bound
+        return node.cost if number is None else self._neighbourhood.projected_cost(node, number)
+
     def select(self, now: int, evictable: Callable[[N], bool]) -> N | None:
         """The resident node with the least score at clock value `now`, or None if there is none.
 

@@ -130,15 +130,15 @@ def test_everything_evicted(program, monkeypatch):
 @pytest.mark.parametrize(
     ("program", "share", "most"),
     [
-        (in_a_list, 0.55, 300),
-        (by_torch_func, 0.5, 270),
+        (in_a_list, 0.6, 250),
+        (by_torch_func, 0.5, 300),
         (by_hand, 0.5, 200),
         (inner_loops, 0.5, 200),
         (inner_transforms, 0.5, 160),
     ],
 )
 def test_inside_a_budget_a_step_is_recomputed_and_not_the_program(program, share, most):
-    """most: storages; with gradients that are evicted, or kept for replays, the second takes 300."""
+    """most: storages; with gradients that are evicted, or kept for replays, the second takes 380."""
     expected = plain(program)
     _, counted = run_inside(program, None)
     found, report = run_inside(program, int(counted["peak_bytes"] * share), cost="model")

@@ -4,6 +4,7 @@ import weakref
 
 import torch
 from faults import check_accounts
+from programs import assert_same, batch, plain, run_inside, train
 
 import dtrrun
 
@@ -51,6 +52,22 @@ def test_dear_inputs_of_a_cheap_evicted_storage_outlive_their_release():
         assert recomputed == {"aten.cat"}
         alive = memory() is not None  # a storage in the assertion would be printed byte by byte
         assert not alive, "kept although what it was kept for is back"
+
+
+def test_a_perceptron_trains_in_two_fifths_of_its_peak():
+    """A gradient on its way back is cheap to have from the one before, and dear once that is gone."""
+
+    def program():
+        model = torch.nn.Sequential(
+            *[m for _ in range(14) for m in (torch.nn.Linear(64, 64), torch.nn.Tanh())]
+        )
+        return train(model, lambda: batch(1024, 64), torch.optim.SGD(model.parameters(), 0.1))
+
+    expected = plain(program)
+    _, counted = run_inside(program, None)
+    found, report = run_inside(program, int(counted["peak_bytes"] * 0.4), cost="model")
+    assert_same(expected, found, "inside the budget")
+    assert 0 < report["rematerializations"] < 400
 
 
 def test_a_kept_input_outlives_the_replay_that_reads_it_again():

@@ -58,6 +58,13 @@ row(
         "rematerialization::dear_inputs_of_a_cheap_evicted_storage_outlive_their_release",
     ),
     (
+        "inputs are as dear as their own operator",
+        "ledger",
+        "self.policy.projected_cost(source)",
+        "source.cost",
+        "rematerialization::a_perceptron_trains_in_two_fifths_of_its_peak",
+    ),
+    (
         "kept inputs are never let go of",
         "replay",
         "            if self._came_back and not self.ledger.replaying:\n",

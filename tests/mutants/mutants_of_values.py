@@ -131,8 +131,8 @@ row(
     (
         "a released constant counts as there",
         "recipes",
-        "                    if content is None:\n                        broken = True",
-        "                    if False:\n                        broken = True",
+        "if content is None or source.pin",
+        "if source.pin",
         "hazards_mutation::weights_change_while_what_they_made_is_evicted hazards_modes::autocast_in_and_out",
     ),
 )
