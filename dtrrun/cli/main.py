@@ -80,7 +80,7 @@ def _help_for(error: Any) -> str:
 
 def _verb_meant(words: list[str]) -> str:
     ours, target = split(words, command_of("run"))
-    if len(ours) < len(words) and words[len(ours)] != "--":
+    if len(ours) < len(words) and words[len(ours)] != "--" and target[0] not in VERBS:
         for verb in get_close_matches(target[0], VERBS, n=1, cutoff=0.75):
             return f"; did you mean the verb {verb}?"
     return ""

@@ -45,7 +45,8 @@ class History(Recipes):
             if record.op is not None and not record.locks and self._reaches_back(record, known):
                 carried.append(record)
         for record in reversed(carried):  # only now: until here `known` goes by ids of what they keep alive
-            if record.resident or self._restored(record):
+            content = record()  # another thread may let go of it at any moment
+            if content is not None and (record.resident or self._restored(record)):
                 self.make_constant(record, "carried over")
         self.cut_age = self.age + 1
 
@@ -83,7 +84,9 @@ class History(Recipes):
         for record in reversed(list(self.records.values())):
             if record.age < self.step_age and record.version == 0:
                 break  # entered before this step
-            if record.op is not None and record.resident and not self._is_intact(record, intact):
+            content = record()
+            there = content is not None and record.op is not None and record.resident
+            if there and not self._is_intact(record, intact):
                 self.make_constant(record, "input mutated")
 
     def forget_small(self, age: int) -> None:
@@ -95,7 +98,8 @@ class History(Recipes):
             if record.age >= age:
                 break
             small = record.nbytes <= SMALL and record.op is not None and not record.op.secured
-            if small and record.resident and not record.locks:
+            content = record()
+            if small and content is not None and record.resident and not record.locks:
                 self.make_constant(record, "small and old")
 
     @staticmethod

@@ -36,7 +36,7 @@ class Thrashing:
             step, self._window = self._window, {}
         if overhead_ns(step) <= grace_ns or not (step["evictions"] or step["rematerializations"]):
             return  # without evictions it is not the budget's doing
-        found = slowdown(step)
+        found = min(slowdown(step), 999.0)  # threads can overdo it: their overheads add up
         if found <= (most or THRASHING):
             return
         if most is not None and self._settings.on_thrash == "stop":

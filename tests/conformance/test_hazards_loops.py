@@ -190,3 +190,23 @@ def test_what_is_carried_over_comes_back_before_its_history_goes():
             ws = [w.detach() - 0.1 * g for w, g in zip(ws, gradients, strict=True)]
         assert session.report()["evictions"] > 0
         assert recipes() - before < 20 * LAYERS
+
+
+def test_what_dies_just_before_its_history_is_cut_keeps_its_recipe():
+    """As when another thread lets go of it: what is evicted is computed from it."""
+    source = torch.randn(64, 64)
+    expected = (source.sin() * 2).exp()
+    with dtrrun.budget(None) as session:
+        old = source.sin()
+        session.ledger.end_period()
+        carried = old * 2
+        result = carried.exp()
+        record = session.careful.record_of(result)
+        assert session.ledger._evictable(record)
+        session.ledger.evict(record)
+        del old
+        session.ledger.drain()
+        del carried
+        assert session.ledger.dead
+        session.ledger.cut_history()
+        assert torch.equal(result, expected)

@@ -160,6 +160,8 @@ def _inside(
     storage.use_refill(copy=copies)
     try:
         with dtrrun.budget(1, over_budget="warn", **options) as session:
+            # A program that trains: else all gradients would stay in memory, and none be recomputed.
+            torch.optim.SGD([torch.zeros(1, requires_grad=True)])
             probe = Probe(session)
             result, found = attempt(program, probe)
             report = session.report()
