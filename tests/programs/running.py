@@ -87,7 +87,7 @@ def compare(
     split = max(len(program) - conditions.left_out, first)
     w = World()
     w.run(program[:first])
-    trains = len(program) % 3 > 0
+    weight = torch.zeros(1, requires_grad=True)
     with (
         restoring(copies=conditions.copies),
         dtrrun.budget(
@@ -98,8 +98,8 @@ def compare(
             cost="model",  # decisions do not depend on the machine: a failure repeats
         ) as session,
     ):
-        if trains:  # then gradients are not looked for in other ways
-            torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+        if len(program) % 3:  # it trains: then gradients are not looked for in other ways
+            torch.optim.SGD([weight])
         try:
             for done in range(first, split):
                 w.run(program[done : done + 1], lambda: invariants.check(session))
