@@ -130,7 +130,7 @@ def average(w: World, a: int, how: str) -> None:
     with torch.no_grad():
         if not w.averages:
             w.averages = [torch.tensor([[0.5 + place] * 16] * 12) for place in range(3)]
-        new = [fit(w.real(a + place), one) for place, one in enumerate(w.averages)]
+        new = [fit(w.real(a + place), one) * 1 for place, one in enumerate(w.averages)]
         if how in ("lerp_", "all"):
             torch._foreach_lerp_(w.averages, new, 0.125)
         if how in ("mul_", "all"):
