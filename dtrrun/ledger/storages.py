@@ -147,7 +147,9 @@ class Storages:
                 if current is not record:
                     continue  # superseded by a later version, which has a callback of its own
                 del self.records[record.key]
-                if record.resident:
+                if record.held is not None:  # it died, evicted, while a replay had it: what there is is ours
+                    self.evicted_bytes -= record.nbytes
+                elif record.resident:
                     self.resident_bytes -= record.nbytes
                     record.resident = False
                     if self.pressure and record.op is not None:

@@ -198,3 +198,27 @@ def test_the_short_cut_keeps_to_the_budget():
         report = session.report()
     assert report["evictions"] > 20
     assert report["peak_bytes"] <= 8 * MIB
+
+
+def test_what_dies_while_it_is_recomputed_is_counted_once():
+    """As when another thread lets go of it."""
+    x = tensor()
+    with dtrrun.budget(None) as session:
+        kept = [x.sin()]
+        result = kept[0].exp()
+        record = session.careful.record_of(kept[0])
+        assert session.ledger._evictable(record)
+        session.ledger.evict(record)
+        execute = session.replay.execute
+
+        def dies(*args):
+            kept.clear()
+            return execute(*args)
+
+        session.replay.execute = dies
+        record.locks += 1
+        session.replay.materialize([record])
+        record.locks -= 1
+        del session.replay.execute
+        check_accounts(session)
+        assert torch.equal(result, x.sin().exp())
