@@ -110,8 +110,8 @@ row(
     (
         "what is evicted at a step's end keeps all history",
         "history",
-        "if record.resident or self._restored(record):",
-        "if record.resident:",
+        "(record.resident or self._restored(record)):",
+        "record.resident:",
         "hazards_loops::what_is_carried_over_comes_back_before_its_history_goes",
     ),
     (

@@ -7,8 +7,8 @@ row(
     (
         "the dead count as resident",
         "storages",
-        "                if record.resident:\n                    self.resident_bytes -= record.nbytes\n",
-        "                if record.resident:\n                    pass\n",
+        "                elif record.resident:\n                    self.resident_bytes -= record.nbytes\n",
+        "                elif record.resident:\n                    pass\n",
         "hazards_process::resident_bytes_are_what_the_process_holds",
     ),
     (
