@@ -13,7 +13,8 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch.autograd import graph
+
+from dtrrun.runtime.engine import nodes_behind, replace_entrance
 
 _C: Any = torch._C
 _F: Any = torch._C._functorch
@@ -37,14 +38,13 @@ class Backwards:
         self._wanted, self._pin, self._watch, self._ended = wanted, pin, watch, ended
 
     def install(self) -> None:
-        self._original = original = graph._engine_run_backward
         wanted = self._wanted
 
         def run(
             outputs: Any, gradients: Any, keep: Any, create: Any, inputs: Any, *args: Any, **more: Any
         ) -> Any:
             def engine() -> Any:
-                return original(outputs, gradients, keep, create, inputs, *args, **more)
+                return self._original(outputs, gradients, keep, create, inputs, *args, **more)
 
             if not wanted() or _C._current_graph_task_id() != -1:
                 return engine()
@@ -64,13 +64,10 @@ class Backwards:
             self._ended()
             return result
 
-        run_backward: Any = run
-        graph._engine_run_backward = run_backward
-        torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]
+        self._original = replace_entrance(run)
 
     def remove(self) -> None:
-        graph._engine_run_backward = self._original
-        torch.autograd._engine_run_backward = self._original  # type: ignore[attr-defined]
+        replace_entrance(self._original)
 
     def _hooks(self, inputs: Iterable[Any]) -> list[Any]:
         """By which gradients with respect to `inputs` come to us when the engine has them."""
@@ -90,16 +87,3 @@ class Backwards:
 def _functorch_levels() -> int:
     """How many transforms of `torch.func` that differentiate are under way; they always want a graph."""
     return sum(one.key().name in ("Grad", "Jvp") for one in _F.get_interpreter_stack() or ())
-
-
-def nodes_behind(outputs: Iterable[Any]) -> Iterable[Any]:
-    """All nodes of the graph behind `outputs` (tensors or gradient edges)."""
-    stack = [output.node if isinstance(output, graph.GradientEdge) else output.grad_fn for output in outputs]
-    seen = set()
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        yield node
-        stack.extend(source for source, _ in node.next_functions)

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.autograd import graph
 
-from dtrrun.runtime.backwards import nodes_behind
+from dtrrun.runtime.engine import nodes_behind, replace_entrance
 from dtrrun.runtime.functions import Locker
 from dtrrun.runtime.threads import mode_of
 
@@ -46,29 +45,25 @@ class ModeChecks:
         self._met = met
 
     def install(self) -> None:
-        self._original = original = graph._engine_run_backward
         met = self._met
 
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not met():
-                return original(outputs, *args, **kwargs)
+                return self._original(outputs, *args, **kwargs)
             locked: list[Callable[[], None]] = []
             handles = [handle for node in _nodes(outputs) for handle in self._guard(node, locked)]
             try:
-                return original(outputs, *args, **kwargs)
+                return self._original(outputs, *args, **kwargs)
             finally:
                 for handle in handles:
                     handle.remove()
                 while locked:  # a node raised; the engine has put the modes back
                     locked.pop()()
 
-        run_backward: Any = run
-        graph._engine_run_backward = run_backward
-        torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]
+        self._original = replace_entrance(run)
 
     def remove(self) -> None:
-        graph._engine_run_backward = self._original
-        torch.autograd._engine_run_backward = self._original  # type: ignore[attr-defined]
+        replace_entrance(self._original)
 
     def _guard(self, node: Any, locked: list[Callable[[], None]]) -> Iterator[Any]:
         """Hooks around one node; `locked` has what it holds while it runs."""
