@@ -7,6 +7,8 @@ The records of every turn, with all the constants that they read, would be kept 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from dtrrun.ledger.recipes import Recipes
 from dtrrun.ledger.record import Record
 
@@ -55,25 +57,15 @@ class History(Recipes):
 
         What it still has is where a search ends: that is judged by itself.
         """
-        stack = [record]
-        while stack:
-            node = stack[-1]
-            if id(node) in known:
-                stack.pop()
-                continue
+
+        def rule(node: Record) -> bool | list[Record]:
             if node.op is None:
-                known[id(node)] = False
-            elif node is not record and node.age < self.cut_age:
-                known[id(node)] = True
-            else:
-                gone = [source for source in node.op.inputs if not source.alive]
-                unknown = [source for source in gone if id(source) not in known]
-                if unknown:
-                    stack.extend(unknown)
-                    continue
-                known[id(node)] = any(known[id(source)] for source in gone)
-            stack.pop()
-        return known[id(record)]
+                return False
+            if node is not record and node.age < self.cut_age:
+                return True
+            return [source for source in node.op.inputs if not source.alive]
+
+        return _found(record, known, rule, any)
 
     def forget_history(self) -> None:
         """At a step's end: what was computed from weights that have changed since has lost its recipe.
@@ -105,25 +97,13 @@ class History(Recipes):
     @staticmethod
     def _is_intact(record: Record, intact: dict[int, bool]) -> bool:
         """Whether `record` could be recomputed now; like `secure`, but holds nothing."""
-        stack = [record]
-        while stack:
-            node = stack[-1]
-            if id(node) in intact:
-                stack.pop()
-                continue
-            op = node.op
-            if op is None:
-                intact[id(node)] = node.resident and not node.exposed and node.memory() is not None
-            elif op.secured:
-                intact[id(node)] = True
-            else:
-                unknown = [source for source in op.inputs if id(source) not in intact]
-                if unknown:
-                    stack.extend(unknown)
-                    continue
-                intact[id(node)] = all(intact[id(source)] for source in op.inputs)
-            stack.pop()
-        return intact[id(record)]
+
+        def rule(node: Record) -> bool | list[Record]:
+            if node.op is None:
+                return node.resident and not node.exposed and node.memory() is not None
+            return node.op.secured or list(node.op.inputs)
+
+        return _found(record, intact, rule, all)
 
     def _restored(self, record: Record) -> bool:
         try:
@@ -131,3 +111,29 @@ class History(Recipes):
         except (self.out_of_memory, AssertionError):
             return False
         return True
+
+
+def _found(
+    record: Record,
+    known: dict[int, bool],
+    rule: Callable[[Record], bool | list[Record]],
+    joined: Callable[[Iterable[bool]], bool],
+) -> bool:
+    """What holds for a record: what `rule` says, or `joined` of what holds for the records that it names.
+
+    With a stack of its own. `known`: what was found so far, by id.
+    """
+    stack = [record]
+    while stack:
+        node = stack[-1]
+        if id(node) not in known:
+            answer = rule(node)
+            if isinstance(answer, list):
+                unknown = [source for source in answer if id(source) not in known]
+                if unknown:
+                    stack.extend(unknown)
+                    continue
+                answer = joined([known[id(source)] for source in answer])
+            known[id(node)] = answer
+        stack.pop()
+    return known[id(record)]
