@@ -33,14 +33,16 @@ def update(mode: Any, operator: Operator, func: Any, args: Any, kwargs: Any, ent
         ledger.drain()
     tensors: list[Tensor] = []
     written: list[Tensor] = []
+    spans: list[slice] = []  # of the tensors: those that are written to
     for place, arg in enumerate(args):
         if isinstance(arg, Tensor):
             arg = (arg,)
         elif type(arg) not in (list, tuple) or not arg or not isinstance(arg[0], Tensor):
             continue
-        tensors += arg
         if place in operator.mutates:
             written += arg
+            spans.append(slice(len(tensors), len(tensors) + len(arg)))
+        tensors += arg
     for arg in kwargs.values() if kwargs else ():
         if isinstance(arg, Tensor):
             tensors.append(arg)
@@ -49,7 +51,7 @@ def update(mode: Any, operator: Operator, func: Any, args: Any, kwargs: Any, ent
     records, clock = ledger.records, ledger.clock
     try:
         found = [records[id(storage_of(tensor))] for tensor in tensors]
-        targets = [records[id(storage_of(tensor))] for tensor in written]
+        targets = [record for span in spans for record in found[span]]
         versions = [tensor._version for tensor in written] if operator.unversioned else ()
     except (KeyError, NotImplementedError, RuntimeError, TypeError):  # new, odd, of inference mode, None
         return False
