@@ -49,12 +49,20 @@ class Allocator:
                 if piece.address and piece.address not in alive and not (piece.address < 0 and self.busy):
                     self.allocated -= piece.nbytes
                     piece.address = 0
-            place = 0
-            while place + 1 < len(segment):
-                if segment[place].address or segment[place + 1].address:
-                    place += 1
-                else:
-                    segment[place].nbytes += segment.pop(place + 1).nbytes
+            self._merge(segment)
+
+    def _merge(self, segment):
+        place = 0
+        while place + 1 < len(segment):
+            if self.apart(segment[place], segment[place + 1]):
+                place += 1
+            else:
+                segment[place].nbytes += segment.pop(place + 1).nbytes
+
+    @staticmethod
+    def apart(one, other):
+        """Whether two neighbours cannot be one piece."""
+        return bool(one.address or other.address)
 
     def empty_cache(self):
         self.emptied += 1

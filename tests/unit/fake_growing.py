@@ -10,7 +10,7 @@ the lowest addresses at which free and unmapped blocks together are large enough
 from dataclasses import dataclass, field
 
 import torch
-from fake_allocator import Allocator, Piece, address_of
+from fake_allocator import Allocator, Piece
 
 from dtrrun.runtime.shares import MIB
 
@@ -55,25 +55,9 @@ class Growing(Allocator):
     def reserved(self):
         return sum(part.nbytes for pool in self.segments for part in pool if part.mapped)
 
-    def collect(self):
-        self.known = [known for known in self.known if known() is not None]
-        alive = {address_of(storage) for known in self.known if (storage := known()) is not None}
-        for pool in self.segments:
-            for part in pool:
-                if part.address and part.address not in alive and not (part.address < 0 and self.busy):
-                    self.allocated -= part.nbytes
-                    part.address = 0
-            self._merge(pool)
-
     @staticmethod
-    def _merge(pool):
-        place = 0
-        while place + 1 < len(pool):
-            one, other = pool[place], pool[place + 1]
-            if one.address or other.address or one.mapped != other.mapped:
-                place += 1
-            else:
-                one.nbytes += pool.pop(place + 1).nbytes
+    def apart(one, other):
+        return Allocator.apart(one, other) or one.mapped != other.mapped
 
     def empty_cache(self):
         self.emptied += 1
