@@ -1,7 +1,7 @@
 # make demo, make test: all that a fresh machine needs is Python 3.11 or later. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test test-parts test-bits conformance programs ecosystem smoke check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
+.PHONY: demo test test-parts test-bits conformance programs versions ecosystem smoke check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -44,6 +44,15 @@ programs: $(INSTALLED)
 	@set -ex; for seed in 1 2; do \
 		PROGRAMS=2500 PROGRAMS_SEED=$$seed $(BIN)/python -m pytest -q tests/programs & shards="$$shards $$!"; \
 	done; for shard in $$shards; do wait $$shard; done
+
+# With other versions of PyTorch, as pip gives them: with CUDA, some 6 GB each.
+TORCH ?= 2.6.0 2.11.0 2.15.0
+versions: $(INSTALLED)
+	@set -ex; for version in $(TORCH); do \
+		$(BIN)/python -m venv .venv/torch-$$version; \
+		.venv/torch-$$version/bin/python -m pip install --quiet torch==$$version --editable '.[dev]'; \
+		.venv/torch-$$version/bin/python -m pytest -q tests/conformance tests/programs; \
+	done
 
 # Real packages; writes the table of docs/compatibility.md.
 ecosystem: $(ECOSYSTEM)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from dtrrun.ledger.ledger import Ledger as AnyLedger
-from dtrrun.runtime import storage
+from dtrrun.runtime import storage, weak
 from dtrrun.runtime.errors import BudgetError
+
+weak.install()
 
 
 class Ledger(AnyLedger):

@@ -217,12 +217,13 @@ class Operator:
             and all(isinstance(place, int) for place in self.mutates)
         )
         self.reshapes_storage = name in _RESHAPES_STORAGE
-        self.grows = self.reshapes_storage or torch.Tag.out in tags
+        out = any(argument.is_out for argument in schema.arguments)  # the tag is new in PyTorch 2.13
+        self.grows = self.reshapes_storage or out
         self.uninitialised = name in _UNINITIALISED
         if name in _STATISTICS and func._overloadname != "default":
             self.mutates = tuple({*_STATISTICS[name].positions, *self.mutates})
         self.overwrites = name in _OVERWRITES or (
-            torch.Tag.out in tags and all(isinstance(place, str) for place in self.mutates)
+            out and all(isinstance(place, str) for place in self.mutates)
         )
         self.pointwise = torch.Tag.pointwise in tags and namespace == "aten" and not self.foreach
         self.untouching = name in _UNTOUCHING

@@ -10,13 +10,19 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import dtrrun
+from dtrrun.runtime.storage import CAN_SWAP
 
 Program = Callable[[], Any]
 Report = dict[str, Any]
+
+needs_swap = pytest.mark.skipif(
+    not CAN_SWAP, reason="the budget is too tight for copies: this PyTorch cannot swap the memory of storages"
+)
 
 
 def bits(value: Any) -> list[Any]:

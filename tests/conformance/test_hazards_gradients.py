@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from programs import batch, check, check_budget, check_stress, mlp, train
+from programs import batch, check, check_budget, check_stress, mlp, needs_swap, train
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -124,6 +124,7 @@ def test_maml_inner_steps_by_functional_call():
     check_stress(lambda: program(1))  # with nothing kept in between, the work grows exponentially with depth
 
 
+@needs_swap
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing(reentrant):
     def program():

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from programs import assert_same, check_stress, plain, run_inside
+from programs import assert_same, check_stress, needs_swap, plain, run_inside
 
 import dtrrun
 from dtrrun.ledger.record import Op
@@ -127,6 +127,7 @@ def test_everything_evicted(program, monkeypatch):
     check_stress(lambda: program(steps=2))
 
 
+@needs_swap
 @pytest.mark.parametrize(
     ("program", "share", "most"),
     [
