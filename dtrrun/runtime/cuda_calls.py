@@ -119,7 +119,7 @@ class CudaCalls:
 
     def _provide(self, signature: Signature) -> None:
         """Once memory is short: see that a library that would do without its workspace gets it."""
-        workspace = signature.workspace
+        workspace = signature.workspace or (self._guesses.get(signature, 0) if self._guesses else 0)
         if workspace and self.ledger.pressure and not self.gpu.on_side_stream():
             self.relief.provide((signature.output_bytes - workspace, workspace))
 

@@ -132,6 +132,18 @@ def test_a_library_gets_its_workspace_although_there_are_holes(monkeypatch):
         assert all(torch.equal(one, results[0]) for one in results)
 
 
+def test_a_first_workspace_is_provided_as_one_block(monkeypatch):
+    """That as many bytes are free does not make them one."""
+    gpu = FakeGpu()
+    with fake_session(monkeypatch, BESIDE + 16 * MIB, gpu=gpu) as (session, _):
+        x, kept = image(), chain(30, 1)
+        provided = []
+        monkeypatch.setattr(session.device.relief, "provide", provided.append)
+        convolved(x)
+        assert [(made, beside // MIB) for made, beside in provided] == [(MIB, 2)]
+        assert correct(kept)
+
+
 def test_a_library_that_does_without_is_told_of(monkeypatch, capsys):
     gpu = FakeGpu()
     gpu.library["aten::mm"] = 100 * MIB  # of an operator of which we do not know it
