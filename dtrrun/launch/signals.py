@@ -3,6 +3,9 @@
 What the terminal sends (Ctrl-C, Ctrl-\\) it sends to the target as well: we only must not die of it. What is
 sent to us alone is passed on. The two cannot be told apart for SIGINT and SIGQUIT, except that a terminal
 sends them to its foreground group only: there, they are taken to come from the terminal.
+
+A target that waits in native code does not hear of Ctrl-C: Python tells its main thread only, and that waits
+for a backward pass on a GPU, which may be long in a budget that is too small. Who insists has it ended.
 """
 
 from __future__ import annotations
@@ -10,22 +13,31 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from time import monotonic
 from types import FrameType
 
 FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+INSISTING = 3  # times Ctrl-C
+INSISTING_SECONDS = 3.0
 
 
 @contextmanager
 def passed_on(send: Callable[[int], None]) -> Iterator[None]:
-    """While inside, hand the signals that are not the target's already to `send`."""
+    """While inside, hand the signals that are not the target's already to `send`; SIGTERM for who insists."""
+    pressed: deque[float] = deque(maxlen=INSISTING)
 
     def receive(number: int, frame: FrameType | None) -> None:
         if number not in FROM_TERMINAL or not in_foreground():
             send(number)
+        elif number == signal.SIGINT:
+            pressed.append(monotonic())
+            if len(pressed) == INSISTING and pressed[-1] - pressed[0] < INSISTING_SECONDS:
+                send(signal.SIGTERM)
 
     with _received(FROM_TERMINAL + FORWARDED, receive):
         yield

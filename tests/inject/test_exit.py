@@ -140,6 +140,23 @@ def test_ctrl_c_reaches_the_target_once_and_leaves_it_the_decision(program, plai
     assert "Traceback" not in ended.out
 
 
+def test_ctrl_c_three_times_ends_a_target_that_does_not_hear(program, plain):
+    """As one whose main thread waits in native code; a handler would not run there either."""
+    program("terminal.py", TERMINAL)
+    program(
+        "waits.py",
+        "import signal, time\n"
+        "presses = []\n"
+        "signal.signal(signal.SIGINT, lambda *_: (presses.append(0), print('ready', flush=True)))\n"
+        "print('ready', flush=True)\n"
+        "while len(presses) < 50:\n"
+        "    time.sleep(0.05)\n",
+    )
+    ended = plain(sys.executable, "terminal.py", "waits.py")
+    assert 3 <= ended.out.count("ready") <= 5
+    assert "Traceback" not in ended.out
+
+
 def test_a_keyboard_interrupt_ends_as_it_does_without_us(program, plain, tmp_path, environment):
     program("waits.py", "import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
     child = start(tmp_path, environment, "waits.py", start_new_session=True)

@@ -1,5 +1,6 @@
 """dtrrun.launch.signals"""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -27,6 +28,20 @@ def test_what_the_terminal_sends_it_has_sent_to_the_target_too(monkeypatch, numb
     with passed_on(sent.append):
         signal.raise_signal(number)
     assert sent == [number] * count
+
+
+@pytest.mark.parametrize(("pause", "ended"), [(0, [signal.SIGTERM]), (signals.INSISTING_SECONDS, [])])
+def test_who_insists_on_ctrl_c_has_the_target_ended(monkeypatch, pause, ended):
+    clock = itertools.count(100, pause)
+    monkeypatch.setattr(signals, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(signals, "in_foreground", lambda: True)
+    sent = []
+    with passed_on(sent.append):
+        for _ in range(signals.INSISTING - 1):
+            signal.raise_signal(signal.SIGINT)
+        assert sent == []
+        signal.raise_signal(signal.SIGINT)
+    assert sent == ended
 
 
 def test_handlers_are_put_back():
