@@ -139,6 +139,8 @@ class Careful(Outcomes):
                 self.replay.lock(inputs)
                 try:
                     ledger.make_room(signature.output_bytes, signature.operator.name)
+                    if signature.workspace:
+                        self.device.provide(signature)
                 finally:
                     for record in inputs:
                         record.locks -= 1

@@ -50,7 +50,7 @@ class CudaCalls:
     def young_signature(self, key: Any) -> Signature | None:
         """A signature that the short cut is not to know yet: its first calls are measured."""
         signature = self._young.get(key)
-        if signature is not None and signature.calls >= Signature.SETTLED and not signature.workspace:
+        if signature is not None and signature.calls >= Signature.SETTLED:
             self.careful.signatures[key] = self._young.pop(key)
         return signature
 
@@ -75,7 +75,7 @@ class CudaCalls:
         if self.timer.pending:
             with self.careful.lock:
                 self.timer.poll()
-        self._provide(signature)
+        self.provide(signature)
         # Twice: the first call may set up libraries, or try several kernels.
         measured = signature.calls < 2 and not self._blind
         state = [self.gpu.statistics() if measured else None]
@@ -112,12 +112,12 @@ class CudaCalls:
     def replay(self, op: Op, run: Any) -> Any:
         """Run a recorded operator."""
         operator = op.signature.operator
-        self._provide(op.signature)
+        self.provide(op.signature)
         if retriable(operator, random_state_known=True):
             return self.relief.attempt(run, operator.name, op.signature.output_bytes)
         return run()
 
-    def _provide(self, signature: Signature) -> None:
+    def provide(self, signature: Signature) -> None:
         """Once memory is short: see that a library that would do without its workspace gets it."""
         workspace = signature.workspace or (self._guesses.get(signature, 0) if self._guesses else 0)
         if workspace and self.ledger.pressure and not self.gpu.on_side_stream():

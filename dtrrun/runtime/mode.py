@@ -19,6 +19,7 @@ from dtrrun.runtime import compiler, lists, storage
 from dtrrun.runtime.arguments import KINDS, PLAIN, SEQUENCE, TENSOR, VALUE, flatten_into, is_leaf, kind_of
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.operators import Operator
+from dtrrun.runtime.outcomes import recipe
 from dtrrun.runtime.storage import storage_of
 
 Tensor = torch.Tensor
@@ -124,7 +125,8 @@ class DTRMode(TorchDispatchMode):
         signature = self.signatures.get(tuple(key))
         if signature is None:
             return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
-        if not whole or ledger.resident_bytes + signature.output_bytes > ledger.limit:
+        needed = ledger.resident_bytes + signature.output_bytes
+        if not whole or needed > ledger.limit or signature.workspace:
             entered += careful.make_ready(inputs, signature)
             clock = ledger.clock
         target = None
@@ -156,7 +158,7 @@ class DTRMode(TorchDispatchMode):
                 ledger.drain()
             if target is not None:
                 if target.op is not None:
-                    op = _recipe(func, template, kwargs, inputs, signature)
+                    op = recipe(func, template, kwargs, inputs, signature)
                     op.outputs = ((~0, weakref.ref(ledger.supersede(target, op, signature.cost))),)
                 elif target.used:
                     ledger.supersede(target, None, 0)
@@ -174,7 +176,7 @@ class DTRMode(TorchDispatchMode):
                 return result
             place = id(stored)
             if place not in records:
-                # Twins of `_recipe` and `new_record`, for speed.
+                # Twins of `recipe` and `new_record`, for speed.
                 op = Op()
                 op.func = func
                 op.args = template
@@ -242,19 +244,3 @@ class DTRMode(TorchDispatchMode):
 
 if compiler.CAN_MARK:
     compiler.keep_off(DTRMode.__torch_dispatch__)
-
-
-def _recipe(func: Any, template: list[Any], kwargs: Any, inputs: list[Record], signature: Any) -> Op:
-    op = Op()
-    op.func = func
-    op.args = template
-    op.kwargs = kwargs
-    op.rng = op.outputs = op.held = None
-    op.kept = ()
-    op.secured = False
-    op.grad = is_grad_enabled()
-    op.signature = signature
-    op.tensors = op.inputs = inputs
-    for record in inputs:
-        record.used = True
-    return op

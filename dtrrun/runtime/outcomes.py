@@ -16,6 +16,8 @@ from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.passing import until_return
 from dtrrun.runtime.storage import device_type_of, size_of, storage_of
 
+is_grad_enabled = torch.is_grad_enabled
+
 
 class Outcomes(Mutations):
     """Enters results into the ledger."""
@@ -164,6 +166,14 @@ class Outcomes(Mutations):
         inputs: list[Record],
     ) -> None:
         """Outputs of the short cut that are not one plain tensor."""
+        if type(result) is tuple and self.ledger.fingerprints is None and not operator.takes_storage:
+            try:
+                storages = [storage_of(tensor) for tensor in result if tensor is not None]
+            except (NotImplementedError, RuntimeError, TypeError):  # sparse, opaque, a number or a list
+                pass
+            else:
+                self._enter_several(storages, recipe(func, template, kwargs, inputs, signature))
+                return
         call = Call()
         call.func, call.operator, call.signature = func, operator, signature
         call.template, call.kwargs, call.records = template, kwargs, inputs
@@ -175,6 +185,46 @@ class Outcomes(Mutations):
             outputs: list[tuple[int, Any]] = []
             self._enter_outputs(call, op, result, outputs)
             op.outputs = tuple(outputs)
+
+    def _enter_several(self, storages: list[torch.UntypedStorage], op: Op) -> None:
+        """As `_enter_outputs`, without what the short cut's operators cannot have."""
+        ledger, signature = self.ledger, op.signature
+        records, age, clock = ledger.records, ledger.age, ledger.clock
+        outputs = []
+        total = 0
+        for where, storage in enumerate(storages):
+            key = id(storage)
+            if key in records:
+                continue
+            nbytes = size_of(storage)
+            record = new_record(storage, ledger.on_death, nbytes, age, clock)
+            record.op, record.cost = op, signature.cost
+            records[key] = record
+            ledger.grow(nbytes)
+            total += nbytes
+            outputs.append((where, weakref.ref(record)))
+            if ledger.pressure and nbytes >= ledger.least_bytes:
+                ledger.policy.insert(record)
+        op.outputs = tuple(outputs)
+        if total > signature.output_bytes:
+            signature.output_bytes = total
+
+
+def recipe(func: Any, template: list[Any], kwargs: Any, inputs: list[Record], signature: Signature) -> Op:
+    """Of an operator of the short cut; its outputs are yet to be entered."""
+    op = Op()
+    op.func = func
+    op.args = template
+    op.kwargs = kwargs
+    op.rng = op.outputs = op.held = None
+    op.kept = ()
+    op.secured = False
+    op.grad = is_grad_enabled()
+    op.signature = signature
+    op.tensors = op.inputs = inputs
+    for record in inputs:
+        record.used = True
+    return op
 
 
 def is_odd(tensor: torch.Tensor, operator: Operator) -> bool:

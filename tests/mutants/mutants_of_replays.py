@@ -28,8 +28,8 @@ row(
     (
         "the short cut does not look at the limit",
         "mode",
-        "        if not whole or ledger.resident_bytes + signature.output_bytes > ledger.limit:\n",
-        "        if not whole:\n",
+        "        if not whole or needed > ledger.limit or signature.workspace:\n",
+        "        if not whole or signature.workspace:\n",
         "rematerialization::the_short_cut_keeps_to_the_budget",
     ),
     (
