@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gpu_programs import DEVICE, MIB, beside
+from gpu_programs import DEVICE, HOLLOW, MIB, beside, computes
 
 import dtrrun
 from dtrrun.runtime.relief import requested
@@ -24,7 +24,7 @@ def chain(length, mib=8):
 
 
 def correct(kept):
-    return all(bool((one == 2.0**step).all()) for step, one in enumerate(kept))
+    return HOLLOW or all(bool((one == 2.0**step).all()) for step, one in enumerate(kept))
 
 
 def test_the_cap_is_the_allocators_own():
@@ -96,8 +96,8 @@ def test_holes_are_closed():
         kept = chain(30)
         del kept[1::2]
         large = [tensor(96).add_(i) for i in range(3)]
-        assert all(bool((one == 1.0 + i).all()) for i, one in enumerate(large))
-        assert all(bool((one == 2.0 ** (2 * i)).all()) for i, one in enumerate(kept))
+        assert HOLLOW or all(bool((one == 1.0 + i).all()) for i, one in enumerate(large))
+        assert HOLLOW or all(bool((one == 2.0 ** (2 * i)).all()) for i, one in enumerate(kept))
         assert session.device.gpu.segments(96 * MIB)
 
 
@@ -123,6 +123,7 @@ def test_the_programs_statistics_are_its_own():
         assert torch.cuda.max_memory_allocated() == peak
 
 
+@computes
 def test_memory_goes_back_at_once_and_in_order():
     """An emptied storage's block may be had by the next operator, which runs after the last reader."""
     with dtrrun.budget(None, device=DEVICE) as session:

