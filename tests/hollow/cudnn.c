@@ -41,7 +41,7 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const one, cudnn
     if (!count) count = &unwanted;
     *count = 0;
     if (name == CUDNN_ATTR_ENGINEHEUR_RESULTS) {
-        *count = ENGINES;
+        *count = values && asked < ENGINES ? asked : ENGINES;
         for (int64_t i = 0; values && i < asked && i < ENGINES; i++) ((struct descriptor **)values)[i]->engine = i;
     } else if (name == CUDNN_ATTR_ENGINECFG_ENGINE) {
         *count = 1;
