@@ -126,7 +126,7 @@ class DTRMode(TorchDispatchMode):
         if signature is None:
             return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
         needed = ledger.resident_bytes + signature.output_bytes
-        if not whole or needed > ledger.limit or signature.workspace:
+        if not whole or needed > ledger.limit or (signature.workspace and ledger.pressure):
             entered += careful.make_ready(inputs, signature)
             clock = ledger.clock
         target = None

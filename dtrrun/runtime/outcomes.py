@@ -139,10 +139,7 @@ class Outcomes(Mutations):
             if device_type_of(storage) != ledger.device_type:
                 ledger.adopt(storage)
                 continue
-            record = new_record(storage, ledger.on_death, size_of(storage), ledger.age, ledger.clock)
-            record.op, record.cost = op, call.signature.cost
-            ledger.records[record.key] = record
-            ledger.grow(record.nbytes)
+            record = self._entered(storage, op)
             total += record.nbytes
             outputs.append((where, weakref.ref(record)))
             if ledger.fingerprints is not None:
@@ -150,8 +147,6 @@ class Outcomes(Mutations):
                 opaque = [source for source in call.records if source.nbytes and not source.extent]
                 if where == call.operator.opaque_output or (opaque and not call.operator.reads_opaque):
                     record.extent = 0
-            if ledger.pressure and record.nbytes >= ledger.least_bytes:
-                ledger.policy.insert(record)
         if total > call.signature.output_bytes or call.operator.opaque_output >= 0:
             call.signature.output_bytes = total
 
@@ -188,26 +183,29 @@ class Outcomes(Mutations):
 
     def _enter_several(self, storages: list[torch.UntypedStorage], op: Op) -> None:
         """As `_enter_outputs`, without what the short cut's operators cannot have."""
-        ledger, signature = self.ledger, op.signature
-        records, age, clock = ledger.records, ledger.age, ledger.clock
+        records, signature = self.ledger.records, op.signature
         outputs = []
         total = 0
         for where, storage in enumerate(storages):
-            key = id(storage)
-            if key in records:
-                continue
-            nbytes = size_of(storage)
-            record = new_record(storage, ledger.on_death, nbytes, age, clock)
-            record.op, record.cost = op, signature.cost
-            records[key] = record
-            ledger.grow(nbytes)
-            total += nbytes
-            outputs.append((where, weakref.ref(record)))
-            if ledger.pressure and nbytes >= ledger.least_bytes:
-                ledger.policy.insert(record)
+            if id(storage) not in records:
+                record = self._entered(storage, op)
+                total += record.nbytes
+                outputs.append((where, weakref.ref(record)))
         op.outputs = tuple(outputs)
         if total > signature.output_bytes:
             signature.output_bytes = total
+
+    def _entered(self, storage: torch.UntypedStorage, op: Op) -> Record:
+        """The record of a new storage that `op` has made."""
+        ledger = self.ledger
+        nbytes = size_of(storage)
+        record = new_record(storage, ledger.on_death, nbytes, ledger.age, ledger.clock)
+        record.op, record.cost = op, op.signature.cost
+        ledger.records[record.key] = record
+        ledger.grow(nbytes)
+        if ledger.pressure and nbytes >= ledger.least_bytes:
+            ledger.policy.insert(record)
+        return record
 
 
 def recipe(func: Any, template: list[Any], kwargs: Any, inputs: list[Record], signature: Signature) -> Op:

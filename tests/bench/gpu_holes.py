@@ -7,7 +7,6 @@ model's (bytes and FLOPs). `--idea`: ways to have fewer flushes (`gpu_hole_ideas
 """
 
 import argparse
-import importlib
 import random
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import dtrrun
 from dtrrun.runtime.replay import Replay
 from dtrrun.runtime.shares import GUARD_SHARE, LEAST_GUARD, LEAST_SLACK, MIB
 from tests.bench.gpu.cases import BY_NAME
+from tests.bench.gpu.models.task import task_of
 from tests.bench.gpu_hole_ideas import IDEAS, Idea
 from tests.bench.hollow_gpu import HollowGpu, fake_session
 
@@ -41,8 +41,7 @@ def model(name: str) -> Step:
     if name == "lengths":
         return lengths()
     case = BY_NAME[name]
-    module = importlib.import_module(f"tests.bench.gpu.models.{case.module}")
-    return module.task("cpu", False, **(case.size | SHORTER.get(name, {}))).step
+    return task_of(case, "cpu", False, case.size | SHORTER.get(name, {})).step
 
 
 def lengths() -> Step:

@@ -9,7 +9,6 @@ operators and flushes of the allocator. Costs are the model's (bytes and FLOPs).
 
 import argparse
 import gc
-import importlib
 import os
 import time
 from typing import Any
@@ -17,24 +16,23 @@ from typing import Any
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # as the launcher does
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtrrun
 from tests.bench.gpu.cases import BY_NAME
+from tests.bench.gpu.models.task import task_of
+from tests.bench.overhead import Empty
 
 MIB = 1 << 20
 HEADERS = ["Model", "Operators", "Plain", "Mode", "Counting", "Inside", "Recomputed", "Flushes"]
 GUARD_AND_SLACK = 0.05  # of the budget, at least 86 MiB: so much more than the share it has to be
 
 
-class Empty(TorchDispatchMode):
-    """Counts operators."""
-
+class Counter(Empty):
     count = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, *call: Any) -> Any:
         self.count += 1
-        return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(*call)
 
 
 def timed(step: Any, rounds: int) -> float:
@@ -56,14 +54,12 @@ def measured(name: str, share: float, rounds: int) -> list[str]:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     torch.manual_seed(0)
-    step = (
-        importlib.import_module(f"tests.bench.gpu.models.{case.module}").task("cuda", False, **case.size).step
-    )
+    step = task_of(case, "cuda", False, case.size).step
     plain = timed(step, rounds)
     peak = torch.cuda.max_memory_allocated()
-    with Empty() as mode:
+    with Counter() as counter:
         step()
-        operators = mode.count
+    with Empty():
         empty = timed(step, rounds)
     with dtrrun.budget(None, device="cuda", cost="model"):
         counting = timed(step, rounds)
@@ -81,7 +77,7 @@ def measured(name: str, share: float, rounds: int) -> list[str]:
         last = [f"{inside:.0f}", f"{again:.0f}", f"{flushes / (rounds + 1):.1f}"]
     except dtrrun.BudgetError as error:
         last = [f"needs {error.least_budget_bytes / 1e9:.1f} GB", "–", "–"]
-    return [case.title, f"{operators}", f"{plain:.0f}", f"{empty:.0f}", f"{counting:.0f}", *last]
+    return [case.title, f"{counter.count}", f"{plain:.0f}", f"{empty:.0f}", f"{counting:.0f}", *last]
 
 
 def main() -> None:

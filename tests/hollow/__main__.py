@@ -1,6 +1,6 @@
 """Run a command on a GPU that computes nothing: `python -m tests.hollow COMMAND [ARGUMENT...]`.
 
-For a PyTorch with CUDA on a machine without a GPU. Kernels, copies and products of matrices end at once, and
+For a PyTorch with CUDA 13 on a machine without a GPU. Kernels, copies and matrix products end at once, and
 memory reads as zeros. What allocates is real: PyTorch's caching allocator asks a driver that accounts for
 every page, and NVML tells of it. So losses and times mean nothing; that a budget is kept does, and what the
 host's side of a step takes.
@@ -37,16 +37,15 @@ def build(folder: Path) -> None:
 
     packages = Path(torch.__file__).parents[1]
     headers = sorted({f"-I{header.parent}" for header in packages.glob("nvidia/*/include/cu*.h")})
-    if not headers or not torch.backends.cuda.is_built():
-        raise SystemExit("tests.hollow: this is no PyTorch with CUDA as pip installs it")
-    hollow = folder / "libhollow.so"
-    compile_(hollow, *headers, *SOURCES)
+    if not headers or int((torch.version.cuda or "0").partition(".")[0]) < 13:
+        raise SystemExit("tests.hollow: this is no PyTorch with CUDA 13 as pip installs it")
     libraries = [packages / "torch" / "lib" / name for name in ASK]
-    asked = set[str]().union(*(symbols(one, "--undefined-only") for one in libraries if one.exists()))
-    left = sorted(name for name in asked - symbols(hollow, "--defined-only") if CALLS.match(name))
-    rest = folder / "rest.c"
-    rest.write_text("".join(f"long {name}(void) {{ return 0; }}\n" for name in left))
-    compile_(hollow, *headers, *SOURCES, rest)
+    asked = set[str]().union(*(called_by(one) for one in libraries if one.exists()))
+    succeeding = folder / "succeeding.c"  # weak: what SOURCES define goes before
+    weak = "__attribute__((weak)) long {}(void) {{ return 0; }}\n"
+    succeeding.write_text("".join(weak.format(name) for name in sorted(asked) if CALLS.match(name)))
+    hollow = folder / "libhollow.so"
+    compile_(hollow, *headers, *SOURCES, succeeding)
     (folder / "libcuda.so.1").symlink_to(hollow)
     compile_(folder / "libnvidia-ml.so.1", HERE / "nvml.c")
 
@@ -57,8 +56,9 @@ def compile_(library: Path, *arguments: str | Path) -> None:
     )
 
 
-def symbols(library: Path, kind: str) -> set[str]:
-    told = subprocess.run(["nm", "-D", kind, library], check=True, capture_output=True, text=True).stdout
+def called_by(library: Path) -> set[str]:
+    command = ["nm", "-D", "--undefined-only", library]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return {line.split()[-1].partition("@")[0] for line in told.splitlines()}
 
 

@@ -193,24 +193,14 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *activ
 }
 static CUresult not_modelled(void) { return CUDA_ERROR_NOT_SUPPORTED; }
 
-static cudaError_t entry(const char *name, void **found, enum cudaDriverEntryPointQueryResult *status) {
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **found, unsigned version, unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *status) {
+    (void)version; (void)flags;
     *found = dlsym(RTLD_DEFAULT, name);
     if (!*found) *found = (void *)not_modelled;
     if (status) *status = cudaDriverEntryPointSuccess;
     return cudaSuccess;
 }
-cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **found, unsigned version, unsigned long long flags,
-                                             enum cudaDriverEntryPointQueryResult *status) {
-    (void)version; (void)flags;
-    return entry(name, found, status);
-}
-#if CUDART_VERSION < 13000
-cudaError_t cudaGetDriverEntryPoint(const char *name, void **found, unsigned long long flags,
-                                    enum cudaDriverEntryPointQueryResult *status) {
-    (void)flags;
-    return entry(name, found, status);
-}
-#endif
 
 /* -- the device -------------------------------------------------------------------------------- */
 
@@ -253,10 +243,6 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *found, int device) {
     found->memoryBusWidth = 6144;
     return cudaSuccess;
 }
-#if CUDART_VERSION < 13000
-#undef cudaGetDeviceProperties
-cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *found, int device) { return cudaGetDeviceProperties_v2(found, device); }
-#endif
 
 cudaError_t cudaDeviceGetAttribute(int *found, enum cudaDeviceAttr attribute, int device) {
     struct cudaDeviceProp prop;
@@ -324,15 +310,10 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     *status = capturing && stream == captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
-#if CUDART_VERSION >= 13000
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
                                      cudaGraph_t *graph, const cudaGraphNode_t **dependencies,
                                      const cudaGraphEdgeData **edges, size_t *count) {
     (void)edges;
-#else
-cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
-                                        cudaGraph_t *graph, const cudaGraphNode_t **dependencies, size_t *count) {
-#endif
     if (id) *id = 1;
     if (graph) *graph = NULL;
     if (dependencies) *dependencies = NULL;

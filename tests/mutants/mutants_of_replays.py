@@ -28,8 +28,8 @@ row(
     (
         "the short cut does not look at the limit",
         "mode",
-        "        if not whole or needed > ledger.limit or signature.workspace:\n",
-        "        if not whole or signature.workspace:\n",
+        "        if not whole or needed > ledger.limit or (signature.workspace and ledger.pressure):\n",
+        "        if not whole or (signature.workspace and ledger.pressure):\n",
         "rematerialization::the_short_cut_keeps_to_the_budget",
     ),
     (

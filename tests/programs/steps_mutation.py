@@ -128,8 +128,10 @@ def foreach(w: World, a: int, name: str) -> None:
 def average(w: World, a: int, how: str) -> None:
     """State that a program keeps and updates, by operators on lists; and what is computed from it."""
     with torch.no_grad():
-        ours = torch.is_inference_mode_enabled()
-        if not w.averages or (w.averages[0].is_inference() and not ours):  # docs/limits.md: refused half-way
+        inference = torch.is_inference_mode_enabled()
+        if not w.averages or (
+            w.averages[0].is_inference() and not inference
+        ):  # docs/limits.md: refused half-way
             w.averages = [torch.tensor([[0.5 + place] * 16] * 12) for place in range(3)]
         new = [fit(w.real(a + place), one) * 1 for place, one in enumerate(w.averages)]
         if how in ("lerp_", "all"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
 import json
 import re
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from tests.bench.gpu.cases import BY_NAME
+from tests.bench.gpu.models.task import task_of
 
 WARM = 15.0
 """Seconds of steps after which all is warm: what costs more than that has no lack of operators."""
@@ -42,9 +42,8 @@ def main() -> int:
             torch.cuda.set_per_process_memory_fraction(min(1.0, args.allocator_cap / total))
 
     torch.manual_seed(0)
-    module = importlib.import_module(f"tests.bench.gpu.models.{case.module}")
     size = (case.tiny if args.tiny else case.size) | args.size
-    task = module.task(args.device, args.checkpoint, **size)
+    task = task_of(case, args.device, args.checkpoint, size)
     warm_up_ms: list[float] = []
     steps_ms: list[float] = []
     losses = []

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from tests.bench.gpu.cases import Case
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,12 @@ class Task:
 
     modules: tuple[nn.Module, ...]
     step: Callable[[], torch.Tensor]
+
+
+def task_of(case: Case, device: str, checkpointing: bool, size: dict[str, Any]) -> Task:
+    """The model of a case; size: the arguments of its own."""
+    made: Task = import_module(f"tests.bench.gpu.models.{case.module}").task(device, checkpointing, **size)
+    return made
 
 
 def supervised(
