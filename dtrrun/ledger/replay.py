@@ -60,7 +60,8 @@ class Replay:
         relaxations = MAX_RELAXATIONS
         self.ledger.replaying += 1
         try:
-            with self.below():
+            guard = self.below()
+            with guard, guard:  # twice, for the sake of interrupts
                 while stack:
                     record = stack[-1]
                     if isinstance(record, Op):

@@ -169,7 +169,7 @@ class Cuda(CudaCalls):
         ledger.reach = ledger.limit + self.accounts.slack
         if ledger.resident_bytes > ledger.limit:
             over_budget = ledger.over_budget
-            with below(), suppress(BudgetError):
+            with (guard := below()), guard, suppress(BudgetError):
                 ledger.make_room(0, "the GPU's budget")
             ledger.over_budget = over_budget  # the operators count it
         # By a page less one byte it exceeds the cap by itself, which the guard has room for.

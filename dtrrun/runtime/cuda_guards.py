@@ -22,9 +22,13 @@ class home(below):
     __slots__ = ("_came_from", "_device", "_side")
 
     def __init__(self, device: Any) -> None:
+        super().__init__()
         self._device = device
+        self._came_from = self._side = None
 
     def __enter__(self) -> None:
+        if self._modes is not None:
+            return
         device = self._device
         if device.capturing:
             # A replay would be captured instead of run; all that fits is brought back before a capture.
@@ -34,11 +38,15 @@ class home(below):
         self._side = device.gpu.leave_side_stream() if device.gpu.on_side_stream() else None
 
     def __exit__(self, *exc: Any) -> None:
-        if self._side is not None:
-            self._device.gpu.return_to(self._side)
-        if self._came_from is not None:
-            self._device.gpu.go_back(self._came_from)
-        super().__exit__(*exc)
+        try:
+            if self._side is not None:
+                self._device.gpu.return_to(self._side)
+                self._side = None
+            if self._came_from is not None:
+                self._device.gpu.go_back(self._came_from)
+                self._came_from = None
+        finally:
+            super().__exit__(*exc)
 
 
 class Memory:

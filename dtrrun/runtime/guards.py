@@ -15,6 +15,11 @@ from typing import Any
 import torch
 
 _C: Any = torch._C
+_height = _C._len_torch_dispatch_stack
+_pop = _C._pop_torch_dispatch_stack
+_push = _C._push_on_torch_dispatch_stack
+_set_eval_frame = _C._dynamo.eval_frame.set_eval_frame
+_NOTHING = (None,)
 
 
 def _keys(*names: str) -> Any:
@@ -56,29 +61,61 @@ _EXCLUDED = _keys(
 
 
 class below:
-    """Context: operators run on plain tensors, seen by no mode, recorded by no autograd graph."""
+    """Context: operators run on plain tensors, seen by no mode, recorded by no autograd graph.
+
+    An interrupt may arrive just as `__exit__` begins, which then does nothing. Where the program could go on
+    without its modes after that, enter twice (`with guard, guard:`): the outer exit does what is left to do.
+    """
 
     __slots__ = ("_compiler", "_guard", "_inference", "_modes")
 
+    _modes: list[Any] | None  # None: not entered
+
+    def __init__(self) -> None:
+        self._modes = None
+
     def __enter__(self) -> None:
+        if self._modes is not None:
+            return
         # Inference mode would mark fresh tensors; it is a thread's setting, not a dispatch key alone.
         self._inference = _C._InferenceMode(False)
-        self._inference.__enter__()
         self._guard = _C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED)
-        self._guard.__enter__()
-        # Kernels ask whether there is any mode, whatever is excluded; and without one, Dynamo, if the program
-        # is inside of `torch.compile`, would begin to trace our own code.
-        self._modes = [_C._pop_torch_dispatch_stack(None) for _ in range(_C._len_torch_dispatch_stack())]
-        if self._modes:
-            self._compiler = _C._dynamo.eval_frame.set_eval_frame(None)
+        self._compiler: list[Any] = []
+        modes: list[Any] = []  # the innermost first
+        self._modes = modes
+        try:
+            self._inference.__enter__()
+            self._guard.__enter__()
+            # Kernels ask whether there is any mode, whatever is excluded; and without one, Dynamo, if the
+            # program is inside of `torch.compile`, would begin to trace our own code.
+            height = _height()
+            if height:  # `extend` and `map`: what is taken is noted in one call, with no interrupt in between
+                modes.extend(map(_pop, _NOTHING * height))
+                self._compiler.extend(map(_set_eval_frame, _NOTHING))
+        except BaseException:
+            self._leave()
+            raise
 
     def __exit__(self, *exc: Any) -> None:
-        if self._modes:
-            _C._dynamo.eval_frame.set_eval_frame(self._compiler)
-            while self._modes:
-                _C._push_on_torch_dispatch_stack(self._modes.pop())
+        try:
+            self._leave()
+        except BaseException:  # an interrupt
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        """Put everything back that has not been put back yet."""
+        modes = self._modes
+        if modes is None:
+            return
+        while self._compiler:
+            _set_eval_frame(self._compiler[0])
+            del self._compiler[0]
+        while (height := _height()) < len(modes):
+            _push(modes[-1 - height])
         self._guard.__exit__(None, None, None)
         self._inference.__exit__(None, None, None)
+        self._modes = None
 
 
 def lazy_bits() -> Any:

@@ -187,7 +187,7 @@ class Relief:
             allocated = self.gpu.statistics().allocated
             self.accounts.request_failed(allocated, wanted)
             ledger.limit = self.accounts.limit(allocated, ledger.resident_bytes)
-        with below():
+        with (guard := below()), guard:
             if attempt == 0:
                 if not self._make_hole(SMALL_REQUEST // 2 if 0 < asked <= SMALL_REQUEST else wanted):
                     self._evict(wanted)

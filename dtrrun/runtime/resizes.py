@@ -59,7 +59,7 @@ class Resizes:
         if nbytes <= 0:
             return
         try:
-            with below():
+            with (guard := below()), guard:
                 self._careful.ledger.make_room(nbytes, "UntypedStorage.resize_")
         except BudgetError as error:
             self._careful._too_small(error)

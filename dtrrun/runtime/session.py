@@ -168,7 +168,7 @@ class Session:
             self.ledger.set_budget(budget_bytes)
             self.device.set_budget(budget_bytes)
             self.careful.forget_signatures()  # they know no output sizes if there was no budget before
-            with below():
+            with (guard := below()), guard:
                 self.ledger.make_room(0, "set_budget")
 
     # -- what the parts call ---------------------------------------------------------------------

@@ -62,7 +62,7 @@ def by_shape_function(
 ) -> int | None:
     """The same from PyTorch's own functions, which run the operator on tensors without memory."""
     try:
-        with below():
+        with (guard := below()), guard:
             if not loading_ns:
                 _load()
             tensors = [

@@ -46,7 +46,7 @@ class TrainingState:
         if not any(optimizer is known for known in self._optimizers):
             self._optimizers.append(optimizer)
         self._steps += 1
-        with below():
+        with (guard := below()), guard:
             digests = {name: self._digest(value) for name, value in self._named()}
         write_state(self._folder, os.getpid(), {"step": self._steps, "digests": digests})
 

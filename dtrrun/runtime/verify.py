@@ -30,7 +30,7 @@ class Fingerprints:
         assert storage is not None
         nbytes = storage.nbytes() if record.extent < 0 else min(record.extent, storage.nbytes())
         if storage.device.type != "cpu":
-            with below():  # a copy is an operator
+            with (guard := below()), guard:  # a copy is an operator
                 storage = storage.cpu()
         content = (ctypes.c_char * nbytes).from_address(storage.data_ptr()) if nbytes else b""
         return hashlib.blake2b(content, digest_size=16).digest()
