@@ -57,3 +57,9 @@ def format_size(size: int) -> str:
                 else f"{size // 1000**power} {unit}"
             )
     return f"{size} B"
+
+
+def format_size_up(size: int) -> str:
+    """The same rounded up, never down, to three digits: what is written out is at least `size`."""
+    step = 10 ** max(len(str(size)) - 3, 0)
+    return format_size(-(-size // step) * step)

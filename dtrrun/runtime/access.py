@@ -59,8 +59,9 @@ class Access:
             try:
                 self._careful.replay.lock(records)
                 return records
-            except BudgetError:
+            except BudgetError as error:
                 if not self._careful.others_end():
+                    self._careful.too_small(error)
                     raise
 
     def hold(self, tensors: list[torch.Tensor]) -> Callable[[], None]:

@@ -98,7 +98,7 @@ class Calls:
         self.next_tick = 0
         self.tick = tick
         self._met_leaf = met_leaf
-        self._too_small = too_small
+        self.too_small = too_small
 
     def take_all(self, why: str) -> None:
         """From now on every operator comes here."""

@@ -95,7 +95,7 @@ class Careful(Outcomes):
                     if isinstance(error, BudgetError):
                         if self.others_end():
                             continue
-                        self._too_small(error)
+                        self.too_small(error)
                     mode.bookkeeping_ns += now_ns() - entered + elsewhere
                     mode.bookkeeping_ns -= ledger.making_room_ns + replay.operators_ns
                     raise
@@ -145,7 +145,7 @@ class Careful(Outcomes):
                     for record in inputs:
                         record.locks -= 1
             except BudgetError as error:
-                self._too_small(error)
+                self.too_small(error)
                 raise
         return ledger.making_room_ns + replay.operators_ns - elsewhere
 

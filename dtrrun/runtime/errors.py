@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 
+from dtrrun.sizes import format_size, format_size_up
+from dtrrun.telemetry.advice import FOR_A_COMMAND, advice
+
+SHOWN = 4
+"""How many reasons why memory cannot be evicted the message names."""
+
 
 class BudgetError(torch.OutOfMemoryError):
-    """A budget too small for one operator, raised before anything of the program's state was lost.
+    """The budget is too small for one operator. Nothing of the program's state is lost.
 
-    `operator`: its name; `needed_bytes`: what it had to allocate; `least_budget_bytes`: the least budget that
-    would have done for it at this point; `pinned`: bytes that could not be evicted, by reason.
+    `operator`: its name; `needed_bytes`: what it had to allocate (0 where it had allocated already);
+    `least_budget_bytes`: the least budget that would have done for it at this point, though a later operator
+    may need more; `pinned`: bytes in memory that could not be evicted, by reason; `training`: about the bytes
+    that parameters, gradients and the optimizer's state need (see `training_memory`), or None.
     """
 
     def __init__(
@@ -22,15 +31,44 @@ class BudgetError(torch.OutOfMemoryError):
         least_budget_bytes: int,
         pinned: dict[str, int],
     ) -> None:
+        super().__init__()
         self.operator = operator
         self.needed_bytes = needed_bytes
         self.budget_bytes = budget_bytes
         self.least_budget_bytes = least_budget_bytes
         self.pinned = pinned
-        ours = f"rank {os.environ.get('RANK', '?')}: " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
-        held = ", ".join(f"{reason} {size:,} B" for reason, size in pinned.items()) or "nothing"
-        super().__init__(
-            f"dtrrun: {ours}the budget of {budget_bytes:,} bytes is too small: {operator} needs "
-            f"{needed_bytes:,} bytes more, and nothing else can be evicted. In memory and not evictable: "
-            f"{held}. The least budget that would have done for this operator: {least_budget_bytes:,} bytes."
+        self.explain(None)
+
+    def explain(self, training: dict[str, int | None] | None, how: str = FOR_A_COMMAND) -> None:
+        """Say also what training needs in any case, and how the least budget can be found."""
+        self.training = training
+        self.args = (self._text(how),)
+
+    def __reduce__(self) -> Any:
+        """The error can go to another process, as those of a pool's workers do."""
+        given = (self.operator, self.needed_bytes, self.budget_bytes, self.least_budget_bytes, self.pinned)
+        return type(self), given, {"training": self.training, "args": self.args}
+
+    def __setstate__(self, state: dict[str, Any] | None) -> None:
+        for name, value in (state or {}).items():
+            setattr(self, name, value)
+
+    def _text(self, how: str) -> str:
+        rank = f"rank {os.environ.get('RANK', '?')}: " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
+        excess = self.least_budget_bytes - self.budget_bytes
+        if self.needed_bytes > 0:
+            what = f"{self.operator} needs {format_size_up(self.needed_bytes)} more"
+        elif excess > 0:
+            what = f"{self.operator} leaves {format_size_up(excess)} too much in memory"
+        else:
+            what = f"it does not hold what {self.operator} uses"
+        held = ", ".join(
+            f"{reason} {format_size(size)}" for reason, size in list(self.pinned.items())[:SHOWN]
         )
+        evictable = f"nothing else can be evicted ({held})" if held else "nothing can be evicted"
+        least = advice(self.operator, self.least_budget_bytes, self.training, how)
+        budget = format_size(self.budget_bytes)
+        return f"{rank}dtrrun's budget of {budget} is too small: {what}, and {evictable}. It takes {least}."
+
+
+BudgetError.__module__ = "dtrrun"  # the name by which a program knows it, in tracebacks as well

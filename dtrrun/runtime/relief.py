@@ -136,7 +136,7 @@ class Relief:
             self._warn(OVER_BUDGET.format(operator=name))
             return run()
         too_small = self._ledger._too_small(wanted, name)
-        self._careful._too_small(too_small)
+        self._careful.too_small(too_small)
         raise too_small
 
     def provide(self, sizes: Sequence[int]) -> None:

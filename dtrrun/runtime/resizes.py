@@ -62,5 +62,5 @@ class Resizes:
             with (guard := below()), guard:
                 self._careful.ledger.make_room(nbytes, "UntypedStorage.resize_")
         except BudgetError as error:
-            self._careful._too_small(error)
+            self._careful.too_small(error)
             raise

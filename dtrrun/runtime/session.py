@@ -34,7 +34,9 @@ from dtrrun.runtime.replay import Replay
 from dtrrun.runtime.resizes import Resizes
 from dtrrun.runtime.steps import StepClock
 from dtrrun.runtime.thrashing import GRACE_NS, Thrashing
+from dtrrun.runtime.training_memory import training_memory
 from dtrrun.settings import RuntimeSettings
+from dtrrun.telemetry.advice import FOR_A_BLOCK, FOR_A_COMMAND
 
 PUBLISH_NS = 200_000_000  # between two writes of the record
 COMPACT_EVERY = 20_000  # operators
@@ -168,8 +170,12 @@ class Session:
             self.ledger.set_budget(budget_bytes)
             self.device.set_budget(budget_bytes)
             self.careful.forget_signatures()  # they know no output sizes if there was no budget before
-            with (guard := below()), guard:
-                self.ledger.make_room(0, "set_budget")
+            try:
+                with (guard := below()), guard:
+                    self.ledger.make_room(0, "set_budget")
+            except BudgetError as error:
+                self._too_small(error)
+                raise
 
     # -- what the parts call ---------------------------------------------------------------------
 
@@ -197,12 +203,16 @@ class Session:
             print(f"dtrrun: warning: {text}", file=sys.stderr, flush=True)
 
     def _too_small(self, error: BudgetError) -> None:
+        """The program is about to see `error`."""
+        how = FOR_A_BLOCK if self.writer is None else FOR_A_COMMAND
+        error.explain(training_memory(self.ledger.device_type), how)
         self._notices.budget_error = str(error)
         self.error = {
             "operator": error.operator,
             "needed_bytes": error.needed_bytes,
             "pinned": error.pinned,
             "least_budget_bytes": error.least_budget_bytes,
+            "training": error.training,
         }
 
     # -- time ------------------------------------------------------------------------------------

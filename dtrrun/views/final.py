@@ -21,7 +21,7 @@ from dtrrun.views.panels import (
     print_to,
     rematerialized,
 )
-from dtrrun.views.text import SOURCE, counts_of, duration, plain, rate, times
+from dtrrun.views.text import SOURCE, counts_of, duration, least_budget, plain, rate, times
 
 MOST = 6
 """Rows shown of each list; `--json` has them all."""
@@ -163,14 +163,4 @@ def _pinned(rows: list[dict[str, Any]]) -> Table:
 
 
 def _too_small(report: dict[str, Any]) -> Text:
-    least, error = report["least_budget_bytes"], report["error"] or {}
-    megabytes = -(-least // 1_000_000)
-    needed = (
-        f"{plain(error['operator'], 60)} needed {format_size(int(error.get('needed_bytes') or 0))} more. "
-        if error.get("operator")
-        else ""
-    )
-    return Text.assemble(
-        ("budget too small  ", "bold red"),
-        f"{needed}The least that would have done there: {least:,} bytes. Try --budget {megabytes}MB or more.",
-    )
+    return Text.assemble(("budget too small  ", "bold red"), f"It takes {least_budget(report)}.")

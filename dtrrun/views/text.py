@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dtrrun.telemetry.advice import advice
+
 PLAIN = str.maketrans(
     {"×": "x", "·": "-", "…": "~", "–": "-", "─": "-", "µ": "u", "█": "#", "▓": "=", "░": ".", "≥": ">"}
 )
@@ -76,6 +78,16 @@ def rate(per_second: float) -> str:
 def times(count: int, noun: str) -> str:
     """`1 step`, `1,234 steps`."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def least_budget(report: Mapping[str, Any]) -> str:
+    """Of a report whose budget was too small: what is known of the least budget that works."""
+    error = report["error"] or {}
+    least = report["least_budget_bytes"] or int(error.get("least_budget_bytes") or 0)
+    training = error.get("training")
+    return advice(
+        plain(error.get("operator") or "", 60), least, training if isinstance(training, dict) else None
+    )
 
 
 def counts_of(process: Mapping[str, Any]) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ ARROWS = {
     "simulator": {"ledger", "policy"},
     "ledger": set(),
     "policy": set(),
-    "telemetry": set(),
+    "telemetry": {"sizes"},
     "settings": set(),
     "sizes": set(),
 }

@@ -8,7 +8,16 @@ from typing import Any
 
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.fields import PARTS
-from dtrrun.views.text import SOURCE, counts_of, duration, plain, share, times, words_of
+from dtrrun.views.text import (
+    SOURCE,
+    counts_of,
+    duration,
+    least_budget,
+    plain,
+    share,
+    times,
+    words_of,
+)
 
 LONGEST = 300
 MOST_ROWS = 20
@@ -69,12 +78,9 @@ def _figures(report: Row) -> Iterable[tuple[str, str, str]]:
 
 
 def _problems(report: Row) -> Iterable[str]:
-    error, verify, violations = report["error"], report["verify"], report["violations"]
-    if error:
-        needed = f"{plain(error.get('operator'), 80)} needed {_size(error.get('needed_bytes'))} more"
-        yield f"The budget was too small: {needed}."
-    if report["least_budget_bytes"]:
-        yield f"The least budget that would have done there: {report['least_budget_bytes']:,} bytes."
+    verify, violations = report["verify"], report["violations"]
+    if report["error"] or report["least_budget_bytes"]:
+        yield f"The budget was too small: it takes {least_budget(report)}."
     if report["over_budget"]:
         yield f"The budget was exceeded {times(report['over_budget'], 'time')}."
     if violations and violations["count"]:

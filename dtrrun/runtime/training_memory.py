@@ -1,0 +1,109 @@
+"""What training keeps in memory whatever the budget: parameters, their gradients, the optimizer's state.
+
+Asked once, when a budget has turned out to be too small. So nothing is kept up to date for it: parameters and
+optimizers are found among Python's objects, those included that are older than the session.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from dtrrun.runtime.arguments import is_leaf
+from dtrrun.runtime.storage import rounded
+
+COPIES: dict[str, Callable[[dict[str, Any]], int]] = {
+    "SGD": lambda group: 1 if group.get("momentum") else 0,
+    "Adam": lambda group: 3 if group.get("amsgrad") else 2,
+    "AdamW": lambda group: 3 if group.get("amsgrad") else 2,
+    "SparseAdam": lambda group: 2,
+    "NAdam": lambda group: 2,
+    "RAdam": lambda group: 2,
+    "Adamax": lambda group: 2,
+    "Adadelta": lambda group: 2,
+    "Rprop": lambda group: 2,
+    "Adagrad": lambda group: 1,
+    "ASGD": lambda group: 1,
+    "Muon": lambda group: 1,
+    "RMSprop": lambda group: 1 + bool(group.get("centered")) + bool(group.get("momentum")),
+    "Adafactor": lambda group: 0,  # a row and a column of each matrix
+}
+"""How many tensors of a parameter's size PyTorch's optimizers keep for it, by class and options."""
+
+
+def training_memory(device_type: str) -> dict[str, int | None]:
+    """Bytes of `parameters`, `gradients` and `optimizer`, the ones that are still to come included.
+
+    `optimizer` is None where there is one that has not stepped and is of no known class. Gradients are those
+    of all parameters that require them; none are foreseen in a program that has no optimizer and computes
+    without gradients.
+    """
+    parameters: dict[int, torch.Tensor] = {}
+    optimizers: list[torch.optim.Optimizer] = []
+    # type(), because isinstance() would ask lazy proxies among all objects for their __class__.
+    for found in gc.get_objects():
+        kind = type(found)
+        if issubclass(kind, torch.Tensor):
+            if _is_parameter(found, device_type):
+                parameters[id(found)] = found
+        elif issubclass(kind, torch.optim.Optimizer):
+            optimizers.append(found)
+    del found
+    trained = [tensor for tensor in parameters.values() if tensor.requires_grad]
+    learns = bool(optimizers) or torch.is_grad_enabled()
+    states = [_state_bytes(one, device_type) for one in optimizers]
+    return {
+        "parameters": sum(map(_size, parameters.values())),
+        "gradients": sum(map(_size, trained)) if learns else 0,
+        "optimizer": None if None in states else sum(state or 0 for state in states),
+    }
+
+
+def _is_parameter(tensor: Any, device_type: str) -> bool:
+    """Whether it is a module's parameter or another leaf that is trained, and takes memory here."""
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            if tensor.device.type != device_type or not is_leaf(tensor):
+                return False
+            return tensor.requires_grad or issubclass(type(tensor), torch.nn.Parameter)
+        except (RuntimeError, ValueError, NotImplementedError):  # a lazy parameter, a wrapper without memory
+            return False
+
+
+def _size(tensor: torch.Tensor) -> int:
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            return rounded(tensor.numel() * tensor.element_size())
+        except (RuntimeError, ValueError, NotImplementedError):
+            return 0
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer, device_type: str) -> int | None:
+    """The state of an optimizer: as it is for parameters that it has updated, as it will be for others."""
+    total, unknown = 0, False
+    copies = next((COPIES[cls.__name__] for cls in type(optimizer).__mro__ if cls.__name__ in COPIES), None)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not _is_parameter(parameter, device_type):
+                continue
+            state = optimizer.state.get(parameter)
+            if state:
+                total += sum(_size(tensor) for tensor in _tensors(state.values(), device_type))
+            elif copies is not None:
+                total += copies(group) * _size(parameter)
+            elif parameter.requires_grad:
+                unknown = True
+    return None if unknown else total
+
+
+def _tensors(values: Any, device_type: str) -> Iterator[torch.Tensor]:
+    """Tensors on the device among the values of one parameter's state, in its lists (L-BFGS) as well."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.device.type == device_type:
+                yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value, device_type)

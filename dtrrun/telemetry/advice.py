@@ -1,0 +1,38 @@
+"""What to tell a user whose budget is too small: what is known of the least budget, and how to find it.
+
+The least budget of one operator is known when it fails, but a later operator may need more. What training
+keeps in memory in any case is a second bound, often a larger one. The error message and the views of a run
+say both in the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dtrrun.sizes import format_size_up
+
+PARTS = {"parameters": "parameters", "gradients": "gradients", "optimizer": "the optimizer's state"}
+"""What training keeps in memory: the keys of the figures, and how they are called."""
+
+FOR_A_COMMAND = "`dtrrun profile` finds the least budget"
+FOR_A_BLOCK = "the peak_bytes that report() gives under dtrrun.budget(None) are enough"
+
+
+def advice(
+    operator: str, least_bytes: int, training: Mapping[str, int | None] | None, how: str = FOR_A_COMMAND
+) -> str:
+    """`at least 37 MB for aten.mm; parameters, gradients and ... need about 497 MB; ... finds the least`.
+
+    training: bytes by the names in `PARTS`, None where they cannot be estimated; `how`: where the least
+    budget can be learned.
+    """
+    clauses = [f"at least {format_size_up(least_bytes)}" + (f" for {operator}" if operator else "")]
+    given = training or {}
+    known = {part: size for part in PARTS if isinstance(size := given.get(part), int) and size > 0}
+    if known:
+        *first, last = (PARTS[part] for part in known)
+        names = f"{', '.join(first)} and {last}" if first else last
+        clauses.append(f"{names} need about {format_size_up(sum(known.values()))}")
+        if given.get("optimizer", 0) is None:
+            clauses[-1] += ", and the optimizer's state comes on top"
+    return "; ".join([*clauses, how])

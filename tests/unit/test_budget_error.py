@@ -1,0 +1,156 @@
+"""What a user reads when the budget is too small: no promise that is not kept, and no figure of nothing."""
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import dtrrun
+from dtrrun.runtime.training_memory import training_memory
+from dtrrun.sizes import format_size_up, parse_size
+from dtrrun.telemetry.advice import advice
+
+
+def too_small(program, budget=100_000):
+    with pytest.raises(dtrrun.BudgetError) as caught, dtrrun.budget(budget):
+        program()
+    return caught.value
+
+
+@pytest.mark.parametrize("size", [1, 999, 1000, 1001, 12_345, 999_999, 41_769_600, 123_456_789_012])
+def test_a_size_is_never_rounded_down_to_less(size):
+    shown = format_size_up(size)
+    assert size <= parse_size(shown.replace(" ", "")) <= size * 1.01
+
+
+@pytest.mark.parametrize(
+    ("training", "text"),
+    [
+        (None, "at least 36.2 MB for aten.mm; how"),
+        ({"parameters": 0, "gradients": 0, "optimizer": 0}, "at least 36.2 MB for aten.mm; how"),
+        (
+            {"parameters": 5 * 10**6, "gradients": 0, "optimizer": 0},
+            "at least 36.2 MB for aten.mm; parameters need about 5 MB; how",
+        ),
+        (
+            {"parameters": 10**6, "gradients": 10**6, "optimizer": 2 * 10**6},
+            "at least 36.2 MB for aten.mm; parameters, gradients and the optimizer's state need about 4 MB; "
+            "how",
+        ),
+        (
+            {"parameters": 10**6, "gradients": 10**6, "optimizer": None},
+            "at least 36.2 MB for aten.mm; parameters and gradients need about 2 MB, and the optimizer's "
+            "state comes on top; how",
+        ),
+        ({"parameters": "hostile"}, "at least 36.2 MB for aten.mm; how"),
+    ],
+)
+def test_the_advice(training, text):
+    assert advice("aten.mm", 36_123_456, training, "how") == text
+
+
+class Own(torch.optim.Optimizer):
+    """An optimizer of the program's own, which keeps a state that nobody can foresee."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["three"] = torch.zeros(3, *parameter.shape)
+
+
+SIZE = 128 * 128 * 4
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "copies"),
+    [
+        (lambda p: torch.optim.SGD(p, 0.1), 0),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), 1),
+        (lambda p: torch.optim.Adam(p), 2),
+        (lambda p: torch.optim.AdamW(p, amsgrad=True), 3),
+        (lambda p: torch.optim.RMSprop(p, centered=True), 2),
+        (lambda p: torch.optim.Adagrad(p), 1),
+        (lambda p: torch.optim.ASGD(p), 1),
+        (Own, 3),
+    ],
+)
+def test_what_an_optimizer_keeps_is_foreseen(optimizer, copies):
+    """By its class before it steps, and as it is afterwards."""
+    before = training_memory("cpu")
+    layer = nn.Linear(128, 128, bias=False)
+    stepping = optimizer(layer.parameters())
+    for stepped in (False, True):
+        if stepped:
+            layer(torch.ones(1, 128)).sum().backward()
+            stepping.step()
+        found = training_memory("cpu")
+        assert found["parameters"] - before["parameters"] == SIZE
+        assert found["gradients"] - before["gradients"] == SIZE
+        if isinstance(stepping, Own) and not stepped:
+            assert found["optimizer"] is None
+        else:
+            assert found["optimizer"] - before["optimizer"] == pytest.approx(copies * SIZE, abs=1024)
+
+
+def test_what_is_frozen_has_no_gradients():
+    before = training_memory("cpu")
+    layer = nn.Linear(128, 128, bias=False).requires_grad_(False)
+    found = training_memory("cpu")
+    assert found["parameters"] - before["parameters"] == SIZE
+    assert found["gradients"] == before["gradients"]
+    del layer
+
+
+def test_the_message_says_what_is_true():
+    model = nn.Sequential(*[nn.Linear(128, 128) for _ in range(4)])
+    optimizer = torch.optim.Adam(model.parameters())
+    error = too_small(lambda: model(torch.ones(4096, 128)).sum().backward())
+    del optimizer
+    text = str(error)
+    assert text.startswith("dtrrun's budget of 100 kB is too small: ")
+    assert f"at least {format_size_up(error.least_budget_bytes)} for {error.operator}" in text
+    assert "parameters, gradients and the optimizer's state need about " in text
+    assert error.training["optimizer"] >= 2 * 4 * SIZE
+    assert "dtrrun.budget(None)" in text  # a block of code has no command line to profile
+    assert "dtrrun profile" not in text
+    assert "or more" not in text
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda: torch.ones(1000, 1000).sort(),  # what is made first may be more than was foreseen
+        lambda: torch.ones(1000, 1000).tolist(),
+    ],
+)
+def test_no_figure_of_nothing(program):
+    text = str(too_small(program))
+    assert " 0 B" not in text
+    assert "needs 0" not in text
+
+
+def test_lowering_the_budget_below_what_is_held():
+    weight, kept = nn.Parameter(torch.ones(10_000)), []
+    with dtrrun.budget(100_000) as session:
+        kept.append(weight * 2)
+        with pytest.raises(dtrrun.BudgetError) as caught:
+            session.set_budget(1000)
+        session.set_budget(None)
+    text = str(caught.value)
+    assert "set_budget leaves " in text
+    assert "too much in memory" in text
+
+
+def test_it_goes_to_another_process():
+    error = too_small(lambda: torch.ones(1000, 1000))
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is dtrrun.BudgetError
+    assert (str(again), vars(again)) == (str(error), vars(error))
+
+
+def test_its_name_is_the_one_that_a_program_knows():
+    assert f"{dtrrun.BudgetError.__module__}.{dtrrun.BudgetError.__qualname__}" == "dtrrun.BudgetError"
