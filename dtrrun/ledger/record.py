@@ -155,7 +155,9 @@ class Op:
     outputs: tuple[tuple[int, Any], ...] | None
     """(where, weak reference to the record): the where-th tensor of the result, or ~where: the memory under
     that hole. None: the result is one new storage."""
-    rng: tuple[Any, Any] | None  # (generator, its state before the call)
+    rng: (
+        Any  # the generators that it may draw from, with their states before the call; None: it draws nothing
+    )
     signature: Signature
     grad: bool  # the grad mode that it saw: a few kernels look at it
     secured: bool  # the recipe stays replayable whatever the program lets go of

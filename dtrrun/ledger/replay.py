@@ -248,6 +248,11 @@ class Replay:
         transient = ledger.resident_bytes + (op.signature.output_bytes)
         ledger.note_peak(transient)
         for record, storage in made:
+            if not memory.holds(storage, record.nbytes):
+                raise AssertionError(
+                    f"dtrrun: internal error: {op.signature.operator.name}, run again, made "
+                    f"{memory.size_of(storage)} bytes in place of {record.nbytes}"
+                )
             if record.alive:
                 memory.refill(record.memory(), storage)
                 ledger.restored(record)

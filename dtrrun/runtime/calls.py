@@ -30,7 +30,7 @@ class Call:
         "changing",
         "complex",
         "func",
-        "generator",
+        "generators",
         "kwargs",
         "locked",
         "needed",
@@ -60,7 +60,7 @@ class Call:
     promised: int  # bytes of its outputs, while it is under way; -1: it is not
     complex: bool  # a tensor may have, or its kernel may give one, a conjugate or negative bit
     recordable: bool
-    generator: Any
+    generators: list[torch.Generator]  # that it was given
 
 
 class Calls:
@@ -170,7 +170,7 @@ class Calls:
         elsewhere = self._elsewhere(kwargs.get("device"), tensors)
         if elsewhere:
             key.append(elsewhere)  # a key that the short cut does not look for: it takes results to be here
-        call.generator = kwargs.get("generator")
+        call.generators = operator.generators_of(args, kwargs)
         holes.append(len(tensors))
         call.tensors = tensors
         call.opaque = call.complex = False

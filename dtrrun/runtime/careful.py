@@ -16,7 +16,7 @@ import torch
 
 from dtrrun.ledger.record import Record, Signature
 from dtrrun.runtime import rng
-from dtrrun.runtime.arguments import flatten_into
+from dtrrun.runtime.arguments import flatten_into, outputs_of
 from dtrrun.runtime.calls import Call
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import lazy_bits, views
@@ -114,7 +114,11 @@ class Careful(Outcomes):
             if versions:
                 note_mutation(versions)
             with self.lock:
+                threads = operator.foreign and "threads" in self._reasons
+                drawn = threads and recipe_rng is not None and rng.moved(recipe_rng)
                 self._finish(call, args, kwargs, result, cost, recipe_rng)
+                if drawn:
+                    self._keep(call, result)
         except BaseException:  # also an interrupt between the kernel and its entry in the ledger
             with self.lock:
                 self._failed(call)
@@ -126,6 +130,17 @@ class Careful(Outcomes):
         if left > self.next_tick:
             self.tick()
         return result
+
+    def _keep(self, call: Call, result: Any) -> None:
+        """Other threads may have drawn between the capture of the generator's state and this operator.
+
+        Those that are known to draw hold the lock. Others must not: they may wait for another thread.
+        """
+        keys = [call.records[holes[0]].key for holes in call.written.values()]
+        made = map(self.record_of, outputs_of(result, []))
+        keys += [record.key for record in made if record is not None]
+        for key in keys:
+            self.ledger.make_constant(self.ledger.records[key], "drawn among threads")
 
     def make_ready(self, inputs: list[Record], signature: Signature) -> int:
         """For the short cut: bring the inputs back and make room for the outputs.
@@ -197,12 +212,20 @@ class Careful(Outcomes):
         self._promise(call)
 
     def _capture_rng(self, call: Call) -> Any:
-        if not call.operator.random or not call.recordable or self.capturing:
+        """The state of the generators that a call can draw from, if its recipe may need it."""
+        operator = call.operator
+        if not (operator.random or operator.foreign) or not call.recordable or self.capturing:
             return None
+        nbytes = call.signature.output_bytes + sum(
+            call.records[holes[0]].nbytes for holes in call.written.values()
+        )
+        if operator.foreign:
+            return rng.capture_all(self.device is not None, call.generators, nbytes)
         device = call.kwargs.get("device")
         if device is None and call.tensors:
             device = call.tensors[0].device
-        return rng.capture(torch.device(device or "cpu"), call.generator)
+        generator = call.generators[0] if call.generators else None
+        return rng.capture(torch.device(device or "cpu"), generator, nbytes)
 
     def unbegun(self, operator: Operator, error: BaseException) -> bool:
         """Whether an in-place operator of the short cut that raised `error` has certainly not written yet."""

@@ -84,6 +84,10 @@ _COLLECTIVE_NAMESPACES = {
 }
 
 
+# What is registered under other names is somebody else's: its tags may say less than is so.
+_OWN_NAMESPACES = {"aten", "prim", "prims", "rngprims", *_COLLECTIVE_NAMESPACES}
+
+
 # Their formulas for gradients ask whether a mode is on, and compute other bits then (`mode_checks`).
 _CHECKS_MODES = {
     "aten::prod",
@@ -137,8 +141,10 @@ class Operator:
     """The facts about one `OpOverload`, computed once.
 
     `mutates`: positions (int) and names (str) of the arguments that it writes to. `grows`: and whose storage
-    it may grow for that. `tracks_views`: autograd notes its views and mutations above us. `simple`: fit for
-    the dispatch mode's short cut.
+    it may grow for that. `foreign`: not PyTorch's own; it may draw random numbers without saying so.
+    `generator`: the position and the name of the argument that it draws from. `makes_tensors`: some result is
+    a tensor. `tracks_views`: autograd notes its views and mutations above us. `simple`: fit for the dispatch
+    mode's short cut.
     """
 
     __slots__ = (
@@ -148,10 +154,13 @@ class Operator:
         "composite",
         "dynamic",
         "foreach",
+        "foreign",
+        "generator",
         "grows",
         "higher_order",
         "keeps_state",
         "lazy_bits",
+        "makes_tensors",
         "mutates",
         "name",
         "opaque_output",
@@ -179,7 +188,7 @@ class Operator:
         self.call: Any = func._op if type(func) is torch._ops.OpOverload else func
         if self.higher_order:
             self.name = func.name()
-            self.simple = self.lazy_bits = self.checks_modes = self.updates_lists = False
+            self.simple = self.lazy_bits = self.checks_modes = self.updates_lists = self.foreign = False
             return
         schema = func._schema
         name: str = schema.name
@@ -216,6 +225,7 @@ class Operator:
             and not schema.returns
             and all(isinstance(place, int) for place in self.mutates)
         )
+        self.makes_tensors = any("Tensor" in str(result.type) for result in schema.returns)
         self.reshapes_storage = name in _RESHAPES_STORAGE
         out = any(argument.is_out for argument in schema.arguments)  # the tag is new in PyTorch 2.13
         self.grows = self.reshapes_storage or out
@@ -228,6 +238,15 @@ class Operator:
         self.pointwise = torch.Tag.pointwise in tags and namespace == "aten" and not self.foreach
         self.untouching = name in _UNTOUCHING
         self.random = torch.Tag.nondeterministic_seeded in tags
+        self.foreign = namespace not in _OWN_NAMESPACES
+        self.generator = next(
+            (
+                (position, argument.name)
+                for position, argument in enumerate(schema.arguments)
+                if "Generator" in str(argument.type)
+            ),
+            None,
+        )
         self.dynamic = torch.Tag.dynamic_output_shape in tags
         self.collective = namespace in _COLLECTIVE_NAMESPACES
         self.replayable = not (
@@ -250,6 +269,7 @@ class Operator:
             or self.uninitialised
             or self.reshapes_storage
             or self.random
+            or self.foreign
             or self.statistics is not None
             or not self.replayable
             or self.opaque_output >= 0
@@ -260,6 +280,16 @@ class Operator:
         self.simple = not special and (
             self.mutates == () or (self.mutates == (0,) and not self.overwrites and not self.foreach)
         )
+
+    def generators_of(self, args: Any, kwargs: dict[str, Any]) -> list[torch.Generator]:
+        """Those that a call is given to draw from."""
+        if self.foreign:
+            return [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Generator)]
+        if not self.random or self.generator is None:
+            return []
+        position, name = self.generator
+        given = kwargs.get(name, args[position] if position < len(args) else None)
+        return [] if given is None else [given]
 
 
 @cache

@@ -1,5 +1,10 @@
 """The random state that an operator saw, given back to it for its replay only.
 
+On a CPU the state of a generator is 5 kB, often more than what was drawn from it. Small draws that follow one
+another share a state: each recipe keeps how far the generator has moved on since, and a replay moves a spare
+generator as far. (The generator is a Mersenne twister. Its state is a block of 624 words and the place in it;
+when a block is used up, the next one is computed from it.)
+
 On CUDA a replay draws from a state of its own, which takes the place of the program's for that long
 (`graphsafe_set_state`). To set the program's seed or offset and put them back would not be the same: either
 tells cuDNN's recurrent dropout to begin anew, with a seed that it draws (`reset_rnn_state` in ATen's
@@ -8,68 +13,219 @@ CUDAGeneratorImpl and native/cudnn/RNN.cpp).
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from dtrrun.runtime import storage
+from dtrrun.runtime.guards import below
+from dtrrun.runtime.storage import storage_of
 
-def capture(device: torch.device, generator: torch.Generator | None) -> tuple[Any, Any]:
-    """The generator that a random operator will use, and its state before the call."""
+Captured = tuple[tuple[Any, Any], ...]
+"""Generators, each with the state that it was in."""
+
+# The layout of a CPU generator's state, as ATen's CPUGeneratorImpl has always written it.
+STATE_BYTES = 5056
+WORDS = 624
+BLOCK = slice(24, 24 + 8 * WORDS)
+LONGEST = 52  # blocks from a shared state to a recipe's: some 0.1 ms
+SEARCHED = 16  # blocks from one draw to the next: draws of more have states of their own
+
+
+def capture(device: torch.device, generator: torch.Generator | None, nbytes: int = 0) -> Captured:
+    """The generator that a random operator will use, and its state before the call.
+
+    nbytes: of the operator's results, from which follows how far the next state can be.
+    """
     if generator is None:
-        if device.type == "cuda":
-            torch.cuda.init()
-            index = torch.cuda.current_device() if device.index is None else device.index
-            generator = torch.cuda.default_generators[index]
-        else:
-            generator = torch.default_generator
-    if generator.device.type == "cuda":
-        # Philox is counter-based: two integers are its whole state. They can't be read in a graph's capture.
-        return generator, (generator.initial_seed(), generator.get_offset())
-    return generator, generator.get_state()
+        generator = _default_cuda(device.index) if device.type == "cuda" else torch.default_generator
+    return ((generator, _state_of(generator, nbytes)),)
+
+
+def capture_all(cuda: bool, generators: Sequence[torch.Generator], nbytes: int = 0) -> Captured:
+    """The same for an operator that does not say what it draws from: its arguments, or a default generator.
+
+    cuda: whether the session's device is a GPU.
+    """
+    found = [torch.default_generator, *([_default_cuda(storage.OURS)] if cuda else ()), *generators]
+    return tuple([(generator, _state_of(generator, nbytes)) for generator in found])
+
+
+def moved(captured: Captured) -> bool:
+    """Whether somebody has drawn from one of the generators since."""
+    return any(_state_of(generator, 0) != state for generator, state in captured)
 
 
 class replaying:
-    """Context: the captured generator is in its captured state; afterwards where the program left it."""
+    """Context: captured generators are in the states captured, and afterwards where the program left them."""
 
-    __slots__ = ("_before", "_generator", "_state")
+    __slots__ = ("_before", "_captured")
 
-    def __init__(self, captured: tuple[Any, Any]) -> None:
-        self._generator, self._state = captured
+    def __init__(self, captured: Captured) -> None:
+        self._captured = captured
+        self._before: list[tuple[Any, Any]] = []
 
     def __enter__(self) -> None:
-        generator = self._generator
+        try:
+            for generator, state in self._captured:
+                self._give(generator, state)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _give(self, generator: Any, state: Any) -> None:
         if generator.device.type == "cuda":
-            spare = _spare(generator)
-            _set(spare, self._state)
-            self._before = generator.graphsafe_get_state()
+            spare = _spare(generator.device)
+            _set(spare, state)
+            self._before.append((generator, generator.graphsafe_get_state()))
             generator.graphsafe_set_state(spare)
         else:
-            self._before = generator.get_state()
-            generator.set_state(self._state)
+            wanted = state.whole()
+            self._before.append((generator, generator.get_state()))
+            generator.set_state(wanted)
 
     def __exit__(self, *exc: Any) -> None:
-        if self._generator.device.type == "cuda":
-            self._generator.graphsafe_set_state(self._before)
-        else:
-            self._generator.set_state(self._before)
+        while self._before:  # the last first: a generator may be named twice
+            generator, state = self._before.pop()
+            if generator.device.type == "cuda":
+                generator.graphsafe_set_state(state)
+            else:
+                generator.set_state(state)
 
 
-def put_back(captured: tuple[Any, Any]) -> None:
-    """Give a generator the state that it was captured in: what drew from it since is done again."""
-    generator, state = captured
-    if generator.device.type != "cuda" or (generator.initial_seed(), generator.get_offset()) != state:
-        _set(generator, state)
+class unmoved:
+    """Context: what is drawn inside from the CPU's default generator has not been drawn afterwards."""
+
+    __slots__ = ("_state",)
+
+    def __enter__(self) -> None:
+        self._state = torch.default_generator.get_state()
+
+    def __exit__(self, *exc: Any) -> None:
+        torch.default_generator.set_state(self._state)
+
+
+def put_back(captured: Captured) -> None:
+    """Give generators the states that they were captured in: what drew from them since is done again."""
+    for generator, state in captured:
+        if generator.device.type != "cuda" or (generator.initial_seed(), generator.get_offset()) != state:
+            _set(generator, state)
+
+
+class Position:
+    """The state of a CPU's generator: so many blocks after `start`, and what is not the block's."""
+
+    __slots__ = ("blocks", "rest", "start")
+
+    def __init__(self, start: torch.Tensor, blocks: int, rest: bytes) -> None:
+        self.start = start  # a whole state; any place in its block
+        self.blocks = blocks
+        self.rest = rest
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Position)
+            and self.start is other.start
+            and (self.blocks, self.rest) == (other.blocks, other.rest)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def whole(self) -> torch.Tensor:
+        """As `Generator.set_state` takes it."""
+        if not self.rest:
+            return self.start
+        spare = _spare(torch.device("cpu"))
+        spare.set_state(self.start)
+        if self.blocks:
+            _advance(spare, self.blocks)
+        state: torch.Tensor = spare.get_state()
+        address = storage_of(state).data_ptr()
+        ctypes.memmove(address, self.rest, BLOCK.start)
+        ctypes.memmove(address + BLOCK.stop, self.rest[BLOCK.start :], STATE_BYTES - BLOCK.stop)
+        return state
+
+
+class _Trail:
+    """The last position of a generator: the next one is searched for from there."""
+
+    __slots__ = ("block", "blocks", "reach", "start", "state")
+
+    def __init__(self, state: torch.Tensor, block: bytes) -> None:
+        self.start = self.state = state
+        self.block = block
+        self.blocks = 0
+        self.reach = 0  # blocks that the draw from here can take
+
+    def follow(self, state: torch.Tensor, block: bytes) -> bool:
+        """Go on to another state, if it is not far; else it is where a new trail must begin."""
+        steps = 0
+        if block != self.block:
+            if self.reach > SEARCHED:
+                return False
+            spare = _spare(torch.device("cpu"))
+            spare.set_state(self.state)
+            found = b""
+            while found != block:
+                steps += 1
+                if steps > self.reach or self.blocks + steps > LONGEST:
+                    return False
+                _advance(spare, 1)
+                found = _bytes(spare.get_state())[BLOCK]
+        self.state, self.block = state, block
+        self.blocks += steps
+        return True
+
+
+_trails: dict[int, _Trail] = {}  # by a generator's id: a hint, any state may follow any other
+TRAILS = 16
+
+
+def _state_of(generator: Any, nbytes: int) -> Any:
+    if generator.device.type == "cuda":
+        # Philox is counter-based: two integers are its whole state. They can't be read in a graph's capture.
+        return generator.initial_seed(), generator.get_offset()
+    state = generator.get_state()
+    if state.device.type != "cpu" or state.numel() != STATE_BYTES:
+        return Position(state, 0, b"")  # another layout: nothing is shared
+    content = _bytes(state)
+    block = content[BLOCK]
+    trail = _trails.get(id(generator))
+    if trail is None or not trail.follow(state, block):
+        if len(_trails) >= TRAILS:
+            _trails.clear()
+        trail = _trails[id(generator)] = _Trail(state, block)
+    if nbytes:
+        trail.reach = nbytes // (4 * WORDS) + 2  # a word for four bytes, more or less
+    return Position(trail.start, trail.blocks, content[: BLOCK.start] + content[BLOCK.stop :])
+
+
+def _bytes(state: torch.Tensor) -> bytes:
+    return ctypes.string_at(storage_of(state).data_ptr(), STATE_BYTES)
+
+
+def _advance(generator: torch.Generator, blocks: int) -> None:
+    """Use up so many blocks of a generator on the CPU; nobody sees it."""
+    with below(), torch._C.DisableTorchFunction():
+        torch.empty(WORDS * blocks, dtype=torch.int32, device="cpu").random_(generator=generator)
 
 
 _spares: dict[torch.device, Any] = {}
 
 
-def _spare(generator: Any) -> Any:
-    """A generator on the same device that nobody draws from, for replays: they run one at a time."""
-    spare = _spares.get(generator.device)
+def _spare(device: torch.device) -> Any:
+    """A generator on a device that nobody draws from, for replays: they run one at a time."""
+    spare = _spares.get(device)
     if spare is None:
-        spare = _spares[generator.device] = torch.Generator(generator.device)
+        spare = _spares[device] = torch.Generator(device)
     return spare
+
+
+def _default_cuda(index: int | None) -> Any:
+    torch.cuda.init()
+    return torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
 
 
 def _set(generator: Any, state: Any) -> None:
@@ -77,4 +233,4 @@ def _set(generator: Any, state: Any) -> None:
         generator.manual_seed(state[0])
         generator.set_offset(state[1])
     else:
-        generator.set_state(state)
+        generator.set_state(state.whole())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from time import perf_counter_ns as now_ns
 from typing import Any
 
@@ -12,6 +13,7 @@ from dtrrun.runtime import formulas
 from dtrrun.runtime.arguments import fill, outputs_of
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.operators import Operator
+from dtrrun.runtime.rng import unmoved
 from dtrrun.runtime.storage import rounded, size_of, storage_of
 
 loading_ns = 0  # spent in this process on what PyTorch imports for its first shape function (torch._dynamo)
@@ -34,7 +36,7 @@ def predict(
     func: Any, operator: Operator, template: list[Any], kwargs: dict[str, Any], geometries: list[Geometry]
 ) -> int | None:
     """Bytes that a call will allocate; None where that can't be told."""
-    if operator.view and not operator.grows:
+    if not operator.grows and (operator.view or not operator.makes_tensors):
         return 0
     if operator.name.startswith("c10d."):  # allocates nothing; its shape function draws from `random`
         return 0
@@ -71,14 +73,14 @@ def by_shape_function(
             ]
             before = sum(size_of(storage_of(tensor)) for tensor in tensors)
             feed = iter(tensors)
-            args = [fill(arg, feed) for arg in template]
-            named = {name: fill(arg, feed) for name, arg in kwargs.items()}
+            args = [_undrawn(fill(arg, feed)) for arg in template]
+            named = {name: _undrawn(fill(arg, feed)) for name, arg in kwargs.items()}
             if "device" in named:
                 named["device"] = torch.device("meta")
             if named.get("pin_memory"):
                 named["pin_memory"] = False
-            named.pop("generator", None)
-            result = func(*args, **named)
+            with unmoved() if operator.foreign else nullcontext():
+                result = func(*args, **named)
             made = made_by(result, {id(storage_of(tensor)) for tensor in tensors})
             formulas.learn(func, template, kwargs, geometries, made)
             nbytes = sum(size_of(storage_of(tensor)) for tensor in made)
@@ -96,6 +98,11 @@ def by_shape_function(
     except Exception:
         # An operator without a shape function, or with arguments that it refuses: it is measured instead.
         return None
+
+
+def _undrawn(arg: Any) -> Any:
+    """No generator of another device: a shape function draws nothing."""
+    return None if isinstance(arg, torch.Generator) else arg
 
 
 def _bound(geometries: list[Geometry]) -> int | None:

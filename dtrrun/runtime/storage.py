@@ -42,6 +42,11 @@ def size_of(storage: torch.UntypedStorage) -> int:
     return rounded(storage.nbytes())
 
 
+def holds(storage: torch.UntypedStorage, nbytes: int) -> bool:
+    """Whether a storage takes so many bytes."""
+    return rounded(storage.nbytes()) == nbytes
+
+
 def place_of(device: torch.device) -> str:
     """A device's type; `cuda:1` where that is not the one of the session."""
     if device.type == "cuda" and OURS is not None and device.index not in (None, OURS):

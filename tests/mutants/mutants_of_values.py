@@ -194,6 +194,34 @@ row(
 row(
     "randomness",
     (
+        "generators are found by name alone",
+        "operators",
+        "        given = kwargs.get(name, args[position] if position < len(args) else None)\n",
+        "        given = kwargs.get(name)\n",
+        "hazards_draws::a_generator_that_is_given",
+    ),
+    (
+        "what is not PyTorch's draws nothing unless it says so",
+        "operators",
+        "        self.foreign = namespace not in _OWN_NAMESPACES\n",
+        "        self.foreign = False\n",
+        "hazards_draws::an_operator_that_is_not_pytorchs",
+    ),
+    (
+        "a shape function's draws count",
+        "shapes",
+        "            with unmoved() if operator.foreign else nullcontext():\n",
+        "            with nullcontext():\n",
+        "hazards_draws::an_operator_that_is_not_pytorchs",
+    ),
+    (
+        "a shared state is not moved on",
+        "rng",
+        "        if self.blocks:\n",
+        "        if False:\n",
+        "hazards_draws::draws_that_share_a_state_come_back",
+    ),
+    (
         "a replay draws anew",
         "replay",
         "    if op.rng is None:\n",
@@ -203,8 +231,8 @@ row(
     (
         "a replay moves the program's generator",
         "rng",
-        "            self._generator.set_state(self._before)\n",
-        "            pass\n",
+        "                generator.set_state(state)\n",
+        "                pass\n",
         "hazards_values::rematerialization_leaves_the_generator_where_the_program_put_it",
     ),
 )

@@ -1,0 +1,241 @@
+"""Random draws that are not seen at first sight: generators by position, operators that are not PyTorch's."""
+
+import threading
+
+import pytest
+import torch
+from programs import assert_same, check, check_stress, plain, run_inside
+
+import dtrrun
+from dtrrun.runtime import rng
+from dtrrun.runtime.operators import operator_of
+
+aten = torch.ops.aten
+
+
+def rrelu_(x, own):
+    return aten.rrelu_with_noise_(x - 0.5, torch.zeros_like(x), 0.1, 0.3, True, own)
+
+
+def rrelu(x, own):
+    noise = torch.zeros_like(x)
+    return torch._C._nn.rrelu_with_noise(x - 0.5, noise, 0.1, 0.3, True, own), noise
+
+
+BY_POSITION = {
+    "poisson": lambda x, own: torch.poisson(x * 5, own),
+    "poisson.out": lambda x, own: aten.poisson.out(x * 5, own, out=torch.zeros_like(x)),
+    "binomial": lambda x, own: torch.binomial(torch.full_like(x, 9), x, own),
+    "_standard_gamma": lambda x, own: torch._standard_gamma(x + 1, own),
+    "_sample_dirichlet": lambda x, own: torch._sample_dirichlet(x + 1, own),
+    "rrelu_with_noise": rrelu,
+    "rrelu_with_noise_": rrelu_,
+    "randn": lambda x, own: torch.randn(x.shape, generator=own),
+    "normal_": lambda x, own: x.clone().normal_(generator=own),
+}
+
+
+@pytest.mark.parametrize("name", BY_POSITION)
+def test_a_generator_that_is_given(name):
+    def program():
+        own = torch.Generator().manual_seed(3)
+        x = torch.rand(64, 32)
+        kept = [BY_POSITION[name](x, own) for _ in range(4)]
+        return kept, torch.rand(3, generator=own), own.get_state()
+
+    check_stress(program)
+
+
+def test_every_generator_among_arguments_is_found():
+    """Whatever schema names one: found by position as well as by name."""
+    own, found = torch.Generator(), 0
+    for schema in torch._C._jit_get_all_schemas():
+        namespace, _, name = schema.name.partition("::")
+        where = [n for n, arg in enumerate(schema.arguments) if "Generator" in str(arg.type)]
+        if not where or namespace != "aten":
+            continue
+        packet = getattr(aten, name, None)
+        func = getattr(packet, schema.overload_name or "default", None)
+        if func is None or torch.Tag.nondeterministic_seeded not in func.tags:
+            continue
+        found += 1
+        args: list[object] = [None] * len(schema.arguments)
+        args[where[0]] = own
+        assert operator_of(func).generators_of(args, {}) == [own], func
+        assert operator_of(func).generators_of([], {schema.arguments[where[0]].name: own}) == [own], func
+        assert operator_of(func).generators_of([], {}) == [], func
+    assert found > 50
+
+
+calls = [0]
+
+
+def noisy(x):
+    return x + torch.rand_like(x)
+
+
+def sometimes(x):
+    return x + torch.rand_like(x) if x.flatten()[0] > 0.5 else x + 1
+
+
+def twice(x):
+    return x * torch.rand(x.shape[-1]), torch.randn(x.shape)
+
+
+def in_place(x):
+    x.add_(torch.rand_like(x))
+
+
+def given(x, own):
+    return x + torch.rand(x.shape, generator=own) + torch.rand(1)
+
+
+def reseeds(x):
+    before = torch.get_rng_state()
+    torch.manual_seed(5)
+    made = x + torch.rand_like(x)
+    torch.set_rng_state(before)
+    return made
+
+
+def counts(x):
+    """Draws at every other call, whatever it is given: its replay can't do the same, but draws nothing."""
+    calls[0] += x.device.type == "cpu"  # not when PyTorch asks it for a shape
+    return x + 1 + 0 * torch.rand_like(x) if calls[0] % 2 else x + 1
+
+
+def grows(x):
+    calls[0] += x.device.type == "cpu"  # not when PyTorch asks it for a shape
+    return torch.zeros(128 * calls[0])
+
+
+FOREIGN = {
+    "noisy": ("noisy(Tensor x) -> Tensor", noisy),
+    "sometimes": ("sometimes(Tensor x) -> Tensor", sometimes),
+    "twice": ("twice(Tensor x) -> (Tensor, Tensor)", twice),
+    "in_place": ("in_place(Tensor(a!) x) -> ()", in_place),
+    "given": ("given(Tensor x, Generator? own) -> Tensor", given),
+    "named": ("named(Tensor x, *, Generator own) -> Tensor", given),
+    "reseeds": ("reseeds(Tensor x) -> Tensor", reseeds),
+    "grows": ("grows(Tensor x) -> Tensor", grows),
+    "counts": ("counts(Tensor x) -> Tensor", counts),
+}
+
+
+@pytest.fixture(scope="module", params=["CPU", "CompositeExplicitAutograd"])
+def foreign(request):
+    """Operators that draw, with the kernel for CPUs alone, or with one that PyTorch also asks for shapes."""
+    with torch.library._scoped_library(f"dtrrun_test_draws_{request.param.lower()}", "DEF") as library:
+        for name, (schema, kernel) in FOREIGN.items():
+            library.define(schema)
+            library.impl(name, kernel, request.param)
+        yield getattr(torch.ops, library.ns)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("name", [name for name in FOREIGN if name != "grows"])
+def test_an_operator_that_is_not_pytorchs(foreign, name, inference):
+    operator = getattr(foreign, name)
+
+    def program():
+        calls[0] = 0
+        own, kept = torch.Generator().manual_seed(3), []
+        with torch.inference_mode(inference):
+            for step in range(6):
+                x = torch.rand(64, 32) + 0.1 * step
+                if name in ("given", "named"):
+                    kept += [operator(x, own=own), operator(x, own=torch.default_generator)]
+                elif name == "in_place":
+                    operator(x)
+                    kept += [x, x * 2]
+                else:
+                    kept += [operator(x), operator(x[:3])]
+        return kept, torch.rand(3, generator=own), own.get_state()
+
+    check_stress(program)
+
+
+def test_in_a_budget_that_binds(foreign):
+    def program():
+        x = torch.ones(64, 512)
+        kept = [foreign.noisy(x + step) for step in range(8)]
+        return [kept, [one * 2 for one in kept]]
+
+    check(program)
+
+
+def test_an_operator_that_draws_while_other_threads_do(foreign):
+    """They may take turns in any order, but what was made once is what comes back."""
+    with dtrrun.budget(1, over_budget="warn", verify=True) as session:
+        kept = {}
+
+        def work(place):
+            for turn in range(20):
+                kept[place, turn] = foreign.noisy(torch.zeros(64, 64)) * 2
+
+        threads = [threading.Thread(target=work, args=(place,)) for place in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for tensor in kept.values():
+            tensor.sum().item()
+        assert session.report()["evictions"] > 0
+        assert session.report()["mismatches"] == []
+
+
+def test_a_replay_that_makes_other_bytes_is_an_error(foreign):
+    """It would go into the program's storage unnoticed."""
+    with dtrrun.budget(1, over_budget="warn"):
+        calls[0] = 0
+        kept = foreign.grows(torch.ones(128))
+        torch.ones(1).add(1)
+        with pytest.raises(
+            AssertionError, match=r"internal error: .*grows, run again, made 1024 bytes in place of 512"
+        ):
+            kept.sum()
+
+
+def test_small_draws_share_the_state_of_the_generator():
+    """40,000 recipes of `torch.rand(300)` held 345 MB of states."""
+    with dtrrun.budget("1GB") as session:
+        kept = [torch.rand(300) for _ in range(2000)]
+        starts = {id(record.op.rng[0][1].start) for record in session.ledger.records.values() if record.op}
+        assert len(starts) < 40
+    assert len(kept) == 2000
+
+
+@pytest.mark.parametrize("numel", [1, 7, 300, 623, 624, 625, 5_000, 70_000])
+def test_draws_that_share_a_state_come_back(numel):
+    def program():
+        kept = []
+        for step in range(60 if numel < 70_000 else 6):
+            kept += [torch.rand(numel), torch.randn(3 + step % 20), torch.randint(9, (5,))]
+            if step % 13 == 5:
+                torch.manual_seed(step)
+            if step % 7 == 0:
+                kept.append(torch.randperm(9)[0].item())
+        return kept
+
+    expected = plain(program)
+    found, report = run_inside(program, 1, over_budget="warn")
+    assert_same(expected, found, "everything evicted")
+    assert report["rematerializations"] > 10
+
+
+def test_positions_of_generators_are_whole_states():
+    own, other = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    kept = []
+    for step in range(300):
+        state = own.get_state()
+        captured = rng.capture(torch.device("cpu"), own, 4 * step)
+        kept.append((state, captured[0][1]))
+        rng.capture(torch.device("cpu"), other, 0)
+        torch.rand(step * 3, generator=own)
+        if step % 3 == 0:
+            torch.randn(5, generator=own)
+        if step % 50 == 49:
+            own.manual_seed(step)
+    assert len({id(position.start) for _, position in kept}) < 60
+    for state, position in kept:
+        assert torch.equal(position.whole(), state)
