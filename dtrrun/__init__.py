@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["BudgetError", "budget"]
+__all__ = ["BudgetError", "LostError", "budget"]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from dtrrun.ledger.foreign import LostError
 from dtrrun.ledger.recipes import Recipes
 from dtrrun.ledger.record import Record
 
@@ -94,13 +95,13 @@ class History(Recipes):
             if small and content is not None and record.resident and not record.locks:
                 self.make_constant(record, "small and old")
 
-    @staticmethod
-    def _is_intact(record: Record, intact: dict[int, bool]) -> bool:
+    def _is_intact(self, record: Record, intact: dict[int, bool]) -> bool:
         """Whether `record` could be recomputed now; like `secure`, but holds nothing."""
 
         def rule(node: Record) -> bool | list[Record]:
             if node.op is None:
-                return node.resident and not node.exposed and node.memory() is not None
+                exposed = node.exposed and not self.foreign.trusts(node)
+                return node.resident and not exposed and node.memory() is not None
             return node.op.secured or list(node.op.inputs)
 
         return _found(record, intact, rule, all)
@@ -108,7 +109,7 @@ class History(Recipes):
     def _restored(self, record: Record) -> bool:
         try:
             self.rematerialize((record,))
-        except (self.out_of_memory, AssertionError):
+        except (self.out_of_memory, AssertionError, LostError):
             return False
         return True
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from typing import Any
 
+from dtrrun.ledger.foreign import LostError
 from dtrrun.ledger.record import Op, Record, new_record
 from dtrrun.ledger.storages import Storages
 
@@ -56,7 +58,9 @@ class Recipes(Storages):
                         stack.append((source, 0, []))
                         break
                 else:
-                    content = source.memory() if source.resident and not source.exposed else None
+                    content = source.memory() if source.resident else None
+                    if source.exposed and not self.foreign.may_be_read(source):
+                        content = None
                     # A gradient is let go of soon: to keep it for a replay would take what an eviction gives.
                     if content is None or source.pin == "gradient":
                         broken = True
@@ -75,10 +79,11 @@ class Recipes(Storages):
                     self.make_constant(node, "input lost")
                 else:
                     # Neither here nor replayable: so are those above it in the stack, up to one that is here.
-                    self._lost(node)
+                    self.lose(node)
         return record.op is not None
 
-    def _lost(self, node: Record) -> None:
+    def lose(self, node: Record) -> None:
+        """What is not in memory can't be recomputed any more."""
         if self.pressure:
             self.policy.forget(node)
         if node.held is not None:
@@ -102,15 +107,17 @@ class Recipes(Storages):
                 for node in rescued:
                     node.locks += 1
                 for node in rescued:
-                    self.rematerialize((node,))
+                    with suppress(LostError):
+                        self.rematerialize((node,))
             finally:
                 for node in rescued:
                     node.locks -= 1
             for node in rescued:
-                self.make_constant(node, "input mutated")
+                if node.resident:
+                    self.make_constant(node, "input mutated")
             # To make room, the rescue may have evicted another dependent: look again.
         for node in lost:
-            self._lost(node)  # what is computed from it later must not take it for replayable
+            self.lose(node)  # what is computed from it later must not take it for replayable
         record.secured_by = None
 
     def _dependents(self, record: Record) -> tuple[list[Record], list[Record]]:
@@ -136,6 +143,9 @@ class Recipes(Storages):
                     dead.append(node)
                     stack.append(node)
         return evicted, dead
+
+    def trusted(self, record: Record) -> None:
+        """Things can be recomputed from a foreign storage from now on (see `foreign`)."""
 
     def supersede(self, record: Record, op: Op | None, cost: int) -> Record:
         """The storage of `record` has been mutated: a new version takes it over. Returns that version."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from dtrrun.ledger.foreign import LOST, LostError
 from dtrrun.ledger.ledger import Ledger
 from dtrrun.ledger.record import Blank, Op, Record
 
@@ -78,6 +79,8 @@ class Replay:
                         continue
                     op = record.op
                     if op is None:
+                        if record.pin == LOST:
+                            raise LostError
                         raise AssertionError("dtrrun: a storage was evicted that can't be recomputed")
                     if not waiting:
                         if id(op) not in plan and relaxations >= LAST_PLANNED:
@@ -198,6 +201,9 @@ class Replay:
                 else:
                     need += entry.nbytes
         ledger.make_room(need, op.signature.operator.name)
+        for source in op.inputs:
+            if source.exposed and not ledger.foreign.unchanged(source):
+                raise LostError
         results, targets, cost = self.execute(op, mutated, stolen)
         self.operators_ns += cost
         ledger.clock += op.signature.cost

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from dtrrun.ledger.foreign import Foreign
 from dtrrun.ledger.record import Record, new_record
 
 HELD_SHIFT = 3  # an eighth of the budget
@@ -46,6 +47,7 @@ class Storages:
         self.policy = policy
         self.warn_only = warn_only
         self.records: dict[int, Record] = {}
+        self.foreign = Foreign(self)
         self.blocks: dict[int, Block] = {}
         self.held: dict[int, Record] = {}  # recomputed versions that the program does not have
         self._swept_evictions = self.held_bytes = 0
@@ -92,6 +94,7 @@ class Storages:
                 self.met_device(device_type)
         elif not self.memory.is_ours(storage):
             record.exposed, record.pin = True, "foreign memory"
+            self.foreign.adopted(record, storage)
         elif pin == "constant" and 0 < record.nbytes <= SMALL_CONSTANT:
             self.small_constants.append(storage)
         if self.resident_bytes + record.nbytes > self.limit:

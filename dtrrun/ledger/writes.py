@@ -8,7 +8,7 @@ from dtrrun.ledger.history import History
 from dtrrun.ledger.recipes import CHAIN_LIMIT
 from dtrrun.ledger.record import Record
 
-STICKY = ("parameter", "gradient", "pinned", "loaded or copied")
+STICKY = ("parameter", "gradient", "pinned", "loaded or copied", "foreign memory")
 """Pins that an overwrite of the whole storage does not end."""
 
 
@@ -17,15 +17,18 @@ class Writes(History):
 
     def expose(self, record: Record, why: str) -> None:
         """Other code can reach the memory from now on: it stays, and nothing is replayed from it."""
-        if not record.exposed:
+        if not record.exposed or self.foreign.trusts(record):
             self._constant_about_to_change(record, why)
             record.exposed = True
             record.pin = why
+        self.foreign.give_up(record)
 
     def written_outside(self, record: Record, why: str, *, exposes: bool) -> None:
         """Code that is no operator is about to write to the memory; `exposes`: or may, at any later time."""
         self._constant_about_to_change(record, why)
         record.exposed = record.exposed or exposes  # so are the versions to come
+        if exposes:
+            self.foreign.give_up(record)
         record.pin = record.pin or why
         if record.used:
             self.supersede(record, None, 0)
@@ -33,6 +36,7 @@ class Writes(History):
     def _constant_about_to_change(self, record: Record, why: str) -> None:
         """Nothing may rely on what `record` holds any more. Raises BudgetError if that needs room."""
         exposed, record.exposed = record.exposed, True
+        self.foreign.about_to_change(record)
         try:
             self.make_constant(record, why)
             self.before_mutation(record)
@@ -88,5 +92,7 @@ class Writes(History):
             if not record.exposed:
                 record.exposed = True
                 changing.append(record)
+            else:
+                self.foreign.about_to_change(record)
         for record in constants:
             self.before_mutation(record)

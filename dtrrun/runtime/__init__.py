@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dtrrun.ledger.foreign import LostError
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.session import Session
 from dtrrun.settings import RuntimeSettings
@@ -20,7 +21,7 @@ from dtrrun.sizes import parse_size
 if TYPE_CHECKING:
     from dtrrun.runtime.plain import Plain
 
-__all__ = ["BudgetError", "Session", "activate", "budget", "deactivate"]
+__all__ = ["BudgetError", "LostError", "Session", "activate", "budget", "deactivate"]
 
 _active: Session | Plain | None = None
 

@@ -63,6 +63,15 @@ class Call:
     generators: list[torch.Generator]  # that it was given
 
 
+def is_parameter(tensor: torch.Tensor) -> bool:
+    """Whether a tensor, or what it is a view of, is a parameter: what lives on and is not refilled."""
+    base = tensor._base
+    return any(
+        isinstance(one, torch.nn.Parameter) or (one.requires_grad and is_leaf(one))
+        for one in ((tensor,) if base is None else (tensor, base))
+    )
+
+
 class Calls:
     """Takes calls apart; locks and brings back what they read."""
 
@@ -182,6 +191,12 @@ class Calls:
             if record is None:
                 call.opaque = True
                 continue
+            if record.exposed and not operator.view:
+                record = ledger.foreign.read(
+                    record,
+                    is_parameter=is_parameter(tensor),
+                    evicts=self.asks_sizes or ledger.budget_bytes is not None,
+                )
             call.records.append(record)
             if record.pin is None and tensor.requires_grad and is_leaf(tensor):
                 record.pin = "parameter"
@@ -198,7 +213,7 @@ class Calls:
             and not operator.uninitialised
             and not elsewhere
             and not call.opaque
-            and not any(record.exposed for record in call.records)
+            and not any(record.exposed and not ledger.foreign.trusts(record) for record in call.records)
         )
         call.written = {}
         call.changing = []

@@ -123,7 +123,7 @@ class Outcomes(Mutations):
                 if given is not None and until_return() is not None:
                     given.exposed, given.pin = False, "loaded or copied"  # nobody else will have it
                     self._resized(given)
-                elif given is not None:
+                elif given is not None and not ledger.foreign.undecided(given):
                     ledger.expose(given, "handed out")
                     self._resized(given)
                 continue

@@ -70,6 +70,10 @@ class RecordingLedger(Ledger):
         self._tell("OUTSIDE", record, why=why, exposes=exposes)
         super().written_outside(record, why, exposes=exposes)
 
+    def trusted(self, record: Record) -> None:
+        self._tell("TRUST", record)
+        super().trusted(record)
+
     def pin(self, record: Record, why: str) -> None:
         self._tell("PIN", record, why=why)
         super().pin(record, why)

@@ -58,7 +58,7 @@ def state(ledger: Ledger, numbers: dict[int, int]) -> Facts:
                 "age": record.age,
                 "version": record.version,
                 "pin": record.pin,
-                "exposed": record.exposed,
+                "exposed": record.exposed and not ledger.foreign.trusts(record),
                 "superseded": record.superseded,
                 "used": record.used,
                 "op": None if record.op is None else op_places[id(record.op)],

@@ -8,6 +8,12 @@ taken is decided once, by asking PyTorch for the method. No longer needed once P
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import sys
+import weakref
+import zlib
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,6 +22,7 @@ CAN_SWAP = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 
 storage_of = torch._C.TensorBase.untyped_storage  # the unpatched method: `escapes` patches torch.Tensor's
 _swap: Any = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
+address_of: Any = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
 resize: Any = torch._C.StorageBase.resize_  # type: ignore[attr-defined]  # unpatched too: see `resizes`
 
 CPU_ROUNDING = 64  # whole cache lines
@@ -94,3 +101,49 @@ def allocate(nbytes: int, device: torch.device) -> torch.UntypedStorage:
 def is_ours(storage: torch.UntypedStorage) -> bool:
     """Whether nobody but PyTorch's allocator owns the memory (not NumPy, a file, or another process)."""
     return storage.resizable() and not (storage.device.type == "cpu" and storage.is_shared())
+
+
+def span_of(storage: torch.UntypedStorage) -> tuple[int, int]:
+    """The addresses of a storage that is in memory: the first, and the one behind the last."""
+    start = address_of(storage)
+    return start, start + storage.nbytes()
+
+
+def mapping_of(span: tuple[int, int]) -> str:
+    """What the system says of this process's memory at these addresses: "file", if it is mapped from a file,
+    and "private", if it is not; "shared" if other processes may write to it; "" if it is not known.
+    """
+    found = set()
+    with suppress(OSError, ValueError, IndexError), open("/proc/self/maps") as maps:
+        for line in maps:
+            addresses, permissions, _offset, _device, inode, *_ = line.split(maxsplit=5)
+            first, last = (int(address, 16) for address in addresses.split("-"))
+            if first < span[1] and span[0] < last:
+                kind = "private" if inode == "0" else "file"
+                found.add(kind if permissions[3] == "p" else "shared")
+    return found.pop() if len(found) == 1 else ""
+
+
+def is_held(storage: torch.UntypedStorage) -> bool:
+    """Whether Python code has this storage, other than by its tensors and the caller's one variable."""
+    return sys.getrefcount(storage) > _references_beside_tensors()
+
+
+@functools.cache
+def _references_beside_tensors() -> int:
+    """What `is_held` counts for a storage that only a tensor has: it depends on PyTorch's version."""
+
+    def count(storage: torch.UntypedStorage) -> int:
+        return sys.getrefcount(storage)
+
+    tensor = torch.frombuffer(bytearray(4), dtype=torch.uint8)
+    reference = weakref.ref(storage_of(tensor))
+    storage = reference()
+    assert storage is not None
+    return count(storage)
+
+
+def checksum(storage: torch.UntypedStorage) -> int:
+    """Of what a storage in the host's memory contains."""
+    nbytes = storage.nbytes()
+    return zlib.crc32((ctypes.c_char * nbytes).from_address(address_of(storage))) if nbytes else 0

@@ -232,6 +232,9 @@ class _Run:
     def _expose(self, facts: dict[str, Any]) -> None:
         self.ledger.expose(self.operators.record(facts["storage"]), facts["why"])
 
+    def _trust(self, facts: dict[str, Any]) -> None:
+        self.operators.record(facts["storage"]).exposed = False
+
     def _outside(self, facts: dict[str, Any]) -> None:
         record = self.operators.record(facts["storage"])
         self.ledger.written_outside(record, facts["why"], exposes=facts["exposes"])
@@ -262,6 +265,7 @@ _EVENTS: dict[str, Callable[[_Run, dict[str, Any]], None]] = {
     "PIN": _Run._pin,
     "EXPOSE": _Run._expose,
     "OUTSIDE": _Run._outside,
+    "TRUST": _Run._trust,
     "RESIZED": _Run._resized,
     "COMPACT": _Run._compact,
     "PERIOD": _Run._period,

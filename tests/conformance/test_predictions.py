@@ -93,6 +93,15 @@ def plain_mlp():
     train(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), nn.functional.mse_loss)
 
 
+def loaded_weights():
+    """In memory that PyTorch does not own: met as it is made, and trusted when it is read as a parameter."""
+    model = mlp()
+    for module in model[::2]:
+        array = module.weight.detach().numpy().copy()
+        module.weight = nn.Parameter(torch.from_numpy(array).view(array.shape))
+    train(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), nn.functional.mse_loss)
+
+
 def in_place_and_dropout():
     model = nn.Sequential(
         nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(inplace=True), nn.Dropout(0.2),
@@ -193,6 +202,7 @@ def checkpoints_on_the_way():
 
 PROGRAMS = [
     plain_mlp,
+    loaded_weights,
     in_place_and_dropout,
     views_and_several_outputs,
     recurrent_with_functions_of_its_own,
