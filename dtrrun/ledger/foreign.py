@@ -37,6 +37,9 @@ class LostError(RuntimeError):
         )
 
 
+LostError.__module__ = "dtrrun"  # the name by which a program knows it, in tracebacks as well
+
+
 class Region:
     """One foreign storage."""
 
