@@ -193,9 +193,30 @@ row(
     (
         "what such a formula reads may be evicted",
         "mode_checks",
-        "self._lock([*_saved(node), *_tensors(gradients)])",
-        "self._lock([])",
+        "tensors = [*saved_by(node), *_tensors(gradients)]",
+        "tensors = []",
         "hazards_mode_checks::gradient_formulas_that_ask_for_modes",
+    ),
+    (
+        "unpack hooks are asked what such a node has saved",
+        "unpacking",
+        "                raise Hooked\n",
+        "                pass\n",
+        "hazards_saved::hooks_where_pytorch_does_not_tell_of_them",
+    ),
+    (
+        "unpack hooks run where nobody sees their operators",
+        "mode_checks",
+        "            return formulas[-1].unpack(hook, packed)\n",
+        "            pass\n",
+        "hazards_saved::hooks_run_once_and_find_what_they_read",
+    ),
+    (
+        "the program's hooks on such a node run without our mode",
+        "mode_checks",
+        "        _move_to_front(last)\n",
+        "",
+        "hazards_saved::hooks_about_such_a_node_that_read_what_is_evicted",
     ),
     (
         "functions with out= see our mode",
