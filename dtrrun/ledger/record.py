@@ -135,8 +135,8 @@ class Op:
 
     __slots__ = (
         "args",
+        "autocast",
         "func",
-        "grad",
         "held",
         "inputs",
         "kept",
@@ -145,6 +145,7 @@ class Op:
         "rng",
         "secured",
         "signature",
+        "state",
         "tensors",
     )
     func: Any
@@ -159,7 +160,8 @@ class Op:
         Any  # the generators that it may draw from, with their states before the call; None: it draws nothing
     )
     signature: Signature
-    grad: bool  # the grad mode that it saw: a few kernels look at it
+    state: tuple[Any, ...]  # the settings that its kernel saw: `runtime.ambient`
+    autocast: tuple[Any, ...]  # what autocast did to the operators that its kernel calls: `runtime.guards`
     secured: bool  # the recipe stays replayable whatever the program lets go of
     kept: tuple[Any, ...]  # storages of inputs that were in memory when what it makes was evicted
     held: tuple[Any, ...] | None  # storages of constants, kept alive since something evicted needs them

@@ -10,9 +10,11 @@ import torch
 
 from dtrrun.ledger.record import Record, Signature
 from dtrrun.runtime import shapes
+from dtrrun.runtime.ambient import DEFAULT_DTYPE, State
 from dtrrun.runtime.arguments import flatten_into, geometry_of, is_leaf
 from dtrrun.runtime.costs import Costs, identity
 from dtrrun.runtime.errors import BudgetError
+from dtrrun.runtime.guards import Autocast, as_without_mode, inside_another_mode, program_autocast
 from dtrrun.runtime.ledger import Ledger
 from dtrrun.runtime.lists import key_of
 from dtrrun.runtime.operators import Operator
@@ -27,6 +29,7 @@ class Call:
     """One operator call while it is under way."""
 
     __slots__ = (
+        "autocast",
         "changing",
         "complex",
         "func",
@@ -40,6 +43,7 @@ class Call:
         "recordable",
         "records",
         "signature",
+        "state",
         "template",
         "tensors",
         "written",
@@ -61,6 +65,8 @@ class Call:
     complex: bool  # a tensor may have, or its kernel may give one, a conjugate or negative bit
     recordable: bool
     generators: list[torch.Generator]  # that it was given
+    state: State
+    autocast: Autocast  # of the operators that its kernel calls
 
 
 def is_parameter(tensor: torch.Tensor) -> bool:
@@ -76,6 +82,7 @@ class Calls:
     """Takes calls apart; locks and brings back what they read."""
 
     device: Any = None  # that of the session, if it is a GPU
+    under_modes = False  # of the program's, entered before the session: results may be anything
     capturing = False  # a CUDA graph: nothing is evicted or run again
     asks_sizes = False  # of results before the first call, also where there is no budget
     costs: Costs = {}  # noqa: RUF012 - known before; replaced, never written to
@@ -92,6 +99,7 @@ class Calls:
     ) -> None:
         self.modelled = modelled  # costs are computed, not measured
         self.ledger = ledger
+        self.ambient = replay.ambient
         self.replay = replay
         self.operators: dict[Any, Operator] = {}
         self.signatures: dict[Any, Signature] = {}
@@ -180,6 +188,10 @@ class Calls:
         if elsewhere:
             key.append(elsewhere)  # a key that the short cut does not look for: it takes results to be here
         call.generators = operator.generators_of(args, kwargs)
+        call.state = self.ambient.readers[operator.family]()
+        if call.state[DEFAULT_DTYPE] is not torch.float32:
+            key.append(call.state[DEFAULT_DTYPE])  # results without a dtype have this one
+        call.autocast = program_autocast(operator) if operator.calls_others else ()
         holes.append(len(tensors))
         call.tensors = tensors
         call.opaque = call.complex = False
@@ -212,9 +224,12 @@ class Calls:
             operator.replayable
             and not operator.uninitialised
             and not elsewhere
+            and not self.under_modes
             and not call.opaque
             and not any(record.exposed and not ledger.foreign.trusts(record) for record in call.records)
         )
+        if call.complex and call.recordable:
+            call.recordable = not inside_another_mode()  # a replay resolves lazy bits, its handler did not
         call.written = {}
         call.changing = []
         if operator.collective:
@@ -304,3 +319,11 @@ class Calls:
             call.changing.pop().exposed = False
         while call.locked:
             call.locked.pop().locks -= 1
+
+
+def call_operator(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an operator of the program as it would run if our mode were not on."""
+    if call.autocast or (call.complex and not inside_another_mode()):
+        with as_without_mode(call.autocast):
+            return call.func(*args, **kwargs)
+    return call.func(*args, **kwargs)

@@ -7,7 +7,6 @@ room for the outputs, run, enter the outputs with the recipe that made them, unl
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from threading import get_ident
 from time import perf_counter_ns as now_ns
 from typing import Any
@@ -17,12 +16,14 @@ import torch
 from dtrrun.ledger.record import Record, Signature
 from dtrrun.runtime import rng
 from dtrrun.runtime.arguments import flatten_into, outputs_of
-from dtrrun.runtime.calls import Call
+from dtrrun.runtime.calls import Call, call_operator
 from dtrrun.runtime.errors import BudgetError
-from dtrrun.runtime.guards import lazy_bits, views
+from dtrrun.runtime.guards import composite
 from dtrrun.runtime.mutation import note_mutation, versions_of
 from dtrrun.runtime.operators import Operator, operator_of
 from dtrrun.runtime.outcomes import Outcomes
+
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 class Careful(Outcomes):
@@ -61,21 +62,13 @@ class Careful(Outcomes):
                 return NotImplemented  # a subclass with a dispatch of its own: its plain operators come to us
         if operator.higher_order:
             return self._run_higher_order(mode, func, args, kwargs)
-        if operator.composite:
-            with self._inside(operator), mode:
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
+        if operator.composite and not (operator.asks_for_modes and torch.is_inference_mode_enabled()):
+            with composite(operator), mode:
+                return func._op_dk(COMPOSITE, *args, **kwargs)
         if operator.random:  # nothing may draw between the capture of the generator's state and the call
             with self.lock:
                 return self._run(mode, operator, func, args, kwargs, entered)
         return self._run(mode, operator, func, args, kwargs, entered)
-
-    @staticmethod
-    def _inside(operator: Operator) -> Any:
-        if not torch.is_inference_mode_enabled():
-            return nullcontext()
-        return lazy_bits() if operator.tracks_views else views()
 
     def _run(
         self, mode: Any, operator: Operator, func: Any, args: Any, kwargs: dict[str, Any], entered: int
@@ -104,9 +97,8 @@ class Careful(Outcomes):
         try:
             if self.device is not None:
                 result = self.device.call(call, args, kwargs, recipe_rng)
-            elif call.complex:
-                with lazy_bits():
-                    result = func(*args, **kwargs)
+            elif call.complex or call.autocast:
+                result = call_operator(call, args, kwargs)
             else:
                 result = func(*args, **kwargs)
             ended = now_ns()

@@ -7,9 +7,8 @@ from typing import Any
 
 from dtrrun.ledger.record import Geometry, Op, Signature
 from dtrrun.runtime.arguments import outputs_of
-from dtrrun.runtime.calls import SIGNATURES_LIMIT, Call
+from dtrrun.runtime.calls import SIGNATURES_LIMIT, Call, call_operator
 from dtrrun.runtime.cost_model import GPU, modelled_ns
-from dtrrun.runtime.guards import lazy_bits
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.relief import Relief, retriable, short_of_memory
 from dtrrun.runtime.rng import put_back
@@ -71,7 +70,7 @@ class CudaCalls:
         signature = call.signature
         call.needed = -1
         if self.capturing:
-            return _run(call, args, kwargs)
+            return call_operator(call, args, kwargs)
         if self.timer.pending:
             with self.careful.lock:
                 self.timer.poll()
@@ -90,7 +89,7 @@ class CudaCalls:
             first[0] = False
             start = self.timer.begin() if timed else None
             try:
-                result = _run(call, args, kwargs)
+                result = call_operator(call, args, kwargs)
             except BaseException:
                 if start is not None:
                     self.timer.dropped(start)
@@ -171,13 +170,6 @@ class CudaCalls:
             and self.ledger.budget_bytes is not None
             and retriable(operator, random_state_known=False)
         )
-
-
-def _run(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    if call.complex:
-        with lazy_bits():
-            return call.func(*args, **kwargs)
-    return call.func(*args, **kwargs)
 
 
 def bytes_of(geometry: Geometry) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from dtrrun.runtime.guards import only_our_mode, without_our_mode
 from dtrrun.runtime.passing import FUNCTIONS as PASSING
 from dtrrun.runtime.passing import TAKE_STORAGES, is_read, passing, until_return
 
@@ -59,12 +60,16 @@ WRITTEN_BY_COMPOSITES = tuple(
 )
 """Also read the memory of intermediates of their own: they run with the mode switched off."""
 
-OUT_BY_COMPOSITES = (
-    *((torch.linalg, name) for name in ("cond", "matrix_norm", "matrix_rank", "norm")),
-    (torch, "nuclear_norm"),
-    (torch._VF, "nuclear_norm"),
+_LINALG = ("cond", "eigvals", "eigvalsh", "matrix_norm", "matrix_rank", "norm", "svdvals")
+ASK_FOR_MODES = (
+    *((torch.linalg, name) for name in _LINALG),
+    *((owner, name) for owner in (torch, torch._VF) for name in ("nuclear_norm", "svd")),
+    (torch.Tensor, "svd"),
 )
-"""With `out=` and any mode on they write something else there, or nothing (PyTorch 2.13): the mode is off."""
+"""Composites that ask whether a mode is on, and then compute singular vectors, too, which gives other bits.
+
+With `out=` they write something else there, or nothing (PyTorch 2.13). Our mode is off for them, unless a
+gradient asks for the same."""
 
 CONSTRUCTORS = ((torch, "tensor"), (torch, "as_tensor"), (torch, "asarray"), (torch.Tensor, "new_tensor"))
 """Read the elements of a list of tensors below every mode."""
@@ -76,7 +81,7 @@ STATES: tuple[tuple[Any, str], ...] = (
 )
 """Read the state of a random generator from a tensor. `Generator.set_state` itself cannot be replaced."""
 
-PATCHED = (*STATES, *PASSING, *READ_BY_COMPOSITES, *WRITTEN_BY_COMPOSITES, *OUT_BY_COMPOSITES, *CONSTRUCTORS)
+PATCHED = (*STATES, *PASSING, *READ_BY_COMPOSITES, *WRITTEN_BY_COMPOSITES, *ASK_FOR_MODES, *CONSTRUCTORS)
 """All functions, by their owner and name."""
 
 EXPOSING_PROPERTIES = ("__cuda_array_interface__",)
@@ -110,8 +115,8 @@ class Escapes:
             self._patch(owner, name, writes=False, exposes=False, integers_only=True)
         for owner, name in WRITTEN_BY_COMPOSITES:
             self._patch(owner, name, writes=True, exposes=False, around=_disable_current_modes)
-        for owner, name in OUT_BY_COMPOSITES:
-            self._patch_out(owner, name)
+        for owner, name in ASK_FOR_MODES:
+            self._patch_asking(owner, name)
         for owner, name in CONSTRUCTORS:
             self._patch(owner, name, writes=False, exposes=False, nested=True)
         for owner, name in EXPOSING_FUNCTIONS:
@@ -162,17 +167,18 @@ class Escapes:
 
         self._replace(owner, name, patched)
 
-    def _patch_out(self, owner: Any, name: str) -> None:
+    def _patch_asking(self, owner: Any, name: str) -> None:
         original, call = getattr(owner, name), self._call
 
         @functools.wraps(original)
         def patched(*args: Any, **kwargs: Any) -> Any:
+            tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
             out = kwargs.get("out")
-            if out is None:
+            graph = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+            if (graph and out is None) or not only_our_mode():
                 return original(*args, **kwargs)
-            touched = (*args, *kwargs.values())
-            reaches = [(arg, arg is out, False) for arg in touched if isinstance(arg, torch.Tensor)]
-            return call(original, args, kwargs, reaches, _disable_current_modes)
+            reaches = [(tensor, tensor is out, False) for tensor in tensors]
+            return call(original, args, kwargs, reaches, without_our_mode)
 
         self._replace(owner, name, patched)
 

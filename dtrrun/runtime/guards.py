@@ -10,9 +10,15 @@ modes do. No longer needed once the dispatcher's Python fallback excludes no mor
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
+
+from dtrrun.runtime.operators import AUTOCAST, Operator
 
 _C: Any = torch._C
 _height = _C._len_torch_dispatch_stack
@@ -33,6 +39,8 @@ def _keys(*names: str) -> Any:
 
 _LAZY = _keys("Conjugate", "Negative", "ZeroTensor")
 _VIEWS = _keys("ADInplaceOrView")
+_SNAPSHOT = _keys("PythonTLSSnapshot")
+_OURS = "dtrrun.runtime."
 _INCLUDED = _keys("BackendSelect")
 _EXCLUDED = _keys(
     "Python",
@@ -118,16 +126,96 @@ class below:
         self._modes = None
 
 
-def lazy_bits() -> Any:
-    """Context for a call in a mode's handler: conjugate and negative bits are resolved as without a mode."""
-    return _without(_LAZY)
+Autocast = tuple[tuple[str, torch.dtype], ...]
+"""The types of device that autocast is on for, each with the type that it casts to."""
 
 
-def views() -> Any:
-    """The same for a composite that inference mode has handed over whole: its views are autograd's, too."""
-    return _without(_LAZY | _VIEWS)
+def program_autocast(operator: Operator) -> Autocast:
+    """The autocast state that the operators called by `operator` have without a mode.
+
+    Within a mode's handler, where this is called, autocast is always off. It is also off in the operators
+    that autocast casts, and below a mode of the program's.
+    """
+    with _C._RestorePythonTLSSnapshot():
+        found = tuple(
+            [
+                (device_type, torch.get_autocast_dtype(device_type))
+                for device_type in AUTOCAST
+                if device_type not in operator.autocasts and torch.is_autocast_enabled(device_type)
+            ]
+        )
+    return found if found and not inside_another_mode() else ()
 
 
-def _without(keys: Any) -> Any:
+@contextmanager
+def as_without_mode(autocast: Autocast = ()) -> Iterator[None]:
+    """For a call in a mode's handler, or a replay: what its kernel calls is handled as without a mode.
+
+    Conjugate and negative bits are resolved, and autocast casts what `autocast` says.
+    """
+    dtypes = [(device_type, torch.get_autocast_dtype(device_type)) for device_type, _ in autocast]
+    try:
+        for device_type, dtype in autocast:
+            torch.set_autocast_dtype(device_type, dtype)
+        with _unhidden(_LAZY | _autocast_keys(autocast)):
+            yield
+    finally:
+        for device_type, dtype in dtypes:
+            torch.set_autocast_dtype(device_type, dtype)
+
+
+@contextmanager
+def composite(operator: Operator) -> Iterator[None]:
+    """For a composite operator that came whole, as in inference mode: its parts run as without a mode.
+
+    Its views are autograd's, too. The parts take a snapshot of their own, by which `program_autocast` knows
+    whether autocast is off within.
+    """
+    if not torch.is_inference_mode_enabled() or inside_another_mode():
+        yield
+        return
+    keys = _LAZY | _SNAPSHOT | _autocast_keys(program_autocast(operator))
+    if not operator.tracks_views:
+        keys = keys | _VIEWS
+    included, excluded = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
+    with _C._RestorePythonTLSSnapshot(), _C._ForceDispatchKeyGuard(included, excluded - keys):
+        yield
+
+
+def only_our_mode() -> bool:
+    """Whether ours is the one mode that is on in this thread."""
+    if _C._len_torch_dispatch_stack() != 1:
+        return False
+    return type(_C._get_dispatch_stack_at(0)).__module__.startswith(_OURS)
+
+
+@contextmanager
+def without_our_mode() -> Iterator[None]:
+    """Where ours is the only mode, there is none."""
+    mode = _C._pop_torch_dispatch_stack(None)
+    try:
+        yield
+    finally:
+        _C._push_on_torch_dispatch_stack(mode)
+
+
+def inside_another_mode() -> bool:
+    """Whether a mode or a tensor subclass of the program's has called the operator that is being handled.
+
+    PyTorch runs their handlers with as much excluded as ours, whether we are there or not.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "__torch_dispatch__" and not frame.f_globals["__name__"].startswith(_OURS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _unhidden(keys: Any) -> Any:
     excluded = _C._dispatch_tls_local_exclude_set()
     return _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), excluded - keys)
+
+
+def _autocast_keys(autocast: Autocast) -> Any:
+    return _keys(*[AUTOCAST[device_type] for device_type, _ in autocast])

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dtrrun.ledger.recipes import CHAIN_LIMIT
 from dtrrun.ledger.record import HOLE, Op, Record
 from dtrrun.runtime import compiler, lists, storage
+from dtrrun.runtime.ambient import DEFAULT_DTYPE
 from dtrrun.runtime.arguments import KINDS, PLAIN, SEQUENCE, TENSOR, VALUE, flatten_into, is_leaf, kind_of
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.operators import Operator
@@ -23,7 +24,7 @@ from dtrrun.runtime.outcomes import recipe
 from dtrrun.runtime.storage import storage_of
 
 Tensor = torch.Tensor
-is_grad_enabled = torch.is_grad_enabled
+FLOAT32 = torch.float32
 NO_TENSORS = {type(None), bool, int, float, complex}
 _NOTHING: dict[str, Any] = {}
 
@@ -47,6 +48,7 @@ class DTRMode(TorchDispatchMode):
         self.operators_ns = 0  # of the program's own operators
         self.bookkeeping_ns = 0  # of ours, but for replays and making room
         self.mask = storage.MASK  # by which the allocator rounds
+        self.settings = careful.ambient.readers
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         entered = now_ns()
@@ -121,6 +123,9 @@ class DTRMode(TorchDispatchMode):
                     key.append(arg)
                 elif kind is None or kind <= SEQUENCE:
                     return careful.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
+        state = self.settings[operator.family]()
+        if state[DEFAULT_DTYPE] is not FLOAT32:
+            key.append(state[DEFAULT_DTYPE])
         key += geometries
         signature = self.signatures.get(tuple(key))
         if signature is None:
@@ -158,7 +163,7 @@ class DTRMode(TorchDispatchMode):
                 ledger.drain()
             if target is not None:
                 if target.op is not None:
-                    op = recipe(func, template, kwargs, inputs, signature)
+                    op = recipe(func, template, kwargs, inputs, signature, state)
                     op.outputs = ((~0, weakref.ref(ledger.supersede(target, op, signature.cost))),)
                 elif target.used:
                     ledger.supersede(target, None, 0)
@@ -172,7 +177,7 @@ class DTRMode(TorchDispatchMode):
             try:
                 stored = storage_of(result)
             except NotImplementedError:  # sparse or opaque
-                careful.enter(result, func, operator, signature, template, kwargs, inputs)
+                careful.enter(result, func, operator, signature, template, kwargs, inputs, state)
                 return result
             place = id(stored)
             if place not in records:
@@ -184,7 +189,8 @@ class DTRMode(TorchDispatchMode):
                 op.rng = op.outputs = op.held = None
                 op.kept = ()
                 op.secured = False
-                op.grad = is_grad_enabled()
+                op.state = state
+                op.autocast = ()
                 op.signature = signature
                 op.tensors = op.inputs = inputs
                 for record in inputs:
@@ -208,7 +214,7 @@ class DTRMode(TorchDispatchMode):
                 if ledger.pressure and nbytes >= ledger.least_bytes:
                     ledger.policy.insert(made)
         elif type(result) not in NO_TENSORS:
-            careful.enter(result, func, operator, signature, template, kwargs, inputs)
+            careful.enter(result, func, operator, signature, template, kwargs, inputs, state)
         if ledger.resident_bytes > ledger.limit:
             careful.shrink(operator, result)
         left = now_ns()

@@ -27,6 +27,10 @@ FORKED = (
     "process {pid} was made by os.fork() and trains without a budget; children of multiprocessing, "
     "subprocess and torchrun have theirs"
 )
+UNDER_MODES = (
+    "a TorchDispatchMode was on before the session began: what runs under it cannot be recomputed, so that "
+    "nothing is evicted; enter the mode inside of the session"
+)
 OTHER_DEVICE = (
     "tensors on {device} are outside of the budget: only those on the {ours} are counted and evicted"
 )

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dtrrun.runtime.ambient import family_of
+
 aten = torch.ops.aten
 
 # Outputs hold whatever the allocator returned: no recipe until something overwrites them whole.
@@ -102,6 +104,32 @@ _CHECKS_MODES = {
 }
 
 
+# Composites that ask whether a mode is on, and compute other bits then. In inference mode they come to us
+# whole, and are run whole; else see `escapes`.
+_ASKS_FOR_MODES = {
+    "aten::linalg_svdvals",
+    "aten::linalg_eigvalsh",
+    "aten::linalg_cond",
+    "aten::linalg_matrix_norm",
+    "aten::linalg_matrix_rank",
+    "aten::linalg_norm",
+    "aten::nuclear_norm",
+    "aten::svd",
+}
+
+AUTOCAST = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+"""By type of device: where an operator has a kernel if autocast casts it, and is off within."""
+
+# Kernels that call other operators, which autocast may cast: its state has to be the program's then. The
+# kernel of a foreign operator may call anything.
+_CALLS_OTHERS = {
+    "aten::_transformer_encoder_layer_fwd",
+    "aten::_trilinear",
+    "aten::linalg_matrix_exp",
+    "aten::linalg_pinv",
+}
+
+
 class Statistics(NamedTuple):
     """Running statistics among an operator's arguments, which a training-mode call does not read."""
 
@@ -144,15 +172,19 @@ class Operator:
     it may grow for that. `foreign`: not PyTorch's own; it may draw random numbers without saying so.
     `generator`: the position and the name of the argument that it draws from. `makes_tensors`: some result is
     a tensor. `tracks_views`: autograd notes its views and mutations above us. `simple`: fit for the dispatch
-    mode's short cut.
+    mode's short cut. `autocasts`: types of device on which autocast casts its arguments.
     """
 
     __slots__ = (
+        "asks_for_modes",
+        "autocasts",
         "call",
+        "calls_others",
         "checks_modes",
         "collective",
         "composite",
         "dynamic",
+        "family",
         "foreach",
         "foreign",
         "generator",
@@ -189,6 +221,7 @@ class Operator:
         if self.higher_order:
             self.name = func.name()
             self.simple = self.lazy_bits = self.checks_modes = self.updates_lists = self.foreign = False
+            self.asks_for_modes = False
             return
         schema = func._schema
         name: str = schema.name
@@ -237,8 +270,12 @@ class Operator:
         )
         self.pointwise = torch.Tag.pointwise in tags and namespace == "aten" and not self.foreach
         self.untouching = name in _UNTOUCHING
+        self.family = family_of(namespace, name.partition("::")[2])
+        self.autocasts = tuple(kind for kind in AUTOCAST if _has_kernel(func, AUTOCAST[kind]))
+        self.asks_for_modes = name in _ASKS_FOR_MODES
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.foreign = namespace not in _OWN_NAMESPACES
+        self.calls_others = self.foreign or name in _CALLS_OTHERS
         self.generator = next(
             (
                 (position, argument.name)
@@ -274,6 +311,7 @@ class Operator:
             or not self.replayable
             or self.opaque_output >= 0
             or self.keeps_state
+            or self.calls_others
             or "nest" in name
             or "quantize" in name
         )

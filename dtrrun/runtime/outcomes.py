@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dtrrun.ledger.record import Blank, Op, Record, Signature, inputs_of, new_record
+from dtrrun.runtime.ambient import State
 from dtrrun.runtime.arguments import outputs_of
 from dtrrun.runtime.calls import Call
 from dtrrun.runtime.cost_model import modelled_ns
@@ -15,8 +16,6 @@ from dtrrun.runtime.mutation import Mutations, overwritten
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.passing import until_return
 from dtrrun.runtime.storage import device_type_of, size_of, storage_of
-
-is_grad_enabled = torch.is_grad_enabled
 
 
 class Outcomes(Mutations):
@@ -94,7 +93,7 @@ class Outcomes(Mutations):
         op.func, op.args, op.kwargs = call.func, call.template, call.kwargs or None
         op.rng, op.signature = recipe_rng, call.signature
         op.held, op.kept, op.secured, op.outputs = None, (), False, None
-        op.grad = torch.is_grad_enabled()
+        op.state, op.autocast = call.state, call.autocast
         tensors: list[Any] = []
         for record in call.records:
             holes = call.written.get(id(record))
@@ -159,6 +158,7 @@ class Outcomes(Mutations):
         template: list[Any],
         kwargs: dict[str, Any],
         inputs: list[Record],
+        state: State,
     ) -> None:
         """Outputs of the short cut that are not one plain tensor."""
         if type(result) is tuple and self.ledger.fingerprints is None and not operator.takes_storage:
@@ -167,12 +167,13 @@ class Outcomes(Mutations):
             except (NotImplementedError, RuntimeError, TypeError):  # sparse, opaque, a number or a list
                 pass
             else:
-                self._enter_several(storages, recipe(func, template, kwargs, inputs, signature))
+                self._enter_several(storages, recipe(func, template, kwargs, inputs, signature, state))
                 return
         call = Call()
         call.func, call.operator, call.signature = func, operator, signature
         call.template, call.kwargs, call.records = template, kwargs, inputs
         call.written, call.opaque = {}, False
+        call.state, call.autocast = state, ()
         with self.lock:
             if self.ledger.dead:
                 self.ledger.drain()
@@ -208,7 +209,9 @@ class Outcomes(Mutations):
         return record
 
 
-def recipe(func: Any, template: list[Any], kwargs: Any, inputs: list[Record], signature: Signature) -> Op:
+def recipe(
+    func: Any, template: list[Any], kwargs: Any, inputs: list[Record], signature: Signature, state: State
+) -> Op:
     """Of an operator of the short cut; its outputs are yet to be entered."""
     op = Op()
     op.func = func
@@ -217,7 +220,8 @@ def recipe(func: Any, template: list[Any], kwargs: Any, inputs: list[Record], si
     op.rng = op.outputs = op.held = None
     op.kept = ()
     op.secured = False
-    op.grad = is_grad_enabled()
+    op.state = state
+    op.autocast = ()
     op.signature = signature
     op.tensors = op.inputs = inputs
     for record in inputs:

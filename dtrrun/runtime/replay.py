@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from time import perf_counter_ns as now_ns
 from typing import Any
 
@@ -10,13 +11,18 @@ import torch
 
 from dtrrun.ledger.record import Blank, Op, Record
 from dtrrun.ledger.replay import Replay as AnyReplay
+from dtrrun.runtime.ambient import Ambient
 from dtrrun.runtime.arguments import fill, outputs_of, over
-from dtrrun.runtime.guards import below
+from dtrrun.runtime.guards import as_without_mode, below
 from dtrrun.runtime.rng import replaying
 
 
 class Replay(AnyReplay):
     """Brings evicted records back; counts what that cost."""
+
+    def __init__(self, ledger: Any) -> None:
+        super().__init__(ledger)
+        self.ambient = Ambient(ledger.device_type)
 
     tick: Any = None  # called now and then, also in the middle of a long replay
     next_tick = 0
@@ -77,14 +83,25 @@ class Replay(AnyReplay):
         feed = iter(tensors)
         args = [fill(arg, feed) for arg in op.args]
         kwargs = {name: fill(arg, feed) for name, arg in op.kwargs.items()} if op.kwargs else {}
-        torch._C._set_grad_enabled(op.grad)  # `below` puts it back
         started = now_ns()
         if self.device is None:
-            result = _call(op, args, kwargs)
+            result = self._call(op, args, kwargs)
         else:
-            result = self.device.replay(op, lambda: _call(op, args, kwargs))
+            result = self.device.replay(op, lambda: self._call(op, args, kwargs))
         cost = now_ns() - started
         return outputs_of(result, []), targets, cost
+
+    def _call(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Run the operator with the settings and the random state that it saw first."""
+        family = op.signature.operator.family
+        if not (op.rng or op.autocast) and self.ambient.readers[family]() == op.state:
+            return op.func(*args, **kwargs)
+        with (
+            self.ambient.restored(family, op.state),
+            replaying(op.rng) if op.rng else nullcontext(),
+            as_without_mode(op.autocast) if op.autocast else nullcontext(),
+        ):
+            return op.func(*args, **kwargs)
 
     def _copy(self, source: Record) -> torch.UntypedStorage:
         storage = source.memory()
@@ -92,10 +109,3 @@ class Replay(AnyReplay):
         copy: torch.UntypedStorage = self.ledger.memory.allocate(storage.nbytes(), storage.device)
         copy.copy_(storage)
         return copy
-
-
-def _call(op: Op, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if op.rng is None:
-        return op.func(*args, **kwargs)
-    with replaying(op.rng):
-        return op.func(*args, **kwargs)

@@ -137,6 +137,10 @@ class Session:
         fork.watch(self._before_fork, self._after_fork_in_child)
         self.careful.home, self.careful.met_thread = threading.get_ident(), self._threaded
         self.running = True
+        if torch._C._len_torch_dispatch_stack():
+            self.careful.under_modes = True
+            self.careful.take_all("modes of the program's")
+            self.warn(notices.UNDER_MODES)
         if self._recorder is not None:
             self._recorder.step_begins(self.ledger)
         self.mode.__enter__()  # type: ignore[no-untyped-call]

@@ -25,7 +25,7 @@ def new_op(name: str, cost: int, output_bytes: int, tensors: list[Any]) -> Op:
     """A recipe without the function and its arguments."""
     op = Op()
     op.func = op.kwargs = op.rng = op.held = op.outputs = None
-    op.args, op.kept, op.secured, op.grad = [], (), False, False
+    op.args, op.kept, op.secured, op.state, op.autocast = [], (), False, (), ()
     op.signature = Signature(Operator(name), ())
     op.signature.cost, op.signature.output_bytes = cost, output_bytes
     op.tensors, op.inputs = tensors, inputs_of(tensors)
