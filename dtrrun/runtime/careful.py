@@ -29,7 +29,7 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 class Careful(Outcomes):
     """The complete handling of an operator; the dispatch mode has the short cut."""
 
-    home = 0  # the thread that the session was started in
+    home: int | None = None  # the thread for which the short cut is: the main one, or else the first to come
     met_thread: Any = None  # set by the session: another thread runs operators
 
     def learn(self, func: Any) -> Operator:

@@ -5,35 +5,33 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-_before: Callable[[], None] | None = None
-_after: Callable[[], None] | None = None
+Callback = Callable[[], None]
+
+_callbacks: tuple[Callback, Callback, Callback] | None = None
 _registered = False
 
 
-def watch(before: Callable[[], None], after_in_child: Callable[[], None]) -> None:
+def watch(before: Callback, after_in_parent: Callback, after_in_child: Callback) -> None:
     """Call these around every fork, until `unwatch` (handlers of `os` can't be taken back: there is one)."""
-    global _before, _after, _registered
-    _before, _after = before, after_in_child
+    global _callbacks, _registered
+    _callbacks = before, after_in_parent, after_in_child
     if not _registered and hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=_call_before, after_in_child=_call_after)
+        os.register_at_fork(
+            before=lambda: _call(0), after_in_parent=lambda: _call(1), after_in_child=lambda: _call(2)
+        )
         _registered = True
 
 
-def _call_before() -> None:
-    if _before is not None:
-        _before()
-
-
-def _call_after() -> None:
-    if _after is not None:
-        _after()
+def _call(which: int) -> None:
+    if _callbacks is not None:
+        _callbacks[which]()
 
 
 def is_watched() -> bool:
     """Whether a session runs in this process."""
-    return _before is not None
+    return _callbacks is not None
 
 
 def unwatch() -> None:
-    global _before, _after
-    _before = _after = None
+    global _callbacks
+    _callbacks = None

@@ -74,7 +74,7 @@ def leave(mode: Any) -> bool:
         if noted:
             noted[-1] = getattr(_python_dispatch, flag)
             setattr(_python_dispatch, flag, before[flag])
-    _tell_dynamo(before[_FLAGS[-1][1]])
+    _tell_dynamo(getattr(_python_dispatch, _FLAGS[-1][1], False))
     stack_up((*under[:-1], *above))
     return True
 

@@ -102,6 +102,7 @@ class Session:
         self._gradients = Gradients(self._access.pin)
         self._notices = notices.Notices(self.warn)
         self.ledger.met_device = self._met_device
+        self._threads = threads.Threads(self.mode, self._threaded, self.warn)
         self._parts: list[Any] = [
             Escapes(self._access.reach),
             Resizes(self.careful),
@@ -110,7 +111,7 @@ class Session:
             ModeChecks(self._access.lock, self.mode, lambda: self.careful.checks_modes),
             Backwards(self._no_optimizer, self._access.pin, self._met_leaf, self._backward_ended),
             Reducers(self.careful.watch_new),
-            threads.Threads(lambda: self.mode if self.running else None, self._threaded),
+            self._threads,
             # These see the end of a step before it may be the program's.
             *optional.training_state(settings, self._access.hold),
             *optional.tracing(settings, self.ledger, self.replay, self._where),
@@ -134,8 +135,10 @@ class Session:
         self.writer = writer
         for part in self._parts:
             part.install()
-        fork.watch(self._before_fork, self._after_fork_in_child)
-        self.careful.home, self.careful.met_thread = threading.get_ident(), self._threaded
+        fork.watch(self._before_fork, self._after_fork_in_parent, self._after_fork_in_child)
+        self.careful.met_thread = self._threaded
+        if threading.current_thread() is threading.main_thread():
+            self.careful.home = threading.get_ident()
         self.running = True
         if torch._C._len_torch_dispatch_stack():
             self.careful.under_modes = True
@@ -143,7 +146,7 @@ class Session:
             self.warn(notices.UNDER_MODES)
         if self._recorder is not None:
             self._recorder.step_begins(self.ledger)
-        self.mode.__enter__()  # type: ignore[no-untyped-call]
+        self._threads.begin()
         self._publish()
 
     def stop(self) -> None:
@@ -151,7 +154,7 @@ class Session:
         if not self.running:
             return
         self.running = False
-        self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._threads.end()
         fork.unwatch()
         try:
             self.ledger.small_constants.clear()
@@ -197,6 +200,12 @@ class Session:
             self.warn(notices.OTHER_DEVICE.format(device=kind, ours=self.ledger.device_type))
 
     def _threaded(self) -> None:
+        """This thread is about to touch what the session keeps: may the short cut be taken any longer?"""
+        with self.careful.lock:
+            if self.careful.home is None:
+                self.careful.home = threading.get_ident()
+        if self.careful.home == threading.get_ident():
+            return
         self.careful.take_all("threads")
         threads.wait_outside(DTRMode.__torch_dispatch__.__code__, Careful.run.__code__)
 
@@ -243,6 +252,7 @@ class Session:
         if self.ledger.age - self._compacted_age > COMPACT_EVERY:
             self._compact()
         self._notices.look_for_modules()
+        self._threads.look()
         self.device.look()
         self._publish()
         self.careful.next_tick = self.replay.next_tick = now_ns() + PUBLISH_NS
@@ -288,10 +298,18 @@ class Session:
     # -- fork ------------------------------------------------------------------------------------
 
     def _before_fork(self) -> None:
-        """The child inherits our memory, but not our threads: what fits into the budget comes back first."""
+        """The child inherits our memory, but not our threads: what fits into the budget comes back first.
+
+        No other thread may be in the middle of something that the child would then have half of.
+        """
+        self._lock_of_fork = self.careful.lock
+        self._lock_of_fork.acquire()
         if self.running and self.device.type == "cpu":  # a forked child can't use its parent's CUDA
-            with self.careful.lock, suppress(torch.OutOfMemoryError):
+            with suppress(torch.OutOfMemoryError):
                 self.ledger.restore_all()
+
+    def _after_fork_in_parent(self) -> None:
+        self._lock_of_fork.release()
 
     def _after_fork_in_child(self) -> None:
         if not self.running:

@@ -1,7 +1,8 @@
-"""A dispatch mode belongs to one thread: new threads get it at their start.
+"""A dispatch mode belongs to one thread: all others get it when they start, or when the session does.
 
-`threading.Thread._bootstrap_inner` is the first Python that runs in a new thread; there is no public
-hook that can enter a context there. Threads that PyTorch's autograd engine starts carry the mode themselves.
+`_thread` starts every thread of Python, by whatever library; its functions are replaced wherever a module has
+them by name, since there is no public hook that can enter a context at a thread's start. Threads that run
+already are visited (`visits`). Threads that PyTorch's autograd engine starts carry the mode themselves.
 
 The mode's short cut takes no lock. Most threads of a program never touch a tensor of the session: a data
 loader's feeder and the one that pins its batches, progress bars, writers of logs. So a thread gets a guest in
@@ -10,19 +11,27 @@ the mode's place, which sees to it that the short cut is taken no more once the 
 
 from __future__ import annotations
 
+import _thread
+import functools
 import sys
 import threading
 from collections.abc import Callable
 from time import monotonic, sleep
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dtrrun.runtime import compiler
+from dtrrun.runtime import compiler, modes, visits
 
 PATIENCE_SECONDS = 30.0  # for an operator that does not return
 LOOK_SECONDS = 20e-6
+STARTERS = ("start_new_thread", "start_joinable_thread")  # of `_thread`; the second from Python 3.13 on
+
+UNREACHED = (
+    "{} threads that ran before dtrrun can't be reached in this Python: tensors that they write to need "
+    "`session.pin`"
+)
 
 _here = threading.local()
 
@@ -44,13 +53,13 @@ class Guest(TorchDispatchMode):
 
     def join(self) -> None:
         """This thread is about to touch what the session keeps."""
-        if not self._joined and self._threads.installed:
+        if not self._joined and self._threads.running:
             self._threads.noticed()
             self._joined = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self._joined or not self._threads.installed:
-            if not self._threads.installed or not self.mode.concerns(args, kwargs):
+        if not self._joined or not self._threads.running:
+            if not self._threads.running or not self.mode.concerns(args, kwargs):
                 return func(*args, **(kwargs or {}))
             self.join()
         return self.mode.__torch_dispatch__(func, types, args, kwargs)
@@ -60,36 +69,146 @@ if compiler.CAN_MARK:
     compiler.keep_off(Guest.__torch_dispatch__)
 
 
+class Leaver:
+    """Lives as long as the thread in whose locals it is: a mode must not outlast its thread."""
+
+    def __init__(self, guest: Guest, left: Callable[[int], None]) -> None:
+        self._guest, self._left = guest, left
+        self._thread = threading.get_ident()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            modes.take_out(self._guest)
+            self._left(self._thread)
+
+
+class Started(functools.partial):  # type: ignore[type-arg]
+    """What a thread runs first: it enters a guest, then calls the program's function.
+
+    No frame of ours lies beneath the program's, and a report of an error names its function.
+    """
+
+    function: Any
+
+    def __new__(cls, enter: Callable[[], None], function: Any, args: Any, kwargs: Any) -> Started:
+        calls = (functools.partial(enter), functools.partial(function, *args, **kwargs))
+        started: Started = super().__new__(cls, any, map(functools.partial.__call__, calls))
+        started.function = function
+        return started
+
+    def __repr__(self) -> str:
+        return repr(self.function)
+
+
 class Threads:
-    """Enters a guest of `mode()` in every thread that starts while installed.
+    """Enters a guest of the session's mode in every other thread, from `begin` until `end`.
 
     `noticed` is called in each of them, before it touches a tensor of the session for the first time.
     """
 
-    def __init__(self, mode: Callable[[], Any], noticed: Callable[[], None]) -> None:
+    def __init__(self, mode: Any, noticed: Callable[[], None], warn: Callable[[str], None]) -> None:
         self._mode = mode
         self.noticed = noticed
-        self.installed = False  # threads outlive a session, and their guests then do nothing
+        self._warn = warn
+        self._entered: set[int] = set()
+        self.running = False  # guests of a session that has ended do nothing
+
+    # -- threads to come ---------------------------------------------------------------------------
 
     def install(self) -> None:
-        self._original = original = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
-        self.installed = True
-        current, threads = self._mode, self
-
-        def bootstrap(thread: threading.Thread) -> None:
-            mode = current()
-            if mode is None:
-                original(thread)
-                return
-            _here.guest = guest = Guest(mode, threads)
-            with guest:
-                original(thread)
-
-        threading.Thread._bootstrap_inner = bootstrap  # type: ignore[attr-defined]
+        self._replaced: list[tuple[Any, Any]] = []
+        for name in STARTERS:
+            original = getattr(_thread, name, None)
+            if original is not None:
+                ours = self._starter(original)
+                self._replaced.append((original, ours))
+                _rename(original, ours)
 
     def remove(self) -> None:
-        self.installed = False
-        threading.Thread._bootstrap_inner = self._original  # type: ignore[attr-defined]
+        for original, ours in self._replaced:
+            _rename(ours, original)
+
+    def _starter(self, original: Any) -> Any:
+        enter = self.enter
+        takes_arguments = original.__name__ == "start_new_thread"
+
+        @functools.wraps(original)
+        def start(function: Any, *args: Any, **kwargs: Any) -> Any:
+            if not callable(function):
+                return original(function, *args, **kwargs)  # it says so
+            if not takes_arguments:
+                return original(Started(enter, function, (), {}), *args, **kwargs)
+            positional, *rest = args or (None,)
+            if not isinstance(positional, tuple) or len(rest) > 1 or not isinstance((*rest, {})[0], dict):
+                return original(function, *args, **kwargs)
+            return original(Started(enter, function, positional, (*rest, {})[0]), (), **kwargs)
+
+        return start
+
+    # -- threads that there are ----------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Enter the mode in this thread, and guests in all others.
+
+        Torch may have been imported first in a thread that has nothing else to do. So outside of the main
+        thread this one is a guest, too: who of them trains is seen when the first operator runs.
+        """
+        self.running = True
+        self._mode.__enter__()
+        if threading.current_thread() is not threading.main_thread():
+            modes.take_out(self._mode)
+            self.enter()
+        self._entered.add(threading.get_ident())
+        self.look()
+
+    def look(self) -> None:
+        """Visit the threads that have no guest; again now and then, since not only Python starts threads."""
+        strangers = sys._current_frames().keys() - self._entered
+        if strangers:
+            self._entered.update(strangers)
+            unreached = visits.visit(strangers, self.enter)
+            if unreached:
+                self._warn(UNREACHED.format(len(unreached)))
+
+    def end(self) -> None:
+        """Leave the mode, and have the guests of other threads leave."""
+        self.running = False
+        self._leave()
+        if not modes.leave(self._mode):  # it is in no thread, or in another one
+            modes.put_under(self._mode)  # PyTorch keeps flags of what has been entered
+            modes.leave(self._mode)
+        others = self._entered - {threading.get_ident()}
+        visits.visit([one for one in others if not visits.cancel(one, self.enter)], self._leave_other)
+
+    def enter(self) -> None:
+        """From now on this thread's operators come to the session."""
+        if not self.running:
+            return
+        self._entered.add(threading.get_ident())
+        if any(mode_of(mode) is self._mode for mode in modes.stacked()):
+            return
+        guest = Guest(self._mode, self)
+        _here.leaver = Leaver(guest, self._entered.discard)  # an earlier session's guest goes, if it is there
+        _here.guest = guest
+        modes.put_under(guest)
+
+    def _leave(self) -> None:
+        guest = getattr(_here, "guest", None)
+        if guest is not None and guest.mode is self._mode:
+            _here.guest = _here.leaver = None
+
+    def _leave_other(self) -> None:
+        """In a thread that the session has not ended in."""
+        self._leave()
+        modes.take_out(self._mode)
+
+
+def _rename(one: Any, other: Any) -> None:
+    """Have `other` in the place of `one` in every module that has it."""
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType):
+            for name in [name for name, value in list(vars(module).items()) if value is one]:
+                setattr(module, name, other)
 
 
 def joins() -> None:

@@ -330,10 +330,10 @@ PATCHED = [(torch.Tensor, name) for name in dir(torch.Tensor) if name not in ("_
 
 
 def test_everything_is_as_before_after_the_session():
+    import _thread
     import inspect
-    import threading
 
-    places = [*PATCHED, (threading.Thread, "_bootstrap_inner")]
+    places = [*PATCHED, (_thread, "start_new_thread")]
     before = [inspect.getattr_static(owner, name, None) for owner, name in places]
     own = set(vars(torch.Tensor))
     model = mlp(2)

@@ -1,10 +1,17 @@
 """Threads and forked processes."""
 
+import _thread
+import concurrent.futures
+import multiprocessing.pool
 import os
+import subprocess
 import sys
+import textwrap
 import threading
 import time
+import traceback
 import warnings
+from _thread import start_new_thread as started_before
 
 import pytest
 import torch
@@ -12,6 +19,7 @@ from programs import assert_same, bits, chain, check_stress, mlp
 from torch import nn
 
 import dtrrun
+from dtrrun.runtime import modes
 
 
 def test_threads_train_in_one_session():
@@ -257,3 +265,350 @@ def test_the_mode_comes_off_in_threads_too():
     with dtrrun.budget(1, over_budget="warn"):
         in_a_thread(work)
     assert_same(results[0], results[1], "in a thread")
+
+
+class OwnBootstrap(threading.Thread):
+    """Runs its target before the first Python code of other threads."""
+
+    def _bootstrap(self):
+        self._target()
+        self._target = None
+        super()._bootstrap()
+
+
+class Waiting:
+    """A thread that has begun before the session, and is somewhere else each time."""
+
+    def __init__(self, wait):
+        self.work = self.error = None
+        self.go, self.done = threading.Lock(), threading.Event()
+        self.go.acquire()
+        self.stop = False
+        self.thread = threading.Thread(target=wait, args=(self,))
+        self.thread.start()
+        time.sleep(0.01)
+
+    def __call__(self, work):
+        self.work = work
+        self.stop = True
+        self.go.release()
+        assert self.done.wait(60)
+        self.thread.join()
+
+
+def waits_in_c(waiting):
+    waiting.go.acquire()
+    waiting.work()
+    waiting.done.set()
+
+
+def waits_in_python(waiting):
+    while not waiting.stop:
+        pass
+    waiting.work()
+    waiting.done.set()
+
+
+def waits_in_a_mode(waiting):
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        waiting.go.acquire()
+        waiting.work()
+    assert modes.stacked() == () or type(modes.stacked()[0]) is not Mode
+    waiting.done.set()
+
+
+def waits_under_a_tracer(waiting):
+    def trace(*_):
+        return trace
+
+    sys.settrace(trace)
+    waiting.event = threading.Event()
+    waiting.event.wait(0.05)
+    waits_in_python(waiting)
+    sys.settrace(None)
+
+
+def by_thread(start):
+    def run(work):
+        done = threading.Event()
+        start(lambda: (work(), done.set()), ())
+        assert done.wait(60)
+
+    return run
+
+
+def by_class(cls):
+    def run(work):
+        done = threading.Event()
+        cls(target=lambda: (work(), done.set())).start()
+        assert done.wait(60)
+
+    return run
+
+
+def by_pool(pool):
+    return lambda work: pool.submit(work).result(60)
+
+
+def by_thread_pool(pool):
+    return lambda work: pool.apply(work)
+
+
+def warm(pool):
+    pool.submit(int).result()
+    return pool
+
+
+WAYS = {
+    "_thread": lambda: by_thread(lambda *args: _thread.start_new_thread(*args)),
+    "_thread, imported by name": lambda: by_thread(lambda *args: started_before(*args)),
+    "overridden _bootstrap": lambda: by_class(OwnBootstrap),
+    "waits in C": lambda: Waiting(waits_in_c),
+    "waits in Python": lambda: Waiting(waits_in_python),
+    "waits in a mode": lambda: Waiting(waits_in_a_mode),
+    "waits under a tracer": lambda: Waiting(waits_under_a_tracer),
+    "executor": lambda: by_pool(warm(concurrent.futures.ThreadPoolExecutor(1))),
+    "pool": lambda: by_thread_pool(multiprocessing.pool.ThreadPool(1)),
+}
+"""Each makes, before the session, what runs a function in a thread inside of it."""
+
+
+@pytest.mark.parametrize("make", WAYS.values(), ids=WAYS.keys())
+def test_what_any_thread_writes_is_not_lost(make):
+    """Row by row: an unseen write would be undone by the next eviction, an unseen read sees nothing."""
+
+    def program(run):
+        x = torch.sin(torch.randn(64, 32))
+        read = []
+
+        def work():
+            x.add_(1).mul_(2)
+            read.append((x * 3).sum().item())
+
+        run(work)
+        kept = chain(x)
+        return x, read, kept, [one * 2 for one in kept]
+
+    torch.manual_seed(7)
+    expected = bits(program(make()))
+    for budget_bytes in (1, 60_000):
+        run = make()
+        torch.manual_seed(7)
+        with dtrrun.budget(budget_bytes, over_budget="warn", verify=True) as session:
+            result = program(run)
+            inside = bits(result)
+            assert session.report()["evictions"] > 0
+        assert session.report()["mismatches"] == []
+        assert_same(expected, inside, "inside")
+        assert_same(expected, bits(result), "afterwards")
+
+
+def test_a_pool_that_outlives_sessions_has_no_mode_in_between():
+    pool = warm(concurrent.futures.ThreadPoolExecutor(1))
+    for _ in range(3):
+        with dtrrun.budget("1GB") as session:
+            assert len(pool.submit(modes.stacked).result()) == 1
+            pool.submit(torch.ones, 4).result()
+            assert session.careful.always
+        assert pool.submit(modes.stacked).result() == ()
+    assert pool.submit(sys.gettrace).result() is pool.submit(sys.getprofile).result() is None
+
+
+def test_a_thread_that_never_wakes_keeps_nothing_of_sessions():
+    from dtrrun.runtime import visits
+
+    waiting = Waiting(waits_in_c)
+    before = {thread: len(calls) for thread, (calls, _) in visits._awaited.items()}
+    for _ in range(5):
+        with dtrrun.budget("1GB"):
+            pass
+    assert {thread: len(calls) for thread, (calls, _) in visits._awaited.items()} == before
+    waiting(lambda: None)
+
+
+def test_an_error_in_a_thread_is_told_as_without_a_session(monkeypatch):
+    def failing(x, *, y):
+        raise ValueError(x + y)
+
+    def told():
+        found, done = [], threading.Event()
+
+        def hook(args):
+            lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
+            found.append((args.err_msg, repr(args.object), lines))
+            done.set()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "unraisablehook", hook)
+            _thread.start_new_thread(failing, (1,), {"y": 2})
+            assert done.wait(60)
+        for wrong in ((None, ()), (failing, 1), (failing, (), 1), (failing,)):
+            with pytest.raises(TypeError) as caught:
+                _thread.start_new_thread(*wrong)
+            found.append(str(caught.value))
+        _thread.start_new_thread(sys.exit, ())  # ends the thread, without a word
+        return found
+
+    expected = told()
+    with dtrrun.budget("1GB"):
+        assert told() == expected
+
+
+LATE = """
+import threading, time, sys
+results = {{}}
+together = threading.Event()
+
+def early():
+    together.wait()
+    import torch
+    from dtrrun.runtime import modes
+    results["early"] = len(modes.stacked())
+
+def importing():
+    import torch
+    results["importing"] = torch.randn(3).shape
+
+other = threading.Thread(target=early)
+other.start()
+thread = threading.Thread(target=importing)
+thread.start()
+thread.join()
+import torch
+import dtrrun.runtime as runtime
+session = runtime._active
+assert session.running
+from dtrrun.runtime import modes
+results["main"] = len(modes.stacked())
+layers = [layer for _ in range(8) for layer in (torch.nn.Linear(256, 256), torch.nn.Tanh())]
+model = torch.nn.Sequential(*layers)
+loss = model(torch.randn(256, 256)).square().mean()
+loss.backward()
+together.set()
+other.join()
+report = session.report()
+assert report["evictions"] > 0, report
+assert report["peak_bytes"] <= {budget}
+assert results["early"] == results["main"] == 1, results
+print("fine", session.careful.home == threading.main_thread().ident)
+"""
+
+
+def test_torch_imported_first_in_a_thread(tmp_path):
+    """The main thread, and every other one that runs by then, is inside the budget too."""
+    program = tmp_path / "late.py"
+    program.write_text(textwrap.dedent(LATE).format(budget=5_000_000))
+    done = subprocess.run(
+        [sys.executable, "-m", "dtrrun", "--device", "cpu", "--budget", "5MB", str(program)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "fine" in done.stdout
+
+
+def test_a_session_ends_beneath_a_mode_of_the_program_and_in_another_thread():
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    def session():
+        with dtrrun.budget(1, over_budget="warn"):
+            yield chain(torch.randn(64, 32))
+
+    before = torch.utils._python_dispatch.is_in_torch_dispatch_mode()
+    turns = session()
+    kept = next(turns)
+    with Mode() as mode:
+        assert next(turns, None) is None
+        assert modes.stacked() == (mode,)
+    assert modes.stacked() == ()
+    turns = session()
+    kept += next(turns)
+    in_a_thread(lambda: next(turns, None))
+    assert modes.stacked() == ()
+    assert torch.utils._python_dispatch.is_in_torch_dispatch_mode() == before
+    assert bits([one + 1 for one in kept])
+
+
+FORKS = {
+    "in a mode of the program": False,
+    "in a thread, in a mode": True,
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("threaded", FORKS.values(), ids=FORKS.keys())
+def test_fork_in_a_mode_of_the_program(threaded):
+    class Doubling(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            return func(result, result) if func is torch.ops.aten.add.Tensor else result
+
+    def forking():
+        with Doubling() as mode:
+            kept = chain(torch.randn(64, 32))
+            expected = bits([kept, kept[3] + kept[4]])
+            read, write = os.pipe()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                child = os.fork()
+            if child == 0:
+                told = b"failed"
+                try:
+                    inside = modes.stacked() == (mode,) and bits([kept, kept[3] + kept[4]]) == expected
+                    mode.__exit__(None, None, None)
+                    on = torch.utils._python_dispatch.is_in_torch_dispatch_mode() != before
+                    told = repr((inside, modes.stacked(), on)).encode()
+                finally:
+                    os.write(write, told)
+                    os._exit(0)
+            os.close(write)
+            os.waitpid(child, 0)
+            results.append(os.read(read, 1000))
+            assert bits([kept, kept[3] + kept[4]]) == expected
+
+    results = []
+    before = torch.utils._python_dispatch.is_in_torch_dispatch_mode()  # of the whole process
+    with dtrrun.budget(1, over_budget="warn") as session:
+        in_a_thread(forking) if threaded else forking()
+        assert session.report()["evictions"] > 0
+    assert results == [b"(True, (), False)"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forks_while_another_thread_is_in_the_ledger():
+    """The child's ledger is whole: a fork waits until nobody is in it, and keeps others out."""
+    stop = threading.Event()
+    kept = []
+
+    def work():
+        while not stop.is_set():
+            for one in kept:
+                one * 2
+
+    with dtrrun.budget(40_000, over_budget="warn"):
+        kept += chain(torch.randn(64, 32), 12)
+        expected = bits(kept)
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            for _ in range(10):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    child = os.fork()
+                if child == 0:
+                    code = 1
+                    try:
+                        code = 0 if bits(kept) == expected and modes.stacked() == () else 2
+                    finally:
+                        os._exit(code)
+                assert os.waitpid(child, 0)[1] == 0
+        finally:
+            stop.set()
+            thread.join()
