@@ -162,6 +162,8 @@ class Ledger(Writes):
             if record.resident and (record.locks or record.op is None):
                 reason = "in use by the operator" if record.locks else record.pin or "constant"
                 held[reason] = held.get(reason, 0) + record.nbytes
+        for block in self.counted.values():
+            held[block.pin] = held.get(block.pin, 0) + block.nbytes
         return dict(sorted(held.items(), key=lambda item: -item[1]))
 
     def _too_small(self, nbytes: int, operator: str) -> Exception:

@@ -195,14 +195,16 @@ class Signature:
 
     `cost` is in ns: the least of the first few calls, so that first-time work does not count and decisions
     do not jitter; `output_bytes` what it allocates: its results, and on a GPU what it takes beside them while
-    it runs, too. `timed`: the cost is that of a GPU's clock. `workspace`: bytes among `output_bytes` that a
-    GPU's library does without, in another way, if it cannot have them; 0 where there are none.
+    it runs, too. `guessed`: no call has ended yet, and that is a prediction. `timed`: the cost is that of a
+    GPU's clock. `workspace`: bytes among `output_bytes` that a GPU's library does without, in another way, if
+    it cannot have them; 0 where there are none.
     """
 
     __slots__ = (
         "calls",
         "cost",
         "geometries",
+        "guessed",
         "operator",
         "output_bytes",
         "replayed_as",
@@ -218,6 +220,7 @@ class Signature:
         self.calls = 0
         self.cost = 0
         self.output_bytes = 0
+        self.guessed = False
         self.workspace = 0
         self.timed = False
         self.replayed_as: Signature | None = None  # where a replay leaves out some of the tensors

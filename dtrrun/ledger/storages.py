@@ -19,10 +19,16 @@ LOOK_SHIFT = 4  # at the process's memory, when a sixteenth of the budget (of th
 
 
 class Block(weakref.ref):  # type: ignore[type-arg]
-    """Accounts for a recomputed storage that the program does not have."""
+    """Accounts for memory that has no record: a recomputed storage that the program does not have, or a
+    tensor without plain storage.
 
-    __slots__ = ("nbytes",)
+    pin: why the latter can't be evicted.
+    """
+
+    __slots__ = ("nbytes", "pin", "where")
     nbytes: int
+    pin: str
+    where: int  # of the latter: its address, once in `Storages.counted`
 
 
 class Storages:
@@ -49,6 +55,7 @@ class Storages:
         self.records: dict[int, Record] = {}
         self.foreign = Foreign(self)
         self.blocks: dict[int, Block] = {}
+        self.counted: dict[int, Block] = {}  # tensors without plain storage, by address
         self.held: dict[int, Record] = {}  # recomputed versions that the program does not have
         self._swept_evictions = self.held_bytes = 0
         # The program lets go of them at once (`torch.tensor(2.0)`): what they made could never be evicted.
@@ -145,6 +152,8 @@ class Storages:
                 if type(record) is Block:
                     if self.blocks.pop(id(record), None) is not None:
                         self.resident_bytes -= record.nbytes
+                    if record.pin and self.counted.get(record.where) is record:
+                        del self.counted[record.where]
                     continue
                 current: Any = self.records.get(record.key)
                 if current is not record:
@@ -180,10 +189,19 @@ class Storages:
             self._freed_bytes = 0
             self.heap.check(self.resident_bytes, limit)
 
+    def count(self, owner: Any, nbytes: int, where: int, pin: str) -> None:
+        """Account for the memory at an address, which is no storage's, until its owner dies."""
+        if where in self.counted:
+            return
+        block = Block(owner, self.on_death)
+        block.nbytes, block.pin, block.where = nbytes, pin, where
+        self.counted[where] = self.blocks[id(block)] = block
+        self.grow(nbytes)
+
     def hold(self, record: Record, storage: Any) -> None:
         """Keep a recomputed storage for a version that the program does not have."""
         block = Block(storage, self.on_death)
-        block.nbytes = record.nbytes
+        block.nbytes, block.pin, block.where = record.nbytes, "", 0
         self.blocks[id(block)] = record.block = block
         self.held[id(record)] = record
         self.held_bytes += record.nbytes

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dtrrun.ledger.record import HOLE, Geometry
+from dtrrun.runtime.guards import below
 from dtrrun.runtime.storage import storage_of
 
 VALUE, TENSOR, SEQUENCE, UNKEYED = range(4)
@@ -87,6 +88,24 @@ def outputs_of(result: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
         for item in result:
             outputs_of(item, found)
     return found
+
+
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The plain tensors that a sparse tensor consists of."""
+    names = _PARTS.get(tensor.layout, ())
+    if not names:
+        return []
+    with below(), torch._C.DisableTorchFunction():
+        return [getattr(torch.Tensor, name)(tensor) for name in names]
 
 
 def is_leaf(tensor: torch.Tensor) -> bool:

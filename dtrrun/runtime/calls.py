@@ -11,16 +11,19 @@ import torch
 from dtrrun.ledger.record import Record, Signature
 from dtrrun.runtime import shapes
 from dtrrun.runtime.ambient import DEFAULT_DTYPE, State
-from dtrrun.runtime.arguments import flatten_into, geometry_of, is_leaf
+from dtrrun.runtime.arguments import flatten_into, geometry_of, is_leaf, parts_of
 from dtrrun.runtime.costs import Costs, identity
 from dtrrun.runtime.errors import BudgetError
-from dtrrun.runtime.guards import Autocast, as_without_mode, inside_another_mode, program_autocast
+from dtrrun.runtime.guards import Autocast, as_without_mode, below, inside_another_mode, program_autocast
 from dtrrun.runtime.ledger import Ledger
 from dtrrun.runtime.lists import key_of
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.replay import Replay
-from dtrrun.runtime.storage import place_of, storage_of
+from dtrrun.runtime.storage import place_of, rounded, storage_of
 
+UNPLAIN = "no plain storage"
+_onednn: Any = torch.ops.mkldnn
+CAN_ASK_ONEDNN = hasattr(_onednn, "data_ptr") and hasattr(_onednn, "_nbytes")
 PATIENCE_SECONDS = 1.0  # with operators of other threads, which may wait for one another
 SIGNATURES_LIMIT = 50_000  # programs whose shapes never repeat: start afresh rather than grow forever
 
@@ -152,6 +155,7 @@ class Calls:
         try:
             storage = storage_of(tensor)
         except (NotImplementedError, RuntimeError):
+            self.count(tensor)
             return None
         if tensor.is_nested or tensor.is_quantized:  # more than a geometry over a storage
             return None
@@ -164,6 +168,21 @@ class Calls:
                 record.pin = "parameter"
                 self._met_leaf(tensor)
         return record
+
+    def count(self, tensor: torch.Tensor) -> None:
+        """Account for what a tensor without plain storage takes: that stays as long as the tensor does."""
+        if tensor.device.type != self.ledger.device_type:
+            return
+        if tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
+            if CAN_ASK_ONEDNN:
+                with below():
+                    where, nbytes = _onednn.data_ptr(tensor), _onednn._nbytes(tensor)
+                self.ledger.count(tensor, rounded(nbytes), where, UNPLAIN)
+            return
+        for part in parts_of(tensor):
+            storage = storage_of(part)
+            if id(storage) not in self.ledger.records:
+                self.ledger.adopt(storage, pin=UNPLAIN).exposed = True
 
     def _prepare(self, operator: Operator, func: Any, args: Any, kwargs: dict[str, Any]) -> Call:
         ledger = self.ledger
@@ -187,6 +206,8 @@ class Calls:
         elsewhere = self._elsewhere(kwargs.get("device"), tensors)
         if elsewhere:
             key.append(elsewhere)  # a key that the short cut does not look for: it takes results to be here
+        if operator.sized_by_numbers:
+            key += [arg for arg in (*args, *kwargs.values()) if isinstance(arg, (float, complex))]
         call.generators = operator.generators_of(args, kwargs)
         call.state = self.ambient.readers[operator.family]()
         if call.state[DEFAULT_DTYPE] is not torch.float32:
@@ -285,7 +306,7 @@ class Calls:
                 if predicted is None:
                     # Not known before the first call: as much as the inputs is the best guess.
                     predicted = sum(record.nbytes for record in call.records)
-                signature.output_bytes = predicted
+                signature.output_bytes, signature.guessed = predicted, True
             if self.device is None:
                 self.signatures[key] = signature
             else:

@@ -82,6 +82,7 @@ class Mutations(Calls):
             other = Signature(signature.operator, kept)
             other.calls, other.output_bytes = signature.calls, signature.output_bytes
             signature.replayed_as = other
+        signature.replayed_as.guessed = signature.guessed
         signature.replayed_as.cost = signature.cost
         signature.replayed_as.output_bytes = signature.output_bytes
         return signature.replayed_as

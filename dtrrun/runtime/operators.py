@@ -90,6 +90,10 @@ _COLLECTIVE_NAMESPACES = {
 _OWN_NAMESPACES = {"aten", "prim", "prims", "rngprims", *_COLLECTIVE_NAMESPACES}
 
 
+# How much they make depends on numbers that are not part of a signature elsewhere.
+_SIZED_BY_NUMBERS = {"aten::arange", "aten::range"}
+
+
 # Their formulas for gradients ask whether a mode is on, and compute other bits then (`mode_checks`).
 _CHECKS_MODES = {
     "aten::prod",
@@ -204,6 +208,7 @@ class Operator:
         "replayable",
         "reshapes_storage",
         "simple",
+        "sized_by_numbers",
         "statistics",
         "takes_storage",
         "tracks_views",
@@ -227,6 +232,7 @@ class Operator:
         name: str = schema.name
         namespace = name.partition("::")[0]
         tags = func.tags
+        self.foreign = namespace not in _OWN_NAMESPACES
         self.name = name.replace("::", ".")
         # Inference mode hands these over whole; taken apart, their parts come to us one by one.
         self.composite = _has_kernel(func, "CompositeImplicitAutograd") and not (
@@ -259,6 +265,7 @@ class Operator:
             and all(isinstance(place, int) for place in self.mutates)
         )
         self.makes_tensors = any("Tensor" in str(result.type) for result in schema.returns)
+        self.sized_by_numbers = self.foreign or name in _SIZED_BY_NUMBERS
         self.reshapes_storage = name in _RESHAPES_STORAGE
         out = any(argument.is_out for argument in schema.arguments)  # the tag is new in PyTorch 2.13
         self.grows = self.reshapes_storage or out
@@ -274,7 +281,6 @@ class Operator:
         self.autocasts = tuple(kind for kind in AUTOCAST if _has_kernel(func, AUTOCAST[kind]))
         self.asks_for_modes = name in _ASKS_FOR_MODES
         self.random = torch.Tag.nondeterministic_seeded in tags
-        self.foreign = namespace not in _OWN_NAMESPACES
         self.calls_others = self.foreign or name in _CALLS_OTHERS
         self.generator = next(
             (
@@ -306,7 +312,7 @@ class Operator:
             or self.uninitialised
             or self.reshapes_storage
             or self.random
-            or self.foreign
+            or self.sized_by_numbers
             or self.statistics is not None
             or not self.replayable
             or self.opaque_output >= 0

@@ -50,6 +50,8 @@ class Outcomes(Mutations):
                 self._resized(record)
         if not call.operator.view or call.operator.reshapes_storage:
             self._enter_outputs(call, op, result, outputs)
+            if call.signature is not signature:  # that of a replay, which leaves out statistics
+                signature.output_bytes, signature.guessed = call.signature.output_bytes, False
         if op is not None:
             simple = len(outputs) == 1 and outputs[0][0] == 0 and not call.written
             op.outputs = None if simple else tuple(outputs)
@@ -116,6 +118,9 @@ class Outcomes(Mutations):
             except (NotImplementedError, RuntimeError):
                 for record in call.records:
                     ledger.expose(record, "shared with a tensor without plain storage")
+                total -= ledger.resident_bytes
+                self.count(tensor)
+                total += ledger.resident_bytes
                 continue
             if call.operator.takes_storage:  # the program has the storage itself, and may write to it
                 given = self.record_of(tensor)
@@ -146,8 +151,17 @@ class Outcomes(Mutations):
                 opaque = [source for source in call.records if source.nbytes and not source.extent]
                 if where == call.operator.opaque_output or (opaque and not call.operator.reads_opaque):
                     record.extent = 0
-        if total > call.signature.output_bytes or call.operator.opaque_output >= 0:
-            call.signature.output_bytes = total
+        self._learn(call.operator, call.signature, total)
+
+    def _learn(self, operator: Operator, signature: Signature, total: int) -> None:
+        """Expect of the next call what this one has made; but where that varies, the most.
+
+        On a GPU what is measured says more.
+        """
+        lower = (signature.guessed and self.device is None) or operator.opaque_output >= 0
+        signature.guessed = False
+        if total > signature.output_bytes or (lower and not (operator.dynamic or operator.grows)):
+            signature.output_bytes = total
 
     def enter(
         self,
@@ -193,8 +207,7 @@ class Outcomes(Mutations):
                 total += record.nbytes
                 outputs.append((where, weakref.ref(record)))
         op.outputs = tuple(outputs)
-        if total > signature.output_bytes:
-            signature.output_bytes = total
+        self._learn(signature.operator, signature, total)
 
     def _entered(self, storage: torch.UntypedStorage, op: Op) -> Record:
         """The record of a new storage that `op` has made."""
