@@ -21,6 +21,7 @@ HELPERS = {
 def watch(deactivate: Callable[[], None]) -> None:
     """Wrap the functions that have been imported already, and the others when they are imported."""
     from dtrrun.boot.path._dtrrun_hook import AfterImport
+    from dtrrun.runtime.tracebacks import hide
 
     def wrap(module: ModuleType) -> None:
         name = HELPERS[module.__name__]
@@ -29,7 +30,11 @@ def watch(deactivate: Callable[[], None]) -> None:
         @functools.wraps(function)  # keeps the name by which it is pickled for a spawned worker
         def helper(*args: object, **kwargs: object) -> object:
             deactivate()
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except BaseException as error:
+                hide(error)
+                raise
 
         _wrapped.append(helper)
         setattr(module, name, helper)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from dtrrun.runtime.engine import nodes_behind, replace_entrance
+from dtrrun.runtime.tracebacks import hide
 
 _C: Any = torch._C
 _F: Any = torch._C._functorch
@@ -41,6 +42,15 @@ class Backwards:
         wanted = self._wanted
 
         def run(
+            outputs: Any, gradients: Any, keep: Any, create: Any, inputs: Any, *args: Any, **more: Any
+        ) -> Any:
+            try:
+                return passes(outputs, gradients, keep, create, inputs, *args, **more)
+            except BaseException as error:
+                hide(error)
+                raise
+
+        def passes(
             outputs: Any, gradients: Any, keep: Any, create: Any, inputs: Any, *args: Any, **more: Any
         ) -> Any:
             def engine() -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from dtrrun.runtime import compiler
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.mode import DTRMode
@@ -24,7 +23,7 @@ class CudaMode(DTRMode):
     def concerns(self, args: Any, kwargs: Any) -> bool:
         return self.device.gpu.touched_by(args, kwargs) is not None
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         device = self.device
         first = args[0] if args else None
         if type(first) is not torch.Tensor or not first.is_cuda or not device.awake:  # else all is said
@@ -40,7 +39,7 @@ class CudaMode(DTRMode):
         try:
             if not device.gpu.on_side_stream():
                 try:
-                    return super().__torch_dispatch__(func, types, args, kwargs)
+                    return super().dispatch(func, types, args, kwargs)
                 except RuntimeError as error:
                     operator = self.operators.get(func)
                     if operator is None or not device.forgives(operator, error):
@@ -56,7 +55,3 @@ class CudaMode(DTRMode):
             if not isinstance(error, BudgetError):
                 device.relief.met(error)
             raise
-
-
-if compiler.CAN_MARK:
-    compiler.keep_off(CudaMode.__torch_dispatch__)

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from dtrrun.runtime.guards import only_our_mode, without_our_mode
 from dtrrun.runtime.passing import FUNCTIONS as PASSING
 from dtrrun.runtime.passing import TAKE_STORAGES, is_read, passing, until_return
+from dtrrun.runtime.tracebacks import hide
 
 READS = ("__repr__", "tolist", "__reduce_ex__", "__format__")
 """Read the memory while they run (`repr` by operators, but with all modes switched off)."""
@@ -163,7 +164,11 @@ class Escapes:
                 for arg in touched
                 if isinstance(arg, torch.Tensor) and not (integers_only and arg.is_floating_point())
             ]
-            return call(original, args, kwargs, reaches, around)
+            try:
+                return call(original, args, kwargs, reaches, around)
+            except BaseException as error:
+                hide(error)
+                raise
 
         self._replace(owner, name, patched)
 
@@ -178,7 +183,11 @@ class Escapes:
             if (graph and out is None) or not only_our_mode():
                 return original(*args, **kwargs)
             reaches = [(tensor, tensor is out, False) for tensor in tensors]
-            return call(original, args, kwargs, reaches, without_our_mode)
+            try:
+                return call(original, args, kwargs, reaches, without_our_mode)
+            except BaseException as error:
+                hide(error)
+                raise
 
         self._replace(owner, name, patched)
 
@@ -212,8 +221,12 @@ class Escapes:
         reach, read = self._reach, original.fget
 
         def patched(tensor: torch.Tensor) -> Any:
-            reach(tensor, True, True)()
-            return read(tensor)
+            try:
+                reach(tensor, True, True)()
+                return read(tensor)
+            except BaseException as error:
+                hide(error)
+                raise
 
         self._undo.append((owner, name, original))
         setattr(owner, name, property(patched, doc=original.__doc__))

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
+from dtrrun.runtime.tracebacks import hide
+
 Locker = Callable[[list[torch.Tensor]], Callable[[], None]]
 """Locks the storages of tensors in memory; returns what unlocks them."""
 
@@ -32,27 +34,39 @@ class Functions:
         saved: Any = BackwardCFunction.saved_tensors
 
         def apply_forward(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            unlock = lock([arg for arg in args if isinstance(arg, torch.Tensor)])
             try:
-                return forward.__get__(None, cls)(*args, **kwargs)
-            finally:
-                unlock()
+                unlock = lock([arg for arg in args if isinstance(arg, torch.Tensor)])
+                try:
+                    return forward.__get__(None, cls)(*args, **kwargs)
+                finally:
+                    unlock()
+            except BaseException as error:
+                hide(error)
+                raise
 
         def apply_backward(node: Any, *args: Any) -> Any:
             outer = getattr(frames, "unlocks", None)
-            frames.unlocks = [lock([arg for arg in args if isinstance(arg, torch.Tensor)])]
             try:
-                return backward(node, *args)
-            finally:
-                for unlock in frames.unlocks:
-                    unlock()
-                frames.unlocks = outer
+                frames.unlocks = [lock([arg for arg in args if isinstance(arg, torch.Tensor)])]
+                try:
+                    return backward(node, *args)
+                finally:
+                    for unlock in frames.unlocks:
+                        unlock()
+                    frames.unlocks = outer
+            except BaseException as error:
+                hide(error)
+                raise
 
         def saved_tensors(node: Any) -> Any:
             tensors = saved.__get__(node)
             unlocks = getattr(frames, "unlocks", None)
             if unlocks is not None:
-                unlocks.append(lock([tensor for tensor in tensors if tensor is not None]))
+                try:
+                    unlocks.append(lock([tensor for tensor in tensors if tensor is not None]))
+                except BaseException as error:
+                    hide(error)
+                    raise
             return tensors
 
         torch.autograd.Function.apply = classmethod(apply_forward)  # type: ignore[assignment,method-assign]

@@ -13,6 +13,7 @@ import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dtrrun.runtime.arguments import is_leaf
+from dtrrun.runtime.tracebacks import hide
 
 
 class Gradients:
@@ -35,7 +36,11 @@ class Gradients:
         watch = self.watch
 
         def add_param_group(optimizer: Any, group: dict[str, Any]) -> None:
-            original(optimizer, group)
+            try:
+                original(optimizer, group)
+            except BaseException as error:
+                hide(error)
+                raise
             self.optimizers += 1
             for parameter in group["params"]:
                 watch(parameter)

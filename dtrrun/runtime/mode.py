@@ -22,6 +22,7 @@ from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.outcomes import recipe
 from dtrrun.runtime.storage import storage_of
+from dtrrun.runtime.tracebacks import hide
 
 Tensor = torch.Tensor
 FLOAT32 = torch.float32
@@ -51,6 +52,14 @@ class DTRMode(TorchDispatchMode):
         self.settings = careful.ambient.readers
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return self.dispatch(func, types, args, kwargs)
+        except BaseException as error:
+            hide(error)
+            raise
+
+    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run one operator of the program (see the head of this file)."""
         entered = now_ns()
         careful = self.careful
         operator = self.operators.get(func)

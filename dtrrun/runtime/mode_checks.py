@@ -22,6 +22,7 @@ import torch
 from dtrrun.runtime.engine import nodes_behind, replace_entrance
 from dtrrun.runtime.functions import Locker
 from dtrrun.runtime.threads import mode_of
+from dtrrun.runtime.tracebacks import hide
 from dtrrun.runtime.unpacking import Unpacking, saved_by
 
 _C: Any = torch._C
@@ -92,6 +93,9 @@ class ModeChecks:
             handles = [handle for node in _nodes(outputs) for handle in self._guard(node, begun)]
             try:
                 return self._original(outputs, *args, **kwargs)
+            except BaseException as error:
+                hide(error)
+                raise
             finally:
                 for handle in handles:
                     handle.remove()

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from dtrrun.runtime.tracebacks import hide
+
 MODULES = {"deepspeed": "DeepSpeed moves and frees memory itself; dtrrun was not tried with it"}
 """Packages whose import is worth a line."""
 
@@ -48,7 +50,9 @@ class Notices:
         self._original = original = sys.excepthook
 
         def hook(kind: Any, error: Any, traceback: Any) -> None:
-            original(kind, error, traceback)
+            whole = traceback is error.__traceback__
+            hide(error)
+            original(kind, error, error.__traceback__ if whole else traceback)
             text = str(error)
             if EMPTIED in text:
                 self._warn(READ_UNSEEN)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from dtrrun.runtime.tracebacks import hide
+
 MAKE = ("__init__", "_rebuild_buckets")
 
 Watch = Callable[[], Callable[[], None]]
@@ -41,6 +43,9 @@ class Reducers:
             ended = watch()
             try:
                 return original(reducer, *args, **kwargs)
+            except BaseException as error:
+                hide(error)
+                raise
             finally:
                 ended()
 

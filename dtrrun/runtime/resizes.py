@@ -17,6 +17,7 @@ from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.storage import rounded
 from dtrrun.runtime.threads import joins
+from dtrrun.runtime.tracebacks import hide
 
 
 class Resizes:
@@ -30,6 +31,13 @@ class Resizes:
         original = memory.resize
 
         def resize_(storage: Any, size: int) -> Any:
+            try:
+                return resize(storage, size)
+            except BaseException as error:
+                hide(error)
+                raise
+
+        def resize(storage: Any, size: int) -> Any:
             joins()
             with careful.lock:
                 ledger.drain()

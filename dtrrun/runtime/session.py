@@ -207,7 +207,7 @@ class Session:
         if self.careful.home == threading.get_ident():
             return
         self.careful.take_all("threads")
-        threads.wait_outside(DTRMode.__torch_dispatch__.__code__, Careful.run.__code__)
+        threads.wait_outside(DTRMode.dispatch.__code__, Careful.run.__code__)
 
     def warn(self, text: str) -> None:
         """One line for the user, once; counted if it comes again."""

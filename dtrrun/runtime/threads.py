@@ -23,6 +23,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtrrun.runtime import compiler, modes, visits
+from dtrrun.runtime.tracebacks import hide
 
 PATIENCE_SECONDS = 30.0  # for an operator that does not return
 LOOK_SECONDS = 20e-6
@@ -58,11 +59,18 @@ class Guest(TorchDispatchMode):
             self._joined = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return self._dispatch(func, types, args, kwargs)
+        except BaseException as error:
+            hide(error)
+            raise
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if not self._joined or not self._threads.running:
             if not self._threads.running or not self.mode.concerns(args, kwargs):
                 return func(*args, **(kwargs or {}))
             self.join()
-        return self.mode.__torch_dispatch__(func, types, args, kwargs)
+        return self.mode.dispatch(func, types, args, kwargs)
 
 
 if compiler.CAN_MARK:

@@ -90,7 +90,13 @@ class AfterImport:
 
         def exec_and_call(module: ModuleType) -> None:
             vars(loader).pop("exec_module", None)
-            exec_module(module)
+            try:
+                exec_module(module)
+            except BaseException as error:
+                # Without our frame the others are importlib's, which Python leaves out of what it prints.
+                if error.__traceback__ is not None and not os.environ.get("DTRRUN_DEBUG"):
+                    error.__traceback__ = error.__traceback__.tb_next
+                raise
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
                 self.action(module)

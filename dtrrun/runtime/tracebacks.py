@@ -1,0 +1,86 @@
+"""Leaves our frames out of the tracebacks of what the program sees raised, as Python does with importlib's.
+
+An error of an operator, or of a budget that is too small, passes through our handler on its way to the
+program. Without us it would end at the program's line, or in PyTorch's function that the line calls. So each
+of our functions that PyTorch or the program calls hides its frames when an error passes. A frame's entry is
+made when the error arrives in the frame, and a bare `raise` makes none anew (since Python 3.11; in 3.10 the
+outermost of our frames stays). What a hook prints is cut once more, for what has come another way.
+
+Errors that our own code makes by mistake keep all of their frames, and so does every error while
+DTRRUN_DEBUG is set.
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+
+import torch
+
+PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+BETWEEN = tuple(os.path.join(_TORCH, *name.split("/")) for name in ("_ops.py", "utils/_python_dispatch.py"))
+"""PyTorch's files whose frames, next to ours, are those of a call that we have made."""
+
+MISTAKES = (AssertionError, AttributeError, KeyError, NameError, RecursionError)
+"""What PyTorch's kernels do not raise: if it comes from our code, it is a defect to be reported."""
+
+
+def hide(error: BaseException) -> None:
+    """Take our frames out of the traceback of `error`, and of the errors in whose handling it was raised.
+
+    What we caught ourselves before (a budget error that another attempt followed) is taken out whole.
+    """
+    if os.environ.get("DTRRUN_DEBUG"):
+        return
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if not _is_mistake(current):
+            current.__traceback__ = _cut(current.__traceback__)
+        context = current.__context__
+        while context is not None and id(context) not in seen and _was_caught_by_us(context):
+            seen.add(id(context))
+            context = context.__context__
+        if context is not current.__context__:
+            current.__context__ = context
+        current = context
+
+
+def _is_ours(entry: TracebackType) -> bool:
+    return entry.tb_frame.f_code.co_filename.startswith(PACKAGE)
+
+
+def _cut(entry: TracebackType | None) -> TracebackType | None:
+    """The traceback without our frames, and without those of PyTorch's that they have called."""
+    first = last = None
+    after_ours = False
+    while entry is not None:
+        if _is_ours(entry):
+            after_ours = True
+        elif not (after_ours and entry.tb_frame.f_code.co_filename in BETWEEN):
+            after_ours = False
+            if last is None:
+                first = entry
+            else:
+                last.tb_next = entry
+            last = entry
+        entry = entry.tb_next
+    if last is not None:
+        last.tb_next = None
+    return first
+
+
+def _is_mistake(error: BaseException) -> bool:
+    entry = error.__traceback__
+    if entry is None or not isinstance(error, MISTAKES):
+        return False
+    while entry.tb_next is not None:
+        entry = entry.tb_next
+    return _is_ours(entry)
+
+
+def _was_caught_by_us(error: BaseException) -> bool:
+    """A traceback begins with the frame in which the error was caught."""
+    return error.__traceback__ is not None and _is_ours(error.__traceback__)
