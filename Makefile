@@ -37,6 +37,7 @@ test-bits:
 # PyTorch's own databases, random programs, and each handling of a hazard switched off: all of it.
 conformance: $(INSTALLED)
 	$(BIN)/python -m tests.database --docs
+	$(BIN)/python -m tests.database.predicted
 	$(MAKE) --no-print-directory programs
 	$(BIN)/python -m pytest -q tests/mutants
 

@@ -49,6 +49,7 @@ class Call:
         "state",
         "template",
         "tensors",
+        "unplain",
         "written",
     )
 
@@ -61,6 +62,7 @@ class Call:
     locked: list[Record]
     needed: int  # on a GPU: bytes that it took at its peak, -1: not measured
     signature: Signature
+    unplain: int  # bytes of its inputs that are no plain storage's
     changing: list[Record]  # constants that it is about to write to: until then nothing may rely on them
     written: dict[int, list[int]]  # id of a mutated record: the holes that it is written through
     opaque: bool
@@ -169,20 +171,28 @@ class Calls:
                 self._met_leaf(tensor)
         return record
 
-    def count(self, tensor: torch.Tensor) -> None:
-        """Account for what a tensor without plain storage takes: that stays as long as the tensor does."""
+    def count(self, tensor: torch.Tensor) -> int:
+        """Account for what a tensor without plain storage takes: that stays as long as the tensor does.
+
+        Returns the bytes.
+        """
         if tensor.device.type != self.ledger.device_type:
-            return
+            return 0
+        nbytes = 0
         if tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
             if CAN_ASK_ONEDNN:
                 with below():
-                    where, nbytes = _onednn.data_ptr(tensor), _onednn._nbytes(tensor)
-                self.ledger.count(tensor, rounded(nbytes), where, UNPLAIN)
-            return
+                    where, nbytes = _onednn.data_ptr(tensor), rounded(_onednn._nbytes(tensor))
+                self.ledger.count(tensor, nbytes, where, UNPLAIN)
+            return nbytes
         for part in parts_of(tensor):
             storage = storage_of(part)
-            if id(storage) not in self.ledger.records:
-                self.ledger.adopt(storage, pin=UNPLAIN).exposed = True
+            record = self.ledger.records.get(id(storage))
+            if record is None:
+                record = self.ledger.adopt(storage, pin=UNPLAIN)
+                record.exposed = True
+            nbytes += record.nbytes
+        return nbytes
 
     def _prepare(self, operator: Operator, func: Any, args: Any, kwargs: dict[str, Any]) -> Call:
         ledger = self.ledger
@@ -216,6 +226,7 @@ class Calls:
         holes.append(len(tensors))
         call.tensors = tensors
         call.opaque = call.complex = False
+        call.unplain = 0
         call.promised = -1
         call.records, call.locked = [], []
         geometries: list[Any] = []
@@ -223,6 +234,7 @@ class Calls:
             record = self.record_of(tensor)
             if record is None:
                 call.opaque = True
+                call.unplain += self.count(tensor)
                 continue
             if record.exposed and not operator.view:
                 record = ledger.foreign.read(
@@ -305,7 +317,7 @@ class Calls:
                 predicted = shapes.predict(call.func, call.operator, call.template, call.kwargs, geometries)
                 if predicted is None:
                     # Not known before the first call: as much as the inputs is the best guess.
-                    predicted = sum(record.nbytes for record in call.records)
+                    predicted = sum(record.nbytes for record in call.records) + call.unplain
                 signature.output_bytes, signature.guessed = predicted, True
             if self.device is None:
                 self.signatures[key] = signature

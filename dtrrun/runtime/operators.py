@@ -90,6 +90,15 @@ _COLLECTIVE_NAMESPACES = {
 _OWN_NAMESPACES = {"aten", "prim", "prims", "rngprims", *_COLLECTIVE_NAMESPACES}
 
 
+# Their kernels allocate a result of the inputs' size and make the tensor smaller at the end, not the storage.
+_REDUCES_LAST = {
+    "aten::mse_loss",
+    "aten::smooth_l1_loss",
+    "aten::binary_cross_entropy",
+    "aten::soft_margin_loss",
+    "aten::col2im",
+}
+
 # How much they make depends on numbers that are not part of a signature elsewhere.
 _SIZED_BY_NUMBERS = {"aten::arange", "aten::range"}
 
@@ -175,8 +184,8 @@ class Operator:
     `mutates`: positions (int) and names (str) of the arguments that it writes to. `grows`: and whose storage
     it may grow for that. `foreign`: not PyTorch's own; it may draw random numbers without saying so.
     `generator`: the position and the name of the argument that it draws from. `makes_tensors`: some result is
-    a tensor. `tracks_views`: autograd notes its views and mutations above us. `simple`: fit for the dispatch
-    mode's short cut. `autocasts`: types of device on which autocast casts its arguments.
+    a tensor that is none of the arguments. `tracks_views`: autograd notes its views and mutations above us.
+    `simple`: fit for the dispatch mode's short cut.
     """
 
     __slots__ = (
@@ -264,7 +273,9 @@ class Operator:
             and not schema.returns
             and all(isinstance(place, int) for place in self.mutates)
         )
-        self.makes_tensors = any("Tensor" in str(result.type) for result in schema.returns)
+        self.makes_tensors = any(
+            "Tensor" in str(result.type) and result.alias_info is None for result in schema.returns
+        )
         self.sized_by_numbers = self.foreign or name in _SIZED_BY_NUMBERS
         self.reshapes_storage = name in _RESHAPES_STORAGE
         out = any(argument.is_out for argument in schema.arguments)  # the tag is new in PyTorch 2.13
@@ -304,7 +315,7 @@ class Operator:
         self.takes_storage = "Storage" in func._overloadname
         self.opaque_output = _OPAQUE_OUTPUT.get(name, -1)
         self.reads_opaque = name in _READS_OPAQUE
-        self.reduces = any(argument.name == "reduction" for argument in schema.arguments)
+        self.reduces = name in _REDUCES_LAST
         self.lazy_bits = name in _LAZY_BITS
         self.checks_modes = name.removesuffix("_") in _CHECKS_MODES
         special = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from time import perf_counter_ns as now_ns
 from typing import Any
@@ -15,6 +16,8 @@ from dtrrun.runtime.guards import below
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.rng import unmoved
 from dtrrun.runtime.storage import rounded, size_of, storage_of
+
+_MASKS = (torch.bool, torch.uint8)  # among indices: how many elements they choose is data
 
 loading_ns = 0  # spent in this process on what PyTorch imports for its first shape function (torch._dynamo)
 
@@ -38,14 +41,15 @@ def predict(
     """Bytes that a call will allocate; None where that can't be told."""
     if not operator.grows and (operator.view or not operator.makes_tensors):
         return 0
+    if operator.name == "aten.index" and not any(geometry[3] in _MASKS for geometry in geometries[1:]):
+        return by_shape_function(func, operator, template, kwargs, geometries)
     if operator.name.startswith("c10d."):  # allocates nothing; its shape function draws from `random`
         return 0
-    if operator.dynamic:
-        return _bound(geometries)
+    bound = _BOUNDS.get(operator.name, _elements_and_places) if operator.dynamic else None
+    if bound is not None:
+        return bound(geometries)
     if operator.grows:
         return by_shape_function(func, operator, template, kwargs, geometries)
-    if operator.mutates:
-        return 0
     storages = formulas.new_storages(func, operator, template, kwargs, geometries)
     if storages is not None:
         return sum(map(rounded, storages))
@@ -84,10 +88,11 @@ def by_shape_function(
             made = made_by(result, {id(storage_of(tensor)) for tensor in tensors})
             formulas.learn(func, template, kwargs, geometries, made)
             nbytes = sum(size_of(storage_of(tensor)) for tensor in made)
-            if (
-                operator.reduces
-            ):  # losses: the kernel allocates the unreduced size, then resizes the tensor only
-                nbytes = max([nbytes, *(rounded(tensor.numel() * tensor.itemsize) for tensor in tensors)])
+            if operator.reduces:
+                unreduced = torch.broadcast_shapes(*[tensor.size() for tensor in tensors]).numel()
+                nbytes = max(nbytes, rounded(unreduced * max(tensor.itemsize for tensor in tensors)))
+            if operator.name in _UNSAID:
+                nbytes += _UNSAID[operator.name](geometries)
             if operator.grows:
                 nbytes += max(sum(size_of(storage_of(tensor)) for tensor in tensors) - before, 0)
             if operator.opaque_output >= 0:
@@ -105,9 +110,55 @@ def _undrawn(arg: Any) -> Any:
     return None if isinstance(arg, torch.Generator) else arg
 
 
-def _bound(geometries: list[Geometry]) -> int | None:
-    """For outputs that depend on the data (nonzero, unique, masked_select): the most that they can be."""
+# For outputs that depend on the data: the most that they can be.
+
+
+def _elements_and_places(geometries: list[Geometry]) -> int | None:
+    """nonzero, unique, …: elements, or where each of them is."""
     if not geometries:
         return None
     size, itemsize = geometries[0][0], geometries[0][3].itemsize
     return rounded(size.numel() * max(8 * max(len(size), 1), itemsize))
+
+
+def _selected(geometries: list[Geometry]) -> int | None:
+    """masked_select: all elements of the tensor and the mask, broadcast to one another."""
+    if len(geometries) < 2:
+        return None
+    (size, _, _, dtype, *_), (mask, *_) = geometries[:2]
+    try:
+        return rounded(torch.broadcast_shapes(size, mask).numel() * dtype.itemsize)
+    except RuntimeError:
+        return 0  # it is going to raise
+
+
+def _solved(geometries: list[Geometry]) -> int | None:
+    """linalg_lstsq: a solution, residuals, ranks and singular values."""
+    return sum(rounded(size.numel() * dtype.itemsize) + 128 for size, _, _, dtype, *_ in geometries)
+
+
+def _aligned(geometries: list[Geometry]) -> int | None:
+    """_ctc_loss: losses, and for each time step the targets with blanks between them."""
+    if len(geometries) < 2 or not geometries[1][0]:
+        return None
+    (size, _, _, dtype, *_), (targets, *_) = geometries[:2]
+    steps, batch = size[0], size[1] if len(size) > 2 else 1
+    return rounded(steps * batch * (2 * targets[-1] + 1) * dtype.itemsize) + rounded(batch * dtype.itemsize)
+
+
+def _per_bag(geometries: list[Geometry]) -> int:
+    """_embedding_bag: its shape function leaves out one result, and an element of another."""
+    return rounded(8 * geometries[2][0].numel()) + rounded(8)
+
+
+_UNSAID: dict[str, Callable[[list[Geometry]], int]] = {
+    "aten._embedding_bag": _per_bag,
+    "aten._embedding_bag_forward_only": _per_bag,
+}
+
+
+_BOUNDS: dict[str, Callable[[list[Geometry]], int | None]] = {
+    "aten.masked_select": _selected,
+    "aten.linalg_lstsq": _solved,
+    "aten._ctc_loss": _aligned,
+}

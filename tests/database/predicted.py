@@ -1,0 +1,204 @@
+"""The bytes that operators are expected to take, and what they take: `python -m tests.database.predicted`.
+
+Samples of PyTorch's operator database run in a session with room for everything. For each operator that they
+call, forward and backward, the prediction by which room would have been made is compared with the new memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+import dtrrun
+from dtrrun.runtime.arguments import outputs_of
+from dtrrun.runtime.storage import size_of, storage_of
+from tests.database import operators
+from tests.database.judge import Probe
+from tests.database.operators import Case
+
+AMPLE = 1 << 50
+SLACK = 1024  # bytes that a prediction may be too high whatever the factor
+
+FACTORIES = "factories"
+"""A unit beside those of the database, which calls few of them with a generator."""
+
+DATA = "how much it makes depends on the data, of which the most is expected, or nothing is known"
+UNKNOWN = "PyTorch has no shape function for it: as much as the inputs is expected of the first call"
+RESERVED = "its shape function gives no sizes for `out=`, which has its memory already"
+
+EXCEPTIONS = {
+    "aten.bincount": DATA,
+    "aten.nonzero": DATA,
+    "aten.unique_dim": DATA,
+    "aten.unique_consecutive": DATA,
+    "aten.masked_select": DATA,
+    "aten.linalg_lstsq": DATA,
+    "aten._ctc_loss": DATA,
+    "aten._ctc_loss_backward": UNKNOWN,
+    "aten.geqrf": UNKNOWN,
+    "aten.histogram": UNKNOWN,
+    "aten._histogramdd_bin_edges": UNKNOWN,
+    "aten._histogramdd_from_bin_cts": UNKNOWN,
+    "aten._histogramdd_from_bin_tensors": UNKNOWN,
+    "aten._native_batch_norm_legit.out": RESERVED,
+    "aten._native_batch_norm_legit.no_stats_out": RESERVED,
+    "aten._scaled_mm.out": RESERVED,
+    "aten._scaled_mm_v2.out": RESERVED,
+    "aten.addbmm_": "writes in place, but allocates memory anew where the inputs are broadcast",
+}
+"""Operators, or single overloads, whose predictions are known to be wrong, and why."""
+
+
+class Prediction(NamedTuple):
+    """Of one call: its operator, predicted and real new bytes."""
+
+    operator: str
+    predicted: int
+    real: int
+    case: str
+
+    @property
+    def wrong(self) -> str:
+        if self.real > self.predicted:
+            return "too low"
+        if self.predicted > 2 * self.real + SLACK:
+            return "too high"
+        return ""
+
+
+@contextmanager
+def watched(found: list[Prediction], case: str) -> Iterator[None]:
+    """Every operator inside adds to `found`."""
+    with dtrrun.budget(AMPLE) as session:
+        careful, ledger = session.careful, session.ledger
+        careful.take_all("test")
+        finish = careful._finish
+
+        def finished(call: Any, args: Any, kwargs: Any, result: Any, cost: int, rng: Any) -> None:
+            plain = not call.opaque and all(one.layout == torch.strided for one in outputs_of(result, []))
+            if plain:  # of others nothing is known but what the inputs take
+                found.append(Prediction(str(call.func), call.promised, made(ledger, call, result), case))
+            finish(call, args, kwargs, result, cost, rng)
+
+        careful._finish = finished  # type: ignore[method-assign]
+        yield
+
+
+def made(ledger: Any, call: Any, result: Any) -> int:
+    """Bytes of new storages, and those by which others have grown."""
+    fresh = {}
+    for tensor in outputs_of(result, []):
+        storage = storage_of(tensor)
+        if id(storage) not in ledger.records and storage.device.type == ledger.device_type:
+            fresh[id(storage)] = size_of(storage)
+    grown = 0
+    for holes in call.written.values():
+        record = call.records[holes[0]]
+        storage = record()
+        if storage is not None and storage.device.type == ledger.device_type:
+            grown += max(size_of(storage) - record.nbytes, 0)
+    return sum(fresh.values()) + grown
+
+
+def names() -> list[str]:
+    return [FACTORIES, *operators.names()]
+
+
+def cases(name: str) -> Iterator[Case]:
+    yield from factories() if name == FACTORIES else operators.cases(name)
+
+
+def factories() -> Iterator[Case]:
+    """Those that draw, with and without a generator, in the forms that programs call them in."""
+    drawn: list[tuple[Any, tuple[Any, ...]]] = [
+        (torch.rand, (40, 30)),
+        (torch.randn, (40, 30)),
+        (torch.randint, (9, (40, 30))),
+        (torch.randint, (2, 9, (40, 30))),
+        (torch.randperm, (900,)),
+        (torch.normal, (0.0, 1.0, (40, 30))),
+    ]
+    options: list[dict[str, Any]] = [{}, {"device": "cpu"}, {"dtype": torch.float64}, {"out": (0,)}]
+    for (factory, args), given, option in itertools.product(drawn, (False, True), options):
+        yield Case(
+            f"{factory.__name__} {args} {option} generator={given}",
+            partial(_draw, factory, args, given, option),
+        )
+
+
+def _draw(factory: Any, args: tuple[Any, ...], given: bool, option: dict[str, Any], probe: Probe) -> Any:
+    named: dict[str, Any] = {"generator": torch.Generator().manual_seed(1)} if given else {}
+    for name, value in option.items():
+        whole = factory in (torch.randint, torch.randperm)
+        named[name] = torch.empty(value, dtype=torch.int64 if whole else None) if name == "out" else value
+    return factory(*args, **named)
+
+
+def unit(name: str) -> list[Prediction]:
+    """All calls of one unit."""
+    found: list[Prediction] = []
+    for case in cases(name):
+        torch.manual_seed(7)
+        with suppress(Exception), watched(found, case.name):  # some samples raise, without dtrrun too
+            case.program(Probe())
+    return found
+
+
+def worst(found: list[Prediction]) -> list[Prediction]:
+    """The worst call of each operator that was predicted wrong, and has no exception."""
+    bad: dict[tuple[str, str], Prediction] = {}
+    for one in found:
+        key = one.operator, one.wrong
+        name = one.operator.rpartition(".")[0]
+        if not one.wrong or name in EXCEPTIONS or one.operator in EXCEPTIONS:
+            continue
+        if key not in bad or abs(one.real - one.predicted) > abs(bad[key].real - bad[key].predicted):
+            bad[key] = one
+    return list(bad.values())
+
+
+def told(one: Prediction) -> str:
+    return f"{one.operator}: {one.predicted} bytes predicted, {one.real} made: {one.wrong} ({one.case})"
+
+
+def chosen(share: float, seed: int) -> list[str]:
+    """The factories, and a share of the database."""
+    rest = operators.names()
+    random.Random(seed).shuffle(rest)
+    return [FACTORIES, *rest[: round(len(rest) * share)]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.database.predicted", description=__doc__)
+    parser.add_argument("names", nargs="*", help="units to judge (default: all)")
+    parser.add_argument("--share", type=float, default=1.0, help="a random share of all units")
+    parser.add_argument("--seed", type=int, default=0, help="of that choice")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    calls, called, bad = 0, set(), set()
+    for name in options.names or chosen(options.share, options.seed):
+        found = unit(name)
+        calls += len(found)
+        called |= {one.operator for one in found}
+        for one in worst(found):
+            if (one.operator, one.wrong) not in bad:
+                bad.add((one.operator, one.wrong))
+                print(
+                    f"{one.operator}: {one.predicted} predicted, {one.real} made: {one.wrong} ({one.case})",
+                    flush=True,
+                )
+    print(f"{calls} calls of {len(called)} operators; predicted wrong: {len(bad)}")
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
