@@ -11,10 +11,10 @@ import typer
 from dtrrun import __version__
 from dtrrun.cli import values
 from dtrrun.cli.findings import CACHING_OFF, findings
-from dtrrun.cli.messages import if_someone_reads
+from dtrrun.cli.messages import to_stdout
 from dtrrun.cli.parameters import read
-from dtrrun.cli.report_file import report_writer
-from dtrrun.launch.errors import LaunchError
+from dtrrun.cli.report_file import report_writer, write_each
+from dtrrun.launch.errors import FAILED, LaunchError
 from dtrrun.launch.interpreter import choose
 from dtrrun.launch.torch_probe import probed
 from dtrrun.monitor.checkup import device_facts, source_for, surroundings, versions
@@ -77,11 +77,18 @@ def doctor(
     interpreter = choose(python)
     with report_writer(json) as write:
         facts = examine(device, interpreter)
-        if json != "-":
-            with if_someone_reads():
-                print_doctor(facts, sys.stdout)
-        write(facts)
-    return 0 if facts["ok"] else 1
+        unwritten = write_each(
+            {"standard output": lambda: _show(facts, json), "--json": lambda: write(facts)}
+        )
+    if not facts["ok"]:
+        return 1
+    return FAILED if unwritten else 0
+
+
+def _show(facts: dict[str, Any], json: str | None) -> None:
+    if json != "-":
+        with to_stdout():
+            print_doctor(facts, sys.stdout)
 
 
 def examine(device: str, interpreter: str, nvml: Any = None) -> dict[str, Any]:

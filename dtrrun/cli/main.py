@@ -10,16 +10,18 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
 import typer
 
-from dtrrun.cli.messages import say
+from dtrrun.cli.messages import discard, say, to_stdout
 from dtrrun.launch.errors import FAILED, NOT_FOUND, LaunchError
 
 VERBS = ("run", "record", "profile", "simulate", "smoke", "top", "report", "doctor")
+HELP = {"-h", "--help"}
 TARGETS = ("-m", "-c")  # these begin a target of Python's, although they look like options
 
 # The root of typer's usage errors: click's, which newer versions of typer carry inside themselves.
@@ -42,12 +44,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         status = error.exit_code
     except KeyboardInterrupt:
         status = 130
+    except SystemExit as error:
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        discard(1)  # rich, which prints the help, ends the command with 1 where its reader has left
+        status = 0
     except Exception as error:
         if os.environ.get("DTRRUN_DEBUG"):
             raise
         say(f"error: {type(error).__name__}: {error} (DTRRUN_DEBUG=1 shows where)")
         status = FAILED
-    sys.exit(status)
+    sys.exit(_flushed(status))
+
+
+def _flushed(status: int) -> int:
+    """The exit status when all that was printed has been written; one line where it cannot be."""
+    try:
+        with to_stdout():
+            return status
+    except LaunchError as error:
+        say(f"error: {error}")
+        return status or error.exit_status
 
 
 def _main(words: list[str]) -> int:
@@ -62,8 +79,10 @@ def _main(words: list[str]) -> int:
         else:
             more, target = split(target[1:], command)
         ours += more
-    # The target goes past typer, which would check that its words are valid text.
-    status = command.main(args=ours, prog_name="dtrrun", standalone_mode=False, obj=target)
+    # What is printed before the verb begins is its help. The verbs see to their own output.
+    with to_stdout() if HELP.intersection(ours) else nullcontext():
+        # The target goes past typer, which would check that its words are valid text.
+        status = command.main(args=ours, prog_name="dtrrun", standalone_mode=False, obj=target)
     return status if isinstance(status, int) else 0
 
 

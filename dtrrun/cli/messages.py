@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from dtrrun.launch.errors import FAILED, LaunchError
 from dtrrun.views.text import plain
 
 LONGEST = 4000
@@ -32,11 +33,34 @@ def show_tail(tail: str) -> None:
 
 @contextmanager
 def if_someone_reads() -> Iterator[None]:
-    """For writing to stderr: where it is a pipe that nobody reads any more, that is no error of the run."""
+    """For writing to stderr: where that fails there is nowhere left to say so, and the run goes on."""
     try:
         yield
+    except OSError:
+        discard(2)
+
+
+@contextmanager
+def to_stdout() -> Iterator[None]:
+    """For writing to stdout: `| head` reads as much as it wants, and the verb still does its work.
+
+    Raises LaunchError where it cannot be written for another reason.
+    """
+    try:
+        yield
+        sys.stdout.flush()
     except BrokenPipeError:
-        # What is left in the buffer would fail again when the interpreter ends.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
-        os.close(nowhere)
+        discard(1)
+    except OSError as error:
+        discard(1)
+        raise LaunchError(f"standard output cannot be written: {error.strerror}", FAILED) from None
+
+
+def discard(descriptor: int) -> None:
+    """Send what else is written there nowhere.
+
+    What is left in Python's buffer would otherwise fail once more when the interpreter ends.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -17,7 +17,7 @@ from dtrrun.cli.parameters import flag as _flag
 from dtrrun.cli.parameters import read
 from dtrrun.cli.parameters import text as _text
 from dtrrun.cli.profiles import SHIPPED, folders
-from dtrrun.cli.report_file import report_writer
+from dtrrun.cli.report_file import report_writer, write_each
 from dtrrun.cli.sweeping import import_from_here, shown
 from dtrrun.launch.errors import BY_SIGNAL, FAILED, LaunchError
 from dtrrun.launch.interpreter import choose
@@ -177,13 +177,14 @@ def _study(
         result = study_result(study, words)
         if study.recommended is not None:
             result["run"] = ["dtrrun", "--profile", _named(path, output), *words]
-            try:
-                write_profile(path, study, words)
-            except OSError as error:
-                raise LaunchError(f"{path}: cannot be written: {error.strerror}", FAILED) from None
-        shown(result, print_profile, json, quiet or study.plain is None)
-        write(result)
-    if study.recommended is not None and not quiet:
+        results: dict[str, Callable[[], object]] = {
+            "standard output": lambda: shown(result, print_profile, json, quiet or study.plain is None),
+            "--json": lambda: write(result),
+        }
+        if study.recommended is not None:
+            results[str(path)] = lambda: write_profile(path, study, words)
+        unwritten = write_each(results)
+    if study.recommended is not None and not quiet and str(path) not in unwritten:
         say(f"wrote {path}")
     if number:
         return _interrupted(number)
@@ -192,7 +193,7 @@ def _study(
         return NOTHING
     if not study.complete:
         say("this took long enough: some budgets were not run")
-    return 0
+    return FAILED if unwritten else 0
 
 
 def _why(study: Study) -> str:
@@ -214,14 +215,18 @@ def _vary(variation: Variation, words: Sequence[str], json: str | None, quiet: b
         if variation.best is not None:
             target = with_value(words, variation.template, variation.best)
             result["run"] = ["dtrrun", "--budget", f"{budget}B", *target]
-        shown(result, print_profile, json, quiet)
-        write(result)
+        unwritten = write_each(
+            {
+                "standard output": lambda: shown(result, print_profile, json, quiet),
+                "--json": lambda: write(result),
+            }
+        )
     if number:
         return _interrupted(number)
     if variation.best is None:
         say(f"not even {variation.low} fits into {format_size(budget)}")
         return NOTHING
-    return 0
+    return FAILED if unwritten else 0
 
 
 def _run(search: Study | Variation, quiet: bool) -> int:

@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from dtrrun.cli.messages import say, to_stdout
 from dtrrun.launch.errors import FAILED, LaunchError
 
 NUMBERS = re.compile(r"\[\n[-+\d.eE,\s]*\n\s*\]")
 """A list of numbers over several lines; never inside a string, where JSON has no line ends."""
+
+
+def refuse_one_path_twice(paths: Mapping[str, str | None]) -> None:
+    """Raise LaunchError where two options (by their names) would write over each other."""
+    taken: dict[str, str] = {}
+    for option, path in paths.items():
+        if path is None or (path != "-" and os.path.exists(path) and not os.path.isfile(path)):
+            continue  # two options may both write to /dev/null
+        place = path if path == "-" else os.path.realpath(path)
+        if place in taken:
+            name = "standard output" if path == "-" else path
+            raise LaunchError(f"{taken[place]} and {option} both write to {name}")
+        taken[place] = option
+
+
+def write_each(writes: Mapping[str, Callable[[], object]]) -> list[str]:
+    """Do all of `writes`, named by the option that asked for each; the names of those that failed.
+
+    One line on stderr for each of these: the others are written all the same.
+    """
+    failed: list[str] = []
+    for option, write in writes.items():
+        try:
+            write()
+            continue
+        except LaunchError as error:
+            said = str(error)
+        except OSError as error:
+            said = f"{option} cannot be written: {error.strerror}"
+        except Exception as error:
+            if os.environ.get("DTRRUN_DEBUG"):
+                raise
+            said = f"{option}: {type(error).__name__}: {error} (DTRRUN_DEBUG=1 shows where)"
+        say(f"error: {said}")
+        failed.append(option)
+    return failed
 
 
 @contextmanager
@@ -38,9 +76,14 @@ def file_writer(path: str | None, option: str) -> Iterator[Callable[[Iterable[by
     else:
         new = not os.path.lexists(path)
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # A pipe without a reader would have us wait for one, without a word.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+            descriptor = os.open(path, flags, 0o600)
+            os.set_blocking(descriptor, True)
         except OSError as error:
-            raise LaunchError(f"{option}: {path} cannot be written: {error.strerror}") from None
+            unread = error.errno == errno.ENXIO and stat.S_ISFIFO(os.stat(path).st_mode)
+            why = "no process reads this pipe" if unread else error.strerror
+            raise LaunchError(f"{option}: {path or repr(path)} cannot be written: {why}") from None
         written = False
 
         def write(pieces: Iterable[bytes]) -> None:
@@ -65,11 +108,19 @@ def _encoded(report: dict[str, Any]) -> bytes:
 
 def _write(descriptor: int, pieces: Iterable[bytes], name: str, option: str) -> None:
     try:
-        if stat.S_ISREG(os.fstat(descriptor).st_mode) and name != "standard output":
+        if name == "standard output":
+            with to_stdout():
+                _write_pieces(descriptor, pieces)
+            return
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.ftruncate(descriptor, 0)
-        for piece in pieces:
-            data = memoryview(piece)
-            while data:
-                data = data[os.write(descriptor, data) :]
+        _write_pieces(descriptor, pieces)
     except OSError as error:
         raise LaunchError(f"{option}: {name} cannot be written: {error.strerror}", FAILED) from None
+
+
+def _write_pieces(descriptor: int, pieces: Iterable[bytes]) -> None:
+    for piece in pieces:
+        data = memoryview(piece)
+        while data:
+            data = data[os.write(descriptor, data) :]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from dtrrun import __version__
+from dtrrun.cli.messages import to_stdout
 from dtrrun.cli.options import collect
 from dtrrun.cli.parameters import flag as _flag
 from dtrrun.cli.parameters import text as _text
@@ -44,7 +45,8 @@ COMMAND: dict[str, Any] = {
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"dtrrun {__version__}")
+        with to_stdout():
+            print(f"dtrrun {__version__}")
         raise typer.Exit
 
 

@@ -13,7 +13,7 @@ from dtrrun.cli import values
 from dtrrun.cli.parameters import flag as _flag
 from dtrrun.cli.parameters import read
 from dtrrun.cli.parameters import text as _text
-from dtrrun.cli.report_file import report_writer
+from dtrrun.cli.report_file import report_writer, write_each
 from dtrrun.cli.sweeping import cells_of, ended, import_from_here, processors, read_logs, run, shown
 from dtrrun.cli.theory import read_theory, simulate_theory
 from dtrrun.launch.errors import LaunchError
@@ -215,9 +215,14 @@ def simulate(
             "rows": [asdict(row) for row in rows],
             "plans": [asdict(row) for row in plans],
         }
-        shown(result, print_simulation, json, quiet)
-        write(result)
-    return ended(result, done, f"{len(rows) + len(plans)} of {count}", draw, folder, format, quiet)
+        unwritten = write_each(
+            {
+                "standard output": lambda: shown(result, print_simulation, json, quiet),
+                "--json": lambda: write(result),
+            }
+        )
+    done_of_all = f"{len(rows) + len(plans)} of {count}"
+    return ended(result, done, unwritten, done_of_all, draw, folder, format, quiet)
 
 
 def _folder(path: str | None) -> Path | None:

@@ -10,11 +10,11 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from dtrrun.cli import values
-from dtrrun.cli.messages import say, show_tail
+from dtrrun.cli.messages import if_someone_reads, say, show_tail, to_stdout
 from dtrrun.cli.options import collect
 from dtrrun.cli.parameters import flag, read, text
-from dtrrun.cli.report_file import file_writer, report_writer
-from dtrrun.launch.errors import LaunchError
+from dtrrun.cli.report_file import file_writer, refuse_one_path_twice, report_writer, write_each
+from dtrrun.launch.errors import FAILED, LaunchError
 from dtrrun.launch.interpreter import choose
 from dtrrun.launch.target import resolve
 from dtrrun.settings import RuntimeSettings
@@ -95,8 +95,10 @@ def smoke(
         manual_seed=read("--seed", values.whole_number(least=0), seed),
     )
     title = safe(" ".join(ctx.obj), 100)
+    refuse_one_path_twice({"--json": json, "--junit": junit_path})
     with report_writer(json) as write, file_writer(junit_path, "--junit") as write_junit:
-        shown: Callable[[str], None] = (lambda line: None) if quiet else _printer(json)
+        unprinted: list[str] = []
+        shown: Callable[[str], None] = (lambda line: None) if quiet else _printer(json, unprinted)
         shown(f"dtrrun smoke: {title}, {times(wanted, 'step')}, budget {budget}")
         checks, failed, budget_bytes = _check(settings, command, budget, most, patience, shown)
         passed = not any(check.passed is False for check in checks)
@@ -106,17 +108,22 @@ def smoke(
             for check in checks:
                 if check.passed is False:
                     say(f"error: smoke: {check.name}: {safe(check.detail)}")
-        write_junit([junit(title, checks, failed.ended.tail if failed else "")])
-        write(
+        result = {
+            "schema": SCHEMA,
+            "command": list(command),
+            "passed": passed,
+            "budget_bytes": budget_bytes,
+            "checks": [asdict(check) for check in checks],
+        }
+        unwritten = write_each(
             {
-                "schema": SCHEMA,
-                "command": list(command),
-                "passed": passed,
-                "budget_bytes": budget_bytes,
-                "checks": [asdict(check) for check in checks],
+                "--junit": lambda: write_junit([junit(title, checks, failed.ended.tail if failed else "")]),
+                "--json": lambda: write(result),
             }
         )
-    return 0 if passed else FAILED_CHECK
+    if not passed:
+        return FAILED_CHECK
+    return FAILED if unwritten or unprinted else 0
 
 
 def _check(
@@ -174,6 +181,16 @@ def _bytes(budget: str, count: Callable[[], Run]) -> tuple[int, Run | None]:
         raise LaunchError(f"--budget: {error}") from None
 
 
-def _printer(json: str | None) -> Callable[[str], None]:
-    stream = sys.stderr if json == "-" else sys.stdout
-    return lambda line: print(line, file=stream, flush=True)
+def _printer(json: str | None, unprinted: list[str]) -> Callable[[str], None]:
+    """The lines are for people: where they cannot be written the checks go on, and `unprinted` has them."""
+
+    def to_stderr(line: str) -> None:
+        with if_someone_reads():
+            print(line, file=sys.stderr, flush=True)
+
+    return to_stderr if json == "-" else lambda line: unprinted.extend(write_each({line: lambda: _out(line)}))
+
+
+def _out(line: str) -> None:
+    with to_stdout():
+        print(line)

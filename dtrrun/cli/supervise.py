@@ -12,8 +12,9 @@ from pathlib import Path
 
 from dtrrun.cli.messages import as_line, if_someone_reads, say
 from dtrrun.cli.options import Options
-from dtrrun.cli.report_file import file_writer, report_writer
+from dtrrun.cli.report_file import file_writer, refuse_one_path_twice, report_writer, write_each
 from dtrrun.launch.environment import child_environment
+from dtrrun.launch.errors import FAILED
 from dtrrun.launch.outcome import judge, read_marks
 from dtrrun.launch.process import run
 from dtrrun.launch.pty import Terminal
@@ -37,8 +38,10 @@ TICK_SECONDS = 0.1
 def supervise(options: Options, command: Sequence[str]) -> int:
     """Run `command` under `options`, show what is to be shown, and return the exit status.
 
-    Does not return where the target was ended by a signal: then so are we.
+    That is the target's own, but for a target that ended well and results that could not be written. Does not
+    return where the target was ended by a signal: then so are we.
     """
+    refuse_one_path_twice({"--json": options.json, "--html": options.html, "--trace": options.trace})
     with (
         report_writer(options.json) as write_report,
         file_writer(options.html, "--html") as write_html,
@@ -71,20 +74,28 @@ def supervise(options: Options, command: Sequence[str]) -> int:
             say(f"error: {outcome.error}")
         elif outcome.note and not options.quiet:
             say(outcome.note)
-        write_report(report)
-        if options.html is not None:
+
+        def html() -> None:
             from dtrrun.views.html import page  # takes a while
 
             write_html([page(report)])
-        if options.trace is not None and timeline is not None:
+
+        def trace() -> None:
+            if options.trace is None or timeline is None:
+                return
             about = {name: report[name] for name in ("command", "budget_bytes", "settings")}
             ours = {snapshot.pid for snapshot in snapshots}  # some processes turned out to be helpers
             found = (events for events in read_events(folder) if events.pid in ours)
             pieces = chrome_trace(found, snapshots, timeline.started_ns, about, seen)
             write_trace(compressed(pieces) if options.trace.endswith(".gz") else pieces)
+
+        results: dict[str, Callable[[], object]] = {"--json": lambda: write_report(report)}
+        results |= {"--html": html} if options.html is not None else {}
+        results |= {"--trace": trace} if options.trace is not None else {}
+        unwritten = write_each(results)
     if outcome.signal is not None:
         die_of(outcome.signal)
-    return outcome.exit_status
+    return outcome.exit_status or (FAILED if unwritten else 0)
 
 
 def _sampler(

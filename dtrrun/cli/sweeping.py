@@ -12,7 +12,7 @@ from typing import Any, TextIO, TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dtrrun.cli.messages import if_someone_reads, say
+from dtrrun.cli.messages import if_someone_reads, say, to_stdout
 from dtrrun.launch.errors import FAILED, LaunchError
 from dtrrun.simulator import sweep
 from dtrrun.simulator.log import LogError
@@ -94,14 +94,20 @@ def import_from_here(heuristics: Iterable[str]) -> None:
 
 def shown(result: Result, show: Callable[[Result, TextIO], None], json: str | None, quiet: bool) -> None:
     """Print the tables: on stderr where the rows go to standard output."""
-    if not quiet:
+    if quiet:
+        return
+    if json == "-":
         with if_someone_reads():
-            show(result, sys.stderr if json == "-" else sys.stdout)
+            show(result, sys.stderr)
+    else:
+        with to_stdout():
+            show(result, sys.stdout)
 
 
 def ended(
     result: Result,
     done: bool,
+    unwritten: Sequence[str],
     count: str,
     draw: Callable[[Result, Path, str], Sequence[Path]],
     folder: Path | None,
@@ -110,20 +116,21 @@ def ended(
 ) -> int:
     """Draw the pictures, if all was done and they are wanted; the exit status. Raises LaunchError.
 
-    count: how many were done, and of how many.
+    unwritten: of tables and rows, what could not be written. count: how many were done, and of how many.
     """
     if not done:
         say(f"interrupted: {count} were done")
         return INTERRUPTED
+    status = FAILED if unwritten else 0
     if folder is None:
-        return 0
+        return status
     try:
         paths = draw(result, folder, format)
     except OSError as error:
         raise LaunchError(f"--figures: {error.filename}: {error.strerror}", FAILED) from None
     for path in paths:
         say(f"wrote {path}") if not quiet else None
-    return 0
+    return status
 
 
 def processors() -> int:

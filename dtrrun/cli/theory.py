@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dtrrun.cli import values
 from dtrrun.cli.parameters import read
-from dtrrun.cli.report_file import report_writer
+from dtrrun.cli.report_file import report_writer, write_each
 from dtrrun.cli.sweeping import ended, import_from_here, run, shown
 from dtrrun.launch.errors import LaunchError
 from dtrrun.simulator import PORTFOLIO
@@ -52,6 +52,10 @@ def simulate_theory(
     with report_writer(json) as write:
         rows, done = run(run_theory, cells, jobs, None if quiet else "simulating")
         result = {"schema": SCHEMA, "theory": cells[0].theory, "rows": [asdict(row) for row in rows]}
-        shown(result, print_theory, json, quiet)
-        write(result)
-    return ended(result, done, f"{len(rows)} of {len(cells)}", draw_theory, folder, format, quiet)
+        unwritten = write_each(
+            {
+                "standard output": lambda: shown(result, print_theory, json, quiet),
+                "--json": lambda: write(result),
+            }
+        )
+    return ended(result, done, unwritten, f"{len(rows)} of {len(cells)}", draw_theory, folder, format, quiet)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from dtrrun.cli.messages import say
+from dtrrun.cli.messages import say, to_stdout
 from dtrrun.cli.report_file import report_writer
 from dtrrun.launch.errors import LaunchError
 from dtrrun.launch.running import find
@@ -77,7 +77,8 @@ def top(
         say(f"error: no run of dtrrun with the PID {pid} is under way")
         return 1
     if once or not console.is_terminal:
-        print_to(sys.stdout, console, first)
+        with to_stdout():
+            print_to(sys.stdout, console, first)
         return 0
     _watch(console, look, first)
     return 0

@@ -29,9 +29,15 @@ BAR = "█▓░"  # pinned, evictable, free: told apart without colour, too
 PINNED, EVICTABLE, FREE, OVER = "blue", "green", "dim", "bold red"
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """What rich does here ends the command with status 1, whatever it still has to do."""
+        raise BrokenPipeError
+
+
 def console_for(stream: TextIO, width: int | None, live: bool = False) -> Console:
     """A console that takes nothing in the text for markup, emoji or something to highlight."""
-    return Console(
+    return _Console(
         file=stream,
         width=width,
         force_terminal=True if live else None,

@@ -1,0 +1,138 @@
+"""Results that cannot be written: each is one line, the others are written, and the run's status is kept."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+
+FULL = "/dev/full cannot be written: No space left on device"
+TRAINS = """
+import sys, torch
+weight = torch.nn.Parameter(torch.ones(1000))
+optimizer = torch.optim.SGD([weight], 0.1)
+for _ in range(2):
+    weight.square().sum().backward()
+    optimizer.step()
+print("trained")
+"""
+OUTPUTS = {"--json": "a.json", "--html": "a.html", "--trace": "a.trace.json"}
+
+
+@pytest.fixture
+def shell(plain):
+    """A line of sh, in which `dtrrun` is ours."""
+    return lambda line, **more: plain(
+        "sh", "-c", f'dtrrun() {{ "{sys.executable}" -m dtrrun "$@"; }}; {line}', **more
+    )
+
+
+@pytest.mark.parametrize("full", [["--json"], ["--html", "--trace"]])
+def test_each_result_is_written_whatever_becomes_of_the_others(plain, program, tmp_path, full):
+    script = program("train.py", TRAINS)
+    paths = OUTPUTS | dict.fromkeys(full, "/dev/full")
+    words = [word for pair in paths.items() for word in pair]
+    run = plain(sys.executable, "-m", "dtrrun", "--quiet", *words, script)
+    assert (run.status, run.out) == (125, "trained\n")
+    assert run.err == "".join(f"dtrrun: error: {option}: {FULL}\n" for option in full)
+    for path in paths.values():
+        assert path == "/dev/full" or (tmp_path / path).stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [("sys.exit(7)", 7), ("import os; os.kill(os.getpid(), 15)", -15)]
+)
+def test_the_status_of_a_run_that_failed_is_kept(plain, program, tmp_path, end, status):
+    script = program("train.py", TRAINS + end)
+    words = ("--quiet", "--json", "/dev/full", "--html", "a.html")
+    run = plain(sys.executable, "-m", "dtrrun", *words, script)
+    assert run.status == status
+    assert run.ours == [f"error: --json: {FULL}"]
+    assert (tmp_path / "a.html").exists()
+
+
+def test_an_error_of_ours_in_one_result_does_not_cost_the_others(monkeypatch, capsys):
+    from dtrrun.cli.report_file import write_each
+
+    monkeypatch.delenv("DTRRUN_DEBUG", raising=False)
+    done = []
+    writes = {"--html": lambda: 1 / 0, "--trace": lambda: done.append("trace")}
+    assert write_each(writes) == ["--html"]
+    assert done == ["trace"]
+    assert capsys.readouterr().err.startswith("dtrrun: error: --html: ZeroDivisionError: division by zero")
+
+
+def test_a_run_whose_standard_error_is_full_is_not_disturbed(shell, program, tmp_path):
+    script = program("train.py", "import torch\nprint(torch.ones(3).sum().item())\n")
+    run = shell(f"dtrrun --json a.json {script} 2>/dev/full")
+    assert (run.status, run.out) == (0, "3.0\n")
+    assert json.loads((tmp_path / "a.json").read_text())["exit_code"] == 0
+
+
+LOG = """{"INSTRUCTION":"CONSTANT","NAME":"w"}
+{"INSTRUCTION":"MEMORY","NAME":"w","MEMORY":"64"}
+{"INSTRUCTION":"CALL","NAME":"mm","ARGS":["w"],"RESULT":["a"],"TIME":"9"}
+{"INSTRUCTION":"MEMORY","NAME":"a","MEMORY":"64"}
+{"INSTRUCTION":"ALIAS","NAME":"a","ALIAS":"-1"}
+"""
+VERBS = {
+    "help": "--help",
+    "version": "--version",
+    "top": "top",
+    "doctor": "doctor --device cpu",
+    "simulate": "simulate step.log --heuristic lru --budgets 1.0 --jobs 1",
+    "report": "report run.json -o -",
+    "smoke": "smoke --steps 1 --budget 1MB train.py",
+}
+
+
+@pytest.fixture
+def inputs(program, plain):
+    program("step.log", LOG)
+    program("train.py", TRAINS)
+    done = plain(sys.executable, "-m", "dtrrun", "--quiet", "--json", "run.json", "train.py")
+    assert done.status == 0, done.err
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_full_standard_output_is_one_line(shell, inputs, verb):
+    run = shell(f"dtrrun {VERBS[verb]} >/dev/full")
+    assert (run.status, run.out) == (125, "")
+    (line,) = run.ours
+    assert line.endswith("standard output cannot be written: No space left on device")
+    assert "Traceback" not in run.err
+    assert "Exception ignored" not in run.err
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "smoke"])
+def test_a_reader_of_standard_output_may_leave(environment, inputs, tmp_path, verb):
+    """As with `| head`: the verb does its work, and says nothing about it."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "dtrrun", *VERBS[verb].split()]
+    done = subprocess.run(
+        command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment, timeout=120
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("path", ["a.json", "-", "./b/../a.json"])
+def test_two_results_cannot_have_one_path(plain, program, tmp_path, path):
+    (tmp_path / "b").mkdir()
+    first = "-" if path == "-" else "a.json"
+    command = (sys.executable, "-m", "dtrrun", "--json", first, "--html", path)
+    run = plain(*command, program("train.py", "print('ran')"))
+    name = "standard output" if path == "-" else path
+    assert (run.status, run.out) == (2, "")
+    assert run.ours == [f"error: --json and --html both write to {name}"]
+
+
+def test_a_pipe_without_a_reader_is_not_waited_for(plain, program, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    run = plain(sys.executable, "-m", "dtrrun", "--json", "pipe", program("train.py", "print('ran')"))
+    assert (run.status, run.out) == (2, "")
+    assert run.ours == ["error: --json: pipe cannot be written: no process reads this pipe"]
