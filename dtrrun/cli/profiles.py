@@ -16,6 +16,7 @@ from pathlib import Path
 
 import yaml
 
+from dtrrun.cli.values import existing_file
 from dtrrun.launch.errors import LaunchError
 
 if sys.version_info >= (3, 11):
@@ -45,10 +46,8 @@ def folders() -> list[Path]:
 def find_profile(name: str) -> Path:
     """The file of profile `name`, a path if it has a slash or ends in .yaml. Raises ValueError."""
     if "/" in name or name.endswith((".yaml", ".yml")):
-        path = Path(name).expanduser()
-        if not path.is_file():
-            raise ValueError(f"no such file: {name!r}")
-        return path
+        existing_file(name)
+        return Path(name).expanduser()
     for folder in folders():
         if (path := folder / f"{name}.yaml").is_file():
             return path
@@ -67,8 +66,12 @@ def read_profile(path: Path, keys: Sequence[str]) -> dict[str, Given]:
         unclosed = "<stream end>" in str(error.problem)
         mark = (error.context_mark if unclosed else None) or error.problem_mark
         raise LaunchError(f"{path}:{mark.line + 1 if mark else 1}: malformed YAML: {error.problem}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise LaunchError(f"{path}: cannot be read: {error}") from None
+    except RecursionError:
+        raise LaunchError(f"{path}: malformed YAML: nested too deeply") from None
+    except OSError as error:
+        raise LaunchError(f"{path}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise LaunchError(f"{path}: not a text file: {' '.join(str(error).split())}") from None
     if root is None:
         return {}
     if not isinstance(root, yaml.MappingNode):
@@ -106,6 +109,8 @@ def read_pyproject(folder: Path, keys: Sequence[str]) -> dict[str, Given]:
         tool = tomllib.loads(text).get("tool", {})
     except tomllib.TOMLDecodeError as error:
         raise LaunchError(f"{path}: malformed TOML: {error}") from None
+    except RecursionError:
+        raise LaunchError(f"{path}: malformed TOML: nested too deeply") from None
     table = tool.get("dtrrun", {}) if isinstance(tool, dict) else {}
     if not isinstance(table, dict):
         raise LaunchError(f"{path}: tool.dtrrun is not a table")

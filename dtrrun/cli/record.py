@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from dtrrun.launch.interpreter import choose
 from dtrrun.launch.target import resolve
 from dtrrun.simulator.schedule import read_schedule
 from dtrrun.sizes import format_size
+from dtrrun.telemetry.record import Snapshot
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -80,8 +82,10 @@ def record(
     options = collect({"cost": cost, "quiet": quiet, "python": python})
     path = Path(output).absolute()
     part = path.with_name(f".{secrets.token_hex(8)}-{path.name}")
-    if not os.access(path.parent, os.W_OK):
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise LaunchError(f"-o: {path.parent} is no folder that can be written to")
+    if path.is_dir():
+        raise LaunchError(f"-o: {output} is a folder")
     settings = replace(
         options.settings,
         budget_bytes=None,
@@ -93,13 +97,8 @@ def record(
         log_last=last,
     )
     options = replace(options, settings=settings)
-    try:
-        status = supervise(options, resolve(ctx.obj, lambda: choose(options.python)))
-        return _ended(part, path, options, status, step)
-    finally:
-        for left in (part, part.with_name(f"{part.name}.part")):
-            with suppress(FileNotFoundError):
-                left.unlink()
+    target = resolve(ctx.obj, lambda: choose(options.python))
+    return supervise(options, target, lambda status, left: _ended(part, path, options, status, step, left))
 
 
 def read_steps(text: str) -> tuple[int, int]:
@@ -114,13 +113,39 @@ def read_steps(text: str) -> tuple[int, int]:
     return found
 
 
-def _ended(part: Path, path: Path, options: Options, status: int, step: str) -> int:
+def _ended(part: Path, path: Path, options: Options, status: int, step: str, left: Sequence[Snapshot]) -> int:
+    """Give the log its name, and say so, or why there is none; the exit status."""
+    try:
+        return _moved(part, path, options, status, step, left)
+    finally:
+        for unfinished in (part, part.with_name(f"{part.name}.part")):
+            with suppress(OSError):
+                unfinished.unlink()
+
+
+def _moved(part: Path, path: Path, options: Options, status: int, step: str, left: Sequence[Snapshot]) -> int:
     if not part.exists():
-        say(f"error: nothing was recorded: the program ended before the end of step {step}")
+        if not left and status == FAILED:
+            return status  # why nothing ran under dtrrun has been said
+        why = f"the program ended before the end of step {step}"
+        if not any(one.counters["steps"] for one in left):
+            why = "the program took no step of an optimizer"
+        say(f"error: nothing was recorded: {_why_unwritten(path, left) or why}")
         return status or FAILED
-    os.replace(part, path)
+    try:
+        os.replace(part, path)
+    except OSError as error:
+        say(f"error: nothing was recorded: {path} cannot be written: {error.strerror}")
+        return status or FAILED
     if not options.quiet:
         schedule = read_schedule(path)
         count, peak = len(schedule.operators), format_size(schedule.peak_bytes)
         say(f"step {step} is in {path}: {count:,} operators and constants, peak {peak}")
     return status
+
+
+def _why_unwritten(path: Path, left: Sequence[Snapshot]) -> str | None:
+    for one in left:
+        if why := one.tables.get("log_error"):
+            return f"{path} cannot be written: {why}"
+    return None

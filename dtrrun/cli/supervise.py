@@ -25,7 +25,7 @@ from dtrrun.monitor.sampler import Sampler
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.events import read_events
-from dtrrun.telemetry.record import read_all
+from dtrrun.telemetry.record import Snapshot, read_all
 from dtrrun.telemetry.run import announce
 from dtrrun.views.final import print_final
 from dtrrun.views.live import LiveLines, LiveTable, live_view
@@ -35,11 +35,15 @@ from dtrrun.views.trace import chrome_trace, compressed
 TICK_SECONDS = 0.1
 
 
-def supervise(options: Options, command: Sequence[str]) -> int:
+Finish = Callable[[int, Sequence[Snapshot]], int]
+"""Given the exit status and what the processes left; returns the status that is to be ours."""
+
+
+def supervise(options: Options, command: Sequence[str], finish: Finish = lambda status, _: status) -> int:
     """Run `command` under `options`, show what is to be shown, and return the exit status.
 
     That is the target's own, but for a target that ended well and results that could not be written. Does not
-    return where the target was ended by a signal: then so are we.
+    return where the target was ended by a signal: then so are we. `finish` comes before that, and last.
     """
     refuse_one_path_twice({"--json": options.json, "--html": options.html, "--trace": options.trace})
     with (
@@ -93,9 +97,10 @@ def supervise(options: Options, command: Sequence[str]) -> int:
         results |= {"--html": html} if options.html is not None else {}
         results |= {"--trace": trace} if options.trace is not None else {}
         unwritten = write_each(results)
+    status = finish(outcome.exit_status or (FAILED if unwritten else 0), snapshots)
     if outcome.signal is not None:
         die_of(outcome.signal)
-    return outcome.exit_status or (FAILED if unwritten else 0)
+    return status
 
 
 def _sampler(

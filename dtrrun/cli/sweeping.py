@@ -50,9 +50,11 @@ def read_logs(words: Sequence[str]) -> list[sweep.Facts]:
         if Path(word).is_dir():
             found = sorted(str(path) for end in ("*.log", "*.log.gz") for path in Path(word).glob(end))
             if not found:
-                raise LaunchError(f"{word}: no *.log or *.log.gz in this folder")
+                raise LaunchError(f"{word}: there is no *.log or *.log.gz in this folder")
             paths += found
         else:
+            if Path(word).exists() and not Path(word).is_file():
+                raise LaunchError(f"{word}: is no regular file, and a log is read several times")
             paths.append(word)
     try:
         return sweep.read_facts(list(dict.fromkeys(paths)))

@@ -132,9 +132,21 @@ def deallocation(text: str) -> str:
 def existing_file(text: str) -> str:
     """Its whole path: the target may go to another folder."""
     path = os.path.abspath(os.path.expanduser(text))
-    if not os.path.isfile(path):
+    if os.path.isdir(path):
+        raise ValueError(f"{text!r} is a folder, not a file")
+    if not os.path.exists(path):
         raise ValueError(f"no such file: {text!r}")
+    if not os.path.isfile(path):
+        raise ValueError(f"{text!r} is not a regular file")
+    if not os.access(path, os.R_OK):
+        raise ValueError(f"{text!r} cannot be read: Permission denied")
     return path
+
+
+def path(text: str) -> str:
+    if not text:
+        raise ValueError("the path is empty")
+    return text
 
 
 def anything(text: str) -> str:

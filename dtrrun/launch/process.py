@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import subprocess
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dtrrun.launch.attached import end_with_us
 from dtrrun.launch.errors import NOT_EXECUTABLE, NOT_FOUND, LaunchError
 from dtrrun.launch.signals import passed_on
 
@@ -53,9 +55,15 @@ def run(
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
-    """A `Popen` of `command`. Raises LaunchError where it cannot be started (126, 127)."""
+    """A `Popen` of `command`, which ends when we are killed. Call it from the main thread.
+
+    Raises LaunchError where it cannot be started (126, 127).
+    """
     try:
-        return subprocess.Popen(command, env=environment, **options)
+        with warnings.catch_warnings():
+            # Python 3.12 and later warn of a fork beside threads. Ours hold no lock that the child needs.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return subprocess.Popen(command, env=environment, preexec_fn=end_with_us(), **options)
     except FileNotFoundError:
         # The file was there a moment ago: it is the interpreter in its first line that is not.
         raise LaunchError(

@@ -1,12 +1,11 @@
 """The private folder in which a run's processes keep their records, and what killed launchers left of theirs.
 
-A launcher holds a lock in its folder for as long as it lives. The system lets go of it whatever ends the
-launcher, and containers that share the folder see it too, where process ids would say nothing.
+It is in the folder for temporary files (TMPDIR). XDG_RUNTIME_DIR would be no place for it: that goes when the
+user logs out, while a run that was started with nohup goes on.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import stat
@@ -16,10 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from dtrrun.launch.running import folders
+from dtrrun.telemetry.lock import abandoned_on, drop, machine, take
 
 PREFIX = "dtrrun-"
-LOCK = "lock"
 STALE_SECONDS = 86_400.0
+"""Without a word from a run of another machine, or of this one before it was started anew."""
 
 
 @contextmanager
@@ -27,18 +27,16 @@ def records_folder() -> Iterator[str]:
     """A new folder (mode 0700, of a name that nobody can foresee), which goes at the end. Raises OSError."""
     clean_up()
     with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as folder:
-        descriptor = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = take(folder)
         try:
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield folder
         finally:
-            os.close(descriptor)
+            drop(folder, descriptor)
 
 
 def clean_up() -> None:
-    """Remove the user's folders that nothing has touched for a day and that no process has to do with."""
-    stale = [path for path in _candidates() if not _is_held(path)]
+    """Remove the user's folders whose launchers were killed, and with which no process has to do any more."""
+    stale = [path for path in _candidates() if _is_stale(path)]
     if stale:
         used = {os.path.realpath(folder) for folder in folders()}
         for path in stale:
@@ -47,13 +45,12 @@ def clean_up() -> None:
 
 
 def _candidates() -> list[str]:
-    oldest = time.time() - STALE_SECONDS
     found = []
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if entry.name.startswith(PREFIX):
                 with suppress(OSError):
-                    if _is_ours(entry.stat(follow_symlinks=False)) and _touched(entry.path) < oldest:
+                    if _is_ours(entry.stat(follow_symlinks=False)):
                         found.append(entry.path)
     return found
 
@@ -71,16 +68,11 @@ def _touched(path: str) -> float:
     return max(times, default=os.stat(path).st_mtime)
 
 
-def _is_held(path: str) -> bool:
-    """A launcher of this or of another container holds it. A folder without a lock is none of ours."""
-    try:
-        descriptor = os.open(os.path.join(path, LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
+def _is_stale(path: str) -> bool:
+    where = abandoned_on(path)
+    if where is None:
+        return False
+    # A lock that was taken on another machine may only look free.
+    with suppress(OSError):
+        return where == machine() or _touched(path) < time.time() - STALE_SECONDS
     return False

@@ -150,6 +150,9 @@ class Study:
         if not path.exists():
             if trial.status != OK:
                 raise ScriptFailed(trial)
+            if trial.log_error:
+                folder = path.parent.parent
+                raise NothingToProfile(f"what it does cannot be written down in {folder}: {trial.log_error}")
             raise NothingToProfile(f"the {self.steps} steps could not be recorded: the next run had fewer")
         log = read_log(path)
         costs = costs_of(log)

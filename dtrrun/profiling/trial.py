@@ -53,6 +53,8 @@ class Trial:
     processes: int = 1
     overhead_bytes: int | None = None
     """What the driver shows beside the allocator's memory, of the process with most; None on the CPU."""
+    log_error: str | None = None
+    """Why the log that was asked for could not be written."""
 
     @property
     def slowdown(self) -> float | None:
@@ -100,6 +102,7 @@ def judged(ended: Captured, snapshots: Sequence[Snapshot]) -> Trial:
             (one.counters["overhead_bytes"] for one in trained if one.counters["device_index"] >= 0),
             default=None,
         ),
+        next((error for one in snapshots if (error := one.tables.get("log_error"))), None),
     )
 
 

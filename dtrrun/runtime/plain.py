@@ -8,6 +8,7 @@ from time import perf_counter_ns as now_ns
 from typing import Any
 
 from dtrrun.runtime import optional
+from dtrrun.runtime.launcher import Launcher
 from dtrrun.runtime.steps import StepClock
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.fields import COUNTERS
@@ -27,6 +28,7 @@ class Plain:
         self._started_ns = now_ns()
         self.steps = StepClock(self._times, self._step_ended)
         self._parts: list[Any] = [*optional.training_state(settings), self.steps]
+        self._launcher = Launcher(settings.record_dir)
         self.writer: Any = None
 
     def start(self, writer: Any = None) -> None:
@@ -54,6 +56,7 @@ class Plain:
         return {"wall_ns": wall, "operators_ns": wall}
 
     def _step_ended(self) -> None:
+        self._launcher.look()
         self._publish()
         if self._max_steps is not None and self.steps.count >= self._max_steps:
             raise SystemExit(0)

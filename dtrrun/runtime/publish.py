@@ -96,6 +96,7 @@ def tables(session: Session) -> dict[str, Any]:
             for name, (count, nbytes) in (fingerprints.mismatches.items() if fingerprints else ())
         ],
         "error": session.error,
+        "log_error": session._recorder.error if session._recorder is not None else None,
         "device_uuid": session.device.uuid,
     }
 

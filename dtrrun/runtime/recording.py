@@ -37,6 +37,8 @@ class Recorder:
         self.steps = 0
         self.inside = 0  # operators under way
         self._backward = False
+        self.error: str | None = None
+        """Why the log could not be written."""
 
     @property
     def active(self) -> bool:
@@ -48,7 +50,10 @@ class Recorder:
             self.annotate("STEP", step=self.steps)
             self._backward = False
             if self.steps >= self._last:
-                self._flush().close()
+                try:
+                    self._flush().close()
+                except OSError as error:
+                    self.error = error.strerror
                 self._log = None
                 ledger.small_constants = deque(maxlen=SMALL_CONSTANTS)
         elif self.steps == self._first - 1:
@@ -57,10 +62,14 @@ class Recorder:
     def _begin(self, ledger: Ledger) -> None:
         if os.environ.get("RANK", "0") != "0":
             return  # another process of the same program
-        self._log = log = open_log(self._path)
+        try:
+            self._log = log = open_log(self._path)
+        except OSError as error:
+            self.error = error.strerror
+            return
         if log is None:
             return
-        log.annotate("START", snapshot.head(ledger, self._first, self._cost))
+        log.annotate("START", snapshot.head(ledger, self._first, self._last, self._cost))
         for key, record in ledger.records.items():
             log.constant(self._number(key), record.nbytes, {})
         log.annotate("STATE", snapshot.state(ledger, self.numbers))

@@ -26,6 +26,7 @@ from dtrrun.runtime.functions import Functions
 from dtrrun.runtime.gradients import Gradients
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.heap import Heap
+from dtrrun.runtime.launcher import Launcher
 from dtrrun.runtime.ledger import Ledger
 from dtrrun.runtime.mode import DTRMode
 from dtrrun.runtime.mode_checks import ModeChecks
@@ -101,6 +102,7 @@ class Session:
         self._access: Access = new_access(self.careful)
         self._gradients = Gradients(self._access.pin)
         self._notices = notices.Notices(self.warn)
+        self._launcher = Launcher(settings.record_dir)
         self.ledger.met_device = self._met_device
         self._threads = threads.Threads(self.mode, self._threaded, self.warn)
         self._parts: list[Any] = [
@@ -254,6 +256,7 @@ class Session:
         self._notices.look_for_modules()
         self._threads.look()
         self.device.look()
+        self._launcher.look()
         self._publish()
         self.careful.next_tick = self.replay.next_tick = now_ns() + PUBLISH_NS
         self._thrashing.watch(self.steps.under_way(), GRACE_NS)

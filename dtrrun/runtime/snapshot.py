@@ -12,10 +12,11 @@ from dtrrun.runtime.ledger import Ledger
 from dtrrun.runtime.step_log import FORMAT, Facts
 
 
-def head(ledger: Ledger, step: int, cost: str) -> Facts:
+def head(ledger: Ledger, step: int, last: int, cost: str) -> Facts:
     return {
         "format": FORMAT,
         "step": step,
+        "last": last,
         "cost": cost,
         "torch": torch.__version__,
         "device": ledger.device_type,

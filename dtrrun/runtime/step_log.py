@@ -10,6 +10,7 @@ import gzip
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from dtrrun.ledger.record import Geometry
@@ -49,9 +50,14 @@ class Names:
 
 
 class StepLog:
-    """A log file under way. Raises OSError."""
+    """A log file under way. Raises OSError where it cannot be opened or completed.
+
+    What cannot be written in between is no error of the operator that is being recorded: it is kept for
+    `close`.
+    """
 
     def __init__(self, path: str) -> None:
+        self._error: OSError | None = None
         self._path = path
         self._names: dict[int, Names] = {}
         self._fresh = 0
@@ -63,19 +69,33 @@ class StepLog:
 
     def close(self) -> None:
         """The log is complete: it gets its name."""
-        self._file.close()
-        self._raw.close()
-        os.replace(self._part, self._path)
+        try:
+            if self._error is not None:
+                raise self._error
+            self._file.close()
+            self._raw.close()
+            os.replace(self._part, self._path)
+        except OSError:
+            self.discard()
+            raise
 
     def discard(self) -> None:
-        self._raw.close()
-        os.unlink(self._part)
+        for file in (self._file, self._raw):  # each writes what it still holds
+            with suppress(OSError):
+                file.close()
+        with suppress(OSError):
+            os.unlink(self._part)
 
     def line(self, instruction: str, facts: Facts | None = None, **fields: Any) -> None:
         fields = {"INSTRUCTION": instruction, **fields}
         if facts is not None:
             fields["DTRRUN"] = facts
-        self._file.write(json.dumps(fields, separators=(",", ":")).encode() + b"\n")
+        if self._error is not None:
+            return
+        try:
+            self._file.write(json.dumps(fields, separators=(",", ":")).encode() + b"\n")
+        except OSError as error:
+            self._error = error
 
     def annotate(self, text: str, facts: Facts | None = None) -> None:
         self.line("ANNOTATE", facts, ANNOTATION=text)

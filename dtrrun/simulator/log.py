@@ -21,12 +21,13 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 START = "START"
 BACKWARD = "BACKWARD"
+STEP = "STEP"
 
 
 Facts = dict[str, Any] | None
@@ -90,11 +91,15 @@ Instruction = Constant | Call | Mutate | Copy | CopyFrom | Release | Annotate
 def read_log(path: str | Path) -> list[Instruction]:
     """The instructions of a log file, from its START annotation (from the beginning if it has none).
 
-    The annotation is left out unless it has facts. Raises LogError, OSError.
+    The annotation is left out unless it has facts. Raises LogError, also for a log without an operator and
+    for one of `dtrrun record` that was cut off; OSError.
     """
     try:
         with _opened(path) as file:
-            return list(_from_start(parse(file, str(path))))
+            reader = _Lines(file, str(path))
+            found = _from_start(_instructions(reader))
+            _check_whole(found, reader)
+            return found
     except UnicodeDecodeError as error:
         raise LogError(f"{path}: not a text file ({error.reason} at byte {error.start})") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -115,9 +120,26 @@ def _from_start(instructions: Iterable[Instruction]) -> list[Instruction]:
     return found
 
 
+def _check_whole(found: Sequence[Instruction], reader: _Lines) -> None:
+    """Raise LogError for what is no whole log. The paper's own logs have no mark at their end."""
+    if not found:
+        raise LogError(f"{reader.name}: the log is empty")
+    head, last = found[0], found[-1]
+    if not (isinstance(head, Annotate) and head.facts and "step" in head.facts):
+        return
+    if not (isinstance(last, Annotate) and last.text == STEP and last.facts):
+        raise reader.error("the log was cut off: it ends in the middle of a step")
+    ended, wanted = last.facts.get("step"), head.facts.get("last")
+    if wanted is not None and ended != wanted:
+        raise reader.error(f"the log was cut off: it ends with step {ended}, not {wanted}")
+
+
 def parse(lines: Iterable[str], name: str) -> Iterator[Instruction]:
     """The instructions of `lines`; `name` is for the messages. Raises LogError."""
-    reader = _Lines(lines, name)
+    return _instructions(_Lines(lines, name))
+
+
+def _instructions(reader: _Lines) -> Iterator[Instruction]:
     while (fields := reader.next()) is not None:
         kind, facts = reader.text("INSTRUCTION"), reader.facts()
         if kind == "CONSTANT":
@@ -165,12 +187,12 @@ class _Lines:
 
     def __init__(self, lines: Iterable[str], name: str) -> None:
         self._lines = iter(lines)
-        self._name = name
+        self.name = name
         self._place = 0
         self._fields: dict[str, Any] = {}
 
     def error(self, what: str) -> LogError:
-        return LogError(f"{self._name}, line {self._place}: {what}")
+        return LogError(f"{self.name}, line {self._place}: {what}")
 
     def next(self) -> dict[str, Any] | None:
         for line in self._lines:
@@ -181,6 +203,8 @@ class _Lines:
                 fields = json.loads(line)
             except ValueError as error:
                 raise self.error(f"not JSON: {error}") from None
+            except RecursionError:
+                raise self.error("not JSON that can be read: nested too deeply") from None
             if not isinstance(fields, dict):
                 raise self.error(f"not an object with fields: {line.strip()[:60]}")
             self._fields = fields

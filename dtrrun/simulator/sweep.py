@@ -20,7 +20,7 @@ from dtrrun.policy.foresight import Step
 
 from . import PORTFOLIO
 from .live import predict, watched_steps
-from .log import Instruction, read_log
+from .log import Instruction, LogError, read_log
 from .portfolio import Replayer, find
 from .schedule import Schedule, read_schedule
 from .simulate import simulate
@@ -131,11 +131,14 @@ def read_facts(paths: Sequence[str]) -> list[Facts]:
     found = []
     for path, name in zip(paths, names, strict=True):
         schedule = schedule_at(path)
+        operators = sum(bool(operator.inputs or operator.cost) for operator in schedule.operators)
+        if not operators:
+            raise LogError(f"{path}: the log has no operator")
         found.append(
             Facts(
                 name if names.count(name) == 1 else path,
                 path,
-                sum(bool(operator.inputs or operator.cost) for operator in schedule.operators),
+                operators,
                 len(schedule.nbytes),
                 schedule.cost / 1e9,
                 schedule.peak_bytes,

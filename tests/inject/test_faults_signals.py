@@ -31,9 +31,10 @@ def replaying(program, tmp_path, environment):
     program("replays.py", REPLAYS)
     started = []
 
-    def start(*words):
+    def start(target=None):
+        command = [sys.executable, "-m", "dtrrun", "--budget", "1MB", "--json", "r.json"]
         child = subprocess.Popen(
-            [sys.executable, "-m", "dtrrun", "--budget", "1MB", "--json", "r.json", *words, "replays.py"],
+            [*command, *(target or ["replays.py"])],
             cwd=tmp_path,
             env=environment,
             stdout=subprocess.PIPE,
@@ -82,11 +83,37 @@ def test_a_signal_in_the_middle_of_a_rematerialization(replaying, tmp_path, name
     assert [name for name in os.listdir(tmp_path) if name.startswith("dtrrun-")] == []
 
 
-def test_a_launcher_that_is_killed_leaves_the_training_process_running(replaying):
-    """Nobody is left to pass the signal on; as with any other wrapper, the program is not disturbed."""
-    child, pid = replaying()
+@pytest.mark.parametrize("between", [[], ["sh", "-c", "python replays.py; true"]], ids=["directly", "shell"])
+def test_a_launcher_that_is_killed_takes_the_training_process_with_it(replaying, tmp_path, between, dtrrun):
+    child, pid = replaying(target=between)
     child.kill()
     assert child.wait(60) == -signal.SIGKILL
-    time.sleep(0.5)
-    os.kill(pid, signal.SIGTERM)
     assert ended(pid)
+    left = [name for name in os.listdir(tmp_path) if name.startswith("dtrrun-")]
+    assert len(left) == 1
+    dtrrun("true")
+    assert [name for name in os.listdir(tmp_path) if name.startswith("dtrrun-")] == []
+
+
+def test_a_target_that_outlives_a_launcher_that_ended_well_goes_on(program, dtrrun, tmp_path):
+    program(
+        "detached.py",
+        "import os, sys, time, torch\n"
+        "if os.fork():\n"
+        "    os._exit(0)\n"
+        "os.execv(sys.executable, [sys.executable, 'trains.py'])\n",
+    )
+    program(
+        "trains.py",
+        "import time, torch\n"
+        "until = time.monotonic() + 6\n"
+        "while time.monotonic() < until:\n"
+        "    torch.ones(1000).sum()\n"
+        "open('went on', 'w').close()\n",
+    )
+    dtrrun("sh", "-c", "python detached.py >/dev/null 2>&1")
+    for _ in range(400):
+        if (tmp_path / "went on").exists():
+            return
+        time.sleep(0.1)
+    pytest.fail("it was ended")

@@ -1,5 +1,7 @@
 """`dtrrun record` in real interpreters."""
 
+import resource
+import subprocess
 import sys
 
 import pytest
@@ -74,6 +76,7 @@ def test_a_program_that_ends_before(record, script, tmp_path):
         (("-o", "x.log", "--step", "zero"), "'zero' is neither a number nor a range"),
         (("-o", "x.log", "--step", "3-2"), "'3-2' is no range of steps"),
         (("-o", "/nowhere/x.log"), "/nowhere is no folder that can be written to"),
+        (("-o", "/tmp"), "-o: /tmp is a folder"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_starts(record, script, words, message):
@@ -81,3 +84,35 @@ def test_what_is_wrong_is_said_before_anything_starts(record, script, words, mes
     assert (run.status, run.out) == (2, "")
     assert len(run.ours) == 1
     assert message in run.ours[0]
+
+
+def names(folder):
+    """Of all but what PyTorch leaves in the folder for temporary files."""
+    return {one.name for one in folder.iterdir() if not one.name.startswith("torch")}
+
+
+def test_a_full_disk(environment, script, tmp_path):
+    """A limit on the size of files stands for it: the log is longer, all else is not."""
+    many = "for _ in range(4000):\n        torch.ones(2).add(1)\n    optimizer.step()"
+    script.write_text(SCRIPT.replace("optimizer.step()", many))
+    done = subprocess.run(
+        [sys.executable, "-m", "dtrrun", "record", "--quiet", "-o", "step.log", str(script)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000)),
+    )
+    path = tmp_path / "step.log"
+    assert (done.returncode, done.stdout) == (125, "step 1\n")
+    assert done.stderr == f"dtrrun: error: nothing was recorded: {path} cannot be written: File too large\n"
+    assert names(tmp_path) == {"train.py"}
+
+
+def test_a_program_that_is_killed_after_the_step_leaves_its_log(record, script, tmp_path):
+    script.write_text(SCRIPT + "\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    run = record("--go-on", "-o", "step.log", str(script))
+    assert run.status == -9
+    assert run.ours[-1].startswith(f"step 2 is in {tmp_path / 'step.log'}: ")
+    assert names(tmp_path) == {"train.py", "step.log"}

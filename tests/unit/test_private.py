@@ -11,7 +11,8 @@ import time
 import pytest
 
 from dtrrun.launch import records
-from dtrrun.launch.records import LOCK, STALE_SECONDS, clean_up, records_folder
+from dtrrun.launch.records import STALE_SECONDS, clean_up, records_folder
+from dtrrun.telemetry.lock import LOCK, abandoned_on, machine
 from dtrrun.telemetry.private import open_private, write_private
 from dtrrun.telemetry.run import ABOUT, announce
 
@@ -65,12 +66,12 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path
 
 
-def left_behind(folder, name="dtrrun-abc", age=LONG_AGO, lock=True):
+def left_behind(folder, name="dtrrun-abc", age=LONG_AGO, lock=True, where=None):
     path = folder / name
     path.mkdir(mode=0o700)
     names = ["1-2.record", LOCK] if lock else ["1-2.record"]
     for inside in names:
-        (path / inside).touch(0o600)
+        (path / inside).write_text(machine() if where is None else where)
         os.utime(path / inside, (age, age))
     os.utime(path, (age, age))
     return path
@@ -95,18 +96,35 @@ def test_marks_of_the_hook_are_private(tmp_path):
     assert {name: mode(tmp_path / name) for name in os.listdir(tmp_path)} == {"python": 0o600}
 
 
-def test_what_a_killed_launcher_left_goes_a_day_later(temporary):
-    old, new = left_behind(temporary), left_behind(temporary, "dtrrun-new", time.time() - 60)
+def test_what_a_killed_launcher_left_goes_at_the_next_start(temporary):
+    path = left_behind(temporary, age=time.time())
     with records_folder():
-        assert not old.exists()
-        assert new.exists()
+        assert not path.exists()
 
 
-def test_what_was_written_lately_stays(temporary):
-    path = left_behind(temporary)
-    (path / "1-2.record").touch()
+def test_what_one_of_another_machine_left_goes_a_day_later(temporary):
+    """A network file system may keep locks to the machine that took them: the run may be alive."""
+    old = left_behind(temporary, where="another")
+    new = left_behind(temporary, "dtrrun-new", time.time() - 60, where="another")
     clean_up()
-    assert path.exists()
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_a_folder_is_abandoned_by_a_killed_launcher_alone(temporary):
+    with records_folder() as folder:
+        assert abandoned_on(folder) is None
+    assert abandoned_on(folder) is None
+    code = (
+        "import os, sys\n"
+        "from dtrrun.launch.records import records_folder\n"
+        "with records_folder() as folder:\n"
+        "    print(folder, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert abandoned_on(done.stdout.strip()) == machine()
 
 
 def test_what_a_launcher_holds_stays(temporary):

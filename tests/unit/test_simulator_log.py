@@ -129,3 +129,37 @@ def test_a_file_that_is_no_text_is_named(tmp_path):
     path.write_bytes(b'{"INSTRUCTION": "\xff"}')
     with pytest.raises(LogError, match=r"step\.log: not a text file"):
         read_log(path)
+
+
+def ours(last_step, **facts):
+    head = Annotate("START", {"format": 1, "step": 2, **facts})
+    return [head, *EVERYTHING, *([Annotate("STEP", {"step": last_step})] if last_step else [])]
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        ([], "the log is empty"),
+        (ours(None), "line 13: the log was cut off: it ends in the middle of a step"),
+        (ours(2, last=3), "line 14: the log was cut off: it ends with step 2, not 3"),
+    ],
+)
+def test_a_log_that_was_cut_off(tmp_path, log, told):
+    path = tmp_path / "step.log"
+    with open(path, "w") as file:
+        write_log(log, file)
+    with pytest.raises(LogError, match=told):
+        read_log(path)
+
+
+@pytest.mark.parametrize("facts", [{}, {"last": 2}])
+def test_a_whole_log_of_our_own(tmp_path, facts):
+    path = tmp_path / "step.log"
+    with open(path, "w") as file:
+        write_log(ours(2, **facts), file)
+    assert read_log(path) == ours(2, **facts)
+
+
+def test_a_line_that_is_nested_too_deeply():
+    with pytest.raises(LogError, match=r"step\.log, line 1: not JSON that can be read: nested too deeply"):
+        list(parse(["[" * 200_000 + "]" * 200_000], "step.log"))
