@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from decimal import Decimal
 
 UNITS = {"b": 1} | {
     f"{letter}{suffix}": base**power
@@ -20,6 +19,8 @@ def parse_size(text: str, whole: Callable[[], int] | None = None) -> int:
     GB is 10^9 bytes and GiB 2^30; fractions of a byte are dropped. Raises ValueError, whose text is meant
     for the person who wrote it.
     """
+    from decimal import Decimal  # a training process need not have it
+
     match = _AMOUNT.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a size; write one like 6GB, 1.5GiB, 512MB or 50%")

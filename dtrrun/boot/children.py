@@ -10,11 +10,12 @@ without a budget.
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable
 from multiprocessing import util
 
 from dtrrun.boot.helpers import is_helper
-from dtrrun.boot.path._dtrrun_hook import fail
+from dtrrun.boot.path._dtrrun_hook import fail, mark
 
 
 def watch(activate: Callable[[], None], finish: Callable[[], None]) -> None:
@@ -23,10 +24,12 @@ def watch(activate: Callable[[], None], finish: Callable[[], None]) -> None:
     def start(_: object) -> None:
         if is_helper(getattr(multiprocessing.current_process(), "_target", None)):
             return
+        if multiprocessing.current_process().daemon:
+            mark("daemons", f"{os.getpid()}\n")
         try:
             activate()
         except Exception as error:  # multiprocessing would swallow it
-            fail(error)
+            fail(f"{type(error).__name__}: {error}")
         util.Finalize(None, finish, exitpriority=0)  # such a child ends without atexit (before 3.13)
 
     util.register_after_fork(start, start)  # the first is held weakly, the second is not

@@ -12,6 +12,7 @@ import typer
 
 from dtrrun.cli import values
 from dtrrun.cli.messages import say, show_tail
+from dtrrun.cli.nesting import inside_another
 from dtrrun.cli.options import collect
 from dtrrun.cli.parameters import flag as _flag
 from dtrrun.cli.parameters import read
@@ -106,7 +107,7 @@ def profile(
     words: Sequence[str] = ctx.obj
     if list(words[:1]) == ["-"]:
         raise LaunchError("profile runs its target several times: it cannot be read from standard input")
-    options = collect({"python": python, "device": device})
+    options = inside_another(collect({"python": python, "device": device}), limits=False)
     settings = replace(
         options.settings,
         budget_bytes=None,

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from dtrrun.cli.messages import say
+from dtrrun.cli.nesting import inside_another
 from dtrrun.cli.options import Options, collect
 from dtrrun.cli.supervise import supervise
 from dtrrun.launch.errors import FAILED, LaunchError
@@ -32,7 +33,7 @@ dtrrun record -o steps.log.gz --step 1-3 --cost model -m mypackage.train
 [bold]Exit status[/bold]: the target's own; 125 where the step was not recorded.
 """
 COMMAND: dict[str, Any] = {
-    "options_metavar": "-o PATH [OPTIONS] [--] TARGET [ARGS]...",
+    "options_metavar": "record -o PATH [OPTIONS] [--] TARGET [ARGS]...",
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 
@@ -79,7 +80,7 @@ def record(
     if output is None:
         raise LaunchError("record: -o PATH says where the log goes")
     first, last = read_steps(step)
-    options = collect({"cost": cost, "quiet": quiet, "python": python})
+    options = inside_another(collect({"cost": cost, "quiet": quiet, "python": python}), limits=False)
     path = Path(output).absolute()
     part = path.with_name(f".{secrets.token_hex(8)}-{path.name}")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):

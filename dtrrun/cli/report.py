@@ -27,7 +27,7 @@ dtrrun report run.json -o report.html --profile-json profile.json
 [bold]Exit status[/bold]: 0; 2 usage, or a file that is no report of dtrrun's.
 """
 COMMAND: dict[str, Any] = {
-    "options_metavar": "[OPTIONS]",
+    "options_metavar": "report [OPTIONS]",
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 

@@ -8,6 +8,7 @@ import typer
 
 from dtrrun import __version__
 from dtrrun.cli.messages import to_stdout
+from dtrrun.cli.nesting import inside_another
 from dtrrun.cli.options import collect
 from dtrrun.cli.parameters import flag as _flag
 from dtrrun.cli.parameters import text as _text
@@ -215,5 +216,5 @@ def run(
     that starts Python, such as torchrun. The options of dtrrun end where TARGET begins; the rest is TARGET's.
     """
     given = {key: value for key, value in ctx.params.items() if key not in ("version", "help")}
-    options = collect(given)
+    options = inside_another(collect(given))
     return supervise(options, resolve(ctx.obj, lambda: choose(options.python)))

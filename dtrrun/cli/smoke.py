@@ -11,6 +11,7 @@ import typer
 
 from dtrrun.cli import values
 from dtrrun.cli.messages import if_someone_reads, say, show_tail, to_stdout
+from dtrrun.cli.nesting import inside_another
 from dtrrun.cli.options import collect
 from dtrrun.cli.parameters import flag, read, text
 from dtrrun.cli.report_file import file_writer, refuse_one_path_twice, report_writer, write_each
@@ -41,7 +42,7 @@ dtrrun smoke --budget 4GB --steps 5 --max-slowdown 1.5 --junit smoke.xml -m mypa
 [bold]Exit status[/bold]: 0 all checks passed; 1 one did not; 2 usage; 125 nothing could be checked.
 """
 COMMAND: dict[str, Any] = {
-    "options_metavar": "[OPTIONS] [--] TARGET [ARGS]...",
+    "options_metavar": "smoke [OPTIONS] [--] TARGET [ARGS]...",
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 _Text: TypeAlias = str | None
@@ -84,6 +85,9 @@ def smoke(
     patience = float(read("--timeout", count, timeout))
     read("--budget", lambda size: parse_size(size, lambda: 1 << 40), budget)
     options = collect({"heuristic": heuristic, "device": device, "python": python})
+    options = inside_another(options, limits=False)
+    for warning in options.warnings if not quiet else ():
+        say(f"warning: {warning}")
     command = resolve(ctx.obj, lambda: choose(options.python))
     settings = replace(
         options.settings,

@@ -15,7 +15,7 @@ from dtrrun.cli.options import Options
 from dtrrun.cli.report_file import file_writer, refuse_one_path_twice, report_writer, write_each
 from dtrrun.launch.environment import child_environment
 from dtrrun.launch.errors import FAILED
-from dtrrun.launch.outcome import judge, read_marks
+from dtrrun.launch.outcome import explained, judge, read_marks
 from dtrrun.launch.process import run
 from dtrrun.launch.pty import Terminal
 from dtrrun.launch.records import records_folder
@@ -65,10 +65,11 @@ def supervise(options: Options, command: Sequence[str], finish: Finish = lambda 
             returncode = _run(settings, command, view, sampler, said)
         elapsed = time.monotonic() - started
 
-        snapshots, stopped = read_all(folder), None
+        marks = read_marks(Path(folder))
+        snapshots, stopped = explained(read_all(folder), marks), None
         if sampler is not None:
-            snapshots, stopped = sampler.shown(snapshots), sampler.stopped
-        outcome = judge(returncode, snapshots, read_marks(Path(folder)), stopped)
+            snapshots, stopped = list(sampler.shown(snapshots)), sampler.stopped
+        outcome = judge(returncode, snapshots, marks, stopped)
         seen = timeline.values(snapshots) if timeline is not None else None
         report = build_report(snapshots, settings, outcome.exit_status, command, elapsed, seen)
         if snapshots and not options.quiet:

@@ -37,7 +37,7 @@ dtrrun top --once --json -
 [bold]Exit status[/bold]: 0; 1 where no run has that PID; 2 usage. Ctrl-C ends it.
 """
 COMMAND: dict[str, Any] = {
-    "options_metavar": "[OPTIONS]",
+    "options_metavar": "top [OPTIONS]",
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dtrrun.launch.errors import BY_SIGNAL, FAILED, MISMATCH, VIOLATION
 from dtrrun.telemetry.record import Snapshot
+
+NESTED = "nested"
+"""The mark of a dtrrun that the target ran."""
+REPLACED, STOPPED = "replaced", "stopped"
+"""Statuses of processes: of an image that `exec` replaced; of a daemon that its parent stopped (a pool's)."""
 
 
 @dataclass(frozen=True)
@@ -16,6 +21,12 @@ class Marks:
 
     python: bool = False
     """Some Python process loaded the hook."""
+    starts: tuple[tuple[int, float], ...] = ()
+    """Of each that did: its id, and when its interpreter started, in seconds since the epoch."""
+    daemons: frozenset[int] = frozenset()
+    """Daemonic children of `multiprocessing`, by their ids."""
+    nested: bool = False
+    """The target ran another dtrrun."""
     old_python: bool = False
     """Some Python process was too old for it."""
     without_torch: tuple[str, ...] = ()
@@ -29,10 +40,39 @@ def read_marks(folder: Path) -> Marks:
     without = folder / "no-torch"
     return Marks(
         python=(folder / "python").exists(),
+        starts=tuple((int(pid), float(ns) / 1e9) for pid, ns in _rows(folder / "python", 2)),
+        daemons=frozenset(int(pid) for (pid,) in _rows(folder / "daemons", 1)),
+        nested=(folder / NESTED).exists(),
         old_python=(folder / "old-python").exists(),
         without_torch=tuple(dict.fromkeys(without.read_text().splitlines())) if without.exists() else (),
         failures=tuple(path.read_text() for path in sorted(folder.glob("failed-*"))),
     )
+
+
+def _rows(path: Path, columns: int) -> list[list[str]]:
+    """The whole rows of numbers in a file of marks."""
+    try:
+        rows = [line.split() for line in path.read_text().splitlines()]
+    except (OSError, ValueError):
+        return []
+    return [row for row in rows if len(row) == columns and all(word.isdecimal() for word in row)]
+
+
+def explained(snapshots: Sequence[Snapshot], marks: Marks) -> list[Snapshot]:
+    """The snapshots; those that did not say how they ended, though nobody killed them, with a status."""
+    return [snapshot if snapshot.ended else _explained(snapshot, marks) for snapshot in snapshots]
+
+
+def _explained(snapshot: Snapshot, marks: Marks) -> Snapshot:
+    began = snapshot.meta.get("start")
+    # A process loads the hook once more where `exec` gives it another image.
+    if isinstance(began, (int, float)) and any(
+        pid == snapshot.pid and start > began for pid, start in marks.starts
+    ):
+        return replace(snapshot, ended=True, status=REPLACED)
+    if not snapshot.alive and snapshot.pid in marks.daemons:
+        return replace(snapshot, ended=True, status=STOPPED)
+    return snapshot
 
 
 @dataclass(frozen=True)
@@ -43,6 +83,8 @@ class Outcome:
     signal: int | None = None
     error: str | None = None
     note: str | None = None
+    absent: str | None = None
+    """Why no process of the target ran under dtrrun; part of `error` or `note`."""
 
 
 def judge(
@@ -62,12 +104,18 @@ def judge(
         processes = "a process" if count == 1 else f"{count} processes"
         return Outcome(FAILED, error=f"{processes} could not be put under the budget: {marks.failures[0]}")
     absent = None if snapshots else _why_absent(marks)
+    if absent and marks.nested:
+        return Outcome(
+            BY_SIGNAL - returncode if returncode < 0 else returncode,
+            signal=-returncode if returncode < 0 else None,
+            note="the target ran dtrrun itself: its processes are in that run's figures, not in these",
+        )
     if returncode < 0:
-        return Outcome(BY_SIGNAL - returncode, signal=-returncode, note=absent)
+        return Outcome(BY_SIGNAL - returncode, signal=-returncode, note=absent, absent=absent)
     if returncode > 0:
-        return Outcome(returncode, note=absent)
+        return Outcome(returncode, note=absent, absent=absent)
     if absent:
-        return Outcome(FAILED, error=f"nothing ran under the budget: {absent}")
+        return Outcome(FAILED, error=f"dtrrun had nothing to do: {absent}", absent=absent)
     if any(snapshot.counters.get("verify_mismatches") for snapshot in snapshots):
         return Outcome(MISMATCH, error="rematerialized storages differ from what was evicted")
     return Outcome(0)

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 import psutil
 
 from dtrrun.launch.environment import RECORDS
+from dtrrun.launch.outcome import explained, read_marks
 from dtrrun.telemetry.run import Run, read_run
 
 
 def find() -> list[Run]:
     """The oldest first. Runs in which nothing has imported torch yet are left out."""
-    found = [run for folder in folders() if (run := read_run(folder)) is not None and run.snapshots]
+    found = []
+    for folder in folders():
+        run = read_run(folder)
+        if run is not None and run.snapshots:
+            found.append(replace(run, snapshots=explained(run.snapshots, read_marks(Path(folder)))))
     return sorted(found, key=lambda run: (run.start, run.pid))
 
 

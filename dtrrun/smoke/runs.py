@@ -77,7 +77,7 @@ def run_once(settings: RuntimeSettings, command: Sequence[str], patience: float)
         outcome = judge(ended.returncode, snapshots, read_marks(Path(folder)))
         told = (read_state(folder, one.pid) for one in snapshots)
         states = tuple(one for one in told if one is not None)
-    error = outcome.error or outcome.note
+    error = outcome.absent or outcome.error
     if ended.timed_out:
         error = f"not done after {patience:.0f} s"
     elif ended.returncode < 0:

@@ -25,6 +25,8 @@ from dtrrun.views.text import SOURCE, counts_of, duration, least_budget, plain, 
 
 MOST = 6
 """Rows shown of each list; `--json` has them all."""
+HARMLESS = ("replaced", "stopped")
+"""How a process may end without a word, and without anything wrong (docs/report.md)."""
 WIDE = 100
 """Columns from which the parts of the breakdown have their full names."""
 
@@ -132,10 +134,16 @@ def _processes(processes: list[dict[str, Any]]) -> RenderableType:
             format_size(process["peak_bytes"]),
             *(_shown(process) if on_gpu else ()),
             *counts_of(process),
-            Text("" if process["status"] == "ended" else plain(process["status"], 20), style="red"),
+            _status(process["status"]),
         )
     left = len(processes) - 2 * MOST
     return Group(table, Text(f"… and {left} more", style="dim")) if left > 0 else table
+
+
+def _status(status: str) -> Text:
+    if status == "ended":
+        return Text("")
+    return Text(plain(status, 20), style="dim" if status in HARMLESS else "red")
 
 
 def _shown(process: dict[str, Any]) -> tuple[RenderableType, str]:

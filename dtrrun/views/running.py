@@ -14,36 +14,53 @@ from dtrrun.sizes import format_size
 from dtrrun.telemetry.run import Run
 from dtrrun.views.figures import breakdown, slowdown, total
 from dtrrun.views.panels import columns_table
-from dtrrun.views.picture import picture
+from dtrrun.views.picture import picture, running
 from dtrrun.views.rates import Rates
 from dtrrun.views.text import duration, plain, words_of
 
-COLUMNS = ("pid", "device", "budget", "resident", "peak", "steps", "slowdown", "time", "target")
+COLUMNS = ("pid", "procs", "device", "budget", "resident", "peak", "steps", "slowdown", "time", "target")
 
 
 def runs_table(runs: Sequence[Run]) -> RenderableType:
-    """One line a run."""
+    """One line a run.
+
+    Budget, resident and peak are of one process, as the budget is: the largest figures of those that live.
+    """
     if not runs:
         return Text("no run of dtrrun is under way")
     table = columns_table(*COLUMNS)
     last = table.columns[-1]  # where there is little room, the target's name is cut
     last.justify, last.no_wrap = "left", False
     for run in runs:
-        counters = total(run.snapshots)
-        budget = max(snapshot.counters["budget_bytes"] for snapshot in run.snapshots)
-        found = slowdown(breakdown(counters))
+        shown = running(run.snapshots)
+        most = {
+            name: max(snapshot.counters[name] for snapshot in shown)
+            for name in ("budget_bytes", "resident_bytes", "peak_bytes", "steps")
+        }
+        found = slowdown(breakdown(total(shown)))
         table.add_row(
             str(run.pid),
-            Text(plain(run.snapshots[0].meta.get("device") or "", 12)),
-            format_size(budget) if budget > 0 else "–",
-            format_size(counters["resident_bytes"]),
-            format_size(counters["peak_bytes"]),
-            f"{counters['steps']:,}",
+            processes(run),
+            Text(plain(shown[0].meta.get("device") or "", 12)),
+            format_size(most["budget_bytes"]) if most["budget_bytes"] > 0 else "–",
+            format_size(most["resident_bytes"]),
+            format_size(most["peak_bytes"]),
+            f"{most['steps']:,}",
             "–" if found is None else f"{found:.2f}",
             duration(time.time() - run.start),
             Text(target(run), no_wrap=True, overflow="ellipsis"),
         )
     return table
+
+
+def processes(run: Run) -> Text:
+    """How many train now, and what has become of others that is worth a look."""
+    living = sum(one.alive and not one.ended for one in run.snapshots)
+    killed = sum(not one.alive and not one.ended for one in run.snapshots)
+    too_small = sum(isinstance(one.tables.get("error"), dict) for one in run.snapshots)
+    trouble = [f"{killed} killed"] if killed else []
+    trouble += [f"{too_small} without room"] if too_small else []
+    return Text.assemble(str(living), (f", {', '.join(trouble)}" if trouble else "", "red"))
 
 
 def settings_of(run: Run) -> RuntimeSettings:

@@ -212,7 +212,7 @@ def test_nothing_that_imports_torch(program, dtrrun):
     began = time.monotonic()
     ended = dtrrun("--budget", "1GB", "true", env={"PYTHONPATH": "watch"})
     assert ended.status == 125
-    assert ended.ours[-1].startswith("error: nothing ran under the budget: the target started no Python")
+    assert ended.ours[-1].startswith("error: dtrrun had nothing to do: the target started no Python")
     assert "torch was imported" not in ended.err
     assert time.monotonic() - began < 10
 
@@ -221,19 +221,29 @@ def test_a_script_that_never_imports_torch(program, dtrrun):
     program("ok.py", "print('done')")
     ended = dtrrun("--budget", "1GB", "ok.py")
     assert (ended.status, ended.out) == (125, "done\n")
-    assert ended.ours[-1] == "error: nothing ran under the budget: the target's Python never imported torch"
+    assert ended.ours[-1] == "error: dtrrun had nothing to do: the target's Python never imported torch"
 
 
-def test_a_runtime_that_cannot_start_ends_the_process(program, dtrrun):
+@pytest.mark.parametrize(
+    ("heuristic", "files", "reason"),
+    [
+        ("nosuchmodule:score", {}, "nosuchmodule"),
+        ("os:system", {}, "os:system"),
+        ("lru", {"torch.py": "ones = None\n"}, "torch.py, which is not PyTorch; give that file another name"),
+    ],
+)
+def test_a_runtime_that_cannot_start_ends_the_process(program, dtrrun, heuristic, files, reason):
+    for name, text in files.items():
+        program(name, text)
     program(
         "train.py",
         "try:\n    import torch\nexcept BaseException:\n    pass\nprint('trains without a budget')\n",
     )
-    ended = dtrrun("--budget", "1GB", "--heuristic", "nosuchmodule:score", "train.py")
+    ended = dtrrun("--quiet", "--budget", "1GB", "--heuristic", heuristic, "train.py")
     assert (ended.status, ended.out) == (125, "")
-    assert "Traceback" not in ended.err
-    assert "nosuchmodule" in ended.ours[-1]
-    assert ended.ours[-1].startswith("error: a process could not be put under the budget")
+    (line,) = ended.err.splitlines()
+    assert line.startswith("dtrrun: error: a process could not be put under the budget: ")
+    assert reason in line
 
 
 def test_loading_shape_functions_is_no_thrashing(program, dtrrun):

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import subprocess
 import sys
 
 import pytest
@@ -125,4 +126,7 @@ def test_marks_are_left_if_the_launcher_is_still_there(tmp_path, monkeypatch):
 def test_the_hook_needs_little():
     """What it imports at its top is what every Python has loaded at its start."""
     names = {name for name in vars(_dtrrun_hook) if isinstance(vars(_dtrrun_hook)[name], type(sys))}
-    assert names == {"os", "sys"}
+    assert names == {"os", "sys", "time"}
+    code = "import sys; print({'os', 'sys', 'time'} <= set(sys.modules))"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

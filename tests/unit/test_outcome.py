@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from dtrrun.launch.outcome import Marks, judge, read_marks
+from dtrrun.launch.outcome import Marks, explained, judge, read_marks
 from dtrrun.telemetry.fields import COUNTERS
 from dtrrun.telemetry.record import Snapshot
 
@@ -30,7 +30,7 @@ def test_a_signal_is_passed_on(number):
 def test_success_without_the_runtime_is_a_failure_of_ours():
     outcome = judge(0, [], QUIET)
     assert outcome.exit_status == 125
-    assert outcome.error == "nothing ran under the budget: the target's Python never imported torch"
+    assert outcome.error == "dtrrun had nothing to do: the target's Python never imported torch"
 
 
 @pytest.mark.parametrize("returncode", [1, -15])
@@ -79,4 +79,39 @@ def test_marks(tmp_path):
     (tmp_path / "no-torch").write_text("/a/python\n/b/python\n/a/python\n")
     (tmp_path / "no-accelerate.commands.launch").write_text("/a/python\n")
     (tmp_path / "failed-7").write_text("ValueError: no")
-    assert read_marks(tmp_path) == Marks(True, False, ("/a/python", "/b/python"), ("ValueError: no",))
+    assert read_marks(tmp_path) == Marks(
+        python=True, without_torch=("/a/python", "/b/python"), failures=("ValueError: no",)
+    )
+
+
+def test_marks_of_starts_daemons_and_another_dtrrun(tmp_path):
+    (tmp_path / "python").write_text("7 1500000000\n7 2500000000\ntorn")
+    (tmp_path / "daemons").write_text("8\n")
+    (tmp_path / "nested").touch()
+    found = read_marks(tmp_path)
+    assert (found.starts, found.daemons, found.nested) == (((7, 1.5), (7, 2.5)), {8}, True)
+
+
+@pytest.mark.parametrize(
+    ("pid", "start", "alive", "status"),
+    [
+        (7, 1.6, False, "replaced"),
+        (7, 1.6, True, "replaced"),
+        (7, 2.6, False, ""),
+        (8, 1.6, False, "stopped"),
+        (8, 1.6, True, ""),
+        (9, 1.6, False, ""),
+    ],
+)
+def test_who_did_not_say_how_it_ended(pid, start, alive, status):
+    marks = Marks(starts=((7, 1.5), (7, 2.5), (8, 1.5), (9, 1.5)), daemons=frozenset({8}))
+    one = Snapshot(pid=pid, meta={"pid": pid, "start": start}, counters={}, alive=alive)
+    (found,) = explained([one], marks)
+    assert (found.status, found.ended) == (status, bool(status))
+
+
+@pytest.mark.parametrize(("returncode", "status", "number"), [(0, 0, None), (3, 3, None), (-15, 143, 15)])
+def test_a_dtrrun_inside_another(returncode, status, number):
+    outcome = judge(returncode, [], Marks(python=True, nested=True))
+    assert (outcome.exit_status, outcome.signal, outcome.error) == (status, number, None)
+    assert "ran dtrrun itself" in outcome.note

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import time
 
 import psutil
@@ -96,11 +97,26 @@ def test_a_line_a_run():
     assert shown(runs_table([])).strip() == "no run of dtrrun is under way"
 
 
+def test_one_process_is_shown_beside_its_budget_and_what_has_become_of_the_others():
+    living = [snapshot(1, 0), snapshot(2, 1, resident_bytes=190_000_000, peak_bytes=195_000_000)]
+    others = [
+        snapshot(3, 2, alive=False, resident_bytes=999_000_000, peak_bytes=999_000_000),
+        snapshot(4, 3, alive=False, ended=True),
+        snapshot(5, 4, alive=False, ended=True, tables={"error": {"operator": "aten.mm"}}),
+    ]
+    header, line = shown(runs_table([a_run(*living, *others)]), 160).splitlines()
+    row = dict(zip(header.split(), re.split(r" {2,}", line.strip()), strict=True))
+    assert row["procs"] == "2, 1 killed, 1 without room"
+    assert (row["budget"], row["resident"], row["peak"]) == ("200 MB", "190 MB", "200 MB")
+    header, line = shown(runs_table([a_run(others[0])]), 160).splitlines()
+    assert line.split()[1] == "0,"
+
+
 def test_where_there_is_little_room_the_target_is_cut():
     run = a_run(snapshot(), command=["python", "/some/where/far/away/in/a/deep/folder/train.py"])
     header, line = shown(runs_table([run]), 80).splitlines()
     assert header.split() == [*COLUMNS]
-    assert line.split()[:2] == ["4000", "cpu"]
+    assert line.split()[:3] == ["4000", "1", "cpu"]
     assert "…" in line.split()[-1]
     assert max(map(len, (header, line))) <= 80
 

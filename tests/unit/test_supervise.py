@@ -48,7 +48,7 @@ def test_quiet_leaves_errors_only(run):
     assert run("sh", "-c", "exit 4", quiet=True) == (4, "", "")
     status, out, err = run("true", quiet=True)
     assert (status, out) == (125, "")
-    assert err.startswith("dtrrun: error: nothing ran under the budget")
+    assert err.startswith("dtrrun: error: dtrrun had nothing to do")
 
 
 def test_a_report_on_standard_output_comes_after_the_target(run):

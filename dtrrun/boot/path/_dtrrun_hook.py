@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 TYPE_CHECKING = False  # as in typing, which would take longer to import than all of this
 if TYPE_CHECKING:
@@ -23,20 +24,21 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file
 
 def install() -> None:
     """Activate the runtime in this process as soon as torch has been imported."""
-    mark("python")
+    mark("python", f"{os.getpid()} {time.time_ns()}\n")
     sys.meta_path[:0] = [OwnPackage(), AfterImport("torch", _torch_imported)]
     if "torch" in sys.modules:  # by a .pth file
         _torch_imported(sys.modules["torch"])
 
 
-def mark(name: str, text: str = "") -> None:
-    """Leave a word for the launcher, in a file of the folder where the records are."""
+def mark(name: str, text: str = "") -> bool:
+    """Leave a word for the launcher, in a file of the folder where the records are; whether it is there."""
     try:
         path = os.path.join(os.environ["DTRRUN_RECORDS"], name)
         with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a") as file:
             file.write(text)
+        return True
     except (OSError, KeyError):
-        pass  # the launcher has gone: nobody to tell
+        return False  # the launcher has gone: nobody to tell
 
 
 class OwnPackage:
@@ -104,20 +106,26 @@ class AfterImport:
         loader.exec_module = exec_and_call
 
 
-def _torch_imported(_: ModuleType) -> None:
+def _torch_imported(module: ModuleType) -> None:
+    if not hasattr(module, "Tensor"):
+        found = getattr(module, "__file__", None) or "a module"
+        fail(f"`import torch` found {found}, which is not PyTorch; give that file another name")
     try:
         from dtrrun.boot.activation import activate
 
         activate()
     except Exception as error:
-        fail(error)
+        fail(f"{type(error).__name__}: {error}")
 
 
-def fail(error: Exception) -> None:
-    """End this process: to go on without a budget would be worse."""
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
-    mark(f"failed-{os.getpid()}", reason)
-    sys.stderr.write(f"dtrrun: error: process {os.getpid()} cannot run under a budget: {reason}\n")
-    sys.stdout.flush()
-    sys.stderr.flush()
+def fail(reason: str) -> None:
+    """End this process: to go on without a budget would be worse. The launcher says why, or else we do."""
+    reason = " ".join(reason.split())
+    if not mark(f"failed-{os.getpid()}", reason):
+        sys.stderr.write(f"dtrrun: error: process {os.getpid()} cannot run under a budget: {reason}\n")
+    for stream in (sys.stdout, sys.stderr):
+        try:  # noqa: SIM105 - contextlib would have to be imported by every Python process
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass
     os._exit(125)  # not SystemExit: a bare `except` around `import torch` would swallow it

@@ -1,0 +1,64 @@
+"""A dtrrun that another one runs: `dtrrun dtrrun train.py`, or a script that calls dtrrun.
+
+A process runs under one session, that of the dtrrun nearest to it. The other is told of this, so that it does
+not take its own absence for a mistake.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from dtrrun.cli.options import Options
+from dtrrun.launch.devices import resolve
+from dtrrun.launch.environment import RECORDS
+from dtrrun.launch.outcome import NESTED
+from dtrrun.settings import RuntimeSettings
+from dtrrun.sizes import format_size
+
+WHERE = "this dtrrun runs inside another one"
+
+
+def inside_another(
+    options: Options, *, limits: bool = True, environ: Mapping[str, str] = os.environ
+) -> Options:
+    """`options` as they hold inside another dtrrun, which is told of us; as they are where there is none.
+
+    Of two budgets for one kind of device the smaller one holds, so that both are kept, and a line says which.
+    limits: False for verbs that have to measure without the outer one's budget.
+    """
+    outer = _told(environ)
+    if outer is None:
+        return options
+    ours, theirs = options.settings.budget_bytes, outer.budget_bytes
+    if theirs is None:
+        return options
+    if not limits:
+        text = f"{WHERE}, whose budget of {_size(theirs)} does not hold for the runs of this one"
+    elif resolve(outer.device).partition(":")[0] != options.device.partition(":")[0]:
+        text = f"{WHERE}, whose budget of {_size(theirs)} is for {outer.device} and does not hold here"
+    elif ours is not None and ours <= theirs:
+        text = f"{WHERE}: of the two budgets the smaller one holds, which is this one's, {_size(ours)}"
+    else:
+        options = replace(options, settings=replace(options.settings, budget_bytes=theirs))
+        smaller = "its budget" if ours is None else "of the two budgets the smaller one"
+        text = f"{WHERE}: {smaller} holds, {_size(theirs)}{'' if ours is None else ', of the outer one'}"
+    return replace(options, warnings=(*options.warnings, text))
+
+
+def _told(environ: Mapping[str, str]) -> RuntimeSettings | None:
+    """The settings of a dtrrun around us that is still there, told that we are here."""
+    folder = environ.get(RECORDS)
+    if not folder:
+        return None
+    try:
+        Path(folder, NESTED).touch(0o600)
+        return RuntimeSettings.from_environment(environ)
+    except (OSError, ValueError, TypeError):  # it has ended, or what it left was changed
+        return None
+
+
+def _size(nbytes: int) -> str:
+    return f"{format_size(nbytes)} ({nbytes:,} bytes)"
