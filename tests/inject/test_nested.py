@@ -42,7 +42,9 @@ def test_an_image_that_exec_replaces_was_not_killed(program, dtrrun):
     program("train.py", TRAINS)
     program(
         "first.py",
-        "import os, sys, torch\ntorch.ones(3).sum()\nos.execv(sys.executable, [sys.executable, 'train.py'])\n",
+        "import os, sys, torch\n"
+        "torch.ones(3).sum()\n"
+        "os.execv(sys.executable, [sys.executable, 'train.py'])\n",
     )
     run = dtrrun("--budget", "1GB", "first.py")
     assert (run.status, run.out) == (0, "trained\n"), run.err
