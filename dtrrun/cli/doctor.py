@@ -38,8 +38,8 @@ dtrrun doctor
 
 dtrrun doctor --device cuda:1 --python .venv/bin/python --json -
 
-[bold]Exit status[/bold]: 0 where a run on that device can work, whatever is advised; 1 where it cannot; 2
-usage.
+[bold]Exit status[/bold]: 0, a run on that device can work, whatever is advised; 1, it cannot; 2, wrong usage;
+125, dtrrun failed, or the result could not be written.
 """
 COMMAND: dict[str, Any] = {
     "options_metavar": "doctor [OPTIONS]",
@@ -53,23 +53,25 @@ def doctor(
         str,
         typer.Option(
             metavar="DEVICE",
-            help="auto (default: the GPU where there is one for PyTorch), cpu, cuda or cuda:N.",
+            help="auto (the GPU, if there is one that PyTorch can use), cpu, cuda or cuda:N.",
         ),
     ] = "auto",
     python: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="The interpreter whose PyTorch is meant; by default as in a run."),
+        typer.Option(
+            metavar="PATH", help="The interpreter whose PyTorch to check; by default that of a run."
+        ),
     ] = None,
     json: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH", help="Write what was found; - is standard output, in place of the tables."
+            metavar="PATH", help="Write what was found as JSON; - is standard output, instead of the tables."
         ),
     ] = None,
 ) -> int:
-    """Look at the driver, the GPUs and PyTorch as a run would find them, and say what to do about problems.
+    """Check the driver, the GPUs and PyTorch as a run would find them, and say what to do about problems.
 
-    On a GPU a small process of the target's Python is started, to see what the driver shows for it.
+    On a GPU, a small process is started with the target's Python, to see what the driver shows for it.
     """
     if ctx.obj:
         raise LaunchError(f"doctor runs nothing: {ctx.obj[0]!r} is one word too many")

@@ -44,8 +44,8 @@ dtrrun profile --max-slowdown 1.2 --json curve.json train.py
 
 dtrrun profile --target-budget 8GB --vary '--batch-size {}' --range 8:512 train.py
 
-[bold]Exit status[/bold]: 0 when something was found; 3 when nothing was; the target's own where it fails
-without a budget; 2 usage; 125 dtrrun failed; 130 after Ctrl-C, with what was known by then.
+[bold]Exit status[/bold]: 0, a budget was found; 3, none was; the target's own, where it fails without a
+budget; 2, wrong usage; 125, dtrrun failed; 130 after Ctrl-C, with what was known by then.
 """
 COMMAND: dict[str, Any] = {
     "options_metavar": "profile [OPTIONS] [--] TARGET [ARGS]...",
@@ -65,44 +65,59 @@ def profile(
         _Text, _text(_WHAT, "X", "Recommend the least budget within X times the plain time.")
     ] = None,
     target_budget: Annotated[
-        _Text, _text(_WHAT, "SIZE", "With --vary and --range: the budget into which the value has to fit.")
+        _Text, _text(_WHAT, "SIZE", "With --vary and --range: the budget that the value has to fit into.")
     ] = None,
     vary: Annotated[
         _Text,
-        _text(_WHAT, "'OPTION {}'", "An option of TARGET's own, whose largest value that fits is sought."),
+        _text(
+            _WHAT,
+            "'OPTION {}'",
+            "Find the largest value of this option of TARGET's own that fits into the budget.",
+        ),
     ] = None,
-    range: Annotated[_Text, _text(_WHAT, "LOW:HIGH", "Whole numbers, the values of that option.")] = None,
-    steps: Annotated[str, _text(_HOW, "N", "Optimizer steps of each run.")] = "3",
-    heuristic: Annotated[
-        str, _text(_HOW, "NAME[,NAME...]", f"The heuristics to choose from (default: {HEURISTICS}).")
-    ] = HEURISTICS,
-    checks: Annotated[str, _text(_HOW, "N", "Budgets of the curve to run, beside the minimum.")] = "4",
+    range: Annotated[_Text, _text(_WHAT, "LOW:HIGH", "The whole numbers to try for that option.")] = None,
+    steps: Annotated[str, _text(_HOW, "N", "How many optimizer steps each run makes.")] = "3",
+    heuristic: Annotated[str, _text(_HOW, "NAME[,NAME...]", "The heuristics to choose from.")] = HEURISTICS,
+    checks: Annotated[
+        str, _text(_HOW, "N", "How many budgets of the curve to check by a real run, besides the minimum.")
+    ] = "4",
     limit: Annotated[
-        str, _text(_HOW, "X", "A step that takes more than X times its own work is thrashing.")
+        str,
+        _text(
+            _HOW, "X", "Treat a step as thrashing when it takes more than X times as long as its own work."
+        ),
     ] = "3",
     python: Annotated[_Text, _text(_HOW, "PATH", "The interpreter for a script, -m or -c.")] = None,
     device: Annotated[_Text, _text(_HOW, "DEVICE", "auto (default), cpu, cuda or cuda:N.")] = None,
     name: Annotated[
-        _Text, _text(_OUTPUT, "NAME", "Of the profile, for dtrrun --profile NAME (default: the script's).")
+        _Text,
+        _text(_OUTPUT, "NAME", "Name of the profile, for dtrrun --profile NAME (default: the script's)."),
     ] = None,
     output: Annotated[
         _Text,
         typer.Option(
-            "--output", "-o", metavar="PATH.yaml", rich_help_panel=_OUTPUT, help="Write the profile there."
+            "--output",
+            "-o",
+            metavar="PATH.yaml",
+            rich_help_panel=_OUTPUT,
+            help="Write the profile to this path instead.",
         ),
     ] = None,
     json: Annotated[
         _Text,
-        _text(_OUTPUT, "PATH", "Write the figures; - is standard output, the table then goes to stderr."),
+        _text(
+            _OUTPUT,
+            "PATH",
+            "Write the figures as JSON; - is standard output (the table then goes to standard error).",
+        ),
     ] = None,
     quiet: Annotated[bool, _flag(_OUTPUT, "quiet", "Print nothing but errors.")] = False,
 ) -> int:
-    """Find the least budget that TARGET works in, what each budget costs, and one to recommend.
+    """Find the least budget in which TARGET works, what each budget costs, and which one to recommend.
 
-    TARGET is run for a few steps without a budget, its operators recorded; dtrrun's behaviour is predicted
-    from the record for many budgets and heuristics, and checked by short real runs. What is found goes into
-    a profile: the budget, the heuristic that did best there, and the operators' costs, so that the first
-    step is well informed and runs are alike.
+    TARGET runs for a few steps without a budget while its operators are recorded. From the recording, the
+    behaviour under many budgets and heuristics is predicted, and checked by short real runs. The result is
+    written to a profile: the budget, the heuristic that does best with it, and the operators' costs.
     """
     words: Sequence[str] = ctx.obj
     if list(words[:1]) == ["-"]:

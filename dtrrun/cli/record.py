@@ -30,7 +30,7 @@ dtrrun record -o step.log train.py --epochs 3
 
 dtrrun record -o steps.log.gz --step 1-3 --cost model -m mypackage.train
 
-[bold]Exit status[/bold]: the target's own; 125 where the step was not recorded.
+[bold]Exit status[/bold]: the target's own, or 125 if the step was not recorded; 2, wrong usage.
 """
 COMMAND: dict[str, Any] = {
     "options_metavar": "record -o PATH [OPTIONS] [--] TARGET [ARGS]...",
@@ -42,26 +42,34 @@ def record(
     ctx: typer.Context,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="PATH", help="The log; compressed where it ends in .gz."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="Write the log here; a PATH that ends in .gz is compressed.",
+        ),
     ] = None,
     step: Annotated[
         str,
         typer.Option(
             metavar="N|N-M",
-            help="Which step, or steps, counted from 1 by calls of an optimizer's step(). The first has all "
-            "that comes before it, too.",
+            help="The step or steps to record, counted from 1 by calls of an optimizer's step(). The first "
+            "one includes all that comes before it.",
         ),
     ] = "2",
     cost: Annotated[
         str | None,
         typer.Option(
-            metavar="measured|model", help="An operator's cost: its time (default), or a fixed model."
+            metavar="measured|model",
+            help="Cost of an operator: its measured time (default), or a fixed model.",
         ),
     ] = None,
     go_on: Annotated[
         bool,
         typer.Option(
-            "--go-on/--no-go-on", metavar="", help="Let the program run on after that step; else it is ended."
+            "--go-on/--no-go-on",
+            metavar="",
+            help="Let the program run on after that step instead of ending it.",
         ),
     ] = False,
     quiet: Annotated[
@@ -71,11 +79,11 @@ def record(
         str | None, typer.Option(metavar="PATH", help="The interpreter for a script, -m or -c.")
     ] = None,
 ) -> int:
-    """Write down what TARGET, a PyTorch program that needs no change, does in a step.
+    """Record the operators that TARGET, an unmodified PyTorch program, runs in a step.
 
-    Every operator, in the paper's format (App. C.6): sizes, costs, aliases, mutations and releases, and what
-    the simulator needs to predict dtrrun itself. The program runs without a budget. Where it has several
-    processes, that of rank 0 is recorded.
+    The log has every operator in the paper's format (App. C.6), with sizes, costs, aliases, mutations and
+    releases, and what the simulator needs to predict dtrrun itself. The program runs without a budget. If it
+    has several processes, that of rank 0 is recorded.
     """
     if output is None:
         raise LaunchError("record: -o PATH says where the log goes")

@@ -24,7 +24,8 @@ dtrrun report run.json -o report.html
 
 dtrrun report run.json -o report.html --profile-json profile.json
 
-[bold]Exit status[/bold]: 0; 2 usage, or a file that is no report of dtrrun's.
+[bold]Exit status[/bold]: 0; 2, wrong usage, or a file that is no report of dtrrun's; 125, the page could not
+be written.
 """
 COMMAND: dict[str, Any] = {
     "options_metavar": "report [OPTIONS]",
@@ -33,21 +34,24 @@ COMMAND: dict[str, Any] = {
 
 
 def report(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="What --json wrote; - is standard input.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="The report that dtrrun --json wrote; - is standard input.")
+    ],
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="PATH", help="The page; - is standard output."),
+        typer.Option("--output", "-o", metavar="PATH", help="Write the page here; - is standard output."),
     ] = None,
     profile_json: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH", help="What dtrrun profile --json wrote: the page shows its budget curve, too."
+            metavar="PATH",
+            help="What dtrrun profile --json wrote: the page then shows its budget curve as well.",
         ),
     ] = None,
 ) -> int:
-    """Make a page for a browser from the JSON of a run: one file, which needs no network.
+    """Make a page for a browser from the JSON report of a run: a single file that needs no network.
 
-    The same page comes from dtrrun --html PATH at a run's end.
+    dtrrun --html PATH writes the same page at the end of a run.
     """
     if output is None:
         raise LaunchError("report: -o PATH says where the page goes")

@@ -26,17 +26,18 @@ dtrrun --budget 50% -m mypackage.train
 dtrrun --budget 2GiB --verify torchrun --nproc-per-node 2 train.py
 
 [bold]Other verbs[/bold]: [bold]profile[/bold] finds a budget; [bold]smoke[/bold] checks a script in CI;
-[bold]top[/bold] looks at runs under way; [bold]doctor[/bold] tells what dtrrun finds here;
-[bold]record[/bold] and [bold]simulate[/bold], logs of operators and what becomes of them under budgets.
-dtrrun profile --help.
+[bold]top[/bold] shows the runs in progress; [bold]doctor[/bold] checks this machine; [bold]report[/bold]
+makes a page from the JSON of a run; [bold]record[/bold] writes down the operators of a step, and
+[bold]simulate[/bold] replays them under other budgets. Each has its own help: dtrrun profile --help.
 
 [bold]Other places for options[/bold]: every option has an environment variable (DTRRUN_BUDGET,
 DTRRUN_IGNORE_SMALL) and a key in a profile and in \\[tool.dtrrun] of pyproject.toml (budget, ignore_small).
-The command line goes before the environment, that before the profile, and that before pyproject.toml.
+The command line takes precedence over the environment, that over the profile, and that over pyproject.toml.
 
-[bold]Exit status[/bold]: the target's own. Or 2 usage; 3 --verify found a difference; 4 --on-violation
-stop ended it; 125 dtrrun failed, or no process of the target imported torch; 126 cannot be executed; 127 not
-found; 128 + n ended by signal n.
+[bold]Exit status[/bold]: the target's own, or: 2, wrong usage; 3, --verify found a difference; 4,
+--on-violation stop ended the run; 125, dtrrun failed, a report could not be written, or no process of the
+target imported torch; 126, the target cannot be executed; 127, it was not found; 128 + n, it was ended by
+signal n.
 """
 COMMAND: dict[str, Any] = {
     "options_metavar": "[OPTIONS] [run] [--] TARGET [ARGS]...",
@@ -56,7 +57,11 @@ _Flag: TypeAlias = bool | None
 _BUDGET, _POLICY, _LIMITS = "Budget", "What to evict", "Limits and checks"
 _OUTPUT, _SETUP = "Output", "Set-up"
 _VERSION: Any = typer.Option(
-    "--version", callback=_show_version, is_eager=True, rich_help_panel=_SETUP, help="Show it."
+    "--version",
+    callback=_show_version,
+    is_eager=True,
+    rich_help_panel=_SETUP,
+    help="Show the version and exit.",
 )
 
 
@@ -67,8 +72,8 @@ def run(
         _text(
             _BUDGET,
             "SIZE",
-            "The most tensor memory to hold: 6GB (10^9), 6GiB (2^30), 512MB, or 50% of the device's memory."
-            " Without a budget, memory is counted and nothing is evicted.",
+            "The most memory that tensors may take: 6GB (10^9), 6GiB (2^30), 512MB, or 50% of the device's "
+            "memory. Without a budget, memory is counted and nothing is evicted.",
         ),
     ] = None,
     device: Annotated[_Text, _text(_BUDGET, "DEVICE", "auto (default), cpu, cuda or cuda:N.")] = None,
@@ -77,8 +82,8 @@ def run(
         _text(
             _BUDGET,
             "error|warn",
-            "When nothing is left to evict: an out-of-memory error in the script (default), or a warning, "
-            "and go over.",
+            "What to do when nothing is left to evict: raise an out-of-memory error in the script (default), "
+            "or warn and go over the budget.",
         ),
     ] = None,
     return_memory: Annotated[
@@ -86,8 +91,8 @@ def run(
         _text(
             _BUDGET,
             "auto|always|never",
-            "On the CPU, return the pages of evicted tensors to the system: when the machine is short of "
-            "memory (auto, the default), always (slower), or never.",
+            "On the CPU, when to return the memory of evicted tensors to the system: when the machine runs "
+            "short of it (auto, the default), always (slower), or never.",
         ),
     ] = None,
     heuristic: Annotated[
@@ -95,9 +100,9 @@ def run(
         _text(
             _POLICY,
             "NAME",
-            "Which storage goes first: h_dtr_eq (default), h_chain, h_next, h_dtr, h_dtr_local, lru, size, "
-            "msps, random, e_star; one of the paper's App. D, such as h'(s=no,m=yes,c=eqclass); or your own "
-            "function, module:function.",
+            "Which storage is evicted first: h_dtr_eq (default), h_chain, h_next, h_dtr, h_dtr_local, lru, "
+            "size, msps, random, e_star; one of the paper's App. D, such as h'(s=no,m=yes,c=eqclass); or a "
+            "function of your own, module:function.",
         ),
     ] = None,
     deallocation: Annotated[
@@ -105,42 +110,51 @@ def run(
         _text(
             _POLICY,
             "eager",
-            "When the program lets go of a storage: evict it (eager). The paper's others, banish and ignore, "
-            "exist in the simulator only.",
+            "What to do when the program releases a storage: evict it (eager). The paper's other policies, "
+            "banish and ignore, exist in the simulator only.",
         ),
     ] = None,
     ignore_small: Annotated[
-        _Text, _text(_POLICY, "SHARE", "Never evict storages below this share of the mean size, such as 1%.")
+        _Text,
+        _text(_POLICY, "SHARE", "Evict storages smaller than this share of the mean size, such as 1%, last."),
     ] = None,
     sample: Annotated[
-        _Flag, _flag(_POLICY, "sample", "Search a sample of √n of the n storages, not all.")
+        _Flag, _flag(_POLICY, "sample", "Search a random sample of √n of the n storages instead of all.")
     ] = None,
     seed: Annotated[
-        _Text, _text(_POLICY, "N", "Of the random heuristic and of sampling (default 0).")
+        _Text, _text(_POLICY, "N", "Seed of the random heuristic and of --sample (default: 0).")
     ] = None,
     cost: Annotated[
         _Text,
         _text(
             _POLICY,
             "measured|model",
-            "An operator's cost: its time (default), or a fixed model, for evictions that are alike in "
-            "every run.",
+            "Cost of an operator: its measured time (default), or a fixed model, so that every run evicts "
+            "alike.",
         ),
     ] = None,
     costs: Annotated[
-        _Text, _text(_POLICY, "PATH", "Costs that are known before: a file that dtrrun profile has made.")
+        _Text, _text(_POLICY, "PATH", "Read operator costs from a file that dtrrun profile has written.")
     ] = None,
     max_slowdown: Annotated[
-        _Text, _text(_LIMITS, "X", "A step is thrashing when it takes more than X times its own work.")
+        _Text,
+        _text(
+            _LIMITS, "X", "Treat a step as thrashing when it takes more than X times as long as its own work."
+        ),
     ] = None,
-    on_thrash: Annotated[_Text, _text(_LIMITS, "warn|stop", "What to do then (default: warn).")] = None,
+    on_thrash: Annotated[
+        _Text,
+        _text(
+            _LIMITS, "warn|stop", "What to do about a step that thrashes: warn (default), or stop the script."
+        ),
+    ] = None,
     on_violation: Annotated[
         _Text,
         _text(
             _LIMITS,
             "warn|stop",
-            "When the driver shows more than the budget for a process on its GPU: a warning (default), or "
-            "the run's end, with exit status 4.",
+            "What to do when the driver shows more than the budget for a process on its GPU: warn (default), "
+            "or stop the run with exit status 4.",
         ),
     ] = None,
     max_steps: Annotated[
@@ -159,7 +173,7 @@ def run(
         _flag(
             _OUTPUT,
             "where",
-            "Tell from which module and line the recomputed operators were called; takes longer.",
+            "Show from which module and line recomputed operators were called (slower).",
         ),
     ] = None,
     live: Annotated[
@@ -167,25 +181,29 @@ def run(
         _text(
             _OUTPUT,
             "auto|always|never",
-            "A live table on a terminal (auto, the default); always: elsewhere too, a line every few "
-            "seconds.",
+            "Show a live table on a terminal (auto, the default); always: where there is no terminal, a line "
+            "every few seconds.",
         ),
     ] = None,
     json: Annotated[
         _Text,
-        _text(_OUTPUT, "PATH", "Write a report; - is standard output, after all that the target wrote."),
+        _text(
+            _OUTPUT, "PATH", "Write a report as JSON; - is standard output, after all that the target wrote."
+        ),
     ] = None,
     html: Annotated[
         _Text,
-        _text(_OUTPUT, "PATH", "Write the report as a page for a browser: one file, which needs no network."),
+        _text(
+            _OUTPUT, "PATH", "Write the report as a page for a browser: a single file that needs no network."
+        ),
     ] = None,
     trace: Annotated[
         _Text,
         _text(
             _OUTPUT,
             "PATH",
-            "Write every eviction, search and rematerialization as a trace for ui.perfetto.dev; compressed "
-            "where it ends in .gz.",
+            "Write every eviction, search and rematerialization as a trace for ui.perfetto.dev; a PATH that "
+            "ends in .gz is compressed.",
         ),
     ] = None,
     quiet: Annotated[_Flag, _flag(_OUTPUT, "quiet", "Print nothing but errors.")] = None,
@@ -203,16 +221,16 @@ def run(
         _text(
             _SETUP,
             "PATH",
-            "The interpreter for a script, -m or -c. By default dtrrun's own, where dtrrun is called by its"
-            " path; else that of the active environment; else python3 where it has torch.",
+            "The interpreter for a script, -m or -c. By default: dtrrun's own if dtrrun is called by its "
+            "path; else that of the active environment; else python3 if it has torch.",
         ),
     ] = None,
     version: Annotated[bool, _VERSION] = False,
 ) -> int:
-    """Run TARGET, a PyTorch program that needs no change, inside a memory budget.
+    """Run TARGET, an unmodified PyTorch program, inside a memory budget.
 
-    Storages are evicted when memory runs short, and computed again when they are needed: the results are the
-    same to the last bit. TARGET is a script, [bold]-m[/bold] module, [bold]-c[/bold] code, or any command
+    Tensors are evicted when memory runs short and recomputed when they are needed; the results are the same
+    to the last bit. TARGET is a script, [bold]-m[/bold] module, [bold]-c[/bold] code, or any command
     that starts Python, such as torchrun. The options of dtrrun end where TARGET begins; the rest is TARGET's.
     """
     given = {key: value for key, value in ctx.params.items() if key not in ("version", "help")}

@@ -50,8 +50,8 @@ dtrrun simulate logs/ --paper --figures pictures/
 
 dtrrun simulate --theory linear --figures pictures/
 
-[bold]Exit status[/bold]: 0 when all was simulated, however it went; 2 usage, or a log that cannot be read;
-130 after Ctrl-C, with the rows that were done.
+[bold]Exit status[/bold]: 0, all was simulated, whatever came of it; 2, wrong usage or a log that cannot be
+read; 125, dtrrun failed, or a result could not be written; 130 after Ctrl-C, with the rows that were done.
 """
 COMMAND: dict[str, Any] = {
     "options_metavar": "simulate [OPTIONS]",
@@ -77,31 +77,36 @@ def simulate(
         ),
     ] = None,
     budgets: Annotated[
-        _Text, _text(_WHAT, "B[,B...]", "Shares of the log's own peak (0.5, 50%) or sizes (2GB).")
+        _Text, _text(_WHAT, "B[,B...]", "Budgets: shares of the log's own peak (0.5, 50%) or sizes (2GB).")
     ] = None,
     theory: Annotated[
         _Text,
         _text(
             _WHAT,
             "|".join(THEORIES),
-            "The paper's theorems instead of logs: operations on the linear network of App. A, or on what "
-            "the adversary of App. B makes of each heuristic. Budgets are then numbers of tensors.",
+            "Check the paper's theorems instead of logs: count operations on the linear network of App. A, "
+            "or on the graph that the adversary of App. B builds for each heuristic. Budgets are then "
+            "numbers of tensors.",
         ),
     ] = None,
     sizes: Annotated[
-        _Text, _text(_WHAT, "N[,N...]", "With --theory: how many layers or nodes the network has.")
+        _Text, _text(_WHAT, "N[,N...]", "With --theory: the number of layers or nodes of the network.")
     ] = None,
     deallocation: Annotated[
         str,
-        _text(_WHAT, "NAME[,NAME...]", "When the program lets go of a storage: " + ", ".join(REPLAYS) + "."),
+        _text(
+            _WHAT,
+            "NAME[,NAME...]",
+            "What to do when the program releases a storage: " + ", ".join(REPLAYS) + ".",
+        ),
     ] = "eager",
     semantics: Annotated[
         str,
         _text(
             _HOW,
             "paper|dtrrun",
-            "Whose runtime is simulated: the paper's App. C (default), or dtrrun's own, which needs a log of "
-            "dtrrun record.",
+            "Which runtime to simulate: that of the paper's App. C (default), or dtrrun's own, which needs a "
+            "log of dtrrun record.",
         ),
     ] = "paper",
     search: Annotated[
@@ -109,8 +114,8 @@ def simulate(
         _text(
             _HOW,
             "heap|scan[,...]",
-            "How the least score is found: scan computes all of them, as the paper does, and takes long; "
-            "the choice is the same.",
+            "How to find the least score: scan computes all scores, as the paper does, which is slow; heap "
+            "makes the same choices.",
         ),
     ] = "heap",
     accesses: Annotated[
@@ -121,45 +126,59 @@ def simulate(
         _text(
             _WHAT,
             "NAME[,NAME...]",
-            f"Static planners to compare with, which see the whole log first: {', '.join(PLANNERS)}.",
+            f"Static planners to compare with, which know the whole log: {', '.join(PLANNERS)}.",
         ),
     ] = None,
-    planner_seconds: Annotated[str, _text(_HOW, "N", "What a planner's solver may take for a plan.")] = "60",
+    planner_seconds: Annotated[
+        str, _text(_HOW, "N", "Seconds that a planner's solver may take for one plan.")
+    ] = "60",
     paper: Annotated[
         bool,
         _flag(
             _WHAT,
             "paper",
-            "The paper's whole evaluation, in place of the options above: its heuristics, the ablations, "
-            "deallocations, accesses. Takes long.",
+            "Run the paper's whole evaluation instead of the options above: its heuristics, ablations, "
+            "deallocations and accesses (slow).",
         ),
     ] = False,
     limit: Annotated[
         _Text,
         _text(
-            _HOW, "X", "A run that takes more than X times the plain run's time is thrashing (default: 2)."
+            _HOW,
+            "X",
+            "Treat a run as thrashing when it takes more than X times as long as the plain run (default: 2).",
         ),
     ] = None,
     paper_ties: Annotated[
         bool,
-        _flag(_HOW, "paper-ties", "Of equal scores, choose as the authors' simulator does (default: yes)."),
+        _flag(_HOW, "paper-ties", "Among equal scores, choose as the authors' simulator does."),
     ] = True,
-    seed: Annotated[str, _text(_HOW, "N", "Of the random heuristic.")] = "0",
-    jobs: Annotated[_Text, _text(_HOW, "N", "Processes; as many as there are processors by default.")] = None,
+    seed: Annotated[str, _text(_HOW, "N", "Seed of the random heuristic.")] = "0",
+    jobs: Annotated[
+        _Text, _text(_HOW, "N", "Number of processes (default: the number of processors).")
+    ] = None,
     json: Annotated[
-        _Text, _text(_OUTPUT, "PATH", "Write the rows; - is standard output, the tables then go to stderr.")
+        _Text,
+        _text(
+            _OUTPUT,
+            "PATH",
+            "Write the rows as JSON; - is standard output (the tables then go to standard error).",
+        ),
     ] = None,
     figures: Annotated[
-        _Text, _text(_OUTPUT, "FOLDER", "Draw the paper's pictures of what was simulated (needs matplotlib).")
+        _Text,
+        _text(
+            _OUTPUT, "FOLDER", "Draw the paper's figures of the results into this folder (needs matplotlib)."
+        ),
     ] = None,
-    format: Annotated[str, _text(_OUTPUT, "|".join(FORMATS), "Of the pictures.")] = "svg",
+    format: Annotated[str, _text(_OUTPUT, "|".join(FORMATS), "Format of the figures.")] = "svg",
     quiet: Annotated[bool, _flag(_OUTPUT, "quiet", "Print no tables and no progress.")] = False,
 ) -> int:
     """Replay recorded operator logs inside memory budgets, as the paper's simulator does.
 
-    A LOG is in the format of the paper's App. C.6; of a folder, all *.log and *.log.gz are taken. For each
-    heuristic and budget: how much longer the operators take than without a budget, or oom where nothing was
-    left to evict, or thrash.
+    A LOG is in the format of the paper's App. C.6, as dtrrun record writes it; of a folder, all *.log and
+    *.log.gz files are read. For each heuristic and budget the table shows how much longer the operators take
+    than without a budget, oom if nothing was left to evict, or thrash.
     """
     processes = read("--jobs", values.whole_number(least=1), jobs) if jobs else processors()
     format = read("--format", values.choice(*FORMATS), format)

@@ -39,7 +39,8 @@ dtrrun smoke train.py --epochs 1
 
 dtrrun smoke --budget 4GB --steps 5 --max-slowdown 1.5 --junit smoke.xml -m mypackage.train
 
-[bold]Exit status[/bold]: 0 all checks passed; 1 one did not; 2 usage; 125 nothing could be checked.
+[bold]Exit status[/bold]: 0, all checks passed; 1, one did not; 2, wrong usage; 125, dtrrun failed, or a
+result could not be written.
 """
 COMMAND: dict[str, Any] = {
     "options_metavar": "smoke [OPTIONS] [--] TARGET [ARGS]...",
@@ -51,33 +52,41 @@ _WHAT, _OUTPUT = "What to check", "Output"
 
 def smoke(
     ctx: typer.Context,
-    budget: Annotated[
-        str, text(_WHAT, "SIZE", "6GB, 512MB, or a share of the plain run's peak (default 60%).")
-    ] = "60%",
-    steps: Annotated[str, text(_WHAT, "N", "End each run after N optimizer steps (default 3).")] = "3",
+    budget: Annotated[str, text(_WHAT, "SIZE", "6GB, 512MB, or a share of the plain run's peak.")] = "60%",
+    steps: Annotated[str, text(_WHAT, "N", "End each run after N optimizer steps.")] = "3",
     max_slowdown: Annotated[
-        _Text, text(_WHAT, "X", "A step in the budget may take X times a plain one; no limit by default.")
+        _Text,
+        text(
+            _WHAT,
+            "X",
+            "Fail if a step in the budget takes more than X times as long as a plain one (no limit by "
+            "default).",
+        ),
     ] = None,
     seed: Annotated[
-        str, text(_WHAT, "N", "For PyTorch's, Python's and NumPy's generators, in each run (default 0).")
+        str, text(_WHAT, "N", "Seed of PyTorch's, Python's and NumPy's generators in each run.")
     ] = "0",
     heuristic: Annotated[_Text, text(_WHAT, "NAME", "As for a run.")] = None,
     device: Annotated[_Text, text(_WHAT, "DEVICE", "As for a run.")] = None,
     timeout: Annotated[
-        str, text(_WHAT, "SECONDS", "The most that the plain run may take (default 3600).")
+        str, text(_WHAT, "SECONDS", "Give up when the plain run takes longer than this.")
     ] = "3600",
     junit_path: Annotated[
-        _Text, typer.Option("--junit", metavar="PATH", rich_help_panel=_OUTPUT, help="Write JUnit XML.")
+        _Text,
+        typer.Option(
+            "--junit", metavar="PATH", rich_help_panel=_OUTPUT, help="Write the checks as JUnit XML."
+        ),
     ] = None,
-    json: Annotated[_Text, text(_OUTPUT, "PATH", "Write the checks; - is standard output.")] = None,
-    quiet: Annotated[bool, flag(_OUTPUT, "quiet", "Print nothing but what failed.")] = False,
+    json: Annotated[_Text, text(_OUTPUT, "PATH", "Write the checks as JSON; - is standard output.")] = None,
+    quiet: Annotated[bool, flag(_OUTPUT, "quiet", "Print only the checks that fail.")] = False,
     python: Annotated[_Text, text(_WHAT, "PATH", "The interpreter for a script, -m or -c.")] = None,
 ) -> int:
-    """Run TARGET plain and inside a budget for a few steps, and check that both come to the same.
+    """Run TARGET for a few steps without and with a budget, and check that the results are the same.
 
-    Passes when both end well, the training state (parameters, buffers, optimizers, random generator) has the
-    same bits, the peak is within the budget, and the slowdown within its limit. TARGET needs no change; its
-    output is shown where it fails. Both runs begin with the same seed, and the script may set its own.
+    The check passes if both runs succeed, the training state (parameters, buffers, optimizers, random
+    generators) has the same bits, the peak is within the budget and the slowdown within its limit. TARGET
+    needs no change; its output is shown if it fails. Both runs start with the same seed; the script may set
+    its own.
     """
     count = values.whole_number(least=1)
     wanted = read("--steps", count, steps)

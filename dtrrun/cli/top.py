@@ -34,7 +34,7 @@ dtrrun top 4711
 
 dtrrun top --once --json -
 
-[bold]Exit status[/bold]: 0; 1 where no run has that PID; 2 usage. Ctrl-C ends it.
+[bold]Exit status[/bold]: 0; 1, no run has that PID; 2, wrong usage. Ctrl-C ends it.
 """
 COMMAND: dict[str, Any] = {
     "options_metavar": "top [OPTIONS]",
@@ -44,20 +44,26 @@ COMMAND: dict[str, Any] = {
 
 def top(
     pid: Annotated[
-        int | None, typer.Argument(metavar="PID", help="Of one run, or of a training process in it.")
+        int | None, typer.Argument(metavar="PID", help="The PID of a run, or of a training process in it.")
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Print it once; so it is where there is no terminal, too.")
+        bool,
+        typer.Option(
+            "--once", metavar="", help="Print the table once, as is done where there is no terminal."
+        ),
     ] = False,
     json: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="Write the figures of all runs, once; - is standard output."),
+        typer.Option(
+            metavar="PATH", help="Write the figures of all runs once, as JSON; - is standard output."
+        ),
     ] = None,
 ) -> int:
-    """Show your runs of dtrrun on this machine, or the live table of the one with that PID.
+    """Show your runs of dtrrun on this machine, or the live table of one of them.
 
-    It reads the small file in which each training process keeps its figures, so it works for a run that was
-    started without a live table, and costs that run nothing.
+    It reads the small file in which each training process keeps its figures. So it also works for runs that
+    were started without a live table, and costs them nothing. Budget, resident and peak are of one process of
+    the run, the largest.
     """
     if json is not None:
         with report_writer(json) as write:
