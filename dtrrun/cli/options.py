@@ -34,7 +34,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "sample": values.flag,
     "seed": values.whole_number(),
     "cost": values.choice("measured", "model"),
-    "costs": values.existing_file,
+    "costs": values.costs,
     "over_budget": values.choice("error", "warn"),
     "return_memory": values.choice("auto", "always", "never"),
     "max_slowdown": values.slowdown,

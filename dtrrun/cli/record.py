@@ -12,9 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
+from dtrrun.cli import values
 from dtrrun.cli.messages import say
 from dtrrun.cli.nesting import inside_another
 from dtrrun.cli.options import Options, collect
+from dtrrun.cli.parameters import read
 from dtrrun.cli.supervise import supervise
 from dtrrun.launch.errors import FAILED, LaunchError
 from dtrrun.launch.interpreter import choose
@@ -89,12 +91,12 @@ def record(
         raise LaunchError("record: -o PATH says where the log goes")
     first, last = read_steps(step)
     options = inside_another(collect({"cost": cost, "quiet": quiet, "python": python}), limits=False)
-    path = Path(output).absolute()
+    path = Path(read("-o", values.path, output)).absolute()
     part = path.with_name(f".{secrets.token_hex(8)}-{path.name}")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise LaunchError(f"-o: {path.parent} is no folder that can be written to")
-    if path.is_dir():
-        raise LaunchError(f"-o: {output} is a folder")
+    if path.exists() and not path.is_file():
+        raise LaunchError(f"-o: {output} is a folder, or otherwise no regular file")
     settings = replace(
         options.settings,
         budget_bytes=None,

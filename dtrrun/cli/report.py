@@ -65,7 +65,9 @@ def report(
 
     try:
         made = page(found, profile)
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
+    except KeyError as error:
+        raise LaunchError(f"{run} is damaged: it has no {error}") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
         raise LaunchError(f"{run} is damaged: {type(error).__name__}: {error}") from None
     with file_writer(output, "-o") as write:
         write([made])

@@ -253,6 +253,8 @@ def _folder(path: str | None) -> Path | None:
         Path(path).mkdir(parents=True, exist_ok=True)
     except MissingMatplotlib as error:
         raise LaunchError(f"--figures: {error}") from None
+    except FileExistsError:
+        raise LaunchError(f"--figures: {path} is a file, not a folder") from None
     except OSError as error:
         raise LaunchError(f"--figures: {path}: {error.strerror}") from None
     return Path(path)

@@ -11,9 +11,10 @@ import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from dtrrun.cli import values
 from dtrrun.cli.messages import say, to_stdout
+from dtrrun.cli.parameters import read
 from dtrrun.cli.report_file import report_writer
-from dtrrun.launch.errors import LaunchError
 from dtrrun.launch.running import find
 from dtrrun.telemetry.run import Run
 from dtrrun.views.panels import console_for, print_to
@@ -44,7 +45,7 @@ COMMAND: dict[str, Any] = {
 
 def top(
     pid: Annotated[
-        int | None, typer.Argument(metavar="PID", help="The PID of a run, or of a training process in it.")
+        str | None, typer.Argument(metavar="PID", help="The PID of a run, or of a training process in it.")
     ] = None,
     once: Annotated[
         bool,
@@ -65,15 +66,16 @@ def top(
     were started without a live table, and costs them nothing. Budget, resident and peak are of one process of
     the run, the largest.
     """
+    wanted = None if pid is None else read("PID", values.whole_number(least=1), pid)
     if json is not None:
         with report_writer(json) as write:
-            write({"schema": SCHEMA, "runs": [_report(run) for run in _wanted(pid)]})
+            write({"schema": SCHEMA, "runs": [_report(run) for run in _wanted(wanted)]})
         return 0
     console = console_for(sys.stdout, None)
     rates = Rates()
 
     def look() -> RenderableType | None:
-        runs = _wanted(pid)
+        runs = _wanted(wanted)
         if pid is None:
             return runs_table(runs)
         return run_picture(runs[0], rates, sys.stdout, console.width, console.height) if runs else None
@@ -102,8 +104,6 @@ def _watch(console: Console, look: Callable[[], RenderableType | None], first: R
 
 
 def _wanted(pid: int | None) -> list[Run]:
-    if pid is not None and pid < 1:
-        raise LaunchError(f"{pid} is no PID")
     return [
         run
         for run in find()

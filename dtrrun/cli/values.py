@@ -5,9 +5,12 @@ A reader takes the text and returns the value, or raises ValueError with a text 
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
 import os
 import re
+import zlib
 from collections.abc import Callable
 from difflib import get_close_matches
 
@@ -131,6 +134,8 @@ def deallocation(text: str) -> str:
 
 def existing_file(text: str) -> str:
     """Its whole path: the target may go to another folder."""
+    if not text:
+        raise ValueError("the path is empty")
     path = os.path.abspath(os.path.expanduser(text))
     if os.path.isdir(path):
         raise ValueError(f"{text!r} is a folder, not a file")
@@ -140,6 +145,23 @@ def existing_file(text: str) -> str:
         raise ValueError(f"{text!r} is not a regular file")
     if not os.access(path, os.R_OK):
         raise ValueError(f"{text!r} cannot be read: Permission denied")
+    return path
+
+
+def costs(text: str) -> str:
+    """The whole path of a file of costs; what it says is for the training process, which knows its device."""
+    path = existing_file(text)
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            found = json.load(file)
+    except OSError as error:
+        if error.strerror is not None:
+            raise ValueError(f"{text!r} cannot be read: {error.strerror}") from None
+        found = None  # no gzip file
+    except (EOFError, zlib.error, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("signatures"), dict):
+        raise ValueError(f"{text!r} is no file of costs that dtrrun profile has written, or not a whole one")
     return path
 
 

@@ -51,6 +51,7 @@ def read_costs(path: str, device: str, warn: Callable[[str], None]) -> Costs:
         TypeError,
         IndexError,
         AttributeError,
+        RecursionError,
     ) as error:
         warn(f"{path}: costs cannot be read: {error}")
         return {}

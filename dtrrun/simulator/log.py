@@ -94,6 +94,7 @@ def read_log(path: str | Path) -> list[Instruction]:
     The annotation is left out unless it has facts. Raises LogError, also for a log without an operator and
     for one of `dtrrun record` that was cut off; OSError.
     """
+    reader = _Lines((), str(path))
     try:
         with _opened(path) as file:
             reader = _Lines(file, str(path))
@@ -102,7 +103,10 @@ def read_log(path: str | Path) -> list[Instruction]:
             return found
     except UnicodeDecodeError as error:
         raise LogError(f"{path}: not a text file ({error.reason} at byte {error.start})") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except EOFError:
+        cut = f"the log was cut off after line {reader.place}"
+        raise LogError(f"{path}: not a whole gzip file: {cut}") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
         raise LogError(f"{path}: not a whole gzip file ({error})") from None
 
 
@@ -188,15 +192,15 @@ class _Lines:
     def __init__(self, lines: Iterable[str], name: str) -> None:
         self._lines = iter(lines)
         self.name = name
-        self._place = 0
+        self.place = 0
         self._fields: dict[str, Any] = {}
 
     def error(self, what: str) -> LogError:
-        return LogError(f"{self.name}, line {self._place}: {what}")
+        return LogError(f"{self.name}, line {self.place}: {what}")
 
     def next(self) -> dict[str, Any] | None:
         for line in self._lines:
-            self._place += 1
+            self.place += 1
             if line.isspace():
                 continue
             try:

@@ -76,7 +76,7 @@ def test_a_program_that_ends_before(record, script, tmp_path):
         (("-o", "x.log", "--step", "zero"), "'zero' is neither a number nor a range"),
         (("-o", "x.log", "--step", "3-2"), "'3-2' is no range of steps"),
         (("-o", "/nowhere/x.log"), "/nowhere is no folder that can be written to"),
-        (("-o", "/tmp"), "-o: /tmp is a folder"),
+        (("-o", "/tmp"), "-o: /tmp is a folder, or otherwise no regular file"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_starts(record, script, words, message):
