@@ -193,6 +193,7 @@ def _study(
         result = study_result(study, words)
         if study.recommended is not None:
             result["run"] = ["dtrrun", "--profile", _named(path, output), *words]
+            result["run_minimum"] = _at_minimum(result, _named(path, output), words)
         results: dict[str, Callable[[], object]] = {
             "standard output": lambda: shown(result, print_profile, json, quiet or study.plain is None),
             "--json": lambda: write(result),
@@ -210,6 +211,15 @@ def _study(
     if not study.complete:
         say("this took long enough: some budgets were not run")
     return FAILED if unwritten else 0
+
+
+def _at_minimum(result: dict[str, Any], name: str, words: Sequence[str]) -> list[str] | None:
+    """The command for the minimum, which was found with a heuristic and costs; None: it is recommended."""
+    minimum = result["minimum_bytes"]
+    if minimum in (None, result["recommended_bytes"]) or result["minimum_heuristic"] is None:
+        return None
+    options = ["--budget", f"{minimum}B", "--heuristic", result["minimum_heuristic"]]
+    return ["dtrrun", "--profile", name, *options, *words]
 
 
 def _why(study: Study) -> str:

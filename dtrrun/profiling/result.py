@@ -27,6 +27,7 @@ def study_result(study: Study, words: Sequence[str]) -> dict[str, Any]:
     """The figures; those that are not known (yet) are None. `words`: the target as it was written."""
     plain = study.plain
     best = study.points.get(study.recommended) if study.recommended is not None else None
+    least = study.points.get(study.minimum) if study.minimum is not None else None
     return {
         "schema": SCHEMA,
         "target": list(words),
@@ -41,6 +42,7 @@ def study_result(study: Study, words: Sequence[str]) -> dict[str, Any]:
         "processes": plain and plain.processes,
         "minimum_bytes": study.minimum,
         "minimum_certified": study.certified,
+        "minimum_heuristic": least and least.heuristic,
         "recommended_bytes": study.recommended,
         "recommended_heuristic": best and best.heuristic,
         "points": [_point(study, study.points[budget]) for budget in sorted(study.points, reverse=True)],

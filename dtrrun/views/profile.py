@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dtrrun.sizes import format_size
 from dtrrun.views.panels import console_for, print_to
-from dtrrun.views.text import duration, plain
+from dtrrun.views.text import duration, for_encoding, plain
 
 STYLES = {"too small": "red", "thrash": "yellow", "failed": "red"}
 
@@ -53,6 +53,11 @@ def print_profile(result: Mapping[str, Any], stream: TextIO, *, width: int | Non
     console = console_for(stream, width)
     sections = _varied(result) if "vary" in result else _curve(result, console.width)
     print_to(stream, console, Rule("dtrrun profile", style="dim", align="left", characters="─"), *sections)
+    for name, comment in (("run", ""), ("run_minimum", "  # the minimum")):
+        if words := result.get(name):  # to be copied: never cut at the width, as the tables are
+            command = f"\n{plain(shlex.join(words), 2000)}{comment}\n"
+            stream.write(for_encoding(command, stream.encoding))
+    stream.flush()
 
 
 def _curve(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
@@ -76,7 +81,6 @@ def _curve(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
         yield ""
         marks = {minimum: "minimum" if result["minimum_certified"] else "", best: "recommended"}
         yield _points(result["points"], marks, 8 if width < 96 else 40)
-    yield from _copy(result.get("run"))
 
 
 def _points(points: Sequence[Mapping[str, Any]], marks: Mapping[int, str], longest: int) -> Table:
@@ -127,13 +131,6 @@ def _varied(result: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield Text(f"in a budget of {_bytes(result['target_budget_bytes'])}")
     yield ""
     yield table
-    yield from _copy(result.get("run"))
-
-
-def _copy(words: Sequence[str] | None) -> Iterator[RenderableType]:
-    if words:
-        yield ""
-        yield Text(plain(shlex.join(words), 2000), no_wrap=True, overflow="ignore")
 
 
 def _bytes(nbytes: int) -> str:

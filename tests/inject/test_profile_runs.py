@@ -51,6 +51,8 @@ def test_from_a_script_to_a_run_with_its_profile(profile, plain, mlp, tmp_path, 
     assert f"dtrrun --profile mlp {mlp}" in run.out
     peak, minimum, best = (found[f"{name}_bytes"] for name in ("plain_peak", "minimum", "recommended"))
     assert minimum <= best < peak
+    if minimum < best:
+        assert f"--budget {minimum}B --heuristic {found['minimum_heuristic']} {mlp}" in run.out
     assert found["minimum_certified"]
     measured = {row["budget_bytes"]: row for row in found["points"] if row["measured"]}
     assert measured[minimum]["measured"]["status"] == "ok"

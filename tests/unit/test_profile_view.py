@@ -8,6 +8,7 @@ from fake_records import EVIL
 from view_snapshots import check
 
 from dtrrun.cli.options import READERS, Options
+from dtrrun.cli.profile import _at_minimum
 from dtrrun.cli.profiles import read_profile
 from dtrrun.profiling.curve import Forecast, Point
 from dtrrun.profiling.result import study_result, variation_result, write_profile
@@ -65,7 +66,24 @@ def printed(result, width=80):
 def test_the_table(study, width):
     result = study_result(study, ["train.py", "--lr", "1"])
     result["run"] = ["dtrrun", "--profile", "train", "train.py", "--lr", "1"]
+    result["run_minimum"] = _at_minimum(result, "train", ["train.py", "--lr", "1"])
     check(f"profile_{width}", printed(result, width))
+
+
+def test_the_command_for_the_minimum(study):
+    """It names the heuristic that the minimum was found with: by default another is taken."""
+    result = study_result(study, ["train.py"])
+    assert result["minimum_heuristic"] == "h'(s=no,m=yes,c=eqclass)"
+    options = ["--budget", "400000000B", "--heuristic", "h'(s=no,m=yes,c=eqclass)"]
+    assert _at_minimum(result, "train", ["train.py"]) == [
+        "dtrrun",
+        "--profile",
+        "train",
+        *options,
+        "train.py",
+    ]
+    study.recommended = 400_000_000
+    assert _at_minimum(study_result(study, ["train.py"]), "train", ["train.py"]) is None
 
 
 def test_what_was_known_when_it_was_interrupted(study):
