@@ -1,4 +1,4 @@
-"""`torch.compile` compiles nothing under a dispatch mode, and says nothing: we say it once.
+"""`torch.compile` compiles nothing under a dispatch mode, and says nothing: we say it once, where it matters.
 
 And Dynamo, its front end, is told to keep off our own frames. PyTorch does so for every dispatch mode by
 wrapping its handler, which costs a microsecond an operator whether anything is compiled or not; a mark at
@@ -9,7 +9,10 @@ wrapper stays.
 from __future__ import annotations
 
 import functools
+import sys
+import threading
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -24,6 +27,9 @@ TEXT = (
     "without the compiler's speed"
 )
 
+PYTORCHS_OWN = ("torch._higher_order_ops.", "torch.nn.attention.")
+"""Modules that call `torch.compile` to trace a function, not for its speed."""
+
 
 def keep_off(function: Any) -> None:
     """Dynamo shall compile neither `function` nor anything that it calls."""
@@ -32,23 +38,73 @@ def keep_off(function: Any) -> None:
 
 
 class CompileNotice:
-    """Wraps `torch.compile` while installed."""
+    """Wraps `torch.compile` while installed; `warn` is called when a function that it has made is called.
+
+    A library that decorates functions of its own when it is imported, as transformers does, is no reason to
+    speak: they may never be called. Dynamo's contexts call the functions in their `enter_exit_hooks` at each
+    call; where a version has no such list, the warning comes with the decoration.
+    """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
+        self._installed = False
+        self._optimize: Any = None  # Dynamo's, once it has been replaced
+        self._own = threading.local()  # whether PyTorch itself calls `torch.compile`
 
     def install(self) -> None:
+        self._installed = True
         self._original = original = torch.compile
-        warn = self._warn
 
         @functools.wraps(original)
         def compile(*args: Any, **kwargs: Any) -> Any:
-            warn(TEXT)
             if kwargs.get("fullgraph"):  # it would raise, in flex_attention too, which asks for it itself
                 kwargs["fullgraph"] = False
-            return original(*args, **kwargs)
+            self._watch()
+            caller = sys._getframe(1).f_globals.get("__name__", "")
+            if not caller.startswith(PYTORCHS_OWN):
+                return original(*args, **kwargs)
+            self._own.calls = True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._own.calls = False
 
         torch.compile = compile
 
     def remove(self) -> None:
+        self._installed = False
         torch.compile = self._original
+        if self._optimize is not None:
+            import_module("torch._dynamo").optimize = self._optimize  # type: ignore[attr-defined]
+            self._optimize = None
+
+    def _watch(self) -> None:
+        """Replace what makes Dynamo's contexts. `torch.compile` imports it, too, which takes a second."""
+        if self._optimize is not None:
+            return
+        dynamo: Any = import_module("torch._dynamo")
+        self._optimize = optimize = dynamo.optimize
+
+        @functools.wraps(optimize)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            context = optimize(*args, **kwargs)
+            hooks = getattr(context, "enter_exit_hooks", None)
+            if getattr(self._own, "calls", False):
+                pass
+            elif hooks is not None:
+                hooks.append(self._called)
+            elif isinstance(context, dynamo.eval_frame.OptimizeContext):  # else compilation is switched off
+                self._warn(TEXT)
+            return context
+
+        dynamo.optimize = watched
+
+    def _called(self) -> Callable[[], None]:
+        """A function that was to be compiled is called; returns what is to be done when it has returned."""
+        if self._installed:
+            self._warn(TEXT)
+        return _nothing
+
+
+def _nothing() -> None:
+    pass

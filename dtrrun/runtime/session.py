@@ -9,6 +9,7 @@ import warnings as python_warnings
 from contextlib import suppress
 from time import perf_counter_ns as now_ns
 from typing import Any
+from zlib import crc32
 
 import torch
 
@@ -118,7 +119,7 @@ class Session:
             *optional.training_state(settings, self._access.hold),
             *optional.tracing(settings, self.ledger, self.replay, self._where),
             self.steps,
-            compiler.CompileNotice(self.warn),
+            compiler.CompileNotice(self._warn_once_a_run),
             self._notices,
             Collector(),
             self.device,
@@ -213,9 +214,23 @@ class Session:
 
     def warn(self, text: str) -> None:
         """One line for the user, once; counted if it comes again."""
+        new = text not in self.warnings
         self.warnings[text] = self.warnings.get(text, 0) + 1
-        if self.warnings[text] == 1:
+        if new:
             print(f"dtrrun: warning: {text}", file=sys.stderr, flush=True)
+
+    def _warn_once_a_run(self, text: str) -> None:
+        """The same, printed by the first process of a run alone: it is true of all of them alike."""
+        folder = self.settings.record_dir
+        if folder is not None and text not in self.warnings:
+            try:
+                path = os.path.join(folder, f"said-{crc32(text.encode()):08x}")
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            except FileExistsError:
+                self.warnings[text] = 0
+            except OSError:
+                pass  # the folder has gone, or the disk is full
+        self.warn(text)
 
     def _too_small(self, error: BudgetError) -> None:
         """The program is about to see `error`."""
