@@ -91,8 +91,9 @@ def run(
         _text(
             _BUDGET,
             "auto|always|never",
-            "On the CPU, when to return the memory of evicted tensors to the system: when the machine runs "
-            "short of it (auto, the default), always (slower), or never.",
+            "On the CPU, when to return the memory of evicted tensors to the system: when it comes to half "
+            "of the budget (auto, the default), an eighth of it (always; slower), or never. When the machine "
+            "runs short of memory, auto returns as much as always.",
         ),
     ] = None,
     heuristic: Annotated[

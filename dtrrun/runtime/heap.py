@@ -4,9 +4,11 @@ By default glibc returns a freed block of some MB when it happens to lie at the 
 pages for the next one, each of which the system clears at the price of a fault: a fifth of a ResNet's step
 inside half its peak. Blocks further down it keeps, and the resident set ends far above the tensors' bytes.
 
-Here the heap keeps its pages while the machine has memory to spare. Where it has not (or always, if asked
-to), the resident set is held within half as much again as the budget, above what the process has beside
-its tensors: whenever it is found to be more, all free pages go back at once.
+Here the heap keeps its pages, but no more than half of the budget's worth beyond the tensors: whenever the
+resident set is found to be more, above what the process has beside its tensors, all free pages go back at
+once. That keeps it below a plain run's at budgets worth setting, and costs a few percent of a step. Without
+that bound evictions tear holes into the heap, and the resident set can end above the plain run's. Where the
+machine has little memory left (or always, if asked to), an eighth of the budget is the bound.
 
 Through `mallopt` and `malloc_trim`: glibc only, elsewhere nothing happens. Nor are limits changed that the
 user has set by environment variable.
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -27,7 +30,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 NO_LIMIT = (1 << 31) - 1
 MMAP_THRESHOLD, TRIM_THRESHOLD = 32 << 20, 64 << 20  # where glibc's own adjustment ends on 64 bits
 SCARCE_SHIFT = 3  # memory is short when less than an eighth of the machine is available
-PERIOD = 0.05  # seconds between two looks, while nothing was asked for
+SLACK_SHIFT, SHORT_SLACK_SHIFT = 1, 3  # of the budget: free pages that are kept, and where memory is short
+PERIOD = 0.005  # seconds between two looks, each of which takes some 20 µs
+SCARCE_PERIOD = 0.05  # between two looks at the machine's memory, which take longer
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -38,7 +43,8 @@ class Heap:
         self._mode = mode
         self._library: Any = None
         self._base = 0  # bytes that the process holds beside its tensors
-        self._next_look = 0.0
+        self._next_look = self._next_scarce_look = 0.0
+        self._scarce = mode == "always"
         self.trims = 0
 
     def install(self) -> None:
@@ -60,14 +66,19 @@ class Heap:
         """Return the free pages if the resident set is more than it should be for tensors within `limit`."""
         if self._library is None or self._mode == "never":
             return
-        if self._mode == "auto":
-            now = monotonic()
-            if now < self._next_look:
-                return
-            self._next_look = now + PERIOD
+        now = monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + PERIOD
         resident = resident_set()
         self._base = min(self._base, resident - tensor_bytes)
-        if resident - self._base > limit + limit // 2 and (self._mode == "always" or memory_is_short()):
+        if resident - self._base <= limit + (limit >> SHORT_SLACK_SHIFT):
+            return
+        if self._mode == "auto" and now >= self._next_scarce_look:
+            self._next_scarce_look = now + SCARCE_PERIOD
+            self._scarce = memory_is_short()
+        shift = SHORT_SLACK_SHIFT if self._scarce else SLACK_SHIFT
+        if resident - self._base > limit + (limit >> shift):
             self._library.malloc_trim(0)
             self.trims += 1
             self._base = resident_set() - tensor_bytes  # libraries have been loaded, workspaces made
@@ -78,6 +89,19 @@ def resident_set() -> int:
     with open("/proc/self/statm", "rb") as file:
         _, resident, shared, *_ = file.read().split()
     return (int(resident) - int(shared)) * PAGE
+
+
+def resident_peak() -> int:
+    """The most that this process has had in memory, in bytes: what `VmHWM` says; 0 where nothing says so."""
+    with suppress(OSError, ValueError, IndexError):
+        # Linux's `ru_maxrss` also has what the process held that forked us.
+        return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) << 10
+    with suppress(ImportError):
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak << 10
+    return 0
 
 
 def memory_is_short() -> bool:

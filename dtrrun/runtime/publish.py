@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dtrrun.runtime.heap import resident_peak
 from dtrrun.telemetry.fields import COUNTERS
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def counters(session: Session) -> dict[str, int]:
         else 0,
         "score_evaluations": policy.score_evaluations,
         "least_budget_bytes": session.error["least_budget_bytes"] if session.error else 0,
+        "process_peak_bytes": resident_peak(),
         **session.times(),
         **session.device.counters(),
     }

@@ -36,6 +36,7 @@ COUNTERS = (
     "device_index",  # the CUDA device, -1: the CPU
     "oom_retries",  # operators tried again after an out-of-memory error
     "fragmented_bytes",  # reserved, but in blocks too small to be of use when last looked at
+    "process_peak_bytes",  # the most that the process had in memory, everything included; 0: not known
 )
 """`wall_ns` less the five others is "other": what the program does outside its operators."""
 

@@ -9,7 +9,12 @@ from dtrrun.telemetry.fields import PARTS
 from dtrrun.telemetry.record import Snapshot
 
 Row = dict[str, Any]
-LARGEST = ("peak_bytes", "steps", "least_budget_bytes")  # over several processes; all else adds up
+LARGEST = (
+    "peak_bytes",
+    "process_peak_bytes",
+    "steps",
+    "least_budget_bytes",
+)  # over several processes; all else adds up
 
 
 def total(snapshots: Sequence[Snapshot]) -> dict[str, int]:

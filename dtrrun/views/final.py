@@ -74,6 +74,8 @@ def _sections(report: dict[str, Any], width: int) -> Iterator[RenderableType]:
 def _summary(report: dict[str, Any]) -> Table:
     seconds, budget, verify = report["seconds"], report["budget_bytes"], report["verify"]
     rows = {"peak": _peak(report["peak_bytes"], budget)}
+    if report["process_peak_bytes"] and report["driver_peak_bytes"] is None:
+        rows["resident set"] = f"{format_size(report['process_peak_bytes'])}  (the process's peak)"
     if report["driver_peak_bytes"] is not None:
         shown = _peak(report["driver_peak_bytes"], budget).removesuffix(")")
         rows["driver's peak"] = f"{shown}; {SOURCE[report['driver_source']]})"

@@ -78,6 +78,7 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
     errors = [error for snapshot in snapshots if isinstance(error := snapshot.tables.get("error"), dict)]
     return {
         "peak_bytes": counters.get("peak_bytes", 0),
+        "process_peak_bytes": counters.get("process_peak_bytes", 0) or None,
         "least_budget_bytes": counters.get("least_budget_bytes", 0) or None,
         "evictions": counters.get("evictions", 0),
         "evicted_bytes": counters.get("evicted_bytes_total", 0),

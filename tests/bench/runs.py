@@ -90,6 +90,8 @@ def _run(prefix: list[str], example: str, arguments: tuple[str, ...], variables:
         if prefix:
             prefix = [*prefix, "--json", str(report)]
         script = ROOT / "docs" / "examples" / f"{example}.py"
+        if not script.exists():
+            script = Path(__file__).with_name(f"{example}.py")  # a program of the measurements' own
         command = [*prefix, sys.executable, str(CAPTURE), str(capture), str(script), *arguments]
         status, stderr, done = finished(command, ROOT, environment() | variables, PATIENCE)
         return Run(status, stderr, _json(capture), _json(report)) if done else Run(status, stderr)

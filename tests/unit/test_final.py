@@ -58,7 +58,7 @@ CASES: dict[str, tuple[list[Snapshot], RuntimeSettings, int]] = {
         SETTINGS,
         0,
     ),
-    "verified": ([snapshot(ended=True, verified=1000)], VERIFY, 0),
+    "verified": ([snapshot(ended=True, verified=1000, process_peak_bytes=612_345_678)], VERIFY, 0),
     "mismatches": (
         [
             snapshot(

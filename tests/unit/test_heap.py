@@ -5,8 +5,9 @@ import ctypes
 import pytest
 import torch
 
+import dtrrun
 from dtrrun.runtime import heap as module
-from dtrrun.runtime.heap import Heap, resident_set
+from dtrrun.runtime.heap import Heap, resident_peak, resident_set
 
 MB = 1 << 20
 glibc = pytest.mark.skipif(
@@ -16,6 +17,7 @@ glibc = pytest.mark.skipif(
 
 @pytest.fixture
 def heap(request):
+    ctypes.CDLL(None).malloc_trim(0)  # what other tests have freed is not taken for the process's own
     made = Heap(request.param)
     made.install()
     yield made
@@ -50,11 +52,22 @@ def test_pages_stay(heap):
 
 
 @glibc
+@pytest.mark.parametrize("heap", ["auto"], indirect=True)
+def test_pages_go_back_by_default(heap, monkeypatch):
+    """Else evictions tear holes into the heap, until the process holds more than without a budget."""
+    monkeypatch.setattr(module, "memory_is_short", lambda: False)
+    assert returned(heap) > 80 * MB
+    assert heap.trims == 1
+
+
+@glibc
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("heap", ["auto"], indirect=True)
-def test_pages_go_back_when_memory_is_short(heap, short, monkeypatch):
+def test_fewer_pages_are_kept_when_memory_is_short(heap, short, monkeypatch):
     monkeypatch.setattr(module, "memory_is_short", lambda: short)
-    assert (returned(heap) > 80 * MB) == short
+    blocks = free_half()
+    heap.check(len(blocks) * MB, 160 * MB)  # of which an eighth is 20 MB, and half 80
+    assert (heap.trims == 1) == short
 
 
 @glibc
@@ -63,6 +76,15 @@ def test_nothing_is_returned_within_the_limit(heap):
     blocks = free_half()
     heap.check(len(blocks) * MB, 1000 * MB)
     assert heap.trims == 0
+
+
+def test_the_peak_of_the_resident_set_is_that_of_the_process():
+    block = torch.ones(100 * MB, dtype=torch.uint8)
+    reached = resident_set()
+    del block
+    assert reached <= resident_peak() < reached + 1000 * MB
+    with dtrrun.budget(None) as session:
+        assert session.report()["process_peak_bytes"] >= reached
 
 
 def test_shortage_is_read_from_the_system(tmp_path, monkeypatch):

@@ -47,6 +47,14 @@ def test_one_process() -> None:
     }
 
 
+def test_the_resident_set_is_the_largest_processs() -> None:
+    assert build_report([snapshot()], SETTINGS, 0, ["x"], 1.0)["process_peak_bytes"] is None
+    two = [snapshot(1, 0, process_peak_bytes=7), snapshot(2, 1, process_peak_bytes=9)]
+    report = build_report(two, SETTINGS, 0, ["x"], 1.0)
+    assert report["process_peak_bytes"] == 9
+    assert [process["process_peak_bytes"] for process in report["processes"]] == [7, 9]
+
+
 def test_the_last_step() -> None:
     run = snapshot(ended=True)
     step = build_report([run], SETTINGS, 0, ["x"], 25.0)["processes"][0]["last_step"]

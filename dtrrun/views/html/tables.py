@@ -68,6 +68,8 @@ def _figures(report: Row) -> Iterable[tuple[str, str, str]]:
     if report["driver_peak_bytes"] is not None:
         source = SOURCE.get(report["driver_source"], plain(report["driver_source"], 20))
         yield "driver's peak", format_size(report["driver_peak_bytes"]), source
+    elif report.get("process_peak_bytes"):  # reports of older versions have none
+        yield "resident set", format_size(report["process_peak_bytes"]), "the process's peak"
     if report["slowdown_estimate"] is not None:
         yield "slowdown", f"{report['slowdown_estimate']:.2f} ×", "estimated"
     yield "evictions", f"{report['evictions']:,}", format_size(report["evicted_bytes"])
