@@ -151,18 +151,24 @@ class Position:
 class _Trail:
     """The last position of a generator: the next one is searched for from there."""
 
-    __slots__ = ("block", "blocks", "reach", "start", "state")
+    __slots__ = ("blocks", "content", "position", "reach", "start", "state")
 
-    def __init__(self, state: torch.Tensor, block: bytes) -> None:
+    def __init__(self, state: torch.Tensor, content: bytes) -> None:
         self.start = self.state = state
-        self.block = block
         self.blocks = 0
         self.reach = 0  # blocks that the draw from here can take
+        self._arrive(content)
 
-    def follow(self, state: torch.Tensor, block: bytes) -> bool:
+    def _arrive(self, content: bytes) -> None:
+        self.content = content
+        rest = content[: BLOCK.start] + content[BLOCK.stop :]
+        self.position = Position(self.start, self.blocks, rest)
+
+    def follow(self, state: torch.Tensor, content: bytes) -> bool:
         """Go on to another state, if it is not far; else it is where a new trail must begin."""
         steps = 0
-        if block != self.block:
+        block = content[BLOCK]
+        if block != self.content[BLOCK]:
             if self.reach > SEARCHED:
                 return False
             spare = _spare(torch.device("cpu"))
@@ -174,8 +180,9 @@ class _Trail:
                     return False
                 _advance(spare, 1)
                 found = _bytes(spare.get_state())[BLOCK]
-        self.state, self.block = state, block
+        self.state = state
         self.blocks += steps
+        self._arrive(content)
         return True
 
 
@@ -191,15 +198,14 @@ def _state_of(generator: Any, nbytes: int) -> Any:
     if state.device.type != "cpu" or state.numel() != STATE_BYTES:
         return Position(state, 0, b"")  # another layout: nothing is shared
     content = _bytes(state)
-    block = content[BLOCK]
     trail = _trails.get(id(generator))
-    if trail is None or not trail.follow(state, block):
+    if trail is None or (content != trail.content and not trail.follow(state, content)):
         if len(_trails) >= TRAILS:
             _trails.clear()
-        trail = _trails[id(generator)] = _Trail(state, block)
+        trail = _trails[id(generator)] = _Trail(state, content)
     if nbytes:
         trail.reach = nbytes // (4 * WORDS) + 2  # a word for four bytes, more or less
-    return Position(trail.start, trail.blocks, content[: BLOCK.start] + content[BLOCK.stop :])
+    return trail.position
 
 
 def _bytes(state: torch.Tensor) -> bytes:
