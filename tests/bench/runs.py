@@ -91,7 +91,8 @@ def _run(prefix: list[str], example: str, arguments: tuple[str, ...], variables:
             prefix = [*prefix, "--json", str(report)]
         script = ROOT / "docs" / "examples" / f"{example}.py"
         if not script.exists():
-            script = Path(__file__).with_name(f"{example}.py")  # a program of the measurements' own
+            # In a folder of its own: a script finds what lies beside it, and `profile` is also Python's.
+            script = Path(__file__).parent / "scripts" / f"{example}.py"
         command = [*prefix, sys.executable, str(CAPTURE), str(capture), str(script), *arguments]
         status, stderr, done = finished(command, ROOT, environment() | variables, PATIENCE)
         return Run(status, stderr, _json(capture), _json(report)) if done else Run(status, stderr)
