@@ -13,6 +13,11 @@ from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.storage import storage_of
 from dtrrun.runtime.threads import joins
 
+Reach = Callable[[torch.Tensor, bool, bool], Callable[[], None]]
+"""reach(tensor, writes, exposes) makes the memory safe to touch; returns what ends that.
+
+What is exposed without being written to stays in memory, and is recomputed from."""
+
 
 class Access:
     """What escapes, custom functions and the program itself ask for."""

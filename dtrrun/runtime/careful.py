@@ -29,6 +29,7 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 class Careful(Outcomes):
     """The complete handling of an operator; the dispatch mode has the short cut."""
 
+    kernels: dict[Any, Any] = {}  # noqa: RUF012 - of composites that have one of ours; set by the session
     home: int | None = None  # the thread for which the short cut is: the main one, or else the first to come
     met_thread: Any = None  # set by the session: another thread runs operators
 
@@ -64,7 +65,8 @@ class Careful(Outcomes):
             return self._run_higher_order(mode, func, args, kwargs)
         if operator.composite and not (operator.asks_for_modes and torch.is_inference_mode_enabled()):
             with composite(operator), mode:
-                return func._op_dk(COMPOSITE, *args, **kwargs)
+                kernel = self.kernels.get(func)
+                return kernel(*args, **kwargs) if kernel else func._op_dk(COMPOSITE, *args, **kwargs)
         if operator.random:  # nothing may draw between the capture of the generator's state and the call
             with self.lock:
                 return self._run(mode, operator, func, args, kwargs, entered)

@@ -8,8 +8,6 @@ wrapper stays.
 
 from __future__ import annotations
 
-import functools
-import sys
 import threading
 from collections.abc import Callable
 from importlib import import_module
@@ -17,6 +15,8 @@ from typing import Any
 
 import torch
 from torch._C._dynamo import eval_frame
+
+from dtrrun.runtime.patches import Function, Patches, caller
 
 CAN_MARK = all(
     hasattr(eval_frame, name) for name in ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")
@@ -48,20 +48,24 @@ class CompileNotice:
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self._installed = False
-        self._optimize: Any = None  # Dynamo's, once it has been replaced
+        self._patches = Patches()
+        self._watched = False  # Dynamo has been imported, and what makes its contexts is replaced
         self._own = threading.local()  # whether PyTorch itself calls `torch.compile`
 
     def install(self) -> None:
         self._installed = True
-        self._original = original = torch.compile
+        self._patches.wrap(torch, "compile", self._compiling)
 
-        @functools.wraps(original)
+    def remove(self) -> None:
+        self._installed = self._watched = False
+        self._patches.undo()
+
+    def _compiling(self, original: Function) -> Function:
         def compile(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get("fullgraph"):  # it would raise, in flex_attention too, which asks for it itself
                 kwargs["fullgraph"] = False
             self._watch()
-            caller = sys._getframe(1).f_globals.get("__name__", "")
-            if not caller.startswith(PYTORCHS_OWN):
+            if not caller().f_globals.get("__name__", "").startswith(PYTORCHS_OWN):
                 return original(*args, **kwargs)
             self._own.calls = True
             try:
@@ -69,25 +73,19 @@ class CompileNotice:
             finally:
                 self._own.calls = False
 
-        torch.compile = compile
-
-    def remove(self) -> None:
-        self._installed = False
-        torch.compile = self._original
-        if self._optimize is not None:
-            import_module("torch._dynamo").optimize = self._optimize  # type: ignore[attr-defined]
-            self._optimize = None
+        return compile
 
     def _watch(self) -> None:
         """Replace what makes Dynamo's contexts. `torch.compile` imports it, too, which takes a second."""
-        if self._optimize is not None:
-            return
-        dynamo: Any = import_module("torch._dynamo")
-        self._optimize = optimize = dynamo.optimize
+        if not self._watched:
+            self._watched = True
+            self._patches.wrap(import_module("torch._dynamo"), "optimize", self._optimizing)
 
-        @functools.wraps(optimize)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            context = optimize(*args, **kwargs)
+    def _optimizing(self, original: Function) -> Function:
+        dynamo: Any = import_module("torch._dynamo")
+
+        def optimize(*args: Any, **kwargs: Any) -> Any:
+            context = original(*args, **kwargs)
             hooks = getattr(context, "enter_exit_hooks", None)
             if getattr(self._own, "calls", False):
                 pass
@@ -97,7 +95,7 @@ class CompileNotice:
                 self._warn(TEXT)
             return context
 
-        dynamo.optimize = watched
+        return optimize
 
     def _called(self) -> Callable[[], None]:
         """A function that was to be compiled is called; returns what is to be done when it has returned."""

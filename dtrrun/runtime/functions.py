@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from dtrrun.runtime.tracebacks import hide
+from dtrrun.runtime.patches import Function, Patches
 
 Locker = Callable[[list[torch.Tensor]], Callable[[], None]]
 """Locks the storages of tensors in memory; returns what unlocks them."""
@@ -26,54 +26,47 @@ class Functions:
     def __init__(self, lock: Locker) -> None:
         self._lock = lock
         self._frames = threading.local()
+        self._patches = Patches()
 
     def install(self) -> None:
         lock, frames = self._lock, self._frames
-        self._forward = forward = torch.autograd.Function.__dict__["apply"]
-        self._backward = backward = BackwardCFunction.__dict__["apply"]
-        saved: Any = BackwardCFunction.saved_tensors
 
-        def apply_forward(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
+        def forward(original: Function) -> Function:
+            def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
                 unlock = lock([arg for arg in args if isinstance(arg, torch.Tensor)])
                 try:
-                    return forward.__get__(None, cls)(*args, **kwargs)
+                    return original(cls, *args, **kwargs)
                 finally:
                     unlock()
-            except BaseException as error:
-                hide(error)
-                raise
 
-        def apply_backward(node: Any, *args: Any) -> Any:
-            outer = getattr(frames, "unlocks", None)
-            try:
+            return apply
+
+        def backward(original: Function) -> Function:
+            def apply(node: Any, *args: Any) -> Any:
+                outer = getattr(frames, "unlocks", None)
                 frames.unlocks = [lock([arg for arg in args if isinstance(arg, torch.Tensor)])]
                 try:
-                    return backward(node, *args)
+                    return original(node, *args)
                 finally:
                     for unlock in frames.unlocks:
                         unlock()
                     frames.unlocks = outer
-            except BaseException as error:
-                hide(error)
-                raise
 
-        def saved_tensors(node: Any) -> Any:
-            tensors = saved.__get__(node)
-            unlocks = getattr(frames, "unlocks", None)
-            if unlocks is not None:
-                try:
+            return apply
+
+        def saved(original: Function) -> Function:
+            def saved_tensors(node: Any) -> Any:
+                tensors = original(node)
+                unlocks = getattr(frames, "unlocks", None)
+                if unlocks is not None:
                     unlocks.append(lock([tensor for tensor in tensors if tensor is not None]))
-                except BaseException as error:
-                    hide(error)
-                    raise
-            return tensors
+                return tensors
 
-        torch.autograd.Function.apply = classmethod(apply_forward)  # type: ignore[assignment,method-assign]
-        BackwardCFunction.apply = apply_backward  # type: ignore[method-assign]
-        BackwardCFunction.saved_tensors = property(saved_tensors)  # type: ignore[assignment]
+            return saved_tensors
+
+        self._patches.wrap(torch.autograd.Function, "apply", forward)
+        self._patches.wrap(BackwardCFunction, "apply", backward)
+        self._patches.wrap(BackwardCFunction, "saved_tensors", saved)
 
     def remove(self) -> None:
-        torch.autograd.Function.apply = self._forward  # type: ignore[method-assign]
-        BackwardCFunction.apply = self._backward  # type: ignore[method-assign]
-        del BackwardCFunction.saved_tensors
+        self._patches.undo()

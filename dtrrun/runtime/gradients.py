@@ -13,7 +13,7 @@ import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dtrrun.runtime.arguments import is_leaf
-from dtrrun.runtime.tracebacks import hide
+from dtrrun.runtime.patches import Function, Patches
 
 
 class Gradients:
@@ -21,6 +21,7 @@ class Gradients:
 
     def __init__(self, pin: Callable[[torch.Tensor, str], None]) -> None:
         self._pin = pin
+        self._patches = Patches()
         self._hook = self._arrived  # one object, by which a leaf's hooks are searched
         self._handles: list[Any] = []
         self._prune_at = 64
@@ -32,23 +33,19 @@ class Gradients:
                 self.watch(parameter)
 
         self._registration = register_module_parameter_registration_hook(registered)
-        self._original = original = torch.optim.Optimizer.add_param_group
-        watch = self.watch
+        self._patches.wrap(torch.optim.Optimizer, "add_param_group", self._adding)
 
-        def add_param_group(optimizer: Any, group: dict[str, Any]) -> None:
-            try:
-                original(optimizer, group)
-            except BaseException as error:
-                hide(error)
-                raise
+    def _adding(self, original: Function) -> Function:
+        def add_param_group(optimizer: Any, param_group: dict[str, Any]) -> None:
+            original(optimizer, param_group)
             self.optimizers += 1
-            for parameter in group["params"]:
-                watch(parameter)
+            for parameter in param_group["params"]:
+                self.watch(parameter)
 
-        torch.optim.Optimizer.add_param_group = add_param_group  # type: ignore[method-assign,assignment]
+        return add_param_group
 
     def remove(self) -> None:
-        torch.optim.Optimizer.add_param_group = self._original  # type: ignore[method-assign]
+        self._patches.undo()
         self._registration.remove()
         for handle in self._handles:
             handle.remove()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dtrrun.ledger.record import Record
+from dtrrun.runtime.patches import Function, Patches
 
 CAPTURED = "what a CUDA graph reads or writes stays in memory, and nothing is recomputed from it"
 NO_LIMIT = 1 << 62
@@ -27,40 +28,36 @@ class Captures:
         self._known: set[int] = set()
         self._before: list[Record] = []
         self._limit = self._clock = 0
-        self._undo: list[tuple[str, Any]] = []
+        self._patches = Patches()
 
     def install(self) -> None:
         graph: Any = getattr(torch.cuda, "CUDAGraph", None)
-        begin, end = getattr(graph, "capture_begin", None), getattr(graph, "capture_end", None)
-        if begin is None or end is None:
-            return
-        began, ended = self.began, self.ended
-
-        def capture_begin(captured: Any, *args: Any, **kwargs: Any) -> Any:
-            began()
-            try:
-                return begin(captured, *args, **kwargs)
-            except BaseException:
-                ended()
-                raise
-
-        def capture_end(captured: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return end(captured, *args, **kwargs)
-            finally:
-                ended()
-
-        for name, patched in (("capture_begin", capture_begin), ("capture_end", capture_end)):
-            self._undo.append((name, graph.__dict__.get(name)))
-            setattr(graph, name, patched)
+        if hasattr(graph, "capture_begin") and hasattr(graph, "capture_end"):
+            self._patches.wrap(graph, "capture_begin", self._beginning)
+            self._patches.wrap(graph, "capture_end", self._ending)
 
     def remove(self) -> None:
-        while self._undo:
-            name, original = self._undo.pop()
-            if original is None:
-                delattr(torch.cuda.CUDAGraph, name)
-            else:
-                setattr(torch.cuda.CUDAGraph, name, original)
+        self._patches.undo()
+
+    def _beginning(self, original: Function) -> Function:
+        def capture_begin(captured: Any, *args: Any, **kwargs: Any) -> Any:
+            self.began()
+            try:
+                return original(captured, *args, **kwargs)
+            except BaseException:
+                self.ended()
+                raise
+
+        return capture_begin
+
+    def _ending(self, original: Function) -> Function:
+        def capture_end(captured: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(captured, *args, **kwargs)
+            finally:
+                self.ended()
+
+        return capture_end
 
     def began(self) -> None:
         """Bring back what fits; from now on nothing is evicted, timed or replayed."""

@@ -118,7 +118,7 @@ _CHECKS_MODES = {
 
 
 # Composites that ask whether a mode is on, and compute other bits then. In inference mode they come to us
-# whole, and are run whole; else see `escapes`.
+# whole, and are run whole; else see `composites`.
 _ASKS_FOR_MODES = {
     "aten::linalg_svdvals",
     "aten::linalg_eigvalsh",

@@ -17,9 +17,7 @@ from typing import Any
 import torch
 
 FUNCTIONS: tuple[tuple[Any, str], ...] = (
-    (torch, "save"),
     (torch.serialization, "save"),
-    (torch, "load"),
     (torch.serialization, "load"),
     (torch.Tensor, "__deepcopy__"),
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dtrrun.runtime.tracebacks import hide
+from dtrrun.runtime.patches import Function, Patches
 
 MAKE = ("__init__", "_rebuild_buckets")
 
@@ -25,29 +25,24 @@ class Reducers:
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._patches = Patches()
 
     def install(self) -> None:
         reducer = getattr(torch.distributed, "Reducer", None)
         for name in MAKE if reducer is not None else ():
-            self._patch(reducer, name)
+            self._patches.wrap(reducer, name, self._making)
 
     def remove(self) -> None:
-        while self._undo:
-            setattr(*self._undo.pop())
+        self._patches.undo()
 
-    def _patch(self, owner: Any, name: str) -> None:
-        original, watch = getattr(owner, name), self._watch
+    def _making(self, original: Function) -> Function:
+        watch = self._watch
 
         def patched(reducer: Any, *args: Any, **kwargs: Any) -> Any:
             ended = watch()
             try:
                 return original(reducer, *args, **kwargs)
-            except BaseException as error:
-                hide(error)
-                raise
             finally:
                 ended()
 
-        self._undo.append((owner, name, original))
-        setattr(owner, name, patched)
+        return patched

@@ -15,9 +15,9 @@ from dtrrun.runtime import storage as memory
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import below
+from dtrrun.runtime.patches import Function, Patches
 from dtrrun.runtime.storage import rounded
 from dtrrun.runtime.threads import joins
-from dtrrun.runtime.tracebacks import hide
 
 
 class Resizes:
@@ -25,19 +25,18 @@ class Resizes:
 
     def __init__(self, careful: Careful) -> None:
         self._careful = careful
+        self._patches = Patches()
 
     def install(self) -> None:
+        self._patches.wrap(torch.UntypedStorage, "resize_", self._resizing)
+
+    def remove(self) -> None:
+        self._patches.undo()
+
+    def _resizing(self, original: Function) -> Function:
         careful, ledger = self._careful, self._careful.ledger
-        original = memory.resize
 
         def resize_(storage: Any, size: int) -> Any:
-            try:
-                return resize(storage, size)
-            except BaseException as error:
-                hide(error)
-                raise
-
-        def resize(storage: Any, size: int) -> Any:
             joins()
             with careful.lock:
                 ledger.drain()
@@ -50,10 +49,7 @@ class Resizes:
                 ledger.resized(record, rounded(size))
                 return result
 
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]
-
-    def remove(self) -> None:
-        del torch.UntypedStorage.resize_
+        return resize_
 
     def _taken_over(self, record: Record) -> Record:
         """Bring it back, and leave it to the program; its record from now on."""

@@ -20,6 +20,7 @@ from dtrrun.runtime.access import Access
 from dtrrun.runtime.backwards import Backwards
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.collector import Collector
+from dtrrun.runtime.composites import Composites
 from dtrrun.runtime.costs import read_costs
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.escapes import Escapes
@@ -102,12 +103,16 @@ class Session:
         self.steps = StepClock(lambda: publish.totals(self), self._step_ended)
         self._access: Access = new_access(self.careful)
         self._gradients = Gradients(self._access.pin)
+        devices_of_operators = {"cpu", self.device.type}
+        self._composites = Composites(self._access.reach, *(kind.upper() for kind in devices_of_operators))
+        self.careful.kernels = self._composites.kernels
         self._notices = notices.Notices(self.warn)
         self._launcher = Launcher(settings.record_dir)
         self.ledger.met_device = self._met_device
         self._threads = threads.Threads(self.mode, self._threaded, self.warn)
         self._parts: list[Any] = [
             Escapes(self._access.reach),
+            self._composites,
             Resizes(self.careful),
             self._gradients,
             Functions(self._access.lock),

@@ -13,7 +13,9 @@ DTRRUN_DEBUG is set.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import torch
 
@@ -46,6 +48,19 @@ def hide(error: BaseException) -> None:
         if context is not current.__context__:
             current.__context__ = context
         current = context
+
+
+def hiding(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, with our frames hidden when an error leaves it."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            hide(error)
+            raise
+
+    return call
 
 
 def _is_ours(entry: TracebackType) -> bool:

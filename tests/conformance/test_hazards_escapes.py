@@ -235,7 +235,7 @@ def test_budget_error_in_a_function_with_out_leaves_no_locks():
         with pytest.raises(dtrrun.BudgetError):
             torch.linalg.matrix_norm(y, "nuc", out=torch.zeros(()))
         with pytest.raises(dtrrun.BudgetError):
-            torch.linalg.cond(out=out, A=y)  # `out` is reached first
+            torch.linalg.cond(y, out=out)
         assert not any(record.locks for record in session.ledger.records.values())
         session.set_budget(None)
 

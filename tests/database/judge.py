@@ -23,7 +23,7 @@ RANK = [EQUAL, PINNED, NONDETERMINISTIC, FAILED, CRASHED]
 PINS = {
     "not replayable": "run once, never again (the table in `dtrrun/runtime/operators.py`)",
     "updated in place": "written in place by an operator that also writes to memory nobody has set",
-    "written outside": "where a function writes that runs with dtrrun's mode off (`runtime/escapes.py`)",
+    "written outside": "where an operator writes that runs with dtrrun's mode off (`runtime/composites.py`)",
     "input lost": "made from a constant that the program let go of before memory ran short",
     "uninitialised": "memory that nothing has been written to yet",
     "no plain storage": "sparse, nested and quantized tensors: more than a geometry over a storage",

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
-from dtrrun.runtime.escapes import PATCHED
 from tests.database.judge import Probe, Program
 from tests.database.replicas import Replicas, tensors
 
@@ -85,18 +84,8 @@ def _arguments(copies: Replicas, sample: Any) -> tuple[Any, tuple[Any, ...], dic
     return copies.of(sample.input), copies.of(tuple(sample.args)), copies.of(dict(sample.kwargs))
 
 
-def _current(function: Any) -> Any:
-    """What a program finds under the function's name: a session's patch, while there is one."""
-    for owner, name in PATCHED:
-        found = getattr(owner, name, None)
-        if getattr(found, "__wrapped__", None) is function:
-            return found
-    return function
-
-
 def _call(function: Any, sample: Any, twice: bool, probe: Probe) -> Any:
     copies = Replicas()
-    function = _current(function)
     first, args, kwargs = _arguments(copies, sample)
     probe()
     result = function(first, *args, **kwargs)
@@ -116,7 +105,6 @@ def _call_in_place(function: Any, sample: Any, probe: Probe) -> Any:
 
 def _call_out(function: Any, sample: Any, resized: bool, probe: Probe) -> Any:
     copies = Replicas()
-    function = _current(function)
     with torch.no_grad():
         first, args, kwargs = _arguments(copies, sample)
         wanted = function(first, *args, **kwargs)

@@ -28,8 +28,8 @@ row(
     (
         "what is saved or copied counts as handed out",
         "escapes",
-        "            if takes_storage and (ends := until_return()) is not None:\n",
-        "            if False:\n",
+        "                if takes_storage and (ends := until_return()) is not None:\n",
+        "                if False:\n",
         "hazards_saving::what_was_saved_can_be_evicted_afterwards",
     ),
     (
@@ -76,18 +76,18 @@ row(
     ),
     (
         "composite operators read lengths that are evicted",
-        "escapes",
-        "        for owner, name in READ_BY_COMPOSITES:\n",
-        "        for owner, name in ():\n",
+        "composites",
+        "        for func in _named(READ_INTEGERS):\n",
+        "        for func in ():\n",
         "hazards_lengths::packed_sequences_whose_lengths_were_evicted "
         "hazards_lengths::split_points_that_were_evicted",
     ),
     (
         "constructors read evicted elements",
         "escapes",
-        "        for owner, name in CONSTRUCTORS:\n",
-        "        for owner, name in ():\n",
-        "hazards_escapes::reads",
+        "        for name in NUMBERS:\n",
+        "        for name in ():\n",
+        "hazards_escapes::reads surface::evicted_tensors_in_lists",
     ),
     (
         "an escape's replay runs under the program's modes",
@@ -220,9 +220,9 @@ row(
     ),
     (
         "functions with out= see our mode",
-        "escapes",
-        "            if out is None:\n",
-        "            if True:\n",
+        "composites",
+        "                if any(argument.is_out for argument in func._schema.arguments):\n",
+        "                if False:\n",
         "hazards_mode_checks::out_of_composites_that_ask_for_modes",
     ),
     (

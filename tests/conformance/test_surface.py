@@ -1,0 +1,417 @@
+"""What a session replaces in PyTorch cannot be told from the original: by name, by table, by identity."""
+
+import inspect
+import io
+import pickle
+from collections import UserList
+
+import pytest
+import torch
+from programs import check_stress, plain, run_inside
+from torch import nn, overrides
+from torch.jit import _builtins
+from torch.utils import _device
+
+import dtrrun
+from dtrrun.runtime import patches
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+
+
+def _places():
+    with dtrrun.budget(None):
+        return patches.installed()
+
+
+PLACES = _places()
+NAMES = [f"{owner.__name__}.{name}" for owner, name in PLACES]
+ORIGINALS = [inspect.getattr_static(owner, name, None) for owner, name in PLACES]
+
+
+ATTRIBUTES_OF_OBJECTS = ("saved_tensors", "__cuda_array_interface__")
+"""No functions: nothing but their place is asked for."""
+
+
+def told(function, *args):
+    """What a call returns, or the kind of error that it ends in."""
+    try:
+        return function(*args)
+    except Exception as error:
+        return type(error)
+
+
+def same_after_pickling(function):
+    return pickle.loads(pickle.dumps(function)) is function
+
+
+ATTRIBUTES = ("__name__", "__qualname__", "__module__", "__doc__", "__objclass__", "__text_signature__")
+QUESTIONS = {
+    **{name: lambda f, name=name: getattr(f, name, None) for name in ATTRIBUTES},
+    "signature": lambda f: str(inspect.signature(f)),
+    "source": inspect.getsource,
+    "repr": repr,
+    "pickle": same_after_pickling,
+    "kind": lambda f: [
+        test(f) for test in (inspect.isfunction, inspect.isroutine, inspect.ismethoddescriptor)
+    ],
+    "type": lambda f: f.__class__,
+    "defaults": lambda f: (f.__defaults__, f.__kwdefaults__, f.__annotations__),
+    "TorchScript": _builtins._find_builtin,
+    "name for overrides": overrides.resolve_name,
+    "method": overrides.is_tensor_method_or_property,
+    "ignored": lambda f: f in overrides.get_ignored_functions(),
+    "overridable": lambda f: any(f in group for group in overrides.get_overridable_functions().values()),
+    "override for tests": lambda f: f in overrides.get_testing_overrides(),
+    "device constructor": lambda f: f in _device._device_constructors(),
+}
+CACHES = [
+    value for part in (overrides, _device) for value in vars(part).values() if hasattr(value, "cache_clear")
+]
+
+
+def answers():
+    """To each question, by place and question."""
+    return {
+        (name, question): told(ask, function)
+        for (owner, attribute), name in zip(PLACES, NAMES, strict=True)
+        if attribute not in ATTRIBUTES_OF_OBJECTS
+        for function in [getattr(owner, attribute)]
+        for question, ask in QUESTIONS.items()
+    }
+
+
+@pytest.fixture
+def own_tables():
+    """PyTorch enters some builtins of TorchScript only when it is imported."""
+    table = _builtins._get_builtin_table()
+    yield
+    _builtins._builtin_table = table
+
+
+def forget():
+    for cache in CACHES:
+        cache.cache_clear()
+    _builtins._builtin_table = None
+
+
+MAY_DIFFER = {
+    # A C method of a base class is found there by its name; the stand-in where it stands.
+    *((name, "pickle") for name in NAMES if name.startswith(("Tensor.", "UntypedStorage."))),
+    # Pybind's functions cannot be pickled; to be able to do more is no harm.
+    *((name, "pickle") for name in NAMES if name.startswith("Reducer.")),
+}
+
+
+@pytest.mark.usefixtures("own_tables")
+@pytest.mark.parametrize("filled", ["before", "during", "after"])
+def test_tables_that_are_filled_before_during_or_after_the_session(filled):
+    forget()
+    expected = answers()
+    forget()
+    if filled == "before":
+        answers()
+    with dtrrun.budget(None):
+        inside = answers() if filled != "after" else None
+        assert all(inspect.getattr_static(o, n) is not None for o, n in PLACES)
+    after = answers()
+    forget()
+    for found in (inside, after):
+        if found is not None:
+            wrong = {key: (found[key], old) for key, old in expected.items() if found[key] != old}
+            assert not {
+                key: value for key, value in wrong.items() if key not in MAY_DIFFER or value[0] is not True
+            }
+    assert after == expected
+
+
+def test_everything_is_the_original_object_again():
+    for budget in (None, 1):
+        with dtrrun.budget(budget, over_budget="warn"):
+            assert patches.installed() == PLACES
+        assert patches.installed() == []
+        for (owner, name), original in zip(PLACES, ORIGINALS, strict=True):
+            assert inspect.getattr_static(owner, name, None) is original, name
+
+
+def test_what_was_found_in_a_session_is_the_same_to_a_table():
+    """A program's own, which it may fill from the functions that it finds when it is imported."""
+    places = [
+        (owner, name)
+        for owner, name in PLACES
+        if name not in ATTRIBUTES_OF_OBJECTS and owner.__name__ != "Reducer"  # pybind's cannot be hashed
+    ]
+    before = {getattr(owner, name): place for place, (owner, name) in enumerate(places)}
+    with dtrrun.budget(None):
+        inside = {getattr(owner, name): place for place, (owner, name) in enumerate(places)}
+        assert all(before[getattr(owner, name)] == inside[getattr(owner, name)] for owner, name in places)
+    assert all(getattr(owner, name) in inside for owner, name in places)
+
+
+PUBLIC = [
+    (
+        torch,
+        ("save", "load", "tensor", "as_tensor", "asarray", "compile", "tensor_split", "lstm", "ctc_loss"),
+    ),
+    (torch, ("nuclear_norm", "set_rng_state", "to_dlpack")),
+    (torch.linalg, ("norm", "cond", "matrix_norm", "matrix_rank", "svdvals", "eigvalsh")),
+    (torch.Tensor, ("new_tensor", "tensor_split", "__float__", "tolist", "numpy", "__deepcopy__", "storage")),
+]
+
+
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_functions_are_pickled_by_name(protocol):
+    """Found before the session or inside, read again inside or after."""
+    functions = [getattr(owner, name) for owner, names in PUBLIC for name in names]
+    with dtrrun.budget(None):
+        found = [getattr(owner, name) for owner, names in PUBLIC for name in names]
+        assert found == functions
+        text = pickle.dumps(found, protocol)
+        assert all(map(pickle.loads(text).__contains__, found))
+        python = [function for function in functions if inspect.isfunction(function)]
+        assert pickle.loads(pickle.dumps(python, protocol)) == python
+    assert pickle.loads(text) == functions
+
+
+# -- who patches the same ------------------------------------------------------------------------------------
+
+
+class Owner:
+    def python(self, one, *, two=2):
+        """Doc."""
+        return [self.__class__.__name__, one, two]
+
+    length = list.__len__  # C
+
+
+class Inner(Owner):
+    def python(self, one, *, two=2):
+        return ["inner", *super().python(one, two=two)]  # needs a cell
+
+
+def marked(mark):
+    return lambda original: lambda *args, **kwargs: [mark, original(*args, **kwargs)]
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["in order", "the other way around"])
+@pytest.mark.parametrize(
+    ("owner", "name", "call", "result"),
+    [
+        (Owner, "python", lambda: Owner().python(1, two=3), ["Owner", 1, 3]),
+        (Inner, "python", lambda: Inner().python(1), ["inner", "Inner", 1, 2]),
+        (Owner, "length", lambda: Owner.length([1, 2, 3]), 3),
+    ],
+    ids=["Python", "with cells", "C"],
+)
+def test_two_patches_of_one_function(owner, name, call, result, first):
+    original = vars(owner)[name]
+    both = [patches.Patches(), patches.Patches()]
+    for mark, one in enumerate(both):
+        one.wrap(owner, name, marked(mark))
+    kept = getattr(owner, name)
+    assert call() == [1, [0, result]]
+    both[1 - first].undo()
+    assert call() == [first, result]
+    both[first].undo()
+    assert call() == result
+    assert vars(owner)[name] is original
+    assert not hasattr(original, "__wrapped__")
+    if name == "length":
+        assert kept([1]) == 1  # whoever keeps it has the original
+    assert patches.installed() == []
+
+
+@pytest.mark.parametrize("name", ["python", "length"])
+def test_what_others_replace_meanwhile_stays(name, monkeypatch):
+    one = patches.Patches()
+    one.wrap(Owner, name, marked("ours"))
+    ours = getattr(Owner, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(Owner, name, lambda *args: ("theirs", ours(*args)))
+        args = (Owner(), 1) if name == "python" else ([1],)
+        assert getattr(Owner, name)(*args)[1][0] == "ours"
+        one.undo()
+        plain_result = getattr(Owner, name)(*args)
+        assert plain_result[0] == "theirs"
+        assert plain_result[1] == (["Owner", 1, 2] if name == "python" else 1)
+    assert getattr(Owner, name)(*args) == plain_result[1]
+
+
+# -- device contexts -----------------------------------------------------------------------------------------
+
+CONSTRUCTORS = {
+    "tensor": lambda: torch.tensor([1.0]),
+    "as_tensor": lambda: torch.as_tensor([1.0, 2.0]),
+    "asarray": lambda: torch.asarray([1.0]),
+    "new_tensor": lambda: torch.ones(2).new_tensor([1.0]),
+    "zeros": lambda: torch.zeros(2),
+    "load": lambda: torch.load(saved(torch.ones(2, device="cpu")), weights_only=True),
+}
+
+
+def saved(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return file
+
+
+@pytest.mark.usefixtures("own_tables")
+@pytest.mark.parametrize("filled", ["before", "during"])
+@pytest.mark.parametrize("way", ["context", "default"])
+def test_device_contexts(way, filled):
+    def program():
+        devices = []
+        for make in CONSTRUCTORS.values():
+            if way == "context":
+                with torch.device("meta"):
+                    devices.append(str(make().device))
+            else:
+                torch.set_default_device("meta")
+                try:
+                    devices.append(str(make().device))
+                finally:
+                    torch.set_default_device(None)
+        return devices
+
+    expected = plain(program)
+    if filled == "during":
+        forget()
+    assert run_inside(program, None)[0] == expected
+    assert plain(program) == expected
+
+
+# -- evicted tensors in lists --------------------------------------------------------------------------------
+
+
+def evicted(step=0):
+    """A tensor that is evicted under stress by the time it is returned."""
+    x = torch.sin(torch.randn(16, 32) + step)
+    torch.cos(torch.randn(16, 32))
+    return x
+
+
+def number(kind=float):
+    """One element, evicted too."""
+    one = (evicted().sum() * 3).to(torch.long) % 3 if kind is int else evicted().sum()
+    torch.cos(torch.randn(16, 32))
+    return one if kind is not complex else torch.complex(one, one) * 2
+
+
+X = torch.arange(32.0).reshape(8, 4)
+
+LISTS = {
+    "after a number": lambda: torch.tensor([1.0, number()]),
+    "deep": lambda: torch.tensor([[1.0, 2.0], [number(), 3.0], [4.0, number()]]),
+    "rows": lambda: torch.tensor([[1.0] * 32, evicted()[3]]),
+    "a row in a tuple": lambda: torch.tensor(([1.0] * 32, (*evicted()[3],))),
+    "integers": lambda: torch.tensor([1, number(int)]),
+    "booleans": lambda: torch.tensor([True, number() > 0, False]),
+    "complex": lambda: torch.tensor([1j, number(complex)]),
+    "another type": lambda: torch.tensor([1, number()], dtype=torch.bfloat16),
+    "a class of lists": lambda: torch.tensor(UserList([1.0, number()])),
+    "as_tensor": lambda: torch.as_tensor([0.5, number()]),
+    "asarray": lambda: torch.asarray([0.5, number()]),
+    "new_tensor": lambda: X.new_tensor([0.5, number()]),
+    "legacy": lambda: torch.Tensor([number(), 2.0]),
+    "legacy of a type": lambda: (torch.FloatTensor([1.0, number()]), torch.LongTensor([1, number(int)])),
+    "new": lambda: X.new([1.0, number()]),
+    "storage": lambda: torch.tensor(list(torch.FloatStorage([1.0, number()]))),
+    "index": lambda: X[[number(int), 0],],
+    "index in a tuple": lambda: X[(number(int), [0, number(int)])],
+    "assignment": lambda: X.clone().index_put_((torch.tensor([1, number(int)]),), torch.tensor(5.0)),
+    "assignment to an index": lambda: X.clone().__setitem__(([1, number(int)],), number()),
+    "sparse": lambda: torch.sparse_coo_tensor([[0, number(int)]], [number(), 1.0], (4,)),
+    "compressed": lambda: torch.sparse_csr_tensor([0, 1, 2], [0, number(int)], [number(), 1.0], (2, 4)),
+    "nested": lambda: torch.nested.nested_tensor([[number(), 1.0], [2.0]]).unbind(),
+    "range": lambda: torch.tensor(range(number(int))),
+    "numbers": lambda: [float(number()), int(number(int)), bool(number() > 0), complex(number(complex))],
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", LISTS)
+def test_evicted_tensors_in_lists(case):
+    check_stress(lambda: [LISTS[case]() for _ in range(3)])
+
+
+# -- TorchScript ---------------------------------------------------------------------------------------------
+
+
+def with_tensor(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.tensor([2.0, 3.0])[0] + torch.as_tensor(1.5)
+
+
+def with_norm(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.norm(x) + torch.linalg.matrix_norm(x)
+
+
+def with_ctc(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    probabilities = x.reshape(8, 4, 16).log_softmax(2)
+    return torch.ctc_loss(probabilities, torch.ones(4, 2, dtype=torch.long), n + 6, n)
+
+
+def with_split(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    return torch.tensor_split(x, n * torch.arange(1, 5))[1] * 2
+
+
+class Packed(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = kind(32, 8)
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x.reshape(4, 4, 32), n + 1)
+        return self.layer(packed)[0].data
+
+
+class Losses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.CTCLoss()
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.reshape(8, 4, 16).log_softmax(2), torch.ones(4, 2, dtype=torch.long), n + 6, n)
+
+
+class Layer(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = kind(32, 8)
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.reshape(4, 4, 32))[0]
+
+
+SCRIPTS = {
+    "tensor": lambda: with_tensor,
+    "norm": lambda: with_norm,
+    "ctc_loss": lambda: with_ctc,
+    "tensor_split": lambda: with_split,
+    "LSTM": lambda: Layer(nn.LSTM),
+    "GRU": lambda: Layer(nn.GRU),
+    "RNN": lambda: Layer(nn.RNN),
+    "CTCLoss": lambda: Losses(),
+    "a packed LSTM": lambda: Packed(nn.LSTM),
+    "a packed GRU": lambda: Packed(nn.GRU),
+}
+
+
+def lengths():
+    n = torch.full((4,), 5) - 3
+    evicted()
+    return n
+
+
+@pytest.mark.parametrize("scripted", ["before", "inside"])
+@pytest.mark.parametrize("case", SCRIPTS)
+def test_scripts(case, scripted):
+    torch.manual_seed(3)
+    made = SCRIPTS[case]()
+    before = torch.jit.script(made) if scripted == "before" else None
+
+    def program():
+        script = torch.jit.script(made) if before is None else before
+        takes_lengths = case not in ("tensor", "norm")
+        return [script(evicted(step), *([lengths()] if takes_lengths else [])) for step in range(4)]
+
+    check_stress(program)
