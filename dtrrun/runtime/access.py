@@ -13,6 +13,9 @@ from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.storage import storage_of
 from dtrrun.runtime.threads import joins
 
+unseen = torch._C.DisableTorchFunction
+"""Context: what we ask of a tensor is no business of the program's function modes and subclasses."""
+
 Reach = Callable[[torch.Tensor, bool, bool], Callable[[], None]]
 """reach(tensor, writes, exposes) makes the memory safe to touch; returns what ends that.
 
@@ -37,6 +40,10 @@ class Access:
 
     def pin(self, tensor: torch.Tensor, why: str) -> None:
         """Keep a tensor's storage in memory from now on. Raises BudgetError."""
+        with unseen():
+            self._pin(tensor, why)
+
+    def _pin(self, tensor: torch.Tensor, why: str) -> None:
         self._join([tensor])
         with self._careful.lock:
             for record in self._locked([tensor]):
@@ -45,9 +52,10 @@ class Access:
 
     def lock(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
         """Keep storages in memory until what it returns is called. Raises BudgetError."""
-        self._join(tensors)
-        with self._careful.lock:
-            records = self._locked(tensors)
+        with unseen():
+            self._join(tensors)
+            with self._careful.lock:
+                records = self._locked(tensors)
 
         def unlock() -> None:
             for record in records:
@@ -73,7 +81,7 @@ class Access:
         """As `lock`; but what the ledger has not met is in memory, and is not entered for being looked at."""
         known = []
         for tensor in tensors:
-            with suppress(NotImplementedError, RuntimeError):  # sparse, or opaque
+            with unseen(), suppress(NotImplementedError, RuntimeError):  # sparse, or opaque
                 if id(storage_of(tensor)) in self._careful.ledger.records:
                     known.append(tensor)
         return self.lock(known)
@@ -83,10 +91,11 @@ class Access:
         unlock = self.lock([tensor])
         if writes or exposes:
             try:
-                if writes:
-                    self._hand_out(tensor, exposes)
-                else:
-                    self._keep(tensor)
+                with unseen():
+                    if writes:
+                        self._hand_out(tensor, exposes)
+                    else:
+                        self._keep(tensor)
             except BaseException:
                 unlock()
                 raise

@@ -225,7 +225,7 @@ class Calls:
         call.autocast = program_autocast(operator) if operator.calls_others else ()
         holes.append(len(tensors))
         call.tensors = tensors
-        call.opaque = call.complex = False
+        call.opaque, call.complex = operator.shares_memory, False
         call.unplain = 0
         call.promised = -1
         call.records, call.locked = [], []

@@ -26,6 +26,9 @@ from dtrrun.runtime.outcomes import Outcomes
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
+function_modes = torch._C._len_torch_function_stack
+
+
 class Careful(Outcomes):
     """The complete handling of an operator; the dispatch mode has the short cut."""
 
@@ -42,6 +45,22 @@ class Careful(Outcomes):
         return operator
 
     def run(
+        self,
+        mode: Any,
+        operator: Operator,
+        func: Any,
+        types: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        entered: int,
+    ) -> Any:
+        if not function_modes():
+            return self._run_any(mode, operator, func, types, args, kwargs, entered)
+        # Some of PyTorch's functions let no function mode hear of them, and call us with one on.
+        with torch._C.DisableTorchFunction():
+            return self._run_any(mode, operator, func, types, args, kwargs, entered)
+
+    def _run_any(
         self,
         mode: Any,
         operator: Operator,

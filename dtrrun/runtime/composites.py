@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dtrrun.runtime.access import Reach
+from dtrrun.runtime.access import Reach, unseen
 from dtrrun.runtime.guards import only_our_mode, without_our_mode
 from dtrrun.runtime.tracebacks import hiding
 
@@ -83,8 +83,8 @@ class Composites:
 
     def _reading(self, func: Any) -> Kernel:
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            tensors = [*_tensors((*args, *kwargs.values()))]
-            touched = [(tensor, False) for tensor in tensors if not tensor.is_floating_point()]
+            with unseen():
+                touched = [one for one in _touched(args, kwargs, set()) if not one[0].is_floating_point()]
             return self._run(func, args, kwargs, touched, nullcontext)
 
         return kernel
@@ -103,7 +103,8 @@ class Composites:
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             touched = _touched(args, kwargs, is_written)
-            graph = torch.is_grad_enabled() and any(tensor.requires_grad for tensor, _ in touched)
+            with unseen():
+                graph = torch.is_grad_enabled() and any(tensor.requires_grad for tensor, _ in touched)
             if (graph and not is_written) or not only_our_mode():
                 return self._run(func, args, kwargs, [], nullcontext)
             return self._run(func, args, kwargs, touched, without_our_mode)
@@ -124,7 +125,7 @@ class Composites:
             for tensor, writes in touched:
                 ends.append(self._reach(tensor, writes, False))
             # The operator has been called: a program's function modes have seen it.
-            with torch._C.DisableTorchFunction(), around():
+            with unseen(), around():
                 return func._op_dk(COMPOSITE, *args, **kwargs)
         finally:
             for end in ends:
@@ -160,7 +161,3 @@ def _touched(args: Any, kwargs: dict[str, Any], written: set[int | str]) -> list
         for place, value in (*enumerate(args), *kwargs.items())
         if isinstance(value, torch.Tensor)
     ]
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    return (value for value in values if isinstance(value, torch.Tensor))

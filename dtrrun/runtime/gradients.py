@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from dtrrun.runtime.access import unseen
 from dtrrun.runtime.arguments import is_leaf
 from dtrrun.runtime.patches import Function, Patches
 
@@ -53,6 +54,10 @@ class Gradients:
 
     def watch(self, leaf: torch.Tensor) -> None:
         """Pin the gradient of `leaf` whenever one arrives."""
+        with unseen():
+            self._watch(leaf)
+
+    def _watch(self, leaf: torch.Tensor) -> None:
         if not (leaf.requires_grad and is_leaf(leaf)) or torch.nn.parameter.is_lazy(leaf):
             return  # a lazy parameter is met again by an operator, once it has a size
         # The leaf itself is asked: a weak reference to it would forbid `torch.utils.swap_tensors`.
@@ -68,6 +73,7 @@ class Gradients:
             self._prune_at = 2 * len(self._handles) + 64
 
     def _arrived(self, leaf: torch.Tensor) -> None:
-        gradient = leaf.grad
+        with unseen():
+            gradient = leaf.grad
         if gradient is not None:
             self._pin(gradient, "gradient")

@@ -69,6 +69,7 @@ _UNREPLAYABLE = {
     "aten::from_file",
     "aten::_nested_tensor_from_mask",
     "aten::_efficientzerotensor",
+    "aten::_lazy_clone",
     "aten::_ctc_loss",  # leaves a part of its output unwritten: other bits each time
     "aten::_cudnn_rnn_flatten_weight",  # its result is the parameters' memory, which C++ looks at unseen
     "aten::linalg_lstsq",  # its gelsy driver starts from pivots that nobody has set: other bits each time
@@ -216,6 +217,7 @@ class Operator:
         "reduces",
         "replayable",
         "reshapes_storage",
+        "shares_memory",
         "simple",
         "sized_by_numbers",
         "statistics",
@@ -313,6 +315,7 @@ class Operator:
             self.mutates = _WRITES_UNSAID[name]
         self.keeps_state = name in _KEEPS_STATE
         self.takes_storage = "Storage" in func._overloadname
+        self.shares_memory = name == "aten::_lazy_clone"  # of two storages, until one of them is written to
         self.opaque_output = _OPAQUE_OUTPUT.get(name, -1)
         self.reads_opaque = name in _READS_OPAQUE
         self.reduces = name in _REDUCES_LAST

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dtrrun.ledger.record import Blank, Op, Record, Signature, inputs_of, new_record
+from dtrrun.runtime import storage as memory
 from dtrrun.runtime.ambient import State
 from dtrrun.runtime.arguments import outputs_of
 from dtrrun.runtime.calls import Call
@@ -142,6 +143,9 @@ class Outcomes(Mutations):
                 continue
             if device_type_of(storage) != ledger.device_type:
                 ledger.adopt(storage)
+                continue
+            if call.operator.foreign and not memory.is_ours(storage):  # it may wrap an array, for example
+                total += ledger.adopt(storage).nbytes
                 continue
             record = self._entered(storage, op)
             total += record.nbytes

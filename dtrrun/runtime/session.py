@@ -35,6 +35,7 @@ from dtrrun.runtime.mode_checks import ModeChecks
 from dtrrun.runtime.reducers import Reducers
 from dtrrun.runtime.replay import Replay
 from dtrrun.runtime.resizes import Resizes
+from dtrrun.runtime.scripts import Scripts
 from dtrrun.runtime.steps import StepClock
 from dtrrun.runtime.thrashing import GRACE_NS, Thrashing
 from dtrrun.runtime.training_memory import training_memory
@@ -119,6 +120,7 @@ class Session:
             ModeChecks(self._access.lock, self.mode, lambda: self.careful.checks_modes),
             Backwards(self._no_optimizer, self._access.pin, self._met_leaf, self._backward_ended),
             Reducers(self.careful.watch_new),
+            Scripts(),
             self._threads,
             # These see the end of a step before it may be the program's.
             *optional.training_state(settings, self._access.hold),

@@ -221,8 +221,8 @@ row(
     (
         "functions with out= see our mode",
         "composites",
-        "                if any(argument.is_out for argument in func._schema.arguments):\n",
-        "                if False:\n",
+        "            if (graph and not is_written) or not only_our_mode():\n",
+        "            if True:\n",
         "hazards_mode_checks::out_of_composites_that_ask_for_modes",
     ),
     (
