@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from time import perf_counter_ns as now_ns
 from typing import Any
 
+from dtrrun.ledger.locks import Locks
 from dtrrun.ledger.record import Record
 from dtrrun.ledger.writes import Writes
 
@@ -54,13 +55,10 @@ class Ledger(Writes):
 
     def shrink(self, made: Sequence[Record], operator: str) -> None:
         """An operator made more than was foreseen: evict until the budget holds, but nothing of that."""
-        for record in made:
-            record.locks += 1
-        try:
+        locks = Locks()
+        with locks:
+            locks.take(made)
             self.make_room(0, operator)
-        finally:
-            for record in made:
-                record.locks -= 1
 
     def _collect_garbage(self) -> bool:
         """Before giving up: tensors in reference cycles. At most once in a thousand operators."""
@@ -115,10 +113,14 @@ class Ledger(Writes):
             self._keep_inputs(record, storage)
             if self.fingerprints is not None:
                 record.fingerprint = self.fingerprints.of(record)
-            self.memory.empty(storage)
             record.resident = False
             self.resident_bytes -= record.nbytes
             self.evicted_bytes += record.nbytes
+            try:
+                self.memory.empty(storage)
+            except BaseException:  # an interrupt, before or after it
+                self.memory.empty(storage)
+                raise
             self.policy.evicted(record)
         if self.heap is not None:
             self.freed(record.nbytes)
@@ -151,7 +153,8 @@ class Ledger(Writes):
         """Account for an evicted storage that has its memory again."""
         record.resident = True
         self.evicted_bytes -= record.nbytes
-        self.grow(record.nbytes)
+        self.resident_bytes += record.nbytes
+        self.note_peak(self.resident_bytes)
         if self.fingerprints is not None and record.fingerprint is not None:
             self.fingerprints.compare(record)
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from dtrrun.ledger.foreign import LostError
+from dtrrun.ledger.locks import Locks
 from dtrrun.ledger.record import Op, Record, new_record
 from dtrrun.ledger.storages import Storages
 
@@ -22,14 +23,14 @@ class Recipes(Storages):
     def make_constant(self, record: Record, pin: str) -> None:
         """Drop the recipe of a resident storage: from now on it can't be evicted."""
         if record.op is not None:
-            if self.pressure:
-                self.policy.discard(record)
-            record.op = None
             content = record.memory()
             for reference in record.secured_by or ():
                 node = reference()
                 if node is not None and node.op is not None and node.op.secured:
                     node.op.held = (*(node.op.held or ()), content)
+            if self.pressure:
+                self.policy.discard(record)
+            record.op = None  # last: after an interrupt all of this is done again
         if record.pin is None:
             record.pin = pin
 
@@ -69,10 +70,10 @@ class Recipes(Storages):
                 position += 1
             else:
                 op.held = tuple(held)
-                op.secured = True
                 for output in op.records(node):
                     for source in inputs:
                         _note_dependent(source, output)
+                op.secured = True  # last: after an interrupt all of this is done again
                 continue
             if broken:
                 if node.resident and node.held is None:
@@ -103,15 +104,12 @@ class Recipes(Storages):
             rescued, lost = self._dependents(record)
             if not rescued:
                 break
-            try:
-                for node in rescued:
-                    node.locks += 1
+            locks = Locks()
+            with locks:
+                locks.take(rescued)
                 for node in rescued:
                     with suppress(LostError):
                         self.rematerialize((node,))
-            finally:
-                for node in rescued:
-                    node.locks -= 1
             for node in rescued:
                 if node.resident:
                     self.make_constant(node, "input mutated")

@@ -14,6 +14,7 @@ from typing import Any
 
 from dtrrun.ledger.foreign import LOST, LostError
 from dtrrun.ledger.ledger import Ledger
+from dtrrun.ledger.locks import unlock
 from dtrrun.ledger.record import Blank, Op, Record
 
 MAX_RELAXATIONS = 8  # in one replay: two inputs that never fit together must not take turns forever
@@ -21,6 +22,16 @@ LAST_PLANNED = 5  # relaxations that are left when plans are made for the last t
 
 Plan = dict[int, tuple[Record, list[Record]]]
 """By id of each operator that a replay is going to run: a record that it makes, and inputs locked for it."""
+
+
+class Entered:
+    """An operator that is going to run, and how many of its inputs have been locked and unlocked so far."""
+
+    __slots__ = ("locked", "op", "record", "unlocked")
+
+    def __init__(self, record: Record, op: Op) -> None:
+        self.record, self.op = record, op  # the record that is wanted of it
+        self.locked = self.unlocked = 0
 
 
 class Replay:
@@ -36,19 +47,24 @@ class Replay:
         self.noted: Callable[[Record, Op, int], None] | None = None  # told of each operator, and its ns
         self._came_back: list[tuple[Op, tuple[Any, ...]]] = []  # ran, and what was kept for it
 
-    def lock(self, records: list[Record]) -> None:
-        """Lock records and bring back those that are evicted; on failure nothing stays locked."""
+    def lock(self, records: list[Record], taken: list[Record] | None = None) -> None:
+        """Lock records and bring back those that are evicted; on failure nothing stays locked.
+
+        taken: has what is locked so far, for whoever is to unlock it.
+        """
         clock = self.ledger.clock
-        for record in records:
-            record.locks += 1
-            record.last_access = clock
-        if any(not record.resident for record in records):
-            try:
+        if taken is None:
+            taken = []
+        try:
+            for record in records:
+                record.locks += 1
+                taken.append(record)
+                record.last_access = clock
+            if any(not record.resident for record in records):
                 self.materialize(records)
-            except BaseException:
-                for record in records:
-                    record.locks -= 1
-                raise
+        except BaseException:
+            unlock(taken)
+            raise
 
     def materialize(self, targets: Iterable[Record]) -> None:
         """Make all targets resident. The caller has locked those that must stay together.
@@ -56,7 +72,7 @@ class Replay:
         Raises BudgetError if the budget can't hold what a replay needs; all locks taken here are released.
         """
         stack: list[Record | Op] = [record for record in targets if not record.resident]
-        entered: list[tuple[Record, Op]] = []  # records whose operator's inputs are locked
+        entered: list[Entered] = []
         plan: Plan = {}
         relaxations = MAX_RELAXATIONS
         self.ledger.replaying += 1
@@ -70,12 +86,13 @@ class Replay:
                         if id(record) in plan:  # it has not run yet
                             stack.append(plan[id(record)][0])
                         continue
-                    waiting = bool(entered) and entered[-1][0] is record
+                    waiting = bool(entered) and entered[-1].record is record
                     if record.resident:
                         stack.pop()
                         if waiting:
-                            self._unplan(plan, entered[-1][1])
-                            self._leave(entered.pop()[1])
+                            self._unplan(plan, entered[-1].op)
+                            self._leave(entered[-1])
+                            del entered[-1]
                         continue
                     op = record.op
                     if op is None:
@@ -88,8 +105,8 @@ class Replay:
                             stack.extend(_add_to(plan, record))
                             if stack[-1] is not record:
                                 continue
-                        self._enter(op)
-                        entered.append((record, op))
+                        entered.append(Entered(record, op))
+                        self._enter(entered[-1])
                     if self.ledger.dead:
                         self.ledger.drain()
                     missing = [source for source in op.inputs if not source.resident]
@@ -108,28 +125,42 @@ class Replay:
                         # What is needed later need not be held yet: it can come back in its turn.
                         relaxations -= 1
                         self._give_up(plan)
-                        for _, outer in entered[:-1]:
-                            self._unlock(outer.inputs)
+                        for outer in entered[:-1]:
+                            self._back_out(outer)
                         del entered[:-1]
                         continue
                     stack.pop()
-                    self._leave(entered.pop()[1])
+                    self._leave(entered[-1])
+                    del entered[-1]
                     if op.kept:
                         self._came_back.append((op, op.kept))
         finally:
-            self._give_up(plan)
-            while entered:
-                self._leave(entered.pop()[1])
-            self.sparing = None
-            self.ledger.replaying -= 1
+            try:
+                self._abandon(plan, entered)
+            except BaseException:  # an interrupt
+                self._abandon(plan, entered)
+                raise
+            finally:
+                self.sparing = None
+                self.ledger.replaying -= 1
             if self._came_back and not self.ledger.replaying:
                 self._let_go()
 
-    def _enter(self, op: Op) -> None:
+    def _abandon(self, plan: Plan, entered: list[Entered]) -> None:
+        """Unlock all that is still locked; nothing is if the replay has run to its end."""
+        self._give_up(plan)
+        while entered:
+            self._leave(entered[-1])
+            del entered[-1]
+
+    def _enter(self, entered: Entered) -> None:
         """Lock an operator's inputs. A function, so that no variable goes on referring to the last one."""
-        for source in op.inputs:
+        inputs, clock = entered.op.inputs, self.ledger.clock
+        while entered.locked < len(inputs):
+            source = inputs[entered.locked]
             source.locks += 1
-            source.last_access = self.ledger.clock
+            entered.locked += 1
+            source.last_access = clock
 
     def _let_go(self) -> None:
         """What inputs were kept for is back, and no replay goes on that may read them: they may die.
@@ -147,25 +178,42 @@ class Replay:
     def _unplan(plan: Plan, op: Op) -> None:
         """The turn of an operator has come: `materialize` has locked its inputs, or needs it no more."""
         if id(op) in plan:
-            for source in plan.pop(id(op))[1]:
-                source.locks -= 1
+            unlock(plan[id(op)][1])
+            del plan[id(op)]
 
     def _give_up(self, plan: Plan) -> None:
         for _, sources in plan.values():
             self._unlock(sources)
         plan.clear()
 
-    def _unlock(self, sources: Iterable[Record]) -> None:
-        """Unlock inputs of operators that have not run."""
-        for source in sources:
+    def _unlock(self, sources: list[Record]) -> None:
+        """Unlock what was planned for operators that have not run."""
+        sources.reverse()
+        while sources:
+            source = sources[-1]
             source.locks -= 1
-            if source.held is not None and not source.locks and self.ledger.pressure:
-                self.ledger.policy.insert(source)
+            del sources[-1]
+            self._idle(source)
 
-    def _leave(self, op: Op) -> None:
-        """Unlock the inputs of an operator; let go of those that were recomputed for it alone."""
-        for source in op.inputs:
+    def _back_out(self, entered: Entered) -> None:
+        """Unlock the inputs of an operator that has not run, and that has to lock them again."""
+        while entered.unlocked < entered.locked:
+            source = entered.op.inputs[entered.unlocked]
             source.locks -= 1
+            entered.unlocked += 1
+            self._idle(source)
+
+    def _idle(self, source: Record) -> None:
+        if source.held is not None and not source.locks and self.ledger.pressure:
+            self.ledger.policy.insert(source)
+
+    def _leave(self, entered: Entered) -> None:
+        """Unlock the inputs of an operator; let go of those that were recomputed for it alone."""
+        op = entered.op
+        while entered.unlocked < entered.locked:
+            source = op.inputs[entered.unlocked]
+            source.locks -= 1
+            entered.unlocked += 1
             if source.held is None or source.locks:
                 continue
             # References: the loop's variable, getrefcount's argument, the ledger's table.
@@ -260,8 +308,14 @@ class Replay:
                     f"{memory.size_of(storage)} bytes in place of {record.nbytes}"
                 )
             if record.alive:
-                memory.refill(record.memory(), storage)
-                ledger.restored(record)
+                emptied = record.memory()
+                try:
+                    memory.refill(emptied, storage)
+                    ledger.restored(record)
+                except BaseException:  # an interrupt may come when it has its memory
+                    if not record.resident and memory.size_of(emptied):
+                        ledger.restored(record)
+                    raise
             elif record is wanted or record.locks:
                 ledger.hold(record, storage)
             else:

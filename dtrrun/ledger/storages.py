@@ -71,13 +71,19 @@ class Storages:
         self.evicted_by: dict[str, int] = {}
         self.fingerprints: Any = None  # set under verify
         self.reach = -1  # on a GPU: what tensors could take without any holes between them
-        self.promised_bytes = 0  # to operators under way: room that another thread's may not take
+        self.promised: dict[int, tuple[int, int]] = {}
+        """To operators under way, by the id of their call: the thread, and bytes that are its own."""
         self.beside: dict[str, int] = {}  # bytes of the budget that are not tensors', by what they are
         self.rematerialize: Any = None  # set by the session: Replay.materialize
         self.heap: Any = None  # set by the session on the CPU
         self.met_device: Any = None  # set by the session: told the type of a device that is not ours
         self._freed_bytes = 0
         self.making_room_ns = 0
+
+    @property
+    def promised_bytes(self) -> int:
+        """The room of operators under way, which another thread's may not take."""
+        return sum([nbytes for _, nbytes in self.promised.values()])
 
     def set_budget(self, budget_bytes: int | None) -> None:
         self.budget_bytes = budget_bytes
@@ -110,7 +116,8 @@ class Storages:
             ):  # the memory exists already: what can be done is to make up for it
                 self.make_room(record.nbytes, "a tensor from outside")
         self.records[record.key] = record
-        self.grow(record.nbytes)
+        self.resident_bytes += record.nbytes  # at once: a call in between could be interrupted
+        self.note_peak(self.resident_bytes)
         return record
 
     def made_last(self) -> Iterator[tuple[int, str, int]]:
@@ -129,8 +136,9 @@ class Storages:
         if nbytes > SMALL_CONSTANT >= record.nbytes:  # keep it alive no longer
             kept = [storage for storage in self.small_constants if storage is not record()]
             self.small_constants = deque(kept, self.small_constants.maxlen)
-        self.grow(nbytes - record.nbytes)
+        self.resident_bytes += nbytes - record.nbytes
         record.nbytes = nbytes
+        self.note_peak(self.resident_bytes)
         if self.pressure and record.op is not None and nbytes >= self.least_bytes:
             self.policy.insert(record)
 
@@ -150,7 +158,9 @@ class Storages:
                 record = dead[0]
                 dead.popleft()
                 if type(record) is Block:
-                    if self.blocks.pop(id(record), None) is not None:
+                    place = id(record)
+                    if place in self.blocks:  # no call until it is accounted for: none can be interrupted
+                        del self.blocks[place]
                         self.resident_bytes -= record.nbytes
                     if record.pin and self.counted.get(record.where) is record:
                         del self.counted[record.where]
@@ -196,24 +206,32 @@ class Storages:
         block = Block(owner, self.on_death)
         block.nbytes, block.pin, block.where = nbytes, pin, where
         self.counted[where] = self.blocks[id(block)] = block
-        self.grow(nbytes)
+        self.resident_bytes += nbytes  # at once: a call in between could be interrupted
+        self.note_peak(self.resident_bytes)
 
     def hold(self, record: Record, storage: Any) -> None:
         """Keep a recomputed storage for a version that the program does not have."""
         block = Block(storage, self.on_death)
         block.nbytes, block.pin, block.where = record.nbytes, "", 0
-        self.blocks[id(block)] = record.block = block
-        self.held[id(record)] = record
+        place, key = id(block), id(record)
+        # From here on no call, which could be interrupted, until all is said.
+        self.blocks[place] = record.block = block
+        self.held[key] = record
         self.held_bytes += record.nbytes
+        self.resident_bytes += record.nbytes
         record.held = storage
         record.resident = True
-        self.grow(record.nbytes)
+        self.note_peak(self.resident_bytes)
 
     def drop(self, record: Record) -> None:
         """Let go of a recomputed storage."""
-        if self.held.pop(id(record), None) is not None:
+        place, key = id(record.block), id(record)
+        # From here on no call, which could be interrupted, until all is said.
+        if key in self.held:
+            del self.held[key]
             self.held_bytes -= record.nbytes
-        if self.blocks.pop(id(record.block), None) is not None:
+        if place in self.blocks:
+            del self.blocks[place]
             self.resident_bytes -= record.nbytes
         record.held = record.block = None
         record.resident = False

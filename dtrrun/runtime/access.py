@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import torch
 
+from dtrrun.ledger.locks import Locks
 from dtrrun.ledger.record import Record
 from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.errors import BudgetError
@@ -45,9 +46,8 @@ class Access:
 
     def _pin(self, tensor: torch.Tensor, why: str) -> None:
         self._join([tensor])
-        with self._careful.lock:
-            for record in self._locked([tensor]):
-                record.locks -= 1
+        with self._careful.lock, self._locked([tensor]) as locks:
+            for record in locks.taken:
                 self._careful.ledger.pin(record, why)
 
     def lock(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
@@ -55,23 +55,17 @@ class Access:
         with unseen():
             self._join(tensors)
             with self._careful.lock:
-                records = self._locked(tensors)
+                return self._locked(tensors)
 
-        def unlock() -> None:
-            for record in records:
-                # An in-place operator may have made a later version of the storage meanwhile.
-                record.locks -= 1
-
-        return unlock
-
-    def _locked(self, tensors: list[torch.Tensor]) -> list[Record]:
-        """The records of tensors, in memory and locked."""
+    def _locked(self, tensors: list[torch.Tensor]) -> Locks:
+        """On the records of tensors, which are in memory."""
+        locks = Locks()
         while True:
             self._careful.ledger.drain()  # a new storage may have the identity of one that died
             records = [record for tensor in tensors if (record := self._record(tensor)) is not None]
             try:
-                self._careful.replay.lock(records)
-                return records
+                self._careful.replay.lock(records, locks.taken)
+                return locks
             except BudgetError as error:
                 if not self._careful.others_end():
                     self._careful.too_small(error)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dtrrun.ledger.locks import unlock
 from dtrrun.ledger.record import Record, Signature
 from dtrrun.runtime import shapes
 from dtrrun.runtime.ambient import DEFAULT_DTYPE, State
@@ -42,7 +43,6 @@ class Call:
         "needed",
         "opaque",
         "operator",
-        "promised",
         "recordable",
         "records",
         "signature",
@@ -66,7 +66,6 @@ class Call:
     changing: list[Record]  # constants that it is about to write to: until then nothing may rely on them
     written: dict[int, list[int]]  # id of a mutated record: the holes that it is written through
     opaque: bool
-    promised: int  # bytes of its outputs, while it is under way; -1: it is not
     complex: bool  # a tensor may have, or its kernel may give one, a conjugate or negative bit
     recordable: bool
     generators: list[torch.Generator]  # that it was given
@@ -115,7 +114,6 @@ class Calls:
         """Told of each operator that comes here, but for views: its name, cost in ns and inputs."""
         self.checks_modes = False  # an operator has run whose gradient formula asks for modes
         self.lock = threading.RLock()
-        self._under_way: list[int] = []  # the threads that run an operator now
         self._ended = threading.Condition(self.lock)
         self.next_tick = 0
         self.tick = tick
@@ -227,7 +225,6 @@ class Calls:
         call.tensors = tensors
         call.opaque, call.complex = operator.shares_memory, False
         call.unplain = 0
-        call.promised = -1
         call.records, call.locked = [], []
         geometries: list[Any] = []
         for tensor in tensors:
@@ -327,9 +324,7 @@ class Calls:
 
     def _promise(self, call: Call) -> None:
         """There is room for its outputs: until they are entered it is nobody else's."""
-        call.promised = call.signature.output_bytes
-        self.ledger.promised_bytes += call.promised
-        self._under_way.append(threading.get_ident())
+        self.ledger.promised[id(call)] = threading.get_ident(), call.signature.output_bytes
 
     def others_end(self) -> bool:
         """Wait until an operator of another thread ends: what it had locked may make room then.
@@ -337,21 +332,18 @@ class Calls:
         The caller holds the lock, which the others get meanwhile. False if there is none to wait for.
         """
         own = threading.get_ident()
-        if all(thread == own for thread in self._under_way):
+        if all(thread == own for thread, _ in self.ledger.promised.values()):
             return False
         return self._ended.wait(PATIENCE_SECONDS)
 
     def _unlock(self, call: Call) -> None:
-        if call.promised >= 0:
-            self.ledger.promised_bytes -= call.promised
-            call.promised = -1
-            self._under_way.remove(threading.get_ident())
-            if self.always:
-                self._ended.notify_all()
+        """Give back what a call has; what an interrupt has left of that, too."""
+        if self.ledger.promised.pop(id(call), None) is not None and self.always:
+            self._ended.notify_all()
         while call.changing:
-            call.changing.pop().exposed = False
-        while call.locked:
-            call.locked.pop().locks -= 1
+            call.changing[-1].exposed = False
+            del call.changing[-1]
+        unlock(call.locked)
 
 
 def call_operator(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:

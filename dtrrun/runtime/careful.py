@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dtrrun.ledger.locks import Locks
 from dtrrun.ledger.record import Record, Signature
 from dtrrun.runtime import rng
 from dtrrun.runtime.arguments import flatten_into, outputs_of
@@ -97,25 +98,23 @@ class Careful(Outcomes):
         ledger = self.ledger
         replay = self.replay
         elsewhere = ledger.making_room_ns + replay.operators_ns  # what others account for
-        with self.lock:
-            while True:
-                call = self._prepare(operator, func, args, kwargs)
-                try:
-                    self._admit(call)
-                    recipe_rng = self._capture_rng(call)
-                    break
-                except BaseException as error:
-                    self._unlock(call)
-                    if isinstance(error, BudgetError):
-                        if self.others_end():
-                            continue
-                        self.too_small(error)
-                    mode.bookkeeping_ns += now_ns() - entered + elsewhere
-                    mode.bookkeeping_ns -= ledger.making_room_ns + replay.operators_ns
-                    raise
-        versions = versions_of(call) if operator.unversioned else None
-        started = now_ns()
+        call: Call | None = None
+        started = 0
         try:
+            with self.lock:
+                while True:
+                    call = self._prepare(operator, func, args, kwargs)
+                    try:
+                        self._admit(call)
+                        recipe_rng = self._capture_rng(call)
+                        break
+                    except BudgetError as error:
+                        self._unlock(call)
+                        if not self.others_end():
+                            self.too_small(error)
+                            raise
+            versions = versions_of(call) if operator.unversioned else None
+            started = now_ns()
             if self.device is not None:
                 result = self.device.call(call, args, kwargs, recipe_rng)
             elif call.complex or call.autocast:
@@ -132,9 +131,15 @@ class Careful(Outcomes):
                 self._finish(call, args, kwargs, result, cost, recipe_rng)
                 if drawn:
                     self._keep(call, result)
-        except BaseException:  # also an interrupt between the kernel and its entry in the ledger
+        except (
+            BaseException
+        ):  # also an interrupt: before the kernel, or between it and its entry in the ledger
             with self.lock:
-                self._failed(call)
+                if call is not None:
+                    (self._failed if started else self._unlock)(call)
+            if not started:
+                mode.bookkeeping_ns += now_ns() - entered + elsewhere
+                mode.bookkeeping_ns -= ledger.making_room_ns + replay.operators_ns
             raise
         mode.operators_ns += cost
         left = now_ns()
@@ -163,15 +168,13 @@ class Careful(Outcomes):
         ledger, replay = self.ledger, self.replay
         elsewhere = ledger.making_room_ns + replay.operators_ns
         with self.lock:
+            locks = Locks()
             try:
-                self.replay.lock(inputs)
-                try:
+                with locks:
+                    self.replay.lock(inputs, locks.taken)
                     ledger.make_room(signature.output_bytes, signature.operator.name)
                     if signature.workspace:
                         self.device.provide(signature)
-                finally:
-                    for record in inputs:
-                        record.locks -= 1
             except BudgetError as error:
                 self.too_small(error)
                 raise
@@ -194,23 +197,21 @@ class Careful(Outcomes):
         for arg in (*args, *kwargs.values()):
             flatten_into(arg, [], tensors)
         records = [record for tensor in tensors if (record := self.record_of(tensor)) is not None]
-        with self.lock:
-            self.replay.lock(records)
-        try:
+        locks = Locks()
+        with locks:
+            with self.lock:
+                self.replay.lock(records, locks.taken)
             return func(*map(seen, args), **{name: seen(arg) for name, arg in kwargs.items()})
-        finally:
-            for record in records:
-                record.locks -= 1
 
     def _admit(self, call: Call) -> None:
         """Bring the inputs back, rescue what a mutation would lose, make room."""
         ledger = self.ledger
         if not call.operator.untouching:
-            self.replay.lock(call.records)
+            self.replay.lock(call.records, call.locked)
         else:
             for record in call.records:
                 record.locks += 1
-        call.locked = list(call.records)
+                call.locked.append(record)
         if call.opaque:
             for record in call.records:
                 ledger.expose(record, "shared with a tensor without plain storage")

@@ -48,9 +48,9 @@ class Functions:
                 try:
                     return original(node, *args)
                 finally:
-                    for unlock in frames.unlocks:
+                    unlocks, frames.unlocks = frames.unlocks, outer
+                    for unlock in unlocks:
                         unlock()
-                    frames.unlocks = outer
 
             return apply
 

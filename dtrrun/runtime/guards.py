@@ -85,14 +85,16 @@ class below:
     def __enter__(self) -> None:
         if self._modes is not None:
             return
-        # Inference mode would mark fresh tensors; it is a thread's setting, not a dispatch key alone.
-        self._inference = _C._InferenceMode(False)
-        self._guard = _C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED)
+        self._inference: Any = None
+        self._guard: Any = None
         self._compiler: list[Any] = []
         modes: list[Any] = []  # the innermost first
         self._modes = modes
         try:
-            self._inference.__enter__()
+            # Inference mode would mark fresh tensors; it is a thread's setting, not a dispatch key alone.
+            # It begins when it is made, and ends at its exit, or else when it is dropped: too late.
+            self._inference = _C._InferenceMode(False)
+            self._guard = _C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED)
             self._guard.__enter__()
             # Kernels ask whether there is any mode, whatever is excluded; and without one, Dynamo, if the
             # program is inside of `torch.compile`, would begin to trace our own code.
@@ -121,8 +123,10 @@ class below:
             del self._compiler[0]
         while (height := _height()) < len(modes):
             _push(modes[-1 - height])
-        self._guard.__exit__(None, None, None)
-        self._inference.__exit__(None, None, None)
+        if self._guard is not None:
+            self._guard.__exit__(None, None, None)
+        if self._inference is not None:
+            self._inference.__exit__(None, None, None)
         self._modes = None
 
 

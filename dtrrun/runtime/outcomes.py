@@ -87,6 +87,8 @@ class Outcomes(Mutations):
         self._unlock(call)
         for holes in call.written.values():
             self.ledger.half_written(call.records[holes[0]])
+            if not call.operator.foreach:
+                self._resized(self.ledger.records[call.records[holes[0]].key])  # it may have been resized
         if call.operator.statistics is not None and call.operator.statistics.updates:
             for hole in self._statistics_of(call):
                 self.ledger.half_written(call.records[hole])
@@ -220,7 +222,8 @@ class Outcomes(Mutations):
         record = new_record(storage, ledger.on_death, nbytes, ledger.age, ledger.clock)
         record.op, record.cost = op, op.signature.cost
         ledger.records[record.key] = record
-        ledger.grow(nbytes)
+        ledger.resident_bytes += nbytes  # at once: a call in between could be interrupted
+        ledger.note_peak(ledger.resident_bytes)
         if ledger.pressure and nbytes >= ledger.least_bytes:
             ledger.policy.insert(record)
         return record

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dtrrun.ledger.locks import Locks
 from dtrrun.ledger.record import Record
 from dtrrun.runtime import storage as memory
 from dtrrun.runtime.careful import Careful
@@ -45,17 +46,18 @@ class Resizes:
                     return original(storage, size)
                 record = self._taken_over(record)
                 self._make_room(record, rounded(size) - record.nbytes)
-                result = original(storage, size)
-                ledger.resized(record, rounded(size))
-                return result
+                try:
+                    return original(storage, size)
+                finally:  # also if an interrupt comes when it has been resized
+                    ledger.resized(record, memory.size_of(storage))
 
         return resize_
 
     def _taken_over(self, record: Record) -> Record:
         """Bring it back, and leave it to the program; its record from now on."""
         careful = self._careful
-        careful.replay.lock([record])
-        record.locks -= 1
+        with Locks() as locks:
+            careful.replay.lock([record], locks.taken)
         careful.ledger.written_outside(record, "resized by the program", exposes=True)
         return careful.ledger.records[record.key]
 

@@ -88,11 +88,14 @@ class replaying:
 
     def __exit__(self, *exc: Any) -> None:
         while self._before:  # the last first: a generator may be named twice
-            generator, state = self._before.pop()
+            generator, state = self._before[-1]
             if generator.device.type == "cuda":
                 generator.graphsafe_set_state(state)
             else:
                 generator.set_state(state)
+            del self._before[-1]  # last: after an interrupt it is done again
+
+    __del__ = __exit__  # an interrupt can keep a `with` from its exit
 
 
 class unmoved:

@@ -77,8 +77,12 @@ def refill_by_swap(storage: Any, source: torch.UntypedStorage) -> None:
 
 def refill_by_copy(storage: Any, source: torch.UntypedStorage) -> None:
     """Copy `source` into the emptied `storage`; both are allocated for a moment."""
-    resize(storage, source.nbytes())
-    storage.copy_(source)
+    try:
+        resize(storage, source.nbytes())
+        storage.copy_(source)
+    except BaseException:  # an interrupt may come when it has its size, but not its content
+        resize(storage, 0)
+        raise
 
 
 refill = refill_by_swap if CAN_SWAP else refill_by_copy

@@ -54,8 +54,8 @@ row(
     (
         "room is promised to several at once",
         "calls",
-        "        self.ledger.promised_bytes += call.promised\n",
-        "        call.promised = 0\n",
+        "self.ledger.promised[id(call)] = threading.get_ident(), call.signature.output_bytes\n",
+        "self.ledger.promised[id(call)] = threading.get_ident(), 0\n",
         "hazards_room::what_one_has_been_promised_is_not_anothers_room",
     ),
     (
@@ -68,8 +68,8 @@ row(
     (
         "threads run without the mode",
         "threads",
-        "            with guest:\n",
-        "            if True:\n",
+        "        modes.put_under(guest)\n",
+        "        pass\n",
         "hazards_threads::threads_train_in_one_session "
         "hazards_threads::a_tensor_made_in_one_thread_is_used_in_another",
     ),
@@ -93,7 +93,7 @@ row(
     (
         "the session goes on in a forked child",
         "fork",
-        "    if _after is not None:\n",
+        "    if _callbacks is not None:\n",
         "    if False:\n",
         "hazards_threads::forked_child_has_every_tensor",
     ),

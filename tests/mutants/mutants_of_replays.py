@@ -14,7 +14,7 @@ row(
     (
         "what came back is not counted",
         "ledger",
-        "        self.evicted_bytes -= record.nbytes\n        self.grow(record.nbytes)\n",
+        "        self.evicted_bytes -= record.nbytes\n        self.resident_bytes += record.nbytes\n",
         "        self.evicted_bytes -= record.nbytes\n",
         "rematerialization::outputs_that_are_there_are_left_alone",
     ),
@@ -35,9 +35,9 @@ row(
     (
         "a recomputed storage that goes still counts",
         "storages",
-        "        if self.blocks.pop(id(record.block), None) is not None:\n"
-        "            self.resident_bytes -= record.nbytes\n",
-        "        self.blocks.pop(id(record.block), None)\n",
+        "            del self.blocks[place]\n            self.resident_bytes -= record.nbytes\n"
+        "        record.held",
+        "            del self.blocks[place]\n        record.held",
         "rematerialization::what_was_recomputed_beside_the_target_is_kept_to_a_share",
     ),
 )
@@ -95,8 +95,8 @@ row(
     (
         "inputs are not locked while an operator waits",
         "replay",
-        "            source.locks += 1\n            source.last_access",
-        "            source.last_access",
+        "            source.locks += 1\n            entered.locked += 1\n",
+        "            entered.locked += 1\n",
         "hazards_process::failing_operators_leave_no_locks "
         "rematerialization::a_replay_runs_nothing_twice_as_long_as_memory_suffices",
     ),
