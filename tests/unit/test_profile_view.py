@@ -1,5 +1,6 @@
 """dtrrun.views.profile, and the results that it shows (dtrrun.profiling.result)"""
 
+import gzip
 import io
 import stat
 
@@ -35,7 +36,7 @@ def point(budget, slowdown, measured=None, status="ok", heuristic="h_dtr_eq"):
 
 @pytest.fixture
 def study(tmp_path):
-    (tmp_path / "costs.gz").write_bytes(b"costs")
+    (tmp_path / "costs.gz").write_bytes(gzip.compress(b'{"signatures": {}}'))
     (tmp_path / "costs.gz").chmod(0o600)
     found = Study(["python", "train.py"], RuntimeSettings(), tmp_path)
     found.plain = trial(peak=PEAK, slowdown=1.01, evictions=0)
