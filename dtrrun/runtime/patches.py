@@ -277,18 +277,17 @@ class _Attribute:
 # -- PyTorch's tables ----------------------------------------------------------------------------------------
 
 
-def _caches() -> list[Any]:
-    """Of `torch.overrides`: filled on demand, with whatever is found under each name at that time."""
-    return [found for found in vars(overrides).values() if hasattr(found, "cache_clear")]
+_CACHES: list[Any] = [found for found in vars(overrides).values() if hasattr(found, "cache_clear")]
+"""Of `torch.overrides`: filled on demand, with whatever is found under each name at that time."""
 
 
 def _fills() -> list[int]:
-    return [cache.cache_info().misses for cache in _caches()]
+    return [cache.cache_info().misses for cache in _CACHES]
 
 
 def _forget(fills: list[int]) -> None:
     """Clear the caches that have been filled since; they are filled again on demand."""
-    for cache, before in zip(_caches(), fills, strict=True):
+    for cache, before in zip(_CACHES, fills, strict=True):
         if cache.cache_info().misses != before:
             cache.cache_clear()
 
