@@ -34,10 +34,14 @@ test-bits:
 	$(BIN)/python -m pytest -q tests/conformance tests/programs
 	$(BIN)/python -m pytest -q tests/mutants -k "sample or row"
 
-# PyTorch's own databases, random programs, and each handling of a hazard switched off: all of it.
+# PyTorch's own databases, also in contexts, random programs, and each handling of a hazard switched off: all of it.
 conformance: $(INSTALLED)
 	$(BIN)/python -m tests.database --docs
+<<<<<<< Updated upstream
 	$(BIN)/python -m tests.database.predicted
+=======
+	$(BIN)/python -m tests.database --contexts --docs
+>>>>>>> Stashed changes
 	$(MAKE) --no-print-directory programs
 	$(BIN)/python -m pytest -q tests/mutants
 

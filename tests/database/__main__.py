@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.section import replace_marked, row
+from tests.database.contexts import covering
 from tests.database.judge import CRASHED, EQUAL, FAILED, NONDETERMINISTIC, PINNED, PINS
 from tests.database.sweep import sweep
 
 KINDS = ("operators", "modules", "optimizers")
+IN_CONTEXT = "in_context"
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 
 Result = dict[str, Any]
@@ -30,31 +32,37 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of that choice")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--json", help="write all results to this file")
+    parser.add_argument("--contexts", action="store_true", help="operators in contexts, instead")
     parser.add_argument("--docs", action="store_true", help="write the summary into docs/compatibility.md")
     options = parser.parse_args()
-    units = chosen(options.names, options.share, options.seed)
+    kinds = (IN_CONTEXT,) if options.contexts else KINDS
+    units = chosen(options.names, options.share, options.seed, kinds)
+    write = write_contexts if options.contexts else write_docs
+    told = line_of_contexts if options.contexts else line
     results: list[Result] = []
     started = time.monotonic()
     for result in sweep(units, options.jobs):
         results.append(result)
+        if options.json:
+            Path(options.json).write_text(json.dumps(results, indent=1))
         if result["status"] != EQUAL:
             reason = result["reasons"][0][:300]
             print(f"{result['status']}: {result['kind']} {result['name']}: {reason}", flush=True)
         if len(results) % 50 == 0:
             print(f"{len(results)} of {len(units)}, {time.monotonic() - started:.0f} s", file=sys.stderr)
-    if options.json:
-        Path(options.json).write_text(json.dumps(results, indent=1))
     if options.docs:
-        write_docs(results)
-    print(line(results))
+        write(results)
+    print(told(results))
     return any(result["status"] in (FAILED, CRASHED) for result in results)
 
 
-def chosen(names: list[str], share: float, seed: int) -> list[tuple[str, str]]:
+def chosen(
+    names: list[str], share: float, seed: int, kinds: tuple[str, ...] = KINDS
+) -> list[tuple[str, str]]:
     """Units (kind, name) in random order, so that long ones do not come together."""
     units = [
         (kind, name)
-        for kind in KINDS
+        for kind in kinds
         for name in importlib.import_module(f"tests.database.{kind}").names()
         if not names or name in names
     ]
@@ -94,6 +102,32 @@ def write_docs(results: list[Result]) -> None:
         f"Other bits each time, without dtrrun too: {_listed(own)}.",
     ]
     replace_marked(PAGE, "conformance", "\n".join(told))
+
+
+def line_of_contexts(results: list[Result]) -> str:
+    """How many programs, by what came of each, and not by the worst of each unit."""
+    counts: Counter[str] = Counter()
+    for result in results:
+        counts.update(result["cases"])
+    crashes = sum(result["status"] == CRASHED for result in results)
+    return (
+        f"{len(results)} operators and composites in {len(covering())} contexts "
+        f"({sum(counts.values())} programs): {counts[EQUAL]} equal, {counts[FAILED]} differ, "
+        f"{counts[NONDETERMINISTIC]} not deterministic by themselves, {crashes} crashes"
+    )
+
+
+def write_contexts(results: list[Result]) -> None:
+    """The line, and which operators differ in which contexts, in docs/compatibility.md."""
+    where: dict[str, set[str]] = {}
+    for result in results:
+        if result["status"] in (FAILED, CRASHED):
+            for reason in result["reasons"]:
+                context = reason.partition("[")[2].partition("]")[0]
+                where.setdefault(result["name"], set()).add(context)
+    rows = [row([f"`{name}`", "; ".join(sorted(contexts))]) for name, contexts in sorted(where.items())]
+    table = ["", "| Differs | In which contexts |", "|---|---|", *rows] if rows else []
+    replace_marked(PAGE, "conformance, in contexts", "\n".join([f"{line_of_contexts(results)}.", *table]))
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,12 +31,18 @@ PINS = {
 }
 """The rules by which a result may stay in memory; any other reason is a failure."""
 
-WAYS = (
-    ("swap", False, {"verify": True}),
-    ("copy", True, {"verify": True}),
-    ("short cut", False, {"verify": False}),
-)
-"""How storages are restored, and whether each is compared with what was evicted (not by the short cut)."""
+
+class Way(NamedTuple):
+    """How a session runs: in which budget, how storages are restored, and whether each is compared."""
+
+    name: str
+    budget_bytes: int | None = 1
+    copies: bool = False
+    verify: bool = False
+
+
+WAYS = (Way("swap", verify=True), Way("copy", copies=True, verify=True), Way("short cut"))
+"""Everything is evicted; the short cut is not taken where what comes back is compared."""
 
 
 @dataclass
@@ -59,13 +65,13 @@ class Probe:
 
     def __call__(self, *results: Any) -> None:
         """Evict everything that can be, and note which of `results` stayed, and why."""
-        with torch.no_grad():
+        with torch.no_grad(), torch._C.DisableTorchFunction():  # a program's own mode is not to see this
             torch.ones(1).add(1)
-        if self.session is None:
-            return
-        self.session.ledger.drain()
-        for tensor in tensors(list(results)):
-            self._look_at(tensor)
+            if self.session is None:
+                return
+            self.session.ledger.drain()
+            for tensor in tensors(list(results)):
+                self._look_at(tensor)
 
     def _look_at(self, tensor: torch.Tensor) -> None:
         if tensor._is_zerotensor():
@@ -96,15 +102,27 @@ AGAIN = 100  # plain runs, where a difference was found
 Program = Callable[[Probe], Any]
 
 
+def plain(program: Program) -> list[Any]:
+    """The bits of a run without a session."""
+    _scramble()
+    return attempt(program, Probe())[1]
+
+
 def attempt(program: Program, probe: Probe) -> tuple[Any, list[Any]]:
     """The result of a fresh run and its bits; an exception is a result, too."""
     torch.manual_seed(7)
-    _scramble()
     try:
         result = program(probe)
     except Exception as error:
-        result = [RAISED, type(error).__name__, re.sub(r"0x[0-9a-f]+", "0x", str(error))]
-    return result, bits([result, torch.get_rng_state()])
+        result = _told(error)
+    try:
+        return result, bits([result, torch.get_rng_state()])
+    except RuntimeError as error:
+        return None, bits(_told(error))
+
+
+def _told(error: Exception) -> list[str]:
+    return [RAISED, type(error).__name__, re.sub(r"0x[0-9a-f]+", "0x", str(error))]
 
 
 def _scramble() -> None:
@@ -123,51 +141,58 @@ SIZES = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 192, 256, 320, 384, 512, 1024,
 
 def judge(case: Any) -> Verdict:
     """Compare a plain run of a case (`operators.Case`) with each of `WAYS`, and watch its operators."""
-    verdict = Verdict()
     program = case.program
-    expected = attempt(program, Probe())[1]
-    repeats = case.repeats and not difference(expected, attempt(program, Probe())[1])
+    expected = plain(program)
+    repeats = case.repeats and not difference(expected, plain(program))
     with watched() as unadmitted:
-        attempt(program, Probe())
-    verdict.reasons += unadmitted
-    for name, copies, options in WAYS:
-        found, probe, report = _inside(program, copies, options)
+        plain(program)
+    verdict = Verdict(reasons=unadmitted)
+    pins: set[str] = set()
+    for way in WAYS:
+        found, probe, report = inside(program, way)
         verdict.evicted += probe.evicted
         told = difference(expected, found)
-        if told and repeats:  # or is it only that the plain runs were the same by chance?
-            repeats = not any(difference(expected, attempt(program, Probe())[1]) for _ in range(AGAIN))
         if told and repeats:
-            raised = f" {' '.join(found[1:3])}" if found[0] == repr(RAISED) else ""
-            verdict.reasons.append(f"{name}: {told}{raised}")
-        verdict.reasons += [f"{name}: {text}" for text in sorted(probe.unevicted)]
+            repeats = always_repeats(program, expected)
+        if told and repeats:
+            verdict.reasons.append(f"{way.name}: {told}{raised(found)}")
+        verdict.reasons += [f"{way.name}: {text}" for text in sorted(probe.unevicted)]
         if repeats and report["mismatches"]:
-            verdict.reasons.append(f"{name}: other bits after rematerialization: {report['mismatches']}")
+            verdict.reasons.append(f"{way.name}: other bits after rematerialization: {report['mismatches']}")
         if verdict.reasons:
             verdict.status = FAILED
             return verdict
-        if probe.pins:
-            verdict.status = PINNED
+        pins |= probe.pins
     if not repeats:
         return Verdict(NONDETERMINISTIC, ["other bits each time"], verdict.evicted)
-    if verdict.status == PINNED:
-        verdict.reasons = sorted(probe.pins)
+    if pins:
+        verdict.status, verdict.reasons = PINNED, sorted(pins)
     return verdict
 
 
-def _inside(
-    program: Program, copies: bool, options: dict[str, Any]
-) -> tuple[list[Any], Probe, dict[str, Any]]:
-    storage.use_refill(copy=copies)
+def always_repeats(program: Program, expected: list[Any]) -> bool:
+    """Whether it does not only seem so, since two plain runs were the same by chance."""
+    return not any(difference(expected, plain(program)) for _ in range(AGAIN))
+
+
+def raised(found: list[Any]) -> str:
+    """What a run ended with, if it did; else nothing."""
+    return f" {' '.join(found[1:3])}" if found[0] == repr(RAISED) else ""
+
+
+def inside(program: Program, way: Way) -> tuple[list[Any], Probe, dict[str, Any]]:
+    """A program's bits in a session, which must be the same after its end; what was looked at; the report."""
+    storage.use_refill(copy=way.copies)
+    _scramble()
     try:
-        with dtrrun.budget(1, over_budget="warn", **options) as session:
+        with dtrrun.budget(way.budget_bytes, over_budget="warn", verify=way.verify) as session:
             # A program that trains: else all gradients would stay in memory, and none be recomputed.
             torch.optim.SGD([torch.zeros(1, requires_grad=True)])
             probe = Probe(session)
             result, found = attempt(program, probe)
             report = session.report()
             generator = torch.get_rng_state()
-        afterwards = bits([result, generator])
+        told = "" if result is None else difference(found, bits([result, generator]))
     finally:
         storage.use_refill(copy=False)
-    told = difference(found, afterwards)
     return ([f"after the session's end: {told}"] if told else found), probe, report

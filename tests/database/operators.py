@@ -34,18 +34,18 @@ class Case(NamedTuple):
 
 
 def names() -> list[str]:
-    return sorted({_name(info) for info in op_db})
+    return sorted({name_of(info) for info in op_db})
 
 
-def _name(info: Any) -> str:
+def name_of(info: Any) -> str:
     return ".".join(filter(None, (info.name, info.variant_test_name)))
 
 
 def cases(name: str) -> Iterator[Case]:
     for place, info in enumerate(op_db):
-        if _name(info) == name:
+        if name_of(info) == name:
             for dtype in _dtypes(info, place):
-                for turn, (which, sample) in enumerate(_samples(info, dtype)):
+                for turn, (which, sample) in enumerate(samples(info, dtype)):
                     twice = info.supports_gradgrad and dtype == torch.float32 and turn < TWICE
                     for variant, program in _programs(info, sample, twice):
                         told = f"{name} {variant} {dtype} sample {which}"
@@ -61,7 +61,7 @@ def _dtypes(info: Any, place: int) -> list[torch.dtype]:
     return chosen or sorted(supported, key=str)[:1]
 
 
-def _samples(info: Any, dtype: torch.dtype) -> list[tuple[int, Any]]:
+def samples(info: Any, dtype: torch.dtype) -> list[tuple[int, Any]]:
     """Samples spread over all that there are, the first and the last among them."""
     gradients = info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")
     torch.manual_seed(0)
@@ -80,45 +80,51 @@ def _programs(info: Any, sample: Any, twice: bool) -> Iterator[tuple[str, Progra
         yield "out= resized", partial(_call_out, info.op, sample, True)
 
 
-def _arguments(copies: Replicas, sample: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def arguments(copies: Replicas, sample: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return copies.of(sample.input), copies.of(tuple(sample.args)), copies.of(dict(sample.kwargs))
 
 
 def _call(function: Any, sample: Any, twice: bool, probe: Probe) -> Any:
     copies = Replicas()
-    first, args, kwargs = _arguments(copies, sample)
+    first, args, kwargs = arguments(copies, sample)
     probe()
     result = function(first, *args, **kwargs)
     probe(result)
-    return [_described(result), _gradients(result, copies.leaves, twice, probe), first, args, kwargs]
+    return [described(result), _gradients(result, copies.leaves, twice, probe), first, args, kwargs]
 
 
 def _call_in_place(function: Any, sample: Any, probe: Probe) -> Any:
     copies = Replicas(inner=True)
-    first, args, kwargs = _arguments(copies, sample)
+    first, args, kwargs = arguments(copies, sample)
     whole = first.view_as(first) if isinstance(first, torch.Tensor) and first.is_leaf else first
     probe()
     result = function(whole, *args, **kwargs)
     probe(result)
-    return [_described(result), _gradients(result, copies.leaves, False, probe), first, args, kwargs]
+    return [described(result), _gradients(result, copies.leaves, False, probe), first, args, kwargs]
 
 
 def _call_out(function: Any, sample: Any, resized: bool, probe: Probe) -> Any:
     copies = Replicas()
     with torch.no_grad():
-        first, args, kwargs = _arguments(copies, sample)
-        wanted = function(first, *args, **kwargs)
-        if isinstance(wanted, torch.Tensor):
-            out: Any = _blank(wanted, resized)
-        elif isinstance(wanted, (tuple, list)) and all(isinstance(one, torch.Tensor) for one in wanted):
-            out = tuple(_blank(one, resized) for one in wanted)
-        else:
+        first, args, kwargs = arguments(copies, sample)
+        out = blanks(function, first, args, kwargs, resized)
+        if out is None:
             return "no tensors"
-        del wanted
         probe()
         result = function(first, *args, **kwargs, out=out)
         probe(result)
-    return [_described(result), out, first, args, kwargs]
+    return [described(result), out, first, args, kwargs]
+
+
+def blanks(function: Any, first: Any, args: Any, kwargs: Any, resized: bool = False) -> Any:
+    """What to give as `out=`: tensors like the results, or None if those are no tensors."""
+    with torch.no_grad():
+        wanted = function(first, *args, **kwargs)
+    if isinstance(wanted, torch.Tensor):
+        return _blank(wanted, resized)
+    if isinstance(wanted, (tuple, list)) and all(isinstance(one, torch.Tensor) for one in wanted):
+        return tuple(_blank(one, resized) for one in wanted)
+    return None
 
 
 def _blank(like: torch.Tensor, resized: bool) -> torch.Tensor:
@@ -152,7 +158,7 @@ def ramp(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     return made
 
 
-def _described(result: Any) -> Any:
+def described(result: Any) -> Any:
     """A result, and what its bits do not show."""
     about = [[str(one.layout), one.requires_grad, one.is_leaf, one._is_view()] for one in tensors(result)]
     return [result, about]
