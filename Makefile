@@ -37,11 +37,8 @@ test-bits:
 # PyTorch's own databases, also in contexts, random programs, and each handling of a hazard switched off: all of it.
 conformance: $(INSTALLED)
 	$(BIN)/python -m tests.database --docs
-<<<<<<< Updated upstream
 	$(BIN)/python -m tests.database.predicted
-=======
 	$(BIN)/python -m tests.database --contexts --docs
->>>>>>> Stashed changes
 	$(MAKE) --no-print-directory programs
 	$(BIN)/python -m pytest -q tests/mutants
 

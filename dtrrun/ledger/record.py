@@ -208,6 +208,7 @@ class Signature:
         "operator",
         "output_bytes",
         "replayed_as",
+        "same",
         "timed",
         "workspace",
     )
@@ -223,4 +224,5 @@ class Signature:
         self.guessed = False
         self.workspace = 0
         self.timed = False
+        self.same: tuple[int, ...] = ()
         self.replayed_as: Signature | None = None  # where a replay leaves out some of the tensors

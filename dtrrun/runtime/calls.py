@@ -246,6 +246,12 @@ class Calls:
             geometries.append(geometry_of(tensor))
             call.complex = call.complex or tensor.is_complex()
         key.extend(geometries)
+        same: tuple[int, ...] = ()
+        if operator.compares_tensors:
+            same = tuple(
+                next(place for place, other in enumerate(tensors) if other is one) for one in tensors
+            )
+            key.append(same)
         if call.complex:
             key.append("complex")  # not as the short cut asks for it: these calls must come to us
         if operator.opaque_output >= 0:
@@ -282,6 +288,7 @@ class Calls:
                 for hole in range(first, last):
                     call.written.setdefault(id(call.records[hole]), []).append(hole)
         call.signature = self._signature(call, tuple(key), geometries, bool(elsewhere))
+        call.signature.same = same
         if operator.updates_lists:
             measured = self.device is not None and call.signature.calls < Signature.SETTLED
             if not (call.opaque or call.complex or measured):

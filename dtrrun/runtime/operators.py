@@ -131,6 +131,12 @@ _ASKS_FOR_MODES = {
     "aten::svd",
 }
 
+# Their kernels take another way where the same tensor is given twice, and compute other bits then.
+_COMPARES_TENSORS = {"aten::_native_multi_head_attention"}
+
+# Outputs (by position) that a composite looks into in the backward pass, before any operator reads them.
+_READ_UNSEEN = {"aten::_pack_padded_sequence": 1}
+
 AUTOCAST = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 """By type of device: where an operator has a kernel if autocast casts it, and is off within."""
 
@@ -196,6 +202,7 @@ class Operator:
         "calls_others",
         "checks_modes",
         "collective",
+        "compares_tensors",
         "composite",
         "dynamic",
         "family",
@@ -213,6 +220,7 @@ class Operator:
         "overwrites",
         "pointwise",
         "random",
+        "read_unseen",
         "reads_opaque",
         "reduces",
         "replayable",
@@ -318,6 +326,8 @@ class Operator:
         self.shares_memory = name == "aten::_lazy_clone"  # of two storages, until one of them is written to
         self.opaque_output = _OPAQUE_OUTPUT.get(name, -1)
         self.reads_opaque = name in _READS_OPAQUE
+        self.compares_tensors = name in _COMPARES_TENSORS
+        self.read_unseen = _READ_UNSEEN.get(name, -1)
         self.reduces = name in _REDUCES_LAST
         self.lazy_bits = name in _LAZY_BITS
         self.checks_modes = name.removesuffix("_") in _CHECKS_MODES
@@ -332,6 +342,8 @@ class Operator:
             or self.opaque_output >= 0
             or self.keeps_state
             or self.calls_others
+            or self.compares_tensors
+            or self.read_unseen >= 0
             or "nest" in name
             or "quantize" in name
         )

@@ -137,8 +137,11 @@ class Outcomes(Mutations):
             if id(storage) in ledger.records:
                 continue
             odd = is_odd(tensor, call.operator)
-            if op is None or odd:
-                pin = "uninitialised" if call.operator.uninitialised else "not replayable"
+            unseen = where == call.operator.read_unseen
+            if op is None or odd or unseen:
+                pin = "read unseen" if unseen else "not replayable"
+                if call.operator.uninitialised:
+                    pin = "uninitialised"
                 record = ledger.adopt(storage, pin=pin)
                 record.exposed = record.exposed or odd
                 total += record.nbytes

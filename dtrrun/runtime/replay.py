@@ -65,7 +65,12 @@ class Replay(AnyReplay):
         written: dict[int, torch.UntypedStorage] = {}
         tensors: list[torch.Tensor] = []
         targets: list[torch.UntypedStorage | None] = []
+        same = op.signature.same
         for position, geometry in enumerate(op.signature.geometries):
+            if same and same[position] < position:
+                tensors.append(tensors[same[position]])
+                targets.append(None)
+                continue
             entry = op.tensors[position]
             target = None
             if type(entry) is Blank:

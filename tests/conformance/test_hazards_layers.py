@@ -169,3 +169,25 @@ def test_copies_of_a_workspace_are_not_verified():
 
     for _ in range(3):
         check_stress(program)
+
+
+def test_batch_sizes_that_the_backward_pass_of_packing_looks_into():
+    def program():
+        x = torch.randn(3, 3, 8).requires_grad_()
+        packed = nn.utils.rnn.pack_padded_sequence(x.sin(), torch.tensor([3, 2, 1]), batch_first=True)
+        unpacked, _ = nn.utils.rnn.pad_packed_sequence(packed._replace(data=packed.data * 2))
+        return torch.autograd.grad(unpacked.square().sum(), x)
+
+    check_stress(program)
+
+
+@pytest.mark.parametrize("copies", [0, 1, 2])
+def test_attention_that_asks_whether_its_inputs_are_one_tensor(copies):
+    def program():
+        attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+        x = torch.randn(3, 5, 8).sin()
+        inputs = [x] * (3 - copies) + [x.view_as(x) for _ in range(copies)]
+        with torch.no_grad():
+            return attention(*inputs), chain(torch.ones(8))
+
+    check_stress(program)

@@ -26,6 +26,7 @@ PINS = {
     "written outside": "where an operator writes that runs with dtrrun's mode off (`runtime/composites.py`)",
     "input lost": "made from a constant that the program let go of before memory ran short",
     "uninitialised": "memory that nothing has been written to yet",
+    "read unseen": "small, and looked into by PyTorch before any operator reads it",
     "no plain storage": "sparse, nested and quantized tensors: more than a geometry over a storage",
     "shared with a tensor without plain storage": "what such a tensor was made from",
 }
