@@ -8,10 +8,11 @@ from typing import Any, Generic, TypeVar
 
 from dtrrun.telemetry.fields import PARTS
 from dtrrun.telemetry.record import Snapshot
+from dtrrun.telemetry.times import COUNTED, shared_out
 
 MOST_SAMPLES = 480
 MOST_STEPS = 360
-TIMES = ("wall", *PARTS)
+TIMES = COUNTED
 SUMS = ("evictions", "rematerializations")
 """Of the counters, what a sample counts since the one before."""
 LAST = ("evictable_bytes", "pinned_bytes", "evicted_bytes")
@@ -96,9 +97,8 @@ class Series:
     def values(self) -> dict[str, Any]:
         """As JSON values: columns (docs/report.md)."""
         steps = self.steps.rows
-        parts = {part: [_short(row[part]) for row in steps] for part in TIMES}
-        inside = [sum(row[part] for part in PARTS) for row in steps]
-        parts["other"] = [_short(max(row["wall"] - s, 0.0)) for row, s in zip(steps, inside, strict=True)]
+        shared = [shared_out(row) for row in steps]
+        parts = {part: [_short(row[part]) for row in shared] for part in ("wall", *PARTS, "other")}
         return {
             "pid": self.pid,
             "rank": self.rank,

@@ -22,6 +22,7 @@ from dtrrun.runtime.careful import Careful
 from dtrrun.runtime.collector import Collector
 from dtrrun.runtime.composites import Composites
 from dtrrun.runtime.costs import read_costs
+from dtrrun.runtime.dispatch_cost import dispatch_cost
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.escapes import Escapes
 from dtrrun.runtime.functions import Functions
@@ -99,6 +100,7 @@ class Session:
         self.running = False
         self._started_ns = now_ns()
         self._loading_ns = shapes.loading_ns
+        self._measuring_ns = 0
         self._compacted_age = 0
         self._thrashing = Thrashing(settings, self.warn, self._publish)
         self.steps = StepClock(lambda: publish.totals(self), self._step_ended)
@@ -179,6 +181,7 @@ class Session:
                 self._recorder.abandon()
             for part in reversed(self._parts):
                 part.remove()
+        self.measure_at_the_end()
         self._publish()
 
     def set_budget(self, budget_bytes: int | None) -> None:
@@ -268,8 +271,23 @@ class Session:
             + self.replay.under_way_ns()
             - policy.scoring_ns
             - policy.search_ns
-            - (shapes.loading_ns - self._loading_ns),  # an import, not work on a step
+            - (shapes.loading_ns - self._loading_ns)  # an import, not work on a step
+            + self._measuring_ns,
+            "dispatch_ns": dispatch_cost.of(self.ledger.age) if self.device.type == "cpu" else 0,
         }
+
+    def measure_at_the_end(self) -> None:
+        """The same for a program that has made no steps."""
+        if self.device.type == "cpu" and not self.steps.count:
+            self._measuring_ns += dispatch_cost.program_ended(self.ledger.age)
+
+    def _measure_dispatch(self) -> None:
+        """After a step: measure what the other times do not show, outside of the steps' own times."""
+        if self.device.type == "cpu":  # on a GPU, whose kernels go on meanwhile, it is no slowdown
+            spent = dispatch_cost.step_ended(self.steps.count)
+            if spent:
+                self._measuring_ns += spent
+                self.steps.leave_out()
 
     def _tick(self) -> None:
         """Called now and then, by the mode and in replays; sets when to be called again."""
@@ -316,6 +334,7 @@ class Session:
         self._thrashing.watch(self.steps.last)
         if self.steps.count <= LEARNING:
             self.careful.measure_again()
+        self._measure_dispatch()
         if self.settings.max_steps is not None and self.steps.count >= self.settings.max_steps:
             self._publish()
             raise SystemExit(0)

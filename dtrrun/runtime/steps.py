@@ -42,6 +42,10 @@ class StepClock:
     def remove(self) -> None:
         self._handle.remove()
 
+    def leave_out(self) -> None:
+        """What has happened since the last step's end belongs to no step."""
+        self._before = self._totals()
+
     def under_way(self) -> dict[str, int]:
         """The step that has not ended yet, so far."""
         now = self._totals()

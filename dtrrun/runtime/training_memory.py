@@ -43,13 +43,18 @@ def training_memory(device_type: str) -> dict[str, int | None]:
     """
     parameters: dict[int, torch.Tensor] = {}
     optimizers: list[torch.optim.Optimizer] = []
-    # type(), because isinstance() would ask lazy proxies among all objects for their __class__.
+    kinds: dict[type, Any] = {}  # of a million objects, and a few thousand types
     for found in gc.get_objects():
-        kind = type(found)
-        if issubclass(kind, torch.Tensor):
+        cls = type(found)  # isinstance() would ask lazy proxies among all objects for their __class__
+        try:
+            kind = kinds[cls]
+        except KeyError:
+            kind = next((one for one in (torch.Tensor, torch.optim.Optimizer) if issubclass(cls, one)), None)
+            kinds[cls] = kind
+        if kind is torch.Tensor:
             if _is_parameter(found, device_type):
                 parameters[id(found)] = found
-        elif issubclass(kind, torch.optim.Optimizer):
+        elif kind is not None:
             optimizers.append(found)
     del found
     trained = [tensor for tensor in parameters.values() if tensor.requires_grad]

@@ -37,10 +37,12 @@ COUNTERS = (
     "oom_retries",  # operators tried again after an out-of-memory error
     "fragmented_bytes",  # reserved, but in blocks too small to be of use when last looked at
     "process_peak_bytes",  # the most that the process had in memory, everything included; 0: not known
+    "dispatch_ns",  # an estimate: what PyTorch takes to hand operators to us, outside of the other times
 )
-"""`wall_ns` less the five others is "other": what the program does outside its operators."""
 
 PARTS = ("operators", "rematerialization", "scoring", "search", "bookkeeping")
-"""Of the time in a training process, as in the paper's Fig. 4; what is left of `wall` is `other`."""
+"""Of the time in a training process, as in the paper's Fig. 4; what is left of `wall` is `other`.
+
+`dispatch_ns` is a part of what is left, and of `operators_ns`: see `telemetry.times`."""
 OVERHEADS = tuple(f"{part}_ns" for part in PARTS[1:])
-"""The counters of what a budget adds: recomputation, and our own work."""
+"""The counters of what a budget adds: recomputation, and our own work. No budget changes `dispatch_ns`."""

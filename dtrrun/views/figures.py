@@ -27,17 +27,8 @@ def total(snapshots: Sequence[Snapshot]) -> dict[str, int]:
 PLACE = ("module", "line", "name")
 
 
-def breakdown(nanoseconds: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of `wall`, of each part and of `other`, from `…_ns` counters; the parts add up to `wall`."""
-    parts = {part: (nanoseconds.get(f"{part}_ns") or 0) / 1e9 for part in PARTS}
-    inside = sum(parts.values())
-    # A process that was killed has not brought its wall time up to date.
-    wall = max((nanoseconds.get("wall_ns") or 0) / 1e9, inside)
-    return {"wall": wall, **parts, "other": wall - inside}
-
-
 def slowdown(seconds: Mapping[str, float]) -> float | None:
-    """Estimated time over what the same run takes without a budget; None where nothing was measured."""
+    """Estimated time over what the same run takes without dtrrun; None where nothing was measured."""
     own = seconds["wall"] - sum(seconds[part] for part in PARTS[1:])
     return seconds["wall"] / own if own > 0 else None
 

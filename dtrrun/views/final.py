@@ -98,7 +98,10 @@ def _summary(report: dict[str, Any]) -> Table:
         rows["steps"] = f"{report['steps']:,}{speed}"
     if report["slowdown_estimate"] is not None:
         ours = f"{duration(sum(seconds[part] for part in PARTS[1:]))} of {duration(seconds['wall'])}"
-        rows["slowdown"] = f"about {report['slowdown_estimate']:.2f} ×  ({ours})"
+        estimated = report["dispatch_seconds"]
+        digits = ".2f" if estimated < seconds["wall"] / 20 else ".2g"  # what is estimated leaves fewer
+        some = f", {duration(estimated)} of it estimated" if digits == ".2g" else ""
+        rows["slowdown"] = f"about {report['slowdown_estimate']:{digits}} ×  ({ours}{some})"
     if verify["enabled"]:
         wrong = f"{verify['mismatches']:,} differ" if verify["mismatches"] else "all equal"
         rows["verify"] = f"{times(verify['storages'], 'storage')} compared, {wrong}"

@@ -13,7 +13,8 @@ from rich.text import Text
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.record import Snapshot
-from dtrrun.views.figures import breakdown, operators, table, total
+from dtrrun.telemetry.times import breakdown
+from dtrrun.views.figures import operators, table, total
 from dtrrun.views.panels import (
     BAR,
     EVICTABLE,

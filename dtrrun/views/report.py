@@ -9,7 +9,8 @@ from typing import Any
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.driver import SOURCES
 from dtrrun.telemetry.record import Snapshot
-from dtrrun.views.figures import breakdown, merged, operators, places, slowdown, table, total
+from dtrrun.telemetry.times import breakdown
+from dtrrun.views.figures import merged, operators, places, slowdown, table, total
 
 SCHEMA = "dtrrun.report/1"
 
@@ -64,6 +65,7 @@ def _step(step: Any) -> dict[str, Any] | None:
     if not isinstance(step, dict):
         return None
     seconds = breakdown(step)
+    del seconds["dispatch"]
     return {
         "index": step.get("index"),
         "peak_bytes": step.get("peak_bytes"),
@@ -75,6 +77,7 @@ def _step(step: Any) -> dict[str, Any] | None:
 def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
     counters = total(snapshots)
     seconds = breakdown(counters)
+    dispatch = seconds.pop("dispatch")
     errors = [error for snapshot in snapshots if isinstance(error := snapshot.tables.get("error"), dict)]
     return {
         "peak_bytes": counters.get("peak_bytes", 0),
@@ -89,6 +92,7 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
         **_driver(snapshots),
         "steps": counters.get("steps", 0),
         "seconds": seconds,
+        "dispatch_seconds": dispatch,
         "slowdown_estimate": slowdown(seconds),
         "operators": operators(snapshots),
         "places": places(snapshots),

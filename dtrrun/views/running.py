@@ -12,7 +12,8 @@ from rich.text import Text
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.run import Run
-from dtrrun.views.figures import breakdown, slowdown, total
+from dtrrun.telemetry.times import breakdown
+from dtrrun.views.figures import slowdown, total
 from dtrrun.views.panels import columns_table
 from dtrrun.views.picture import picture, running
 from dtrrun.views.rates import Rates

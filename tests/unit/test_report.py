@@ -22,7 +22,13 @@ TABLES = {
     "pinned": [{"reason": "gradient", "bytes": 5, "storages": 2}],
     "warnings": [{"text": EVIL, "count": 3}],
     "mismatches": [{"operator": "my.op", "bytes": 7, "count": 1}],
-    "error": {"operator": "aten.mm", "needed_bytes": 9, "pinned": {"gradient": 5}, "least_budget_bytes": 14},
+    "error": {
+        "operator": "aten.mm",
+        "needed_bytes": 9,
+        "pinned": {"gradient": 5},
+        "least_budget_bytes": 14,
+        "training": {"parameters": 2, "gradients": 2, "optimizer": 4},
+    },
 }
 
 
