@@ -11,7 +11,7 @@ import pytest
 import torch
 from programs import check_stress, plain, run_inside
 from torch import nn, overrides
-from torch.jit import _builtins
+from torch.jit import _builtins, _recursive, _state
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 
@@ -401,15 +401,25 @@ def lengths():
     return n
 
 
+def script_anew(made):
+    """PyTorch keeps what it has compiled of a function or a module's class."""
+    _state._jit_caching_layer.clear()
+    _state._jit_function_overload_caching.clear()
+    _state._clear_class_state()
+    torch._C._jit_clear_class_registry()
+    _recursive.concrete_type_store = _recursive.ConcreteTypeStore()
+    return torch.jit.script(made)
+
+
 @pytest.mark.parametrize("scripted", ["before", "inside"])
 @pytest.mark.parametrize("case", SCRIPTS)
 def test_scripts(case, scripted):
     torch.manual_seed(3)
     made = SCRIPTS[case]()
-    before = torch.jit.script(made) if scripted == "before" else None
+    before = script_anew(made) if scripted == "before" else None
 
     def program():
-        script = torch.jit.script(made) if before is None else before
+        script = script_anew(made) if before is None else before
         takes_lengths = case not in ("tensor", "norm")
         return [script(evicted(step), *([lengths()] if takes_lengths else [])) for step in range(4)]
 
