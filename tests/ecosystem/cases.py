@@ -52,4 +52,30 @@ CASES = (
     Case("data-parallel", "`nn.DataParallel` on the CPU", "data_parallel.py"),
     Case("checkpoint", "`torch.save` in mid-training, `torch.load`, resuming", "checkpoint.py", percent=70),
     Case("averages", "EMA by `deepcopy`, `AveragedModel`", "averages.py"),
+    *(
+        Case(
+            f"{model}-loaded",
+            f"{title}, loaded weights, `Trainer`",
+            "loaded.py",
+            arguments=(model,),
+            packages=("transformers", "safetensors"),
+        )
+        for model, title in (("llama", "Llama"), ("mixtral", "Mixtral"), ("t5", "T5"), ("vit", "ViT"))
+    ),
+    Case("lora", "LoRA on a loaded Llama", "lora.py", packages=("peft", "transformers")),
+    *(
+        Case(package, title, f"with_{package.replace('-', '_')}.py", packages=(package,))
+        for package, title in (
+            ("lightning", "Lightning, bf16-mixed, gradients accumulated"),
+            ("diffusers", "diffusers, a denoising UNet with EMA"),
+            ("gpytorch", "GPyTorch, exact inference"),
+            ("pyro-ppl", "Pyro, variational inference"),
+            ("torchdiffeq", "torchdiffeq, solver and adjoint"),
+            ("opacus", "Opacus, gradients by sample"),
+            ("skorch", "skorch, a classifier"),
+            ("x-transformers", "x-transformers, a decoder"),
+            ("stable-baselines3", "stable-baselines3, PPO"),
+            ("e3nn", "e3nn, scripted tensor products"),
+        )
+    ),
 )
