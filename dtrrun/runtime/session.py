@@ -43,6 +43,8 @@ from dtrrun.runtime.training_memory import training_memory
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.advice import FOR_A_BLOCK, FOR_A_COMMAND
 
+modes_around = torch._C._len_torch_dispatch_stack
+
 PUBLISH_NS = 200_000_000  # between two writes of the record
 COMPACT_EVERY = 20_000  # operators
 LEARNING = 2  # steps after which costs are measured once more
@@ -152,7 +154,7 @@ class Session:
         if threading.current_thread() is threading.main_thread():
             self.careful.home = threading.get_ident()
         self.running = True
-        if torch._C._len_torch_dispatch_stack():
+        if modes_around():
             self.careful.under_modes = True
             self.careful.take_all("modes of the program's")
             self.warn(notices.UNDER_MODES)

@@ -228,7 +228,7 @@ row(
     (
         "kernels find conjugates unresolved",
         "careful",
-        "            elif call.complex:\n",
+        "            elif call.complex or call.autocast:\n",
         "            elif False:\n",
         "hazards_mode_checks::conjugates_that_kernels_make_inside",
     ),
@@ -252,7 +252,8 @@ row(
     (
         "a storage is looked up by its tensor",
         "calls",
-        "        record = self.ledger.records.get(id(storage))\n",
+        "            return None\n        record = self.ledger.records.get(id(storage))\n",
+        "            return None\n"
         "        storage = self.__dict__.setdefault('s', {}).setdefault(id(tensor), storage)\n"
         "        record = self.ledger.records.get(id(storage))\n",
         "hazards_mutation::resize_set_data_and_swap",

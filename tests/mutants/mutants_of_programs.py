@@ -7,7 +7,7 @@ row(
     (
         "nothing is said",
         "session",
-        "            compiler.CompileNotice(self.warn),\n",
+        "            compiler.CompileNotice(self._warn_once_a_run),\n",
         "",
         "hazards_process::compile_says_once_that_nothing_is_compiled",
     ),

@@ -224,8 +224,8 @@ row(
     (
         "a replay draws anew",
         "replay",
-        "    if op.rng is None:\n",
-        "    if True:\n",
+        "replaying(op.rng) if op.rng else nullcontext(),\n",
+        "nullcontext(),\n",
         "hazards_values::random_operators_and_their_generators",
     ),
     (

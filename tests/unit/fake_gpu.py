@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dtrrun
 from dtrrun.runtime import device as devices
 from dtrrun.runtime import replay, storage
+from dtrrun.runtime import session as sessions
 from dtrrun.runtime.cuda import Cuda
 from dtrrun.runtime.gpu import Statistics
 from dtrrun.runtime.holes import Block
@@ -198,7 +199,7 @@ def fake_session(monkeypatch, budget, **options):
     def choose(settings):
         return Cuda(gpu, settings, None)
 
-    def call(op, args, kwargs):
+    def call(_replay, op, args, kwargs):
         with replaying(op.rng) if op.rng else nullcontext():
             return gpu.run(op.func, args, kwargs)
 
@@ -211,7 +212,8 @@ def fake_session(monkeypatch, budget, **options):
 
     monkeypatch.setattr(devices, "choose", choose)
     monkeypatch.setattr(storage, "allocate", counted)
-    monkeypatch.setattr(replay, "_call", call)  # replays run below all modes
+    monkeypatch.setattr(sessions, "modes_around", lambda: 0)  # the mode below stands for a device
+    monkeypatch.setattr(replay.Replay, "_call", call)  # replays run below all modes
     with Kernels(gpu), dtrrun.budget(budget, **options) as session:
         yield session, gpu
 
