@@ -15,6 +15,7 @@ from dtrrun.runtime.ambient import Ambient
 from dtrrun.runtime.arguments import fill, outputs_of, over
 from dtrrun.runtime.guards import as_without_mode, below
 from dtrrun.runtime.rng import replaying
+from dtrrun.runtime.silence import silently
 
 
 class Replay(AnyReplay):
@@ -36,7 +37,7 @@ class Replay(AnyReplay):
             return
         self._began = now_ns(), self._accounted()
         try:
-            super().materialize(targets)
+            silently(super().materialize, targets)
         finally:
             self._began = None
 

@@ -15,6 +15,7 @@ from dtrrun.runtime.arguments import fill, outputs_of
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.rng import unmoved
+from dtrrun.runtime.silence import silently
 from dtrrun.runtime.storage import rounded, size_of, storage_of
 
 _MASKS = (torch.bool, torch.uint8)  # among indices: how many elements they choose is data
@@ -84,7 +85,7 @@ def by_shape_function(
             if named.get("pin_memory"):
                 named["pin_memory"] = False
             with unmoved() if operator.foreign else nullcontext():
-                result = func(*args, **named)
+                result = silently(func, *args, **named)
             made = made_by(result, {id(storage_of(tensor)) for tensor in tensors})
             formulas.learn(func, template, kwargs, geometries, made)
             nbytes = sum(size_of(storage_of(tensor)) for tensor in made)
