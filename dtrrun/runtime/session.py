@@ -293,7 +293,8 @@ class Session:
 
     def _tick(self) -> None:
         """Called now and then, by the mode and in replays; sets when to be called again."""
-        if self.ledger.age - self._compacted_age > COMPACT_EVERY:
+        # Not within a replay: compaction may replay in turn, which would tick again.
+        if self.ledger.age - self._compacted_age > COMPACT_EVERY and not self.ledger.replaying:
             self._compact()
         self._notices.look_for_modules()
         self._threads.look()
