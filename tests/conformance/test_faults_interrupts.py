@@ -22,6 +22,8 @@ from torch import nn
 import dtrrun
 from dtrrun.runtime import modes
 
+pytestmark = pytest.mark.skipif("INTERRUPTS" not in os.environ, reason="takes long: INTERRUPTS=40 runs it")
+
 BUDGET_BYTES = 28_000
 SHARE = int(os.environ.get("INTERRUPTS", "40"))
 """One in so many places is tried; 1: each of them."""
