@@ -1,9 +1,9 @@
 """What we run for ourselves gives no warnings: the program has had its operators' own when it ran them.
 
 A warning of one of PyTorch's kernels waits until the call that Python made into PyTorch returns, and goes
-through Python's `warnings` then. Around a replay that call is the program's. So a replay is put into a call of
-its own, and warnings are filtered while it lasts, in this thread alone. `warnings.catch_warnings` would filter
-those of all threads, and make Python forget which warnings the program has been given already.
+through Python's `warnings` then. Around a replay that call is the program's. So a replay is put into a call
+of its own, and warnings are filtered while it lasts, in this thread alone. `warnings.catch_warnings` would
+filter those of all threads, and make Python forget which warnings the program has been given already.
 """
 
 from __future__ import annotations
