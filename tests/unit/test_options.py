@@ -1,5 +1,6 @@
 """dtrrun.cli.options"""
 
+import gzip
 import inspect
 
 import pytest
@@ -47,7 +48,7 @@ def test_with_nothing_said_memory_is_counted_only(folder):
 
 def test_all_reach_the_settings(folder):
     costs = folder / "known.costs.gz"
-    costs.touch()
+    costs.write_bytes(gzip.compress(b'{"signatures": {}}'))
     typed = {
         "budget": "1GB",
         "device": "auto",
