@@ -81,7 +81,7 @@ def test_loaded_weights_are_recomputed_from(load):
     expected = plain(program)
     check_stress(program, expected)
     peak = run_inside(program, None)[1]["peak_bytes"]
-    found, report = run_inside(program, peak * 6 // 10)  # as much as with PyTorch's own weights
+    found, report = run_inside(program, peak * 6 // 10, cost="model")  # as with PyTorch's own weights
     assert found == expected
     assert report["evictions"] > 0
     assert report["peak_bytes"] <= peak * 6 // 10
