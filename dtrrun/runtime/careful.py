@@ -83,7 +83,7 @@ class Careful(Outcomes):
                 return NotImplemented  # a subclass with a dispatch of its own: its plain operators come to us
         if operator.higher_order:
             return self._run_higher_order(mode, func, args, kwargs)
-        if operator.composite and not (operator.asks_for_modes and torch.is_inference_mode_enabled()):
+        if operator.composite:
             with composite(operator), mode:
                 kernel = self.kernels.get(func)
                 return kernel(*args, **kwargs) if kernel else func._op_dk(COMPOSITE, *args, **kwargs)

@@ -118,19 +118,6 @@ _CHECKS_MODES = {
 }
 
 
-# Composites that ask whether a mode is on, and compute other bits then. In inference mode they come to us
-# whole, and are run whole; else see `composites`.
-_ASKS_FOR_MODES = {
-    "aten::linalg_svdvals",
-    "aten::linalg_eigvalsh",
-    "aten::linalg_cond",
-    "aten::linalg_matrix_norm",
-    "aten::linalg_matrix_rank",
-    "aten::linalg_norm",
-    "aten::nuclear_norm",
-    "aten::svd",
-}
-
 # Their kernels take another way where the same tensor is given twice, and compute other bits then.
 _COMPARES_TENSORS = {"aten::_native_multi_head_attention"}
 
@@ -196,7 +183,6 @@ class Operator:
     """
 
     __slots__ = (
-        "asks_for_modes",
         "autocasts",
         "call",
         "calls_others",
@@ -245,7 +231,6 @@ class Operator:
         if self.higher_order:
             self.name = func.name()
             self.simple = self.lazy_bits = self.checks_modes = self.updates_lists = self.foreign = False
-            self.asks_for_modes = False
             return
         schema = func._schema
         name: str = schema.name
@@ -300,7 +285,6 @@ class Operator:
         self.untouching = name in _UNTOUCHING
         self.family = family_of(namespace, name.partition("::")[2])
         self.autocasts = tuple(kind for kind in AUTOCAST if _has_kernel(func, AUTOCAST[kind]))
-        self.asks_for_modes = name in _ASKS_FOR_MODES
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.calls_others = self.foreign or name in _CALLS_OTHERS
         self.generator = next(
