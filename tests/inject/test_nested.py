@@ -54,12 +54,15 @@ def test_an_image_that_exec_replaces_was_not_killed(program, dtrrun):
 def test_workers_of_a_pool_were_not_killed(program, dtrrun):
     program(
         "pool.py",
-        "import multiprocessing, torch\n"
+        "import multiprocessing, time, torch\n"
         "def work(n):\n"
         "    return torch.ones(n).sum().item()\n"
         "if __name__ == '__main__':\n"
         "    with multiprocessing.Pool(2) as pool:\n"
-        "        print(pool.map(work, [1, 2]))\n",
+        "        print(pool.map(work, [1, 2]))\n"
+        "        for _ in range(2):\n"
+        "            pool.apply_async(time.sleep, (600,))\n"  # an idle worker may end by itself
+        "        time.sleep(1)\n",
     )
     run = dtrrun("--budget", "1GB", "pool.py")
     assert (run.status, run.out) == (0, "[1.0, 2.0]\n"), run.err
