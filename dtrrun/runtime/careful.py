@@ -111,6 +111,7 @@ class Careful(Outcomes):
                     except BudgetError as error:
                         self._unlock(call)
                         if not self.others_end():
+                            self._note_call(error, operator.name, call.records, call.signature.output_bytes)
                             self.too_small(error)
                             raise
             versions = versions_of(call) if operator.unversioned else None
@@ -176,9 +177,22 @@ class Careful(Outcomes):
                     if signature.workspace:
                         self.device.provide(signature)
             except BudgetError as error:
+                self._note_call(error, signature.operator.name, inputs, signature.output_bytes)
                 self.too_small(error)
                 raise
         return ledger.making_room_ns + replay.operators_ns - elsewhere
+
+    def _note_call(self, error: BudgetError, name: str, records: list[Record], output_bytes: int) -> None:
+        """What the program's call takes at least, whatever has failed on the way to it."""
+        ledger = self.ledger
+        inputs = {id(record): record.nbytes for record in records}
+        constants = sum(
+            record.nbytes
+            for place, record in ((id(one), one) for one in ledger.records.values())
+            if record.resident and record.op is None and place not in inputs
+        )
+        error.called = name
+        error.called_bytes = sum(inputs.values()) + output_bytes + constants + sum(ledger.beside.values())
 
     def _run_higher_order(self, mode: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """`torch.cond` and kin: their bodies run under the mode, their operands are in memory."""

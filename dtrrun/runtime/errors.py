@@ -19,8 +19,10 @@ class BudgetError(torch.OutOfMemoryError):
 
     `operator`: its name; `needed_bytes`: what it had to allocate (0 where it had allocated already);
     `least_budget_bytes`: the least budget that would have done for it at this point, though a later operator
-    may need more; `pinned`: bytes in memory that could not be evicted, by reason; `training`: about the bytes
-    that parameters, gradients and the optimizer's state need (see `training_memory`), or None.
+    may need more; `pinned`: bytes in memory that could not be evicted, by reason; `called`: the program's own
+    operator, another one where an input of it had to be computed again; `called_bytes`: what its inputs, its
+    results and all that cannot be evicted take together, 0 where that is not known; `training`: about the
+    bytes that parameters, gradients and the optimizer's state need (see `training_memory`), or None.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class BudgetError(torch.OutOfMemoryError):
         self.budget_bytes = budget_bytes
         self.least_budget_bytes = least_budget_bytes
         self.pinned = pinned
+        self.called, self.called_bytes = operator, 0
         self.explain(None)
 
     def explain(self, training: dict[str, int | None] | None, how: str = FOR_A_COMMAND) -> None:
@@ -47,7 +50,8 @@ class BudgetError(torch.OutOfMemoryError):
     def __reduce__(self) -> Any:
         """The error can go to another process, as those of a pool's workers do."""
         given = (self.operator, self.needed_bytes, self.budget_bytes, self.least_budget_bytes, self.pinned)
-        return type(self), given, {"training": self.training, "args": self.args}
+        state = {name: getattr(self, name) for name in ("called", "called_bytes", "training", "args")}
+        return type(self), given, state
 
     def __setstate__(self, state: dict[str, Any] | None) -> None:
         for name, value in (state or {}).items():
@@ -66,7 +70,9 @@ class BudgetError(torch.OutOfMemoryError):
             f"{reason} {format_size(size)}" for reason, size in list(self.pinned.items())[:SHOWN]
         )
         evictable = f"nothing else can be evicted ({held})" if held else "nothing can be evicted"
-        least = advice(self.operator, self.least_budget_bytes, self.training, how)
+        if self.called != self.operator:
+            what = f"{self.called} needs {self.operator} to run again, and {what}"
+        least = advice(self.called, max(self.least_budget_bytes, self.called_bytes), self.training, how)
         budget = format_size(self.budget_bytes)
         return f"{rank}dtrrun's budget of {budget} is too small: {what}, and {evictable}. It takes {least}."
 

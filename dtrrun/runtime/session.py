@@ -254,6 +254,8 @@ class Session:
             "needed_bytes": error.needed_bytes,
             "pinned": error.pinned,
             "least_budget_bytes": error.least_budget_bytes,
+            "called": error.called,
+            "called_bytes": error.called_bytes,
             "training": error.training,
         }
 

@@ -14,7 +14,7 @@ from dtrrun.launch.outcome import judge, read_marks
 from dtrrun.launch.records import records_folder
 from dtrrun.launch.watched import watched
 from dtrrun.settings import RuntimeSettings
-from dtrrun.telemetry.advice import advice
+from dtrrun.telemetry.advice import advice_of
 from dtrrun.telemetry.driver import PER_PROCESS
 from dtrrun.telemetry.record import Snapshot, read_all
 from dtrrun.telemetry.state import State, read_state
@@ -94,9 +94,7 @@ def _too_small(snapshot: Snapshot) -> str | None:
     error = snapshot.tables.get("error")
     if not isinstance(error, dict):
         return None
-    least, training = int(error.get("least_budget_bytes") or 0), error.get("training")
-    known = training if isinstance(training, dict) else None
-    return f"the budget is too small: it takes {advice(str(error.get('operator')), least, known)}"
+    return f"the budget is too small: it takes {advice_of(error)}"
 
 
 def _rank(rank: Any) -> int:

@@ -8,6 +8,7 @@ say both in the same words.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from dtrrun.sizes import format_size_up
 
@@ -36,3 +37,12 @@ def advice(
         if given.get("optimizer", 0) is None:
             clauses[-1] += ", and the optimizer's state comes on top"
     return "; ".join([*clauses, how])
+
+
+def advice_of(error: Mapping[str, Any], least_bytes: int = 0) -> str:
+    """The same from the table of an error in a record (docs/report.md), of which nothing need be there."""
+    sizes = (least_bytes, error.get("least_budget_bytes"), error.get("called_bytes"))
+    least = max(size for size in sizes if isinstance(size, int))
+    training = error.get("training")
+    name = str(error.get("called") or error.get("operator") or "")
+    return advice(name, least, training if isinstance(training, dict) else None)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dtrrun.telemetry.advice import advice
+from dtrrun.telemetry.advice import advice_of
 
 PLAIN = str.maketrans(
     {"×": "x", "·": "-", "…": "~", "–": "-", "─": "-", "µ": "u", "█": "#", "▓": "=", "░": ".", "≥": ">"}
@@ -83,11 +83,7 @@ def times(count: int, noun: str) -> str:
 def least_budget(report: Mapping[str, Any]) -> str:
     """Of a report whose budget was too small: what is known of the least budget that works."""
     error = report["error"] or {}
-    least = report["least_budget_bytes"] or int(error.get("least_budget_bytes") or 0)
-    training = error.get("training")
-    return advice(
-        plain(error.get("operator") or "", 60), least, training if isinstance(training, dict) else None
-    )
+    return plain(advice_of(error, report["least_budget_bytes"] or 0), 400)
 
 
 def counts_of(process: Mapping[str, Any]) -> tuple[str, ...]:

@@ -145,6 +145,23 @@ def test_lowering_the_budget_below_what_is_held():
     assert "too much in memory" in text
 
 
+def test_an_operator_whose_inputs_do_not_fit():
+    """What fails is the replay of one input; all of them, and the result, have to fit in together."""
+
+    def program():
+        kept = [torch.ones(2500) * number for number in range(20)]
+        return torch.cat(kept)
+
+    error = too_small(program)
+    assert (error.operator, error.called) == ("aten.mul", "aten.cat")
+    assert error.called_bytes >= 2 * 20 * 2500 * 4 > error.least_budget_bytes
+    text = str(error)
+    assert "aten.cat needs aten.mul to run again, and aten.mul needs " in text
+    assert f"at least {format_size_up(error.called_bytes)} for aten.cat" in text
+    with dtrrun.budget(error.called_bytes + 50_000):
+        program()
+
+
 def test_it_goes_to_another_process():
     error = too_small(lambda: torch.ones(1000, 1000))
     again = pickle.loads(pickle.dumps(error))

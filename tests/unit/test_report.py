@@ -27,6 +27,8 @@ TABLES = {
         "needed_bytes": 9,
         "pinned": {"gradient": 5},
         "least_budget_bytes": 14,
+        "called": "aten.cat",
+        "called_bytes": 20,
         "training": {"parameters": 2, "gradients": 2, "optimizer": 4},
     },
 }
