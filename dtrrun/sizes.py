@@ -38,7 +38,7 @@ def parse_size(text: str, whole: Callable[[], int] | None = None) -> int:
         meant = (
             f"{match[1]}{long}" if "i" in unit else f"{match[1]}{unit.upper()}B or {match[1]}{unit.upper()}iB"
         )
-        raise ValueError(f"{text!r} has half a unit; write {meant}")
+        raise ValueError(f"{text!r} has an incomplete unit; write {meant}")
     else:
         raise ValueError(
             f"{text!r} has an unknown unit; known are B, kB, MB, GB, TB, KiB, MiB, GiB, TiB and %"

@@ -93,7 +93,7 @@ def _help_for(error: Any) -> str:
     text = "dtrrun --help" if verb == "run" else f"dtrrun {verb} --help"
     option = getattr(error, "option_name", None)
     if option is not None and re.fullmatch("-[a-zA-Z]", option):
-        text += f"; an option of Python's goes so: python {option} ..."
+        text += f"; for an option of Python, write: dtrrun python {option} ..."
     return text
 
 

@@ -135,7 +135,7 @@ def _environment(environ: Mapping[str, str]) -> tuple[dict[str, Given], list[str
         if name.startswith(PREFIX) and name not in known and name not in RESERVED:
             near = get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            warnings.append(f"{name} is no variable of dtrrun's{hint}")
+            warnings.append(f"{name} is not a variable of dtrrun{hint}")
     return found, warnings
 
 

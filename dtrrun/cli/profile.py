@@ -293,11 +293,11 @@ def _path(output: str | None, name: str | None, words: Sequence[str]) -> Path:
         if path.suffix not in (".yaml", ".yml"):
             raise LaunchError(f"-o: {output}: a profile's name ends in .yaml")
         if not path.parent.is_dir():
-            raise LaunchError(f"-o: {path.parent} is no folder")
+            raise LaunchError(f"-o: {path.parent} is not a folder")
         return path
     name = _name_of(words) if name is None else name
     if not name or "/" in name or name.startswith(".") or not name.isprintable():
-        raise LaunchError(f"--name: {name!r} is no name for a profile")
+        raise LaunchError(f"--name: {name!r} is not a valid name for a profile")
     if (SHIPPED / f"{name}.yaml").exists():
         raise LaunchError(f"{name} is a profile of dtrrun's own: say --name NAME")
     return folders()[0] / f"{name}.yaml"

@@ -54,7 +54,7 @@ def find_profile(name: str) -> Path:
     known = sorted({path.stem for folder in folders() for path in folder.glob("*.yaml")})
     near = get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-    raise ValueError(f"no profile is called {name!r}; {hint}")
+    raise ValueError(f"there is no profile named {name!r}; {hint}")
 
 
 def read_profile(path: Path, keys: Sequence[str]) -> dict[str, Given]:
@@ -139,7 +139,7 @@ def _key(name: str, keys: Iterable[str], place: str) -> str:
         raise LaunchError(f"{place}: a profile cannot name another profile")
     near = get_close_matches(key, list(keys), 1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(keys))}"
-    raise LaunchError(f"{place}: no option is called {name!r}; {hint}")
+    raise LaunchError(f"{place}: there is no option named {name!r}; {hint}")
 
 
 def _line(text: str, name: str) -> int:

@@ -88,13 +88,13 @@ def record(
     has several processes, that of rank 0 is recorded.
     """
     if output is None:
-        raise LaunchError("record: -o PATH says where the log goes")
+        raise LaunchError("record: -o PATH is missing: where to write the log")
     first, last = read_steps(step)
     options = inside_another(collect({"cost": cost, "quiet": quiet, "python": python}), limits=False)
     path = Path(read("-o", values.path, output)).absolute()
     part = path.with_name(f".{secrets.token_hex(8)}-{path.name}")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise LaunchError(f"-o: {path.parent} is no folder that can be written to")
+        raise LaunchError(f"-o: {path.parent} is not a folder that can be written to")
     if path.exists() and not path.is_file():
         raise LaunchError(f"-o: {output} is a folder, or otherwise no regular file")
     settings = replace(

@@ -24,7 +24,7 @@ dtrrun report run.json -o report.html
 
 dtrrun report run.json -o report.html --profile-json profile.json
 
-[bold]Exit status[/bold]: 0; 2, wrong usage, or a file that is no report of dtrrun's; 125, the page could not
+[bold]Exit status[/bold]: 0; 2, wrong usage, or a file that is not a report of dtrrun; 125, the page could not
 be written.
 """
 COMMAND: dict[str, Any] = {
@@ -54,10 +54,10 @@ def report(
     dtrrun --html PATH writes the same page at the end of a run.
     """
     if output is None:
-        raise LaunchError("report: -o PATH says where the page goes")
+        raise LaunchError("report: -o PATH is missing: where to write the page")
     found = _read(run)
     if str(found.get("schema", "")).rpartition("/")[0] != FAMILY:
-        raise LaunchError(f"{run} is no report of a run: its schema is not {SCHEMA}")
+        raise LaunchError(f"{run} is not the report of a run: its schema is not {SCHEMA}")
     if found["schema"] != SCHEMA:
         raise LaunchError(f"{run} is a {found['schema']}; this dtrrun knows {SCHEMA}")
     profile = _profile(profile_json) if profile_json is not None else None
@@ -78,7 +78,7 @@ def _profile(path: str) -> dict[str, Any]:
     found = _read(path)
     points = found.get("points")
     if not str(found.get("schema", "")).startswith(PROFILES) or not isinstance(points, list):
-        raise LaunchError(f"--profile-json: {path} is none of dtrrun profile's")
+        raise LaunchError(f"--profile-json: {path} is not a file of dtrrun profile")
     return found
 
 
@@ -92,7 +92,7 @@ def _read(path: str) -> dict[str, Any]:
     except OSError as error:
         raise LaunchError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise LaunchError(f"{path} is no JSON") from None
+        raise LaunchError(f"{path} is not JSON") from None
     if not isinstance(found, dict):
-        raise LaunchError(f"{path} is no report of dtrrun's")
+        raise LaunchError(f"{path} is not a report of dtrrun")
     return found

@@ -166,7 +166,7 @@ def _announce(options: Options, command: Sequence[str]) -> None:
     budget = options.settings.budget_bytes
     if budget is None:
         late = any(word == "--budget" or word.startswith("--budget=") for word in command)
-        hint = " (--budget is the target's where it stands after it; ours goes before it)" if late else ""
+        hint = " (a --budget after the target is passed to it; dtrrun's goes before it)" if late else ""
         say(f"no budget: counting only, on {options.device}{hint}")
     else:
         size = f"{format_size(budget)} ({budget:,} bytes)"

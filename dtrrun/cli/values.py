@@ -37,7 +37,7 @@ def flag(text: str) -> bool:
 def choice(*names: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in names:
-            raise ValueError(f"{text!r} is none of {', '.join(names)}")
+            raise ValueError(f"{text!r} is not one of {', '.join(names)}")
         return text
 
     return read
@@ -60,7 +60,7 @@ def slowdown(text: str) -> float:
     """A multiple of the plain run's time, such as `3` or `1.5x`."""
     value = _number(text.removesuffix("x"))
     if value <= 1:
-        raise ValueError(f"{text!r} is not above 1: it is a multiple of the time without a budget")
+        raise ValueError(f"{text!r} is not above 1; give a multiple of the time without a budget")
     return value
 
 
@@ -68,13 +68,13 @@ def share(text: str) -> float:
     """A share of the mean storage size, such as `0.01` or `1%`."""
     value = _number(text[:-1]) / 100 if text.endswith("%") else _number(text)
     if not 0 <= value <= 1:
-        raise ValueError(f"{text!r} is not between 0 and 1 (or 0% and 100%): it is a share of the mean size")
+        raise ValueError(f"{text!r} is not between 0 and 1 (or 0% and 100%); give a share of the mean size")
     return value
 
 
 def device(text: str) -> str:
     if not DEVICE.fullmatch(text):
-        raise ValueError(f"{text!r} is none of auto, cpu, cuda, cuda:N")
+        raise ValueError(f"{text!r} is not one of auto, cpu, cuda, cuda:N")
     return text
 
 
@@ -84,9 +84,11 @@ def heuristic(text: str) -> str:
         raise ValueError(f"{text} means several heuristics, and a run has one: dtrrun simulate tries several")
     try:
         check_heuristic(text)
-    except ValueError as error:
+    except ValueError:
         near = get_close_matches(text, HEURISTIC_NAMES, 1)
-        raise ValueError(f"{error} (did you mean {near[0]}?)" if near else str(error)) from None
+        if near and "(" not in text:
+            raise ValueError(f"unknown heuristic {text!r}; did you mean {near[0]}?") from None
+        raise
     return text
 
 
@@ -161,7 +163,7 @@ def costs(text: str) -> str:
     except (EOFError, zlib.error, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("signatures"), dict):
-        raise ValueError(f"{text!r} is no file of costs that dtrrun profile has written, or not a whole one")
+        raise ValueError(f"{text!r} is not a complete file of costs written by dtrrun profile")
     return path
 
 

@@ -125,7 +125,7 @@ def _why_absent(marks: Marks) -> str:
     if marks.without_torch:
         return f"torch is not installed for {marks.without_torch[0]} (--python names another interpreter)"
     if marks.python:
-        return "the target's Python never imported torch"
+        return "the program never imported torch"
     if marks.old_python:
         return "the target's Python is older than 3.10"
     return "the target started no Python, or one out of reach (flags -I, -E, -S, or PYTHONPATH taken away)"

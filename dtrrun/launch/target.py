@@ -23,7 +23,7 @@ def resolve(words: Sequence[str], interpreter: Callable[[], str]) -> list[str]:
     command. Raises LaunchError: usage, not found (127), or cannot be executed (126).
     """
     if not words:
-        raise LaunchError("nothing to run; say for example: dtrrun --budget 6GB train.py (or dtrrun --help)")
+        raise LaunchError("there is nothing to run; try dtrrun --budget 6GB train.py, or dtrrun --help")
     first = words[0]
     if first.startswith("-"):
         return [interpreter(), *_python_words(words)]
@@ -50,9 +50,13 @@ def _python_words(words: Sequence[str]) -> Sequence[str]:
     if words[0] in ("-m", "-c") and len(words) < 2:
         raise LaunchError(f"{words[0]} needs {'a module' if words[0] == '-m' else 'code'} after it")
     if words[0] != "-" and not words[0].startswith(("-m", "-c")):
-        hint = "" if words[0].startswith("--") else f" (an option of Python's goes so: python {words[0]} ...)"
+        hint = (
+            ""
+            if words[0].startswith("--")
+            else f" (for an option of Python, write: dtrrun python {words[0]} ...)"
+        )
         what = "a target is a script, -m module, -c code or a command"
-        raise LaunchError(f"{words[0]!r} is no target; {what}{hint}")
+        raise LaunchError(f"{words[0]!r} is not a target; {what}{hint}")
     return words
 
 
@@ -62,7 +66,7 @@ def _is_script(word: str) -> bool:
         if os.path.isfile(os.path.join(word, "__main__.py")):
             return "/" in word or shutil.which(word) is None
         if "/" in word:
-            raise LaunchError(f"{word}: is a folder without a __main__.py", NOT_EXECUTABLE)
+            raise LaunchError(f"{word} is a folder without a __main__.py", NOT_EXECUTABLE)
         return False
     if word.endswith(_SUFFIXES):
         if os.path.isfile(word):
@@ -84,7 +88,7 @@ def _refuse_binary(path: str) -> None:
     except OSError as error:
         raise LaunchError(f"{path}: {error.strerror}", NOT_EXECUTABLE) from None
     if b"\0" in head:
-        raise LaunchError(f"{path}: is not executable, and no script either", NOT_EXECUTABLE)
+        raise LaunchError(f"{path} is neither executable nor a script", NOT_EXECUTABLE)
 
 
 def _not_found(word: str) -> LaunchError:

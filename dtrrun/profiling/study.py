@@ -131,7 +131,7 @@ class Study:
         if plain.status != OK:
             raise ScriptFailed(plain)
         if not plain.steps:
-            raise NothingToProfile("the program took no optimizer step, and steps are what is profiled")
+            raise NothingToProfile("the program took no optimizer step, and profile measures steps")
         self.steps = min(self.steps, plain.steps[-1].number)
         if plain.peak_bytes < LEAST_PEAK:
             raise NothingToProfile(

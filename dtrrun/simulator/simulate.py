@@ -42,7 +42,7 @@ def prepare(
     Raises ValueError for an unknown name.
     """
     if deallocation not in REPLAYS:
-        raise ValueError(f"{deallocation!r} is none of {', '.join(REPLAYS)}")
+        raise ValueError(f"{deallocation!r} is not one of {', '.join(REPLAYS)}")
     if count:
         policy = counting_policy(make_heuristic(heuristic, seed), latest=paper_ties, scan=scan, seed=seed)
     else:

@@ -169,14 +169,18 @@ def test_a_keyboard_interrupt_ends_as_it_does_without_us(program, plain, tmp_pat
 BAD = {
     "no such script": (["nosuch.py"], 127, "error: no such script: nosuch.py"),
     "no such command": (["nosuchcommand"], 127, "error: no such script or command: nosuchcommand"),
-    "not executable": (["./data.bin"], 126, "error: ./data.bin: is not executable, and no script either"),
+    "not executable": (["./data.bin"], 126, "error: ./data.bin is neither executable nor a script"),
     "not a size": (["--budget", "200", "ok.py"], 2, "error: --budget: '200' has no unit"),
     "unknown heuristic": (
         ["--heuristic", "lruu", "ok.py"],
         2,
         "error: --heuristic: unknown heuristic 'lruu'",
     ),
-    "unknown profile": (["--profile", "papre", "ok.py"], 2, "error: --profile: no profile is called 'papre'"),
+    "unknown profile": (
+        ["--profile", "papre", "ok.py"],
+        2,
+        "error: --profile: there is no profile named 'papre'",
+    ),
     "malformed profile": (["--profile", "./bad.yaml", "ok.py"], 2, "error: bad.yaml:2: malformed YAML"),
     "unwritable report": (["--json", "no/x", "ok.py"], 2, "error: --json: no/x cannot be written"),
     "isolated": (["python", "-I", "ok.py"], 2, "error: -I (isolated mode)"),
@@ -221,7 +225,7 @@ def test_a_script_that_never_imports_torch(program, dtrrun):
     program("ok.py", "print('done')")
     ended = dtrrun("--budget", "1GB", "ok.py")
     assert (ended.status, ended.out) == (125, "done\n")
-    assert ended.ours[-1] == "error: dtrrun had nothing to do: the target's Python never imported torch"
+    assert ended.ours[-1] == "error: dtrrun had nothing to do: the program never imported torch"
 
 
 @pytest.mark.parametrize(

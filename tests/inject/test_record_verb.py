@@ -72,10 +72,10 @@ def test_a_program_that_ends_before(record, script, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "-o PATH says where the log goes"),
+        ((), "-o PATH is missing: where to write the log"),
         (("-o", "x.log", "--step", "zero"), "'zero' is neither a number nor a range"),
         (("-o", "x.log", "--step", "3-2"), "'3-2' is no range of steps"),
-        (("-o", "/nowhere/x.log"), "/nowhere is no folder that can be written to"),
+        (("-o", "/nowhere/x.log"), "/nowhere is not a folder that can be written to"),
         (("-o", "/tmp"), "-o: /tmp is a folder, or otherwise no regular file"),
     ],
 )

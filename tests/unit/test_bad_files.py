@@ -20,7 +20,7 @@ FILES = {
     "half.json": b'{"schema": "dtrrun.report/1"}',
     "start.log": b'{"INSTRUCTION":"ANNOTATE","ANNOTATION":"START"}\n{"INSTRUCTION":"RELEASE","NAME":"x"}\n',
 }
-NO_COSTS = "is no file of costs that dtrrun profile has written, or not a whole one"
+NO_COSTS = "is not a complete file of costs written by dtrrun profile"
 
 CASES = [
     ("simulate nowhere", "nowhere: No such file or directory"),
@@ -46,11 +46,11 @@ CASES = [
     ("--profile ./deep.json true", "deep.json: malformed YAML: nested too deeply"),
     ("report nowhere -o x.html", "nowhere cannot be read: No such file or directory"),
     ("report folder -o x.html", "folder cannot be read: Is a directory"),
-    ("report empty -o x.html", "empty is no JSON"),
-    ("report binary -o x.html", "binary is no JSON"),
-    ("report deep.json -o x.html", "deep.json is no JSON"),
+    ("report empty -o x.html", "empty is not JSON"),
+    ("report binary -o x.html", "binary is not JSON"),
+    ("report deep.json -o x.html", "deep.json is not JSON"),
     ("report half.json -o x.html", "half.json is damaged: it has no 'command'"),
-    ("report half.json -o x.html --profile-json binary", "binary is no JSON"),
+    ("report half.json -o x.html --profile-json binary", "binary is not JSON"),
     ("record -o folder true", "-o: folder is a folder, or otherwise no regular file"),
     ("record -o pipe true", "-o: pipe is a folder, or otherwise no regular file"),
     ("record --output= true", "-o: the path is empty"),

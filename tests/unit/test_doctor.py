@@ -343,7 +343,7 @@ def test_the_command(machine, monkeypatch, capfd, tmp_path):
     ("words", "code", "line"),
     [
         (["train.py"], 2, "dtrrun: error: doctor runs nothing: 'train.py' is one word too many"),
-        (["--device", "tpu"], 2, "dtrrun: error: --device: 'tpu' is none of auto, cpu, cuda, cuda:N"),
+        (["--device", "tpu"], 2, "dtrrun: error: --device: 'tpu' is not one of auto, cpu, cuda, cuda:N"),
         (["--python", "/none"], 127, "dtrrun: error: --python: no such interpreter: /none"),
     ],
 )

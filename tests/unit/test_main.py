@@ -88,7 +88,7 @@ def test_later_verbs_have_their_place(monkeypatch, seen):
         ("--budget 200 train.py", "--budget: '200' has no unit"),
         (
             "-O train.py",
-            "No such option: -O (see dtrrun --help; an option of Python's goes so: python -O ...)",
+            "No such option: -O (see dtrrun --help; for an option of Python, write: dtrrun python -O ...)",
         ),
         ("simulate --budget 50% step.log", "--budgets, --quiet) (see dtrrun simulate --help)"),
         ("--quiet smoke --budgte 50% train.py", "(see dtrrun smoke --help)"),

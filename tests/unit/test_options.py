@@ -135,12 +135,12 @@ def test_the_users_default_profile_counts_where_no_other_is_named(folder, tmp_pa
         ({"budget": "200"}, {}, "--budget: '200' has no unit"),
         ({"max_steps": "0"}, {}, "--max-steps: 0 is less than 1"),
         ({}, {"DTRRUN_SAMPLE": "maybe"}, "DTRRUN_SAMPLE: 'maybe' is neither yes nor no"),
-        ({}, {"DTRRUN_ON_VIOLATION": "kill"}, "DTRRUN_ON_VIOLATION: 'kill' is none of warn, stop"),
-        ({}, {"DTRRUN_LIVE": "sometimes"}, "DTRRUN_LIVE: 'sometimes' is none of auto, always, never"),
-        ({"profile": "papre"}, {}, "--profile: no profile is called 'papre'"),
+        ({}, {"DTRRUN_ON_VIOLATION": "kill"}, "DTRRUN_ON_VIOLATION: 'kill' is not one of warn, stop"),
+        ({}, {"DTRRUN_LIVE": "sometimes"}, "DTRRUN_LIVE: 'sometimes' is not one of auto, always, never"),
+        ({"profile": "papre"}, {}, "--profile: there is no profile named 'papre'"),
         ({"heuristic": "portfolio"}, {}, "--heuristic: portfolio means several heuristics"),
         ({}, {"DTRRUN_HEURISTIC": "paper"}, "DTRRUN_HEURISTIC: paper means several heuristics"),
-        ({}, {"DTRRUN_PROFILE": "papre"}, "DTRRUN_PROFILE: no profile is called 'papre'"),
+        ({}, {"DTRRUN_PROFILE": "papre"}, "DTRRUN_PROFILE: there is no profile named 'papre'"),
     ],
 )
 def test_an_error_names_the_place_of_the_value(folder, typed, environ, message):
@@ -168,7 +168,7 @@ def test_an_empty_variable_is_none(folder):
 
 def test_a_variable_that_looks_like_ours_is_warned_of(folder):
     found = collect({}, {"DTRRUN_BUGDET": "1GB", "DTRRUN_RUNTIME": "{}", "DTRRUN_DEBUG": "1"}, folder)
-    assert found.warnings == ("DTRRUN_BUGDET is no variable of dtrrun's; did you mean DTRRUN_BUDGET?",)
+    assert found.warnings == ("DTRRUN_BUGDET is not a variable of dtrrun; did you mean DTRRUN_BUDGET?",)
     assert PREFIX == "DTRRUN_"
 
 

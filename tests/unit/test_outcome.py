@@ -30,7 +30,7 @@ def test_a_signal_is_passed_on(number):
 def test_success_without_the_runtime_is_a_failure_of_ours():
     outcome = judge(0, [], QUIET)
     assert outcome.exit_status == 125
-    assert outcome.error == "dtrrun had nothing to do: the target's Python never imported torch"
+    assert outcome.error == "dtrrun had nothing to do: the program never imported torch"
 
 
 @pytest.mark.parametrize("returncode", [1, -15])

@@ -34,7 +34,7 @@ def here(tmp_path, monkeypatch):
         (("--heuristic", "json:loads", "x.py"), "--heuristic: heuristic 'json:loads' cannot be used"),
         (("--max-slowdown", "1", "x.py"), "--max-slowdown"),
         (("-o", "x.txt", "x.py"), "ends in .yaml"),
-        (("-o", "/nowhere/x.yaml", "x.py"), "/nowhere is no folder"),
+        (("-o", "/nowhere/x.yaml", "x.py"), "/nowhere is not a folder"),
         (("--name", "a/b", "x.py"), "no name for a profile"),
         (("--name", "paper", "x.py"), "paper is a profile of dtrrun's own"),
         (("--target-budget", "1", "--vary", "--b {}", "--range", "1:2", "x.py"), "has no unit"),

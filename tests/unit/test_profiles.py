@@ -170,7 +170,7 @@ def test_nearest_pyproject_counts(tmp_path):
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("[tool.dtrrun]\n\nbugdet = '1GB'\n", ":3: no option is called 'bugdet'; did you mean budget?"),
+        ("[tool.dtrrun]\n\nbugdet = '1GB'\n", ":3: there is no option named 'bugdet'; did you mean budget?"),
         ("[tool.dtrrun]\nbudget = [1]\n", ":2: budget: one value is wanted"),
         ("[tool.dtrrun\nbudget = 1\n", "malformed TOML"),
         ("[tool]\ndtrrun = 3\n", "is not a table"),

@@ -43,12 +43,12 @@ def test_from_standard_input(dtrrun, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
-        ("[1]", "is no report of dtrrun's"),
-        ("{}", "is no report of a run: its schema is not dtrrun.report/1"),
-        ('{"schema": 1}', "is no report of a run"),
-        ('{"schema": "dtrrun.smoke/1"}', "is no report of a run"),
+        ("", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[1]", "is not a report of dtrrun"),
+        ("{}", "is not the report of a run: its schema is not dtrrun.report/1"),
+        ('{"schema": 1}', "is not the report of a run"),
+        ('{"schema": "dtrrun.smoke/1"}', "is not the report of a run"),
         ('{"schema": "dtrrun.report/2"}', "is a dtrrun.report/2; this dtrrun knows dtrrun.report/1"),
         ('{"schema": "dtrrun.report/1"}', "is damaged: it has no"),
         (json.dumps({**GOOD, "peak_bytes": "x"}), "is damaged"),
@@ -71,11 +71,14 @@ def test_what_is_no_report(dtrrun, tmp_path, text, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((RUN,), "-o PATH says where the page goes"),
+        ((RUN,), "-o PATH is missing: where to write the page"),
         (("/nowhere/run.json", "-o", "x.html"), "/nowhere/run.json cannot be read: No such file"),
         ((RUN, "-o", "/nowhere/x.html"), "-o: /nowhere/x.html cannot be written"),
-        ((RUN, "-o", "x.html", "--profile-json", RUN), f"--profile-json: {RUN} is none of dtrrun profile's"),
-        ((__file__, "-o", "x.html"), "is no JSON"),
+        (
+            (RUN, "-o", "x.html", "--profile-json", RUN),
+            f"--profile-json: {RUN} is not a file of dtrrun profile",
+        ),
+        ((__file__, "-o", "x.html"), "is not JSON"),
         (("/dev/null/\x1b[2J", "-o", "x.html"), "/dev/null/�[2J cannot be read"),
     ],
 )

@@ -58,7 +58,7 @@ def test_adversary_with_budgets(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--theory cubic", "--theory: 'cubic' is none of linear, adversary"),
+        ("--theory cubic", "--theory: 'cubic' is not one of linear, adversary"),
         ("--theory linear some.log", "a LOG does not go with it"),
         ("--theory linear --paper", "--paper does not go with it"),
         ("--theory linear --planners search", "--planners does not go with it"),

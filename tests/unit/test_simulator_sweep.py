@@ -116,7 +116,7 @@ def test_what_cannot_be_read_is_said(tmp_path):
 
 def test_names_are_checked():
     schedule = schedule_of(random_log(SEED), "random")
-    with pytest.raises(ValueError, match="'soon' is none of eager"):
+    with pytest.raises(ValueError, match="'soon' is not one of eager"):
         simulate(schedule, None, deallocation="soon")
     with pytest.raises(ValueError, match="unknown heuristic"):
         simulate(schedule, None, "h")

@@ -40,7 +40,7 @@ def test_a_budget_that_stands_too_far_behind(run):
     """It may be an option of the script's own; else nothing would tell that it is not kept."""
     for words in (["--budget", "5MB"], ["--budget=5MB"]):
         first = run("false", *words)[2].splitlines()[0]
-        assert "counting only, on cpu (--budget is the target's where it stands after it" in first
+        assert "counting only, on cpu (a --budget after the target is passed to it" in first
         assert "target's where" not in run("false", *words, budget="200MB", device="cpu")[2]
 
 
