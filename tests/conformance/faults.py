@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dtrrun.runtime import modes
 from dtrrun.runtime.replay import Replay
 
 
@@ -37,7 +38,7 @@ INJECTED = "injected by the test"
 
 
 class Injector(TorchDispatchMode):
-    """Raises at one operator of the program; enter it before the session, so that it lies below the session.
+    """Raises at one operator of the program; in a session, use it `underneath`.
 
     `at` counts the operators of the attempts from 0. `after` raises once the kernel has run and written.
     Replays are not seen: they run below all modes.
@@ -57,6 +58,19 @@ class Injector(TorchDispatchMode):
         if mine:
             raise self.error(INJECTED)
         return result
+
+
+@contextmanager
+def underneath(mode: TorchDispatchMode) -> Iterator[None]:
+    """On below the session that has begun: it sees the program's operators as they come out of the session.
+
+    A session that begins under a mode would evict nothing.
+    """
+    modes.put_under(mode)
+    try:
+        yield
+    finally:
+        assert modes.take_out(mode)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import gc
 
 import pytest
 import torch
-from faults import Attempt, Injector, check_accounts, failing_replays
+from faults import Attempt, Injector, check_accounts, failing_replays, underneath
 from programs import assert_same, outcome
 from torch import nn
 
@@ -54,10 +54,10 @@ def training():
     return {"kept": kept, "model": model, "optimizer": optimizer}
 
 
-def check_failed(program, expected, **options):
+def check_failed(program, expected, injector, **options):
     """Run under dtrrun with one injected error: no more is left of it than in the plain run."""
     Attempt.failures = 0
-    with dtrrun.budget(BUDGET_BYTES, over_budget="warn", **options) as session:
+    with dtrrun.budget(BUDGET_BYTES, over_budget="warn", **options) as session, injector:
         _, found = outcome(program)
         check_accounts(session)
         assert session.report()["evictions"] > 0
@@ -89,8 +89,7 @@ def test_at_each_operator_of_the_program(verify, after, every):
     def check(at, error):
         with Injector(at, error, after=after):
             _, expected = outcome(training)
-        with Injector(at, error, after=after):
-            check_failed(training, expected, verify=verify)
+        check_failed(training, expected, underneath(Injector(at, error, after=after)), verify=verify)
 
     with Injector(-1, RuntimeError) as watched:
         training()
@@ -125,8 +124,7 @@ def test_at_each_operator_of_a_rematerialization(verify, after, every):
     _, expected = outcome(rebuilding)
 
     def check(at, error):
-        with failing_replays(at, error, after=after):
-            check_failed(rebuilding, expected, verify=verify)
+        check_failed(rebuilding, expected, failing_replays(at, error, after=after), verify=verify)
 
     with (
         failing_replays(-1, RuntimeError) as ran,

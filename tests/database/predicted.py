@@ -86,7 +86,8 @@ def watched(found: list[Prediction], case: str) -> Iterator[None]:
         def finished(call: Any, args: Any, kwargs: Any, result: Any, cost: int, rng: Any) -> None:
             plain = not call.opaque and all(one.layout == torch.strided for one in outputs_of(result, []))
             if plain:  # of others nothing is known but what the inputs take
-                found.append(Prediction(str(call.func), call.promised, made(ledger, call, result), case))
+                _, promised = ledger.promised.get(id(call), (0, 0))
+                found.append(Prediction(str(call.func), promised, made(ledger, call, result), case))
             finish(call, args, kwargs, result, cost, rng)
 
         careful._finish = finished  # type: ignore[method-assign]
