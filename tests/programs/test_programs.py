@@ -66,7 +66,7 @@ BREAKS: dict[str, tuple[object, str, object]] = {
     "random state": (
         rng.replaying,
         "__enter__",
-        lambda context: setattr(context, "_before", context._generator.get_state()),
+        lambda context: context._before.extend((one, one.get_state()) for one, _ in context._captured),
     ),
     "locks": (Careful, "_unlock", lambda call: None),
     "handed out": (Ledger, "written_outside", lambda ledger, record, why, exposes: None),
