@@ -34,15 +34,15 @@ FORMULAS = {
     "slogdet": lambda x: torch.linalg.slogdet(x)[1],
     "eigh": lambda x: torch.linalg.eigh(x + x.mT)[0],
     "eig": lambda x: torch.linalg.eig(x)[0],
-    "householder_product": lambda x: torch.linalg.householder_product(x, x[0]),
-    "ormqr": lambda x: torch.ormqr(x, x[0], x),
+    "householder_product": lambda x: torch.linalg.householder_product(x[:3, :3], x[0, :3]),
+    "ormqr": lambda x: torch.ormqr(x[:3, :3], x[0, :3], x[:3, :3]),
     "vander": lambda x: torch.linalg.vander(x),
 }
 
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_gradient_formulas_that_ask_for_modes(name):
-    check_stress(gradients_of(FORMULAS[name], 7, 7))
+    check_stress(gradients_of(FORMULAS[name], 7, 7, kept=2))
 
 
 @pytest.mark.parametrize("name", ["prod", "cumprod", "masked_fill"])
