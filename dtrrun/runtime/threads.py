@@ -211,12 +211,27 @@ class Threads:
         modes.take_out(self._mode)
 
 
+_without: dict[str, dict[str, tuple[int, int]]] = {}
+"""By the name of a function: modules that did not have it, with their identity and number of names then.
+
+There are thousands, too many to look through whenever a session begins or ends."""
+
+
 def _rename(one: Any, other: Any) -> None:
-    """Have `other` in the place of `one` in every module that has it."""
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType):
-            for name in [name for name, value in list(vars(module).items()) if value is one]:
-                setattr(module, name, other)
+    """Have `other` in the place of `one`, which has the same name, in every module that has it."""
+    without = _without.setdefault(one.__name__, {})
+    for place in list(sys.modules):
+        module = sys.modules.get(place)
+        if not isinstance(module, ModuleType):
+            continue
+        state = id(module), len(vars(module))
+        if without.get(place) == state:
+            continue
+        names = [name for name, value in list(vars(module).items()) if value is one]
+        for name in names:
+            setattr(module, name, other)
+        if not names:
+            without[place] = state
 
 
 def joins() -> None:
