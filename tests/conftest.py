@@ -1,6 +1,9 @@
 """For all tests."""
 
+import gc
 import signal
+
+import pytest
 
 # A shell's background job, and nohup, start with these ignored, and so would every process of a test.
 USUAL = {
@@ -11,3 +14,11 @@ USUAL = {
 for number, handler in USUAL.items():
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def cheap_collections():
+    """Sessions collect garbage before they give up: not that of the whole test run, hundreds of times."""
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -211,27 +211,26 @@ class Threads:
         modes.take_out(self._mode)
 
 
-_without: dict[str, dict[str, tuple[int, int]]] = {}
-"""By the name of a function: modules that did not have it, with their identity and number of names then.
+_without: dict[str, dict[str, int]] = {}
+"""By the name of a function: modules that did not have it, with their number of names then.
 
 There are thousands, too many to look through whenever a session begins or ends."""
 
 
 def _rename(one: Any, other: Any) -> None:
     """Have `other` in the place of `one`, which has the same name, in every module that has it."""
-    without = _without.setdefault(one.__name__, {})
-    for place in list(sys.modules):
-        module = sys.modules.get(place)
-        if not isinstance(module, ModuleType):
-            continue
-        state = id(module), len(vars(module))
-        if without.get(place) == state:
-            continue
-        names = [name for name, value in list(vars(module).items()) if value is one]
+    known = _without.setdefault(one.__name__, {})
+    changed = [
+        (place, module.__dict__)
+        for place, module in list(sys.modules.items())
+        if isinstance(module, ModuleType) and known.get(place) != len(module.__dict__)
+    ]
+    for place, module in changed:
+        names = [name for name, value in list(module.items()) if value is one]
         for name in names:
-            setattr(module, name, other)
+            module[name] = other
         if not names:
-            without[place] = state
+            known[place] = len(module)
 
 
 def joins() -> None:

@@ -4,8 +4,6 @@ The program catches it and goes on; afterwards all bits are those of a plain run
 same operator, nothing is locked, and the accounts are right.
 """
 
-import gc
-
 import pytest
 import torch
 from faults import Attempt, Injector, check_accounts, failing_replays, underneath
@@ -16,15 +14,6 @@ import dtrrun
 
 BUDGET_BYTES = 12_000  # of a peak of some 40,000
 ERRORS = (torch.OutOfMemoryError, RuntimeError, KeyboardInterrupt)
-
-
-@pytest.fixture(autouse=True)
-def cheap_collections():
-    """Sessions under pressure collect garbage: not that of the whole test run, hundreds of times."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def training():
