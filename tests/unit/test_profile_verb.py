@@ -35,7 +35,7 @@ def here(tmp_path, monkeypatch):
         (("--max-slowdown", "1", "x.py"), "--max-slowdown"),
         (("-o", "x.txt", "x.py"), "ends in .yaml"),
         (("-o", "/nowhere/x.yaml", "x.py"), "/nowhere is not a folder"),
-        (("--name", "a/b", "x.py"), "no name for a profile"),
+        (("--name", "a/b", "x.py"), "not a valid name for a profile"),
         (("--name", "paper", "x.py"), "paper is a profile of dtrrun's own"),
         (("--target-budget", "1", "--vary", "--b {}", "--range", "1:2", "x.py"), "has no unit"),
         (("--target-budget", "1GB", "--vary", "--b", "--range", "1:2", "x.py"), "has not one {}"),
