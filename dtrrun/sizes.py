@@ -48,6 +48,18 @@ def parse_size(text: str, whole: Callable[[], int] | None = None) -> int:
     return size
 
 
+def as_bytes(size: int | str | None) -> int | None:
+    """A budget as a function of ours takes it: bytes, text such as "200MB", or None for no limit.
+
+    Raises ValueError for anything else.
+    """
+    if isinstance(size, str):
+        return parse_size(size)
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise ValueError(f'{size!r} is not a budget; give bytes, or text such as "200MB"')
+    return size
+
+
 def format_size(size: int) -> str:
     """`size` bytes in the largest decimal unit that leaves at least 1, with up to three digits: `1.5 GB`."""
     for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):

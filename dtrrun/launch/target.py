@@ -23,7 +23,7 @@ def resolve(words: Sequence[str], interpreter: Callable[[], str]) -> list[str]:
     command. Raises LaunchError: usage, not found (127), or cannot be executed (126).
     """
     if not words:
-        raise LaunchError("there is nothing to run; try dtrrun --budget 6GB train.py, or dtrrun --help")
+        raise LaunchError("there is nothing to run: give a script, -m module, -c code or a command")
     first = words[0]
     if first.startswith("-"):
         return [interpreter(), *_python_words(words)]

@@ -16,7 +16,7 @@ from dtrrun.ledger.foreign import LostError
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.session import Session
 from dtrrun.settings import RuntimeSettings
-from dtrrun.sizes import parse_size
+from dtrrun.sizes import as_bytes
 
 if TYPE_CHECKING:
     from dtrrun.runtime.plain import Plain
@@ -103,8 +103,7 @@ def budget(size: int | str | None, device: str | None = None, **options: Any) ->
     """
     if _active is not None and _active.running:
         raise RuntimeError("dtrrun: a session is already running in this process")
-    nbytes = size if size is None or isinstance(size, int) else parse_size(size)
-    session = Session(RuntimeSettings(budget_bytes=nbytes, device=device or "cpu", **options))
+    session = Session(RuntimeSettings(budget_bytes=as_bytes(size), device=device or "cpu", **options))
     with _running(session):
         yield session
 

@@ -41,6 +41,7 @@ from dtrrun.runtime.steps import StepClock
 from dtrrun.runtime.thrashing import GRACE_NS, Thrashing
 from dtrrun.runtime.training_memory import training_memory
 from dtrrun.settings import RuntimeSettings
+from dtrrun.sizes import as_bytes
 from dtrrun.telemetry.advice import FOR_A_BLOCK, FOR_A_COMMAND
 
 modes_around = torch._C._len_torch_dispatch_stack
@@ -186,8 +187,12 @@ class Session:
         self.measure_at_the_end()
         self._publish()
 
-    def set_budget(self, budget_bytes: int | None) -> None:
-        """Change the budget of a running session; evicts at once what no longer fits."""
+    def set_budget(self, size: int | str | None) -> None:
+        """Change the budget of a running session; evicts at once what no longer fits.
+
+        size: as of `budget`. Raises ValueError for another one, BudgetError if it cannot hold what stays.
+        """
+        budget_bytes = as_bytes(size)
         with self.careful.lock:
             self.ledger.set_budget(budget_bytes)
             self.device.set_budget(budget_bytes)

@@ -138,7 +138,7 @@ def test_lowering_the_budget_below_what_is_held():
     with dtrrun.budget(100_000) as session:
         kept.append(weight * 2)
         with pytest.raises(dtrrun.BudgetError) as caught:
-            session.set_budget(1000)
+            session.set_budget("1kB")
         session.set_budget(None)
     text = str(caught.value)
     assert "set_budget leaves " in text

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtrrun.sizes import UNITS, format_size, parse_size
+from dtrrun.sizes import UNITS, as_bytes, format_size, parse_size
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,14 @@ def test_decimal_fractions_are_exact(number, places, unit):
 )
 def test_format(size, text):
     assert format_size(size) == text
+
+
+@pytest.mark.parametrize(("size", "expected"), [(None, None), (7, 7), ("2kB", 2000)])
+def test_a_budget_is_bytes_or_text(size, expected):
+    assert as_bytes(size) == expected
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 1.5, b"1GB"])
+def test_what_is_no_budget(size):
+    with pytest.raises(ValueError, match="is not a budget"):
+        as_bytes(size)
