@@ -1,9 +1,13 @@
 """For all tests."""
 
 import gc
+import os
 import signal
 
 import pytest
+
+# As the Makefile does. A child of os.fork() would wait forever for threads of OpenMP's that it does not have.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell's background job, and nohup, start with these ignored, and so would every process of a test.
 USUAL = {
