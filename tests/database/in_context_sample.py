@@ -1,4 +1,4 @@
-"""A sample of `in_context`: half of the composites under autocast and in each grad mode, and some operators."""
+"""A sample of `in_context`: half of the composites under autocast and in each grad mode, some operators."""
 
 from __future__ import annotations
 
