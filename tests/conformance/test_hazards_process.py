@@ -236,6 +236,7 @@ def test_cond_works_without_gradients_alone(capsys):
     def program(x):
         return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
 
+    torch._dynamo.reset()  # what ran under a mode once, any mode, stays uncompiled
     x = torch.randn(8, 8)
     expected = plain(lambda: program(x))
     assert_same(expected, run_inside(lambda: program(x), 1, over_budget="warn")[0], "without gradients")
