@@ -29,7 +29,7 @@ Make = Callable[[Function], Function]
 """Given the original, returns what is to be called in its place."""
 
 _MISSING = object()
-_BETWEEN = (__file__, hiding.__code__.co_filename)  # whose frames lie between a caller and our replacement
+_WRAPPERS = (__file__, hiding.__code__.co_filename)  # whose frames lie between a caller and our replacement
 
 
 class Patches:
@@ -74,7 +74,7 @@ def installed() -> list[tuple[Any, str]]:
 def caller() -> FrameType:
     """Of a replacement that asks: the frame of whoever called the function that it replaces."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename in _BETWEEN:
+    while frame is not None and frame.f_code.co_filename in _WRAPPERS:
         frame = frame.f_back
     assert frame is not None
     return frame
