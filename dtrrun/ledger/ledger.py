@@ -169,6 +169,13 @@ class Ledger(Writes):
             held[block.pin] = held.get(block.pin, 0) + block.nbytes
         return dict(sorted(held.items(), key=lambda item: -item[1]))
 
+    def least_bytes_with(self, records: Sequence[Record]) -> int:
+        """What these records take together with all that cannot be evicted, whoever has locked it now."""
+        constants = (record for record in self.records.values() if record.resident and record.op is None)
+        wanted = {id(record): record.nbytes for record in (*constants, *records)}
+        blocks = sum(block.nbytes for block in self.counted.values())
+        return sum(wanted.values()) + blocks + sum(self.beside.values())
+
     def _too_small(self, nbytes: int, operator: str) -> Exception:
         assert self.budget_bytes is not None
         beside = max(self.budget_bytes - self.limit, sum(self.beside.values()), 0)  # on a GPU

@@ -184,15 +184,8 @@ class Careful(Outcomes):
 
     def _note_call(self, error: BudgetError, name: str, records: list[Record], output_bytes: int) -> None:
         """What the program's call takes at least, whatever has failed on the way to it."""
-        ledger = self.ledger
-        inputs = {id(record): record.nbytes for record in records}
-        constants = sum(
-            record.nbytes
-            for place, record in ((id(one), one) for one in ledger.records.values())
-            if record.resident and record.op is None and place not in inputs
-        )
         error.called = name
-        error.called_bytes = sum(inputs.values()) + output_bytes + constants + sum(ledger.beside.values())
+        error.called_bytes = self.ledger.least_bytes_with(records) + output_bytes
 
     def _run_higher_order(self, mode: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """`torch.cond` and kin: their bodies run under the mode, their operands are in memory."""

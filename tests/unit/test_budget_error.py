@@ -162,6 +162,17 @@ def test_an_operator_whose_inputs_do_not_fit():
         program()
 
 
+def test_tensors_without_plain_storage_are_in_what_it_takes():
+    def program(sparse):
+        kept = [torch.ones(2500) * number for number in range(20)]
+        held = torch.ones(2000).to_sparse_coo().clone() if sparse else None
+        return torch.cat(kept), held
+
+    plain, more = too_small(lambda: program(False)), too_small(lambda: program(True))
+    assert (plain.called, more.called) == ("aten.cat", "aten.cat")
+    assert more.called_bytes >= plain.called_bytes + 2000 * (4 + 8)
+
+
 def test_it_goes_to_another_process():
     error = too_small(lambda: torch.ones(1000, 1000))
     again = pickle.loads(pickle.dumps(error))
