@@ -1,6 +1,6 @@
 """Run an unmodified PyTorch training script inside a memory budget.
 
-In code of one's own:
+In your own code:
 
     with dtrrun.budget("200MB") as session:
         train()

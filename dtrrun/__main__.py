@@ -1,4 +1,4 @@
-"""`python -m dtrrun` is the command `dtrrun`."""
+"""`python -m dtrrun` runs the command `dtrrun`."""
 
 from dtrrun.cli.main import main
 

@@ -1,7 +1,17 @@
-"""What a run was asked to do: the options that reach the training process.
+"""Declares options, and defines those that the training process needs.
 
-Standard library only: the launcher writes these settings into the environment of the target as one
-JSON text, and the injected runtime reads them there, perhaps in an environment that has no `dtrrun`.
+To add an option of a run, add one field to `RuntimeSettings` if the training process needs its value, or to
+`dtrrun.cli.options.Options` if only the command does:
+
+    max_slowdown: float | None = option("Treat a step as ...", LIMITS, read=values.slowdown)
+
+That field defines `--max-slowdown` with its help, the variable `DTRRUN_MAX_SLOWDOWN`, its key in profiles and
+`[tool.dtrrun]`, the keyword of `dtrrun.budget`, and the tables on the site. `read`, or else the field's type,
+determines how its text is parsed (`dtrrun.values`). A test requires that docs/guide.md describes it. An
+option of a single verb is a field of the class in that verb's file in `dtrrun/cli`.
+
+Standard library only: the launcher writes these settings into the environment of the target as one JSON text,
+and the injected runtime reads them there, perhaps in an environment that has no `dtrrun`.
 """
 
 from __future__ import annotations
@@ -9,70 +19,201 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, get_type_hints
+
+from dtrrun import values
+from dtrrun.values import Reader
 
 VARIABLE = "DTRRUN_RUNTIME"
-"""Environment variable that carries the settings from the launcher to every process of the target."""
+"""Environment variable that passes the settings from the launcher to every process of the target."""
 
 OverBudget = Literal["error", "warn"]
 Deallocation = Literal["eager", "banish", "ignore"]
 CostSource = Literal["measured", "model"]
-OnThrash = Literal["warn", "stop"]
-ReturnMemory = Literal["auto", "always", "never"]
+WarnOrStop = Literal["warn", "stop"]
+When = Literal["auto", "always", "never"]
+
+BUDGET, POLICY, LIMITS = "Budget", "What to evict", "Limits and checks"
+OUTPUT, SETUP = "Output", "Set-up"
+"""Headings of the options in the help."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option, for the command, its help and its documentation."""
+
+    key: str
+    """`max_steps` for the option --max-steps, the variable DTRRUN_MAX_STEPS and the key in profiles."""
+    field: str
+    """The field with its value: named like the key, except for `budget`."""
+    default: Any
+    panel: str
+    """Its heading in the help."""
+    help: str
+    read: Reader
+    word: str
+    """The placeholder for the value in the help; empty for a switch."""
+    short: str = ""
+    """Another name on the command line, such as `-o`."""
+    argument: bool = False
+    """Whether it is positional; if `word` ends in `...`, it takes any number of words."""
+
+    one_way: bool = False
+    """Whether a switch has no `--no-...`."""
+
+    @property
+    def names(self) -> list[str]:
+        """Return its names on the command line, at least one; the last one of a switch turns it off."""
+        if self.argument:
+            return [self.word]
+        long = self.key.replace("_", "-")
+        off = [] if self.word or self.one_way else [f"--no-{long}"]
+        return [f"--{long}", *([self.short] if self.short else []), *off]
+
+    @property
+    def variable(self) -> str:
+        return f"DTRRUN_{self.key.upper()}"
+
+    @property
+    def default_text(self) -> str:
+        """Return the default as text; empty if there is none, or for a switch that is off."""
+        if self.default is None or self.default is False:
+            return ""
+        if isinstance(self.default, tuple):
+            return ",".join(self.default)
+        return "yes" if self.default is True else str(self.default).removesuffix(".0")
+
+
+def option(help: str, panel: str = "", default: Any = None, **more: Any) -> Any:
+    """Declare a dataclass field that is an option. more: fields of `Option` that differ from the defaults.
+
+    By default the key is the field's name, its type determines how the text is read, and the reader has the
+    word.
+    """
+    return field(default=default, metadata={"option": {"help": help, "panel": panel, **more}})
+
+
+def rows(table: type[Any]) -> list[Option]:
+    """Return the options among the fields of a dataclass, in order."""
+    found, hints = [], get_type_hints(table)
+    for one in fields(table):
+        if said := one.metadata.get("option"):
+            read = said.get("read") or values.reader_of(hints[one.name])
+            row = {"key": one.name, "word": read.word, **said, "read": read}
+            found.append(Option(field=one.name, default=one.default, **row))
+    return found
 
 
 @dataclass(frozen=True)
 class RuntimeSettings:
-    """One training process's share of the command line; sizes in bytes.
+    """One training process's options, and further information from the launcher; sizes in bytes."""
 
-    `budget_bytes` None means: count, but never evict. `record_dir` is the private folder in which each
-    training process writes its record (`telemetry`); None means: keep no record.
-    """
+    budget_bytes: int | None = option(
+        "The most memory that tensors may take: 6GB (10^9), 6GiB (2^30), 512MB, or 50% of the device's "
+        "memory. Without a budget, memory is counted and nothing is evicted.",
+        BUDGET,
+        read=values.amount,
+        key="budget",
+    )
+    device: str = option("auto (the GPU, if any), cpu, cuda or cuda:N.", BUDGET, "auto", read=values.device)
+    heuristic: str = option(
+        "Which storage is evicted first: h_dtr_eq, h_chain, h_next, h_dtr, h_dtr_local, lru, size, msps, "
+        "random, e_star; one of the paper's App. D, such as h'(s=no,m=yes,c=eqclass); or a function of your "
+        "own, module:function.",
+        POLICY,
+        "h_dtr_eq",
+        read=values.heuristic,
+    )
+    deallocation: Deallocation = option(
+        "What to do when the program releases a storage: evict it (eager). The paper's other policies, "
+        "banish and ignore, exist in the simulator only.",
+        POLICY,
+        "eager",
+        read=values.deallocation,
+    )
+    ignore_small: float = option(
+        "Evict storages smaller than this share of the mean size, such as 1% (App. E.2), last.",
+        POLICY,
+        0.0,
+        read=values.share,
+    )
+    sample: bool = option(
+        "Search a random sample of √n of the n evictable storages instead of all (App. E.2).", POLICY, False
+    )
+    seed: int = option("Seed of the random heuristic and of --sample.", POLICY, 0, read=values.whole_number())
+    cost: CostSource = option(
+        "Cost of an operator: its measured time, or a fixed model, so that every run evicts alike.",
+        POLICY,
+        "measured",
+    )
+    costs: str | None = option(
+        "Read operator costs from a file that dtrrun profile has written.", POLICY, read=values.costs
+    )
+    over_budget: OverBudget = option(
+        "What to do when nothing is left to evict: raise an out-of-memory error in the script, or warn and "
+        "go over the budget.",
+        BUDGET,
+        "error",
+    )
+    return_memory: When = option(
+        "On the CPU, when to return the memory of evicted tensors to the system: when it comes to half of "
+        "the budget (auto), an eighth of it (always; slower), or never. When the machine runs short of "
+        "memory, auto returns as much as always.",
+        BUDGET,
+        "auto",
+    )
+    max_slowdown: float | None = option(
+        "Treat a step as thrashing when it takes more than X times as long as its own work.",
+        LIMITS,
+        read=values.slowdown,
+    )
+    on_thrash: WarnOrStop = option(
+        "What to do about a step that thrashes: warn, or stop the script.", LIMITS, "warn"
+    )
+    max_steps: int | None = option("End the script after N optimizer steps, with exit status 0.", LIMITS)
+    verify: bool = option(
+        "Compare each rematerialized storage with what was evicted; exit status 3 on a difference.",
+        LIMITS,
+        False,
+    )
+    where: bool = option(
+        "Show from which module and line recomputed operators were called (slower).", OUTPUT, False
+    )
 
-    budget_bytes: int | None = None
-    device: str = "auto"
-    heuristic: str = "h_dtr_eq"
-    deallocation: Deallocation = "eager"
-    ignore_small: float = 0.0
-    """Storages under this share of the mean evictable size are evicted last (App. E.2: 0.01)."""
-    sample: bool = False
-    """Search a random sample of √n of the n evictable storages instead of all (App. E.2)."""
-    seed: int = 0
-    """Of the `random` heuristic and of sampling; never touches the program's own generators."""
-    cost: CostSource = "measured"
-    costs: str | None = None
-    """A file of operators' costs that are known before (`dtrrun profile` makes it)."""
-    over_budget: OverBudget = "error"
-    return_memory: ReturnMemory = "auto"
-    """When the pages of evicted storages go back to the system (`runtime.heap`)."""
-    max_slowdown: float | None = None
-    on_thrash: OnThrash = "warn"
-    max_steps: int | None = None
-    verify: bool = False
-    where: bool = False
-    """Note the module and the line of the program that each operator was called from (`runtime.where`)."""
     log: str | None = None
     """Where to write the log of a step (`dtrrun record`)."""
     log_first: int = 2
     log_last: int = 2
     """The first and the last step of the log, counted from 1."""
     plain: bool = False
-    """Leave the program as it is, and count its steps alone."""
+    """Leave the program unchanged, and only count its steps."""
     state: bool = False
-    """Write digests of the training state at each step's end (`runtime.training_state`)."""
+    """Write digests of the training state at each step's end (`runtime.observe.training_state`)."""
     trace_events: bool = False
-    """Write down what is evicted and run again, and when (`runtime.tracing`)."""
+    """Record evictions and rematerializations with their times (`runtime.observe.tracing`)."""
     manual_seed: int | None = None
-    """For the random generators of PyTorch, Python and NumPy, before the program begins."""
+    """Seed for the random generators of PyTorch, Python and NumPy, set before the program begins."""
     record_dir: str | None = None
+    """The private folder for the record of each training process (`telemetry`); None: no record."""
+
+    @classmethod
+    def of(cls, **given: Any) -> RuntimeSettings:
+        """Make settings from values by field name; text is read as on the command line. Raises ValueError."""
+        for row in rows(cls):
+            if isinstance(text := given.get(row.field), str):
+                try:
+                    given[row.field] = row.read(text)
+                except ValueError as error:
+                    raise ValueError(f"{row.field}: {error}") from None
+        return cls(**given)
 
     def to_environment(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self), separators=(",", ":"))}
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> RuntimeSettings | None:
-        """The settings that the launcher left, or None where this process was not started by it."""
+        """Return the settings from the launcher, or None if it has not started this process."""
         text = environ.get(VARIABLE)
         if not text:
             return None
@@ -80,6 +221,6 @@ class RuntimeSettings:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> RuntimeSettings:
-        """From what `asdict` gave, perhaps in another version."""
+        """Make settings from the result of `asdict`, possibly of another version."""
         known = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})

@@ -14,12 +14,12 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z]+|%)?", re.IGNORECASE)
 
 
 def parse_size(text: str, whole: Callable[[], int] | None = None) -> int:
-    """Bytes of `text`: a number with a unit, or a percentage of `whole()` bytes (of the device's memory).
+    """Parse a size: a number with a unit, or a percentage of `whole()` bytes (of the device's memory).
 
-    GB is 10^9 bytes and GiB 2^30; fractions of a byte are dropped. Raises ValueError, whose text is meant
-    for the person who wrote it.
+    GB is 10^9 bytes and GiB 2^30; fractions of a byte are dropped. Raises ValueError with a message for the
+    user.
     """
-    from decimal import Decimal  # a training process need not have it
+    from decimal import Decimal  # not needed by every training process
 
     match = _AMOUNT.fullmatch(text.strip())
     if match is None:
@@ -49,7 +49,7 @@ def parse_size(text: str, whole: Callable[[], int] | None = None) -> int:
 
 
 def as_bytes(size: int | str | None) -> int | None:
-    """A budget as a function of ours takes it: bytes, text such as "200MB", or None for no limit.
+    """Parse a budget given to a function: bytes, text such as "200MB", or None for no limit.
 
     Raises ValueError for anything else.
     """
@@ -61,7 +61,7 @@ def as_bytes(size: int | str | None) -> int | None:
 
 
 def format_size(size: int) -> str:
-    """`size` bytes in the largest decimal unit that leaves at least 1, with up to three digits: `1.5 GB`."""
+    """Format bytes in the largest decimal unit with a value of at least 1, to three digits: `1.5 GB`."""
     for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
         if abs(size) >= 1000**power:
             return (
@@ -73,6 +73,6 @@ def format_size(size: int) -> str:
 
 
 def format_size_up(size: int) -> str:
-    """The same rounded up, never down, to three digits: what is written out is at least `size`."""
+    """Like `format_size`, but rounded up, so that the result is at least `size`."""
     step = 10 ** max(len(str(size)) - 3, 0)
     return format_size(-(-size // step) * step)

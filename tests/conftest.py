@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 
 import pytest
 
@@ -18,6 +19,13 @@ USUAL = {
 for number, handler in USUAL.items():
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def sessions_of_the_cpu(monkeypatch):
+    """The programs compute on the CPU: their sessions are there, unless a test names another device."""
+    if "torch" in sys.modules:
+        monkeypatch.setattr("dtrrun.runtime.device._gpu_is_there", lambda: False)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import links
 import options
 from mkdocs.structure.files import File, Files
 
-COMMANDS = "<!-- commands -->"
+TABLES = {"<!-- commands -->": options.commands, "<!-- keywords -->": options.keywords}
 BAR = r"\|"
 BARS = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
 ROW = re.compile(r"^\|.*$", re.MULTILINE)
@@ -25,8 +25,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    if COMMANDS in markdown:
-        markdown = markdown.replace(COMMANDS, options.commands())
+    for mark, made in TABLES.items():
+        if mark in markdown:
+            markdown = markdown.replace(mark, made())
     markdown = links.on_site(markdown, links.origin_of(page.file.src_uri))
     return ROW.sub(lambda row: BARS.sub(_bars, row[0]), markdown)
 

@@ -1,12 +1,16 @@
-"""The verbs of `dtrrun` as Markdown: their help, their options, their examples."""
+"""The options as Markdown, from the tables that the command is made from: verbs, their help and examples."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
-from dtrrun.cli.main import VERBS, command_of
+from dtrrun.cli.command import options_of
+from dtrrun.cli.main import VERBS
+from dtrrun.cli.options import OPTIONS
+from dtrrun.settings import Option, RuntimeSettings, rows
 
 
 def commands() -> str:
@@ -14,51 +18,43 @@ def commands() -> str:
     return "\n\n".join(_command(verb) for verb in VERBS)
 
 
-def options(verb: str) -> Iterator[Any]:
-    """The verb's options, as click has them, without those that all programs have."""
-    for param in command_of(verb).params:
-        if param.param_type_name == "option" and param.name not in ("help", "version"):
-            yield param
+def keywords() -> str:
+    """What `dtrrun.budget` takes besides the budget and the device."""
+    taken = [row for row in rows(RuntimeSettings) if row.field not in ("budget_bytes", "device")]
+    lines = (f"| `{row.field}` | `{row.default!r}` | {_text(row.help)} |" for row in taken)
+    return "\n".join(["| Keyword | Default | |", "|---|---|---|", *lines])
 
 
 def _command(verb: str) -> str:
-    command = command_of(verb)
-    usage = command.options_metavar.removeprefix(f"{verb} ")
-    words = "dtrrun" if verb == "run" else f"dtrrun {verb}"
-    arguments = [param for param in command.params if param.param_type_name == "argument"]
-    usage = " ".join([words, usage, *(param.metavar or param.name.upper() for param in arguments)])
-    parts = [
-        f"## `dtrrun {verb}`",
-        f"    {usage}",
-        _text(command.help),
-        *_tables(verb),
-        _epilog(command.epilog),
-    ]
-    return "\n\n".join(parts)
+    module: Any = import_module(f"dtrrun.cli.{verb}")
+    words = [row.word for row in options_of(verb) if row.argument]
+    usage = " ".join(["dtrrun", module.USAGE, *words])
+    parts = [f"## `dtrrun {verb}`", f"    {usage}", _text(getattr(module, verb).__doc__)]
+    return "\n\n".join([*parts, *_tables(verb), _epilog(module.EPILOG)])
 
 
 def _tables(verb: str) -> Iterator[str]:
     panels: dict[str, list[str]] = {}
-    for param in options(verb):
-        row = f"| {_names(param)} | {_text(param.help or '')} |"
-        panels.setdefault(getattr(param, "rich_help_panel", None) or "Options", []).append(row)
-    for panel, rows in panels.items():
-        yield "\n".join([f"| {panel} | |", "|---|---|", *rows])
+    for row in options_of(verb):
+        if not row.argument:
+            default = f" Default: `{row.default_text}`." if row.default_text else ""
+            variable = f" Variable: `{row.variable}`." if verb == "run" and row.key in OPTIONS else ""
+            line = f"| {_names(row)} | {_text(row.help)}{default}{variable} |"
+            panels.setdefault(row.panel or "Options", []).append(line)
+    for panel, lines in panels.items():
+        yield "\n".join([f"| {panel} | |", "|---|---|", *lines])
 
 
-def _names(param: Any) -> str:
-    names = [*param.opts, *param.secondary_opts]
-    value = "" if param.is_flag or not param.metavar else f" {param.metavar}"
-    long = sorted(names, key=lambda name: not name.startswith("--"))
-    return ", ".join(f"`{name}{value if place == 0 else ''}`" for place, name in enumerate(long)).replace(
-        "|", "\\|"
-    )
+def _names(row: Option) -> str:
+    first, *others = row.names
+    names = [f"{first} {row.word}".rstrip(), *others]
+    return ", ".join(f"`{name}`" for name in names).replace("|", "\\|")
 
 
 def _epilog(text: str) -> str:
     """Its examples become code, one below the other."""
     written = ""
-    for paragraph in text.split("\n\n"):
+    for paragraph in _paragraphs(text):
         code = paragraph.startswith("dtrrun ")
         last = written.rpartition("\n")[2]
         written += ("\n" if code and last.startswith("    ") else "\n\n") if written else ""
@@ -66,7 +62,11 @@ def _epilog(text: str) -> str:
     return written
 
 
+def _paragraphs(text: str) -> list[str]:
+    return [" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n")]
+
+
 def _text(text: str) -> str:
     """Help text, which is rich's markup, as Markdown."""
-    escaped = re.sub(r"([*_|<>`])", r"\\\1", text.strip())
+    escaped = re.sub(r"([*_|<>`])", r"\\\1", "\n\n".join(_paragraphs(text)))
     return re.sub(r"\[bold\](.*?)\[/bold\]", r"**\1**", escaped)

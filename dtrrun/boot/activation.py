@@ -1,4 +1,4 @@
-"""What happens in a process of the target once torch has been imported: the runtime starts."""
+"""Starts the runtime in a process of the target once torch has been imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dtrrun.settings import RuntimeSettings
 
 
 def activate() -> None:
-    """Start the runtime here, and see to it in the processes to come. What this raises, ends the process."""
+    """Start the runtime here, and arrange it for child processes. An error raised here ends the process."""
     from dtrrun import runtime
 
     _start()
@@ -19,7 +19,7 @@ def activate() -> None:
 
 
 def _start() -> None:
-    """Start the runtime, once in a process: a spawned child comes here twice, a forked one once."""
+    """Start the runtime, once in a process: this is called twice in a spawned child, once in a forked one."""
     from dtrrun import runtime
 
     global _started_in
@@ -27,10 +27,10 @@ def _start() -> None:
         return
     _started_in = os.getpid()
     settings = RuntimeSettings.from_environment()
-    if settings is None:  # the program took it out of its environment
+    if settings is None:  # the program removed it from its environment
         return
     if settings.record_dir is not None and not os.path.isdir(settings.record_dir):
-        settings = dataclasses.replace(settings, record_dir=None)  # the launcher has ended, and we live on
+        settings = dataclasses.replace(settings, record_dir=None)  # the launcher has ended
     runtime.activate(settings)
 
 

@@ -1,7 +1,7 @@
-"""Trick: wrap the functions in which a process turns out to be a helper: the runtime ends there first.
+"""Wraps the functions that identify a process as a helper, in order to end the runtime there first.
 
-A data-loader worker makes batches and torchrun's agent watches over processes: neither trains. Both import
-torch before they get there, so the runtime runs already. Needed until PyTorch marks such processes itself.
+A data-loader worker makes batches and torchrun's agent supervises processes: neither trains. Both import
+torch earlier, so the runtime has been started. Needed until PyTorch marks such processes itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 HELPERS = {
-    "torch.utils.data._utils.worker": "_worker_loop",  # looked up anew at each start of a worker
+    "torch.utils.data._utils.worker": "_worker_loop",  # looked up at each start of a worker
     "torch.distributed.launcher.api": "launch_agent",  # torchrun, and accelerate with several processes
     "accelerate.commands.launch": "launch_command",  # accelerate with one: it starts the script and waits
 }
@@ -47,7 +47,7 @@ def watch(deactivate: Callable[[], None]) -> None:
 
 
 def is_helper(function: object) -> bool:
-    """Whether `function` is one that `watch` wrapped."""
+    """Return whether `function` was wrapped by `watch`."""
     return any(function is wrapped for wrapped in _wrapped)
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import typer
-
-from dtrrun import __version__
-from dtrrun.cli import values
+from dtrrun import __version__, values
 from dtrrun.cli.findings import CACHING_OFF, findings
 from dtrrun.cli.messages import to_stdout
-from dtrrun.cli.parameters import read
 from dtrrun.cli.report_file import report_writer, write_each
 from dtrrun.launch.errors import FAILED, LaunchError
 from dtrrun.launch.interpreter import choose
@@ -20,6 +18,7 @@ from dtrrun.launch.torch_probe import probed
 from dtrrun.monitor.checkup import device_facts, source_for, surroundings, versions
 from dtrrun.monitor.ladder import Ladder
 from dtrrun.monitor.nvml import NvmlUnavailable, start, stop
+from dtrrun.settings import option
 from dtrrun.views.doctor import print_doctor
 
 SCHEMA = "dtrrun.doctor/1"
@@ -31,6 +30,7 @@ VARIABLES = (
     CACHING_OFF,
 )
 
+USAGE = "doctor [OPTIONS]"
 EPILOG = """
 [bold]Examples[/bold]
 
@@ -41,44 +41,31 @@ dtrrun doctor --device cuda:1 --python .venv/bin/python --json -
 [bold]Exit status[/bold]: 0, a run on that device can work, whatever is advised; 1, it cannot; 2, wrong usage;
 125, dtrrun failed, or the result could not be written.
 """
-COMMAND: dict[str, Any] = {
-    "options_metavar": "doctor [OPTIONS]",
-    "context_settings": {"help_option_names": ["-h", "--help"]},
-}
 
 
-def doctor(
-    ctx: typer.Context,
-    device: Annotated[
-        str,
-        typer.Option(
-            metavar="DEVICE",
-            help="auto (the GPU, if there is one that PyTorch can use), cpu, cuda or cuda:N.",
-        ),
-    ] = "auto",
-    python: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH", help="The interpreter whose PyTorch to check; by default that of a run."
-        ),
-    ] = None,
-    json: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH", help="Write what was found as JSON; - is standard output, instead of the tables."
-        ),
-    ] = None,
-) -> int:
+@dataclass(frozen=True)
+class Doctor:
+    """The options of `dtrrun doctor`."""
+
+    device: str = option(
+        "auto (the GPU, if there is one that PyTorch can use), cpu, cuda or cuda:N.",
+        default="auto",
+        read=values.device,
+    )
+    python: str | None = option("The interpreter whose PyTorch to check; by default that of a run.")
+    json: str | None = option("Write what was found as JSON; - is standard output, instead of the tables.")
+
+
+def doctor(given: Doctor, target: Sequence[str]) -> int:
     """Check the driver, the GPUs and PyTorch as a run would find them, and say what to do about problems.
 
     On a GPU, a small process is started with the target's Python, to see what the driver shows for it.
     """
-    if ctx.obj:
-        raise LaunchError(f"doctor runs nothing: {ctx.obj[0]!r} is one word too many")
-    read("--device", values.device, device)
-    interpreter = choose(python)
+    if target:
+        raise LaunchError(f"doctor runs nothing: {target[0]!r} is one word too many")
+    json, interpreter = given.json, choose(given.python)
     with report_writer(json) as write:
-        facts = examine(device, interpreter)
+        facts = examine(given.device, interpreter)
         unwritten = write_each(
             {"standard output": lambda: _show(facts, json), "--json": lambda: write(facts)}
         )
@@ -94,14 +81,14 @@ def _show(facts: dict[str, Any], json: str | None) -> None:
 
 
 def examine(device: str, interpreter: str, nvml: Any = None) -> dict[str, Any]:
-    """The report: JSON values. `nvml` is pynvml, or what stands for it."""
+    """Return the report as JSON values. nvml: pynvml, or a substitute."""
     error = None
     try:
         nvml = start(nvml)
     except NvmlUnavailable as why:
         nvml, error = None, str(why)
     try:
-        ladder = Ladder(nvml)  # before the probe has its context
+        ladder = Ladder(nvml)  # before the probe has a context
         with probed(interpreter, device) as torch:
             seen = source_for(ladder, torch)
         told: dict[str, Any] = (

@@ -1,4 +1,4 @@
-"""What `dtrrun doctor` makes of its facts: each problem with what to do about it."""
+"""The conclusions of `dtrrun doctor` from its facts: each problem with a remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CACHING_OFF = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 
 
 class Finding(NamedTuple):
-    """`problem`: a run cannot work. `advice`: it can, but not as well as it might. `note`: good to know."""
+    """`problem`: a run cannot work. `advice`: it can, but not optimally. `note`: information."""
 
     level: str
     text: str
@@ -19,7 +19,7 @@ class Finding(NamedTuple):
 
 
 def findings(facts: dict[str, Any]) -> list[Finding]:
-    """Problems first. `facts` is the doctor's report, see `cli/doctor.py`."""
+    """Return the findings, problems first. facts: the doctor's report, see `cli/doctor.py`."""
     found = [*_python(facts), *(_gpu(facts) if facts["device"] != "cpu" else _cpu(facts))]
     return sorted(found, key=lambda finding: ("problem", "advice", "note").index(finding.level))
 
@@ -183,7 +183,7 @@ def _source(facts: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """`2.13.0+cpu` as (2, 13, 0)."""
+    """Parse `2.13.0+cpu` as (2, 13, 0)."""
     found = []
     for part in version.partition("+")[0].split("."):
         digits = "".join(c for c in part if c.isdigit())

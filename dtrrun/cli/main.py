@@ -1,7 +1,7 @@
-"""The command `dtrrun`: which verb is meant, which words are its options, and how errors are shown.
+"""The command `dtrrun`: determines the verb and its options, and shows errors.
 
-Our options stop at the first word that is none. A verb is one of VERBS, each a file of this folder; where the
-first such word is no verb, the verb is `run` and the word begins the target.
+Our options end at the first word that is not one. A verb is one of VERBS, each a file of this folder; if that
+word is not a verb, the verb is `run` and the word begins the target.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from typing import Any
 
 import typer
 
+from dtrrun.cli.command import command_of, given_to, options_of
 from dtrrun.cli.messages import discard, say, to_stdout
 from dtrrun.launch.errors import FAILED, NOT_FOUND, LaunchError
 
 VERBS = ("run", "record", "profile", "simulate", "smoke", "top", "report", "doctor")
 HELP = {"-h", "--help"}
-TARGETS = ("-m", "-c")  # these begin a target of Python's, although they look like options
+TARGETS = ("-m", "-c")  # these begin a Python target, although they look like options
 
-# The root of typer's usage errors: click's, which newer versions of typer carry inside themselves.
-ParseError: type[Any] = typer.BadParameter.mro()[2]
+# Typer does not export the base class of its usage errors.
+UsageError: Any = typer.BadParameter.__base__
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line `arguments` (those of the process by default) and exit."""
+    """Run the command line `arguments` (by default those of the process) and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller (`2>&-`)
@@ -39,15 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except LaunchError as error:
         say(f"error: {error}{_verb_meant(words) if error.exit_status == NOT_FOUND else ''}")
         status = error.exit_status
-    except ParseError as error:
-        say(f"error: {error.format_message()} (see {_help_for(error)})")
-        status = error.exit_code
     except KeyboardInterrupt:
         status = 130
     except SystemExit as error:
         if not isinstance(error.__context__, BrokenPipeError):
             raise
-        discard(1)  # rich, which prints the help, ends the command with 1 where its reader has left
+        discard(1)  # rich, which prints the help, exits with 1 if its reader has closed the pipe
         status = 0
     except Exception as error:
         if os.environ.get("DTRRUN_DEBUG"):
@@ -58,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _flushed(status: int) -> int:
-    """The exit status when all that was printed has been written; one line where it cannot be."""
+    """Flush standard output and return the exit status; print one line if that fails."""
     try:
         with to_stdout():
             return status
@@ -68,46 +66,33 @@ def _flushed(status: int) -> int:
 
 
 def _main(words: list[str]) -> int:
+    verb, ours, target = understand(words)
+    # Only the help is printed before the verb begins. The verbs handle their own output.
+    with to_stdout() if HELP.intersection(ours) else nullcontext():
+        typed = parse(verb, ours)
+    if typed is None:
+        return 0
+    status: int = getattr(import_module(f"dtrrun.cli.{verb}"), verb)(given_to(verb, typed), target)
+    return status
+
+
+def understand(words: Sequence[str]) -> tuple[str, list[str], list[str]]:
+    """Return the verb, its own words, and the target's without the preceding `--`."""
     verb = "run"
-    command = command_of(verb)
-    ours, target = split(words, command)
+    ours, target = split(words, verb)
     if target and target[0] in VERBS and words[len(ours)] != "--":
         verb = target[0]
-        command = command_of(verb)
-        if any(param.param_type_name == "argument" for param in command.params):
-            more, target = target[1:], []  # it has words of its own, and its options may stand among them
+        if any(row.argument for row in options_of(verb)):
+            more, target = target[1:], []  # its options may follow other words
         else:
-            more, target = split(target[1:], command)
+            more, target = split(target[1:], verb)
         ours += more
-    # What is printed before the verb begins is its help. The verbs see to their own output.
-    with to_stdout() if HELP.intersection(ours) else nullcontext():
-        # The target goes past typer, which would check that its words are valid text.
-        status = command.main(args=ours, prog_name="dtrrun", standalone_mode=False, obj=target)
-    return status if isinstance(status, int) else 0
+    return verb, ours, target
 
 
-def _help_for(error: Any) -> str:
-    """Where more is told about what was wrong with the words."""
-    context = getattr(error, "ctx", None)
-    verb = context.command.name if context is not None else "run"
-    text = "dtrrun --help" if verb == "run" else f"dtrrun {verb} --help"
-    option = getattr(error, "option_name", None)
-    if option is not None and re.fullmatch("-[a-zA-Z]", option):
-        text += f"; for an option of Python, write: dtrrun python {option} ..."
-    return text
-
-
-def _verb_meant(words: list[str]) -> str:
-    ours, target = split(words, command_of("run"))
-    if len(ours) < len(words) and words[len(ours)] != "--" and target[0] not in VERBS:
-        for verb in get_close_matches(target[0], VERBS, n=1, cutoff=0.75):
-            return f"; did you mean the verb {verb}?"
-    return ""
-
-
-def split(words: Sequence[str], command: Any) -> tuple[list[str], list[str]]:
-    """The options at the head of `words`, and the rest without the `--` that may stand between."""
-    flags = {name: param.is_flag for param in command.params for name in (*param.opts, *param.secondary_opts)}
+def split(words: Sequence[str], verb: str) -> tuple[list[str], list[str]]:
+    """Split `words` into the verb's leading options, and the rest without a `--` in between."""
+    with_value = {name for row in options_of(verb) if row.word for name in row.names}
     place = 0
     while place < len(words):
         word = words[place]
@@ -115,20 +100,31 @@ def split(words: Sequence[str], command: Any) -> tuple[list[str], list[str]]:
             return list(words[:place]), list(words[place + 1 :])
         if not word.startswith("-") or word == "-" or (word.startswith(TARGETS) and word[1] != "-"):
             break
-        place += 1 if flags.get(word, True) else 2
+        place += 2 if word in with_value else 1
     return list(words[:place]), list(words[place:])
 
 
-def command_of(verb: str) -> Any:
-    """The verb's command object, from the function of its name in the file of its name."""
-    app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-    module = import_module(f"dtrrun.cli.{verb}")
-    function = getattr(module, verb)
-    help, epilog = _paragraphs(function.__doc__), _paragraphs(module.EPILOG)
-    app.command(**module.COMMAND, help=help, epilog=epilog)(function)
-    return typer.main.get_command(app)
+def parse(verb: str, words: Sequence[str]) -> dict[str, Any] | None:
+    """Return the values in `words`, by the verb's option keys; None if its help was shown.
+
+    Raises LaunchError.
+
+    The target is not included, because typer would check that its words are valid text.
+    """
+    try:
+        typed = command_of(verb).main(args=list(words), prog_name="dtrrun", standalone_mode=False)
+    except UsageError as error:
+        more = "dtrrun --help" if verb == "run" else f"dtrrun {verb} --help"
+        option = getattr(error, "option_name", None)
+        if option is not None and re.fullmatch("-[a-zA-Z]", option):
+            more += f"; for an option of Python, write: dtrrun python {option} ..."
+        raise LaunchError(f"{error.format_message()} (see {more})") from None
+    return typed if isinstance(typed, dict) else None
 
 
-def _paragraphs(text: str) -> str:
-    """`text` without the line ends inside its paragraphs: typer breaks lines to the terminal's width."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+def _verb_meant(words: list[str]) -> str:
+    ours, target = split(words, "run")
+    if len(ours) < len(words) and words[len(ours)] != "--" and target[0] not in VERBS:
+        for verb in get_close_matches(target[0], VERBS, n=1, cutoff=0.75):
+            return f"; did you mean the verb {verb}?"
+    return ""

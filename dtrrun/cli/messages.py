@@ -1,4 +1,4 @@
-"""Our own lines on stderr: the script's standard output is its own."""
+"""dtrrun's own lines on stderr. Standard output belongs to the script."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ LONGEST = 4000
 
 
 def say(message: str) -> None:
-    """One line, with our name before it."""
+    """Print one line, prefixed with our name."""
     with if_someone_reads():
         print(as_line(message), file=sys.stderr, flush=True)
 
 
 def as_line(message: str) -> str:
-    """Without line ends, and without what a terminal would take for a command."""
+    """Remove line ends, and what a terminal would interpret as a command."""
     return plain(" ".join(f"dtrrun: {message}".split()), LONGEST)
 
 
 def show_tail(tail: str) -> None:
-    """What a program whose output was kept back wrote last, as it wrote it, before our own lines."""
+    """Show the last captured output of a program, unchanged, before our own lines."""
     with if_someone_reads():
         sys.stderr.write(tail if not tail or tail.endswith("\n") else f"{tail}\n")
         sys.stderr.flush()
@@ -33,7 +33,7 @@ def show_tail(tail: str) -> None:
 
 @contextmanager
 def if_someone_reads() -> Iterator[None]:
-    """For writing to stderr: where that fails there is nowhere left to say so, and the run goes on."""
+    """For writing to stderr: failures are ignored, since they can't be reported, and the run continues."""
     try:
         yield
     except OSError:
@@ -42,9 +42,9 @@ def if_someone_reads() -> Iterator[None]:
 
 @contextmanager
 def to_stdout() -> Iterator[None]:
-    """For writing to stdout: `| head` reads as much as it wants, and the verb still does its work.
+    """For writing to stdout: a closed pipe (`| head`) is no error, and the verb continues.
 
-    Raises LaunchError where it cannot be written for another reason.
+    Raises LaunchError if writing fails for another reason.
     """
     try:
         yield
@@ -57,9 +57,9 @@ def to_stdout() -> Iterator[None]:
 
 
 def discard(descriptor: int) -> None:
-    """Send what else is written there nowhere.
+    """Redirect further output to /dev/null.
 
-    What is left in Python's buffer would otherwise fail once more when the interpreter ends.
+    Otherwise the rest of Python's buffer would fail again when the interpreter ends.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)

@@ -1,7 +1,7 @@
-"""A dtrrun that another one runs: `dtrrun dtrrun train.py`, or a script that calls dtrrun.
+"""A dtrrun run by another one: `dtrrun dtrrun train.py`, or a script that calls dtrrun.
 
-A process runs under one session, that of the dtrrun nearest to it. The other is told of this, so that it does
-not take its own absence for a mistake.
+A process runs under one session, that of the innermost dtrrun. The outer one is notified, so that it does not
+report its own absence as an error.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ WHERE = "this dtrrun runs inside another one"
 def inside_another(
     options: Options, *, limits: bool = True, environ: Mapping[str, str] = os.environ
 ) -> Options:
-    """`options` as they hold inside another dtrrun, which is told of us; as they are where there is none.
+    """Return `options` adapted to an outer dtrrun, which is notified; unchanged if there is none.
 
-    Of two budgets for one kind of device the smaller one holds, so that both are kept, and a line says which.
-    limits: False for verbs that have to measure without the outer one's budget.
+    Of two budgets for one kind of device the smaller one applies, so that both hold, and a line reports
+    which. limits: False for verbs that must measure without the outer one's budget.
     """
     outer = _told(environ)
     if outer is None:
@@ -49,14 +49,14 @@ def inside_another(
 
 
 def _told(environ: Mapping[str, str]) -> RuntimeSettings | None:
-    """The settings of a dtrrun around us that is still there, told that we are here."""
+    """Return the settings of an outer dtrrun that is still running, after notifying it."""
     folder = environ.get(RECORDS)
     if not folder:
         return None
     try:
         Path(folder, NESTED).touch(0o600)
         return RuntimeSettings.from_environment(environ)
-    except (OSError, ValueError, TypeError):  # it has ended, or what it left was changed
+    except (OSError, ValueError, TypeError):  # it has ended, or its files were changed
         return None
 
 

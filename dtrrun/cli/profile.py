@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Any
 
-import typer
-
-from dtrrun.cli import values
+from dtrrun import values
+from dtrrun.cli.command import of_run
 from dtrrun.cli.messages import say, show_tail
 from dtrrun.cli.nesting import inside_another
 from dtrrun.cli.options import collect
-from dtrrun.cli.parameters import flag as _flag
-from dtrrun.cli.parameters import read
-from dtrrun.cli.parameters import text as _text
-from dtrrun.cli.profiles import SHIPPED, folders
+from dtrrun.cli.profiles import SHIPPED, Given, folders
 from dtrrun.cli.report_file import report_writer, write_each
 from dtrrun.cli.sweeping import import_from_here, shown
+from dtrrun.core.heuristics import make_heuristic
 from dtrrun.launch.errors import BY_SIGNAL, FAILED, LaunchError
 from dtrrun.launch.interpreter import choose
 from dtrrun.launch.records import records_folder
 from dtrrun.launch.signals import interrupting
 from dtrrun.launch.target import resolve
-from dtrrun.policy import make_heuristic
 from dtrrun.profiling.result import study_result, variation_result, write_profile
 from dtrrun.profiling.study import NothingToProfile, ScriptFailed, Study
 from dtrrun.profiling.trial import Trial
 from dtrrun.profiling.variation import Variation
 from dtrrun.profiling.vary import parse_range, parse_template, with_value
+from dtrrun.settings import OUTPUT, option
 from dtrrun.simulator import PORTFOLIO
 from dtrrun.sizes import format_size, parse_size
+from dtrrun.values import Reader
 from dtrrun.views.profile import Bar, print_profile
 
+USAGE = "profile [OPTIONS] [--] TARGET [ARGS]..."
 EPILOG = """
 [bold]Examples[/bold]
 
@@ -47,141 +46,116 @@ dtrrun profile --target-budget 8GB --vary '--batch-size {}' --range 8:512 train.
 [bold]Exit status[/bold]: 0, a budget was found; 3, none was; the target's own, where it fails without a
 budget; 2, wrong usage; 125, dtrrun failed; 130 after Ctrl-C, with what was known by then.
 """
-COMMAND: dict[str, Any] = {
-    "options_metavar": "profile [OPTIONS] [--] TARGET [ARGS]...",
-    "context_settings": {"help_option_names": ["-h", "--help"]},
-}
 NOTHING = 3
 MOST_STEPS = 32
-HEURISTICS = "h_dtr_eq,h_chain"
-
-_Text: TypeAlias = str | None
-_WHAT, _HOW, _OUTPUT = "What to find", "How", "Output"
+WHAT, HOW = "What to find", "How"
 
 
-def profile(
-    ctx: typer.Context,
-    max_slowdown: Annotated[
-        _Text, _text(_WHAT, "X", "Recommend the least budget within X times the plain time.")
-    ] = None,
-    target_budget: Annotated[
-        _Text, _text(_WHAT, "SIZE", "With --vary and --range: the budget that the value has to fit into.")
-    ] = None,
-    vary: Annotated[
-        _Text,
-        _text(
-            _WHAT,
-            "'OPTION {}'",
-            "Find the largest value of this option of TARGET's own that fits into the budget.",
-        ),
-    ] = None,
-    range: Annotated[_Text, _text(_WHAT, "LOW:HIGH", "The whole numbers to try for that option.")] = None,
-    steps: Annotated[str, _text(_HOW, "N", "How many optimizer steps each run makes.")] = "3",
-    heuristic: Annotated[str, _text(_HOW, "NAME[,NAME...]", "The heuristics to choose from.")] = HEURISTICS,
-    checks: Annotated[
-        str, _text(_HOW, "N", "How many budgets of the curve to check by a real run, besides the minimum.")
-    ] = "4",
-    limit: Annotated[
-        str,
-        _text(
-            _HOW, "X", "Treat a step as thrashing when it takes more than X times as long as its own work."
-        ),
-    ] = "3",
-    python: Annotated[_Text, _text(_HOW, "PATH", "The interpreter for a script, -m or -c.")] = None,
-    device: Annotated[_Text, _text(_HOW, "DEVICE", "auto (default), cpu, cuda or cuda:N.")] = None,
-    name: Annotated[
-        _Text,
-        _text(_OUTPUT, "NAME", "Name of the profile, for dtrrun --profile NAME (default: the script's)."),
-    ] = None,
-    output: Annotated[
-        _Text,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="PATH.yaml",
-            rich_help_panel=_OUTPUT,
-            help="Write the profile to this path instead.",
-        ),
-    ] = None,
-    json: Annotated[
-        _Text,
-        _text(
-            _OUTPUT,
-            "PATH",
-            "Write the figures as JSON; - is standard output (the table then goes to standard error).",
-        ),
-    ] = None,
-    quiet: Annotated[bool, _flag(_OUTPUT, "quiet", "Print nothing but errors.")] = False,
-) -> int:
+@dataclass(frozen=True)
+class Profile:
+    """The options of `dtrrun profile`."""
+
+    max_slowdown: float | None = option(
+        "Recommend the least budget within X times the plain time.", WHAT, read=values.slowdown
+    )
+    target_budget: int | None = option(
+        "With --vary and --range: the budget that the value has to fit into.",
+        WHAT,
+        read=Reader("SIZE", parse_size),
+    )
+    vary: list[str] | None = option(
+        "Find the largest value of this option of TARGET's own that fits into the budget.",
+        WHAT,
+        read=Reader("'OPTION {}'", parse_template),
+    )
+    range: tuple[int, int] | None = option(
+        "The whole numbers to try for that option.", WHAT, read=Reader("LOW:HIGH", parse_range)
+    )
+    steps: int = option("How many optimizer steps each run makes.", HOW, 3)
+    heuristic: Sequence[str] = option(
+        "The heuristics to choose from.", HOW, ("h_dtr_eq", "h_chain"), read=values.heuristics
+    )
+    checks: int = option(
+        "How many budgets of the curve to check by a real run, besides the minimum.",
+        HOW,
+        4,
+    )
+    limit: float = option(
+        "Treat a step as thrashing when it takes more than X times as long as its own work.",
+        HOW,
+        3.0,
+        read=values.slowdown,
+    )
+    of_run: Mapping[str, Any] = of_run("python", "device", panel=HOW)
+    name: str | None = option(
+        "Name of the profile, for dtrrun --profile NAME (default: the script's).",
+        OUTPUT,
+        read=values.anything,
+        word="NAME",
+    )
+    output: str | None = option(
+        "Write the profile to this path instead.", OUTPUT, word="PATH.yaml", short="-o"
+    )
+    json: str | None = option(
+        "Write the figures as JSON; - is standard output (the table then goes to standard error).", OUTPUT
+    )
+    quiet: bool = option("Print nothing but errors.", OUTPUT, False)
+
+
+def profile(given: Profile, target: Sequence[str]) -> int:
     """Find the least budget in which TARGET works, what each budget costs, and which one to recommend.
 
     TARGET runs for a few steps without a budget while its operators are recorded. From the recording, the
     behaviour under many budgets and heuristics is predicted, and checked by short real runs. The result is
     written to a profile: the budget, the heuristic that does best with it, and the operators' costs.
     """
-    words: Sequence[str] = ctx.obj
-    if list(words[:1]) == ["-"]:
+    if list(target[:1]) == ["-"]:
         raise LaunchError("profile runs its target several times: it cannot be read from standard input")
-    options = inside_another(collect({"python": python, "device": device}), limits=False)
+    if given.steps > MOST_STEPS:
+        raise LaunchError(f"--steps: {given.steps} is more than {MOST_STEPS}")
+    together = (given.target_budget, given.vary, given.range)
+    if any(together) and not all(together):
+        raise LaunchError("--target-budget, --vary and --range go together")
+    _check_heuristics(given.heuristic)
+    options = inside_another(collect(given.of_run), limits=False)
     settings = replace(
         options.settings,
-        budget_bytes=None,
+        budget_bytes=given.target_budget,
         cost="measured",
         costs=None,
         over_budget="error",
         max_slowdown=None,
         on_thrash="warn",
         verify=False,
-        max_steps=read("--steps", values.whole_number(least=1), steps),
+        max_steps=given.steps,
     )
-    bound = read("--limit", values.slowdown, limit)
-    wanted = read("--max-slowdown", values.slowdown, max_slowdown) if max_slowdown else None
-    if (settings.max_steps or 0) > MOST_STEPS:
-        raise LaunchError(f"--steps: {steps} is more than {MOST_STEPS}")
-    given = (target_budget, vary, range)
-    if any(given) and not all(given):
-        raise LaunchError("--target-budget, --vary and --range go together")
-    names = _heuristics(heuristic)
-    command = resolve(words, lambda: choose(options.python))
-    for warning in options.warnings if not quiet else ():
+    command = resolve(target, lambda: choose(options.python))
+    for warning in options.warnings if not given.quiet else ():
         say(f"warning: {warning}")
-    if target_budget and vary and range:
-        if output or name:
+    if given.vary and given.range:
+        if given.output or given.name:
             raise LaunchError("--vary finds a value, not a profile: -o and --name do not go with it")
-        low, high = read("--range", parse_range, range)
-        variation = Variation(
-            command,
-            replace(settings, budget_bytes=read("--target-budget", parse_size, target_budget)),
-            read("--vary", parse_template, vary),
-            low,
-            high,
-            wanted or bound,
-        )
-        return _vary(variation, words, json, quiet)
-    path = _path(output, name, words)
-    checked = read("--checks", values.whole_number(least=1), checks)
+        bound = given.max_slowdown or given.limit
+        return _vary(Variation(command, settings, given.vary, *given.range, bound), target, given)
+    path = _path(given, target)
     with records_folder() as folder:
-        study = Study(
-            command, settings, Path(folder), settings.max_steps or 1, names, max(bound, wanted or 0)
-        )
-        study.checks, study.max_slowdown = checked, wanted
-        return _study(study, words, path, output, json, quiet)
+        bound = max(given.limit, given.max_slowdown or 0)
+        study = Study(command, settings, Path(folder), given.steps, given.heuristic, bound)
+        study.checks, study.max_slowdown = given.checks, given.max_slowdown
+        return _study(study, target, path, given)
 
 
-def _heuristics(text: str) -> list[str]:
-    names: list[str] = read("--heuristic", values.heuristics, text)
+def _check_heuristics(names: Sequence[str]) -> None:
     if PORTFOLIO in names:
         raise LaunchError(f"--heuristic: {PORTFOLIO} tries rules on a log, and does not go with profile")
     import_from_here(names)
     for name in names:
-        if read("--heuristic", make_heuristic, name).foresight:
+        if Given(name, "--heuristic").read(make_heuristic).foresight:
             raise LaunchError(f"--heuristic: {name} learns from the first steps; short runs do not show it")
-    return names
 
 
-def _study(
-    study: Study, words: Sequence[str], path: Path, output: str | None, json: str | None, quiet: bool
-) -> int:
+def _study(study: Study, words: Sequence[str], path: Path, given: Profile) -> int:
+    json, quiet, name = given.json, given.quiet, _named(path, given.output)
     with report_writer(json) as write:
         number, trouble = 0, ""
         try:
@@ -192,8 +166,8 @@ def _study(
             return _script_failed(failed.trial)
         result = study_result(study, words)
         if study.recommended is not None:
-            result["run"] = ["dtrrun", "--profile", _named(path, output), *words]
-            result["run_minimum"] = _at_minimum(result, _named(path, output), words)
+            result["run"] = ["dtrrun", "--profile", name, *words]
+            result["run_minimum"] = _at_minimum(result, name, words)
         results: dict[str, Callable[[], object]] = {
             "standard output": lambda: shown(result, print_profile, json, quiet or study.plain is None),
             "--json": lambda: write(result),
@@ -214,7 +188,7 @@ def _study(
 
 
 def _at_minimum(result: dict[str, Any], name: str, words: Sequence[str]) -> list[str] | None:
-    """The command for the minimum, which was found with a heuristic and costs; None: it is recommended."""
+    """Return the command for the minimum, with its heuristic and costs; None if that is recommended."""
     minimum = result["minimum_bytes"]
     if minimum in (None, result["recommended_bytes"]) or result["minimum_heuristic"] is None:
         return None
@@ -230,8 +204,9 @@ def _why(study: Study) -> str:
     return "no budget is worth its time"
 
 
-def _vary(variation: Variation, words: Sequence[str], json: str | None, quiet: bool) -> int:
+def _vary(variation: Variation, words: Sequence[str], given: Profile) -> int:
     budget: Any = variation.settings.budget_bytes
+    json, quiet = given.json, given.quiet
     with report_writer(json) as write:
         try:
             number = _run(variation, quiet)
@@ -256,7 +231,7 @@ def _vary(variation: Variation, words: Sequence[str], json: str | None, quiet: b
 
 
 def _run(search: Study | Variation, quiet: bool) -> int:
-    """Run it behind a progress bar; the signal that ended it before its time, or 0. Raises as its `run`."""
+    """Run it with a progress bar. Returns the signal that interrupted it, or 0. Raises as its `run`."""
 
     def attend(one: Study | Variation) -> None:
         bar.update(one.now, one.seconds, one.left)
@@ -276,7 +251,7 @@ def _interrupted(number: int) -> int:
 
 
 def _script_failed(trial: Trial) -> int:
-    """Its own words, and its own exit status."""
+    """Show its own output, and return its exit status."""
     show_tail(trial.tail)
     status = trial.returncode if trial.returncode >= 0 else BY_SIGNAL - trial.returncode
     above = ": see above" if trial.tail else ""
@@ -284,8 +259,9 @@ def _script_failed(trial: Trial) -> int:
     return status or FAILED
 
 
-def _path(output: str | None, name: str | None, words: Sequence[str]) -> Path:
-    """Where the profile goes. Raises LaunchError."""
+def _path(given: Profile, words: Sequence[str]) -> Path:
+    """Return the path of the profile. Raises LaunchError."""
+    output, name = given.output, given.name
     if output is not None:
         path = Path(output).expanduser().absolute()
         if name is not None:
@@ -304,7 +280,7 @@ def _path(output: str | None, name: str | None, words: Sequence[str]) -> Path:
 
 
 def _name_of(words: Sequence[str]) -> str:
-    """The script's or module's, without the end `.py`."""
+    """Return the script's or module's name, without `.py`."""
     for place, word in enumerate(words):
         if word == "-m" and place + 1 < len(words):
             return words[place + 1]

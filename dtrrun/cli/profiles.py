@@ -1,7 +1,6 @@
 """Options from files: a profile's YAML, and `[tool.dtrrun]` in a project's pyproject.toml.
 
-Values stay text, with the place where they stand, so that one set of readers and one form of error serve
-every source of options.
+Values stay text, with their place, so that all sources of options share the same readers and errors.
 """
 
 from __future__ import annotations
@@ -9,42 +8,51 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from dtrrun.cli.values import existing_file
 from dtrrun.launch.errors import LaunchError
+from dtrrun.values import Reader, existing_file
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-FILES = ("costs",)
-"""Options whose values are paths."""
 SHIPPED = Path(__file__).resolve().parent.parent / "profiles"
 
 
 @dataclass(frozen=True)
 class Given:
-    """An option's value as it was written, and where: `--budget`, `DTRRUN_BUDGET`, `paper.yaml:3: budget`."""
+    """An option's value as written, and its place: `--budget`, `DTRRUN_BUDGET`, `paper.yaml:3: budget`."""
 
     text: str
     where: str
+    folder: Path = Path()
+    """The base of the path of a file to read: the folder of the profile."""
+
+    def read(self, read: Callable[[str], Any]) -> Any:
+        """Return the value, by a reader of `dtrrun.values` or a similar function. Raises LaunchError."""
+        relative = isinstance(read, Reader) and read.file and self.text
+        try:
+            return read(str(self.folder / Path(self.text).expanduser()) if relative else self.text)
+        except ValueError as error:
+            raise LaunchError(f"{self.where}: {error}") from None
 
 
 def folders() -> list[Path]:
-    """Where a profile's name is looked up: the user's folder, then the profiles that came with dtrrun."""
+    """Return where profiles are looked up by name: the user's folder, then the profiles of dtrrun."""
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return [Path(base, "dtrrun", "profiles"), SHIPPED]
 
 
 def find_profile(name: str) -> Path:
-    """The file of profile `name`, a path if it has a slash or ends in .yaml. Raises ValueError."""
+    """Return the file of profile `name`, a path if it has a slash or ends in .yaml. Raises ValueError."""
     if "/" in name or name.endswith((".yaml", ".yml")):
         existing_file(name)
         return Path(name).expanduser()
@@ -57,12 +65,12 @@ def find_profile(name: str) -> Path:
     raise ValueError(f"there is no profile named {name!r}; {hint}")
 
 
-def read_profile(path: Path, keys: Sequence[str]) -> dict[str, Given]:
-    """The options in a YAML profile. Raises LaunchError with the file and line of whatever is wrong."""
+def read_profile(path: Path, keys: Iterable[str]) -> dict[str, Given]:
+    """Read the options in a YAML profile. Raises LaunchError with the file and line of an error."""
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        # What is never closed is noticed at the end of the file: the place where it was opened helps more.
+        # An unclosed bracket is detected at the end of the file: its beginning is more helpful.
         unclosed = "<stream end>" in str(error.problem)
         mark = (error.context_mark if unclosed else None) or error.problem_mark
         raise LaunchError(f"{path}:{mark.line + 1 if mark else 1}: malformed YAML: {error.problem}") from None
@@ -79,6 +87,7 @@ def read_profile(path: Path, keys: Sequence[str]) -> dict[str, Given]:
             f"{path}:{root.start_mark.line + 1}: a profile is lines of the form `option: value`"
         )
     found: dict[str, Given] = {}
+    keys = [key for key in keys if key != "profile"]
     for name, value in root.value:
         place = f"{path}:{name.start_mark.line + 1}"
         key = _key(str(name.value), keys, place)
@@ -86,14 +95,17 @@ def read_profile(path: Path, keys: Sequence[str]) -> dict[str, Given]:
             raise LaunchError(f"{place}: {key}: one value is wanted, not a list or a table")
         if key in found:
             raise LaunchError(f"{place}: {key} stands here for the second time")
-        found[key] = Given(_placed(key, value.value, path), f"{place}: {key}")
+        found[key] = Given(value.value, f"{place}: {key}", path.parent)
         if value.tag == "tag:yaml.org,2002:null":
             del found[key]
     return found
 
 
-def read_pyproject(folder: Path, keys: Sequence[str]) -> dict[str, Given]:
-    """The options in `[tool.dtrrun]` of the nearest pyproject.toml, from `folder` upwards. LaunchError."""
+def read_pyproject(folder: Path, keys: Iterable[str]) -> dict[str, Given]:
+    """Read the options in `[tool.dtrrun]` of the nearest pyproject.toml, from `folder` upwards.
+
+    Raises LaunchError.
+    """
     path = next(
         (p for parent in (folder, *folder.parents) if (p := parent / "pyproject.toml").is_file()), None
     )
@@ -104,7 +116,7 @@ def read_pyproject(folder: Path, keys: Sequence[str]) -> dict[str, Given]:
     except (OSError, UnicodeDecodeError):
         return {}
     if "dtrrun" not in text:
-        return {}  # someone else's file: whatever is wrong with it is not our business
+        return {}  # errors in another tool's file are not reported here
     try:
         tool = tomllib.loads(text).get("tool", {})
     except tomllib.TOMLDecodeError as error:
@@ -120,18 +132,13 @@ def read_pyproject(folder: Path, keys: Sequence[str]) -> dict[str, Given]:
         key = _key(name, keys, place)
         if not isinstance(value, (str, int, float)):
             raise LaunchError(f"{place}: {key}: one value is wanted, not a list or a table")
-        text_of = str(value).lower() if isinstance(value, bool) else _placed(key, str(value), path)
-        found[key] = Given(text_of, f"{place}: {key}")
+        text_of = str(value).lower() if isinstance(value, bool) else str(value)
+        found[key] = Given(text_of, f"{place}: {key}", path.parent)
     return found
 
 
-def _placed(key: str, text: str, path: Path) -> str:
-    """A file's name in a file is relative to that."""
-    return str(path.parent / Path(text).expanduser()) if key in FILES and text else text
-
-
 def _key(name: str, keys: Iterable[str], place: str) -> str:
-    """The option's key; `-` and `_` are the same."""
+    """Return the option's key; `-` and `_` are equivalent."""
     key = name.replace("-", "_")
     if key in keys:
         return key
@@ -143,7 +150,7 @@ def _key(name: str, keys: Iterable[str], place: str) -> str:
 
 
 def _line(text: str, name: str) -> int:
-    """Line of key `name` in [tool.dtrrun]: the TOML reader does not say."""
+    """Return the line of key `name` in [tool.dtrrun], which the TOML reader does not report."""
     inside = False
     for number, line in enumerate(text.splitlines(), start=1):
         if line.lstrip().startswith("["):

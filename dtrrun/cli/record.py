@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from dtrrun.cli import values
+from dtrrun import values
+from dtrrun.cli.command import of_run
 from dtrrun.cli.messages import say
 from dtrrun.cli.nesting import inside_another
 from dtrrun.cli.options import Options, collect
-from dtrrun.cli.parameters import read
 from dtrrun.cli.supervise import supervise
 from dtrrun.launch.errors import FAILED, LaunchError
 from dtrrun.launch.interpreter import choose
 from dtrrun.launch.target import resolve
+from dtrrun.settings import option
 from dtrrun.simulator.schedule import read_schedule
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.record import Snapshot
 
+USAGE = "record -o PATH [OPTIONS] [--] TARGET [ARGS]..."
 EPILOG = """
 [bold]Examples[/bold]
 
@@ -34,64 +34,37 @@ dtrrun record -o steps.log.gz --step 1-3 --cost model -m mypackage.train
 
 [bold]Exit status[/bold]: the target's own, or 125 if the step was not recorded; 2, wrong usage.
 """
-COMMAND: dict[str, Any] = {
-    "options_metavar": "record -o PATH [OPTIONS] [--] TARGET [ARGS]...",
-    "context_settings": {"help_option_names": ["-h", "--help"]},
-}
 
 
-def record(
-    ctx: typer.Context,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="PATH",
-            help="Write the log here; a PATH that ends in .gz is compressed.",
-        ),
-    ] = None,
-    step: Annotated[
-        str,
-        typer.Option(
-            metavar="N|N-M",
-            help="The step or steps to record, counted from 1 by calls of an optimizer's step(). The first "
-            "one includes all that comes before it.",
-        ),
-    ] = "2",
-    cost: Annotated[
-        str | None,
-        typer.Option(
-            metavar="measured|model",
-            help="Cost of an operator: its measured time (default), or a fixed model.",
-        ),
-    ] = None,
-    go_on: Annotated[
-        bool,
-        typer.Option(
-            "--go-on/--no-go-on",
-            metavar="",
-            help="Let the program run on after that step instead of ending it.",
-        ),
-    ] = False,
-    quiet: Annotated[
-        bool | None, typer.Option("--quiet/--no-quiet", metavar="", help="Print nothing but errors.")
-    ] = None,
-    python: Annotated[
-        str | None, typer.Option(metavar="PATH", help="The interpreter for a script, -m or -c.")
-    ] = None,
-) -> int:
+@dataclass(frozen=True)
+class Record:
+    """The options of `dtrrun record`."""
+
+    output: str | None = option("Write the log here; a PATH that ends in .gz is compressed.", short="-o")
+    step: str = option(
+        "The step or steps to record, counted from 1 by calls of an optimizer's step(). The first one "
+        "includes all that comes before it.",
+        default="2",
+        read=values.anything,
+        word="N|N-M",
+    )
+    go_on: bool = option("Let the program run on after that step instead of ending it.", default=False)
+    of_run: Mapping[str, Any] = of_run("cost", "quiet", "python", panel="Options")
+
+
+def record(given: Record, target: Sequence[str]) -> int:
     """Record the operators that TARGET, an unmodified PyTorch program, runs in a step.
 
     The log has every operator in the paper's format (App. C.6), with sizes, costs, aliases, mutations and
     releases, and what the simulator needs to predict dtrrun itself. The program runs without a budget. If it
     has several processes, that of rank 0 is recorded.
     """
+    output, step = given.output, given.step
     if output is None:
         raise LaunchError("record: -o PATH is missing: where to write the log")
     first, last = read_steps(step)
-    options = inside_another(collect({"cost": cost, "quiet": quiet, "python": python}), limits=False)
-    path = Path(read("-o", values.path, output)).absolute()
+    options = inside_another(collect(given.of_run), limits=False)
+    path = Path(output).absolute()
     part = path.with_name(f".{secrets.token_hex(8)}-{path.name}")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise LaunchError(f"-o: {path.parent} is not a folder that can be written to")
@@ -102,18 +75,18 @@ def record(
         budget_bytes=None,
         verify=False,
         max_slowdown=None,
-        max_steps=None if go_on else last,
+        max_steps=None if given.go_on else last,
         log=str(part),
         log_first=first,
         log_last=last,
     )
     options = replace(options, settings=settings)
-    target = resolve(ctx.obj, lambda: choose(options.python))
-    return supervise(options, target, lambda status, left: _ended(part, path, options, status, step, left))
+    command = resolve(target, lambda: choose(options.python))
+    return supervise(options, command, lambda status, left: _ended(part, path, options, status, step, left))
 
 
 def read_steps(text: str) -> tuple[int, int]:
-    """`2` or `1-3`. Raises LaunchError."""
+    """Parse `2` or `1-3`. Raises LaunchError."""
     first, dash, last = text.partition("-")
     try:
         found = int(first), int(last if dash else first)
@@ -125,7 +98,7 @@ def read_steps(text: str) -> tuple[int, int]:
 
 
 def _ended(part: Path, path: Path, options: Options, status: int, step: str, left: Sequence[Snapshot]) -> int:
-    """Give the log its name, and say so, or why there is none; the exit status."""
+    """Rename the complete log, or report why there is none. Returns the exit status."""
     try:
         return _moved(part, path, options, status, step, left)
     finally:
@@ -137,7 +110,7 @@ def _ended(part: Path, path: Path, options: Options, status: int, step: str, lef
 def _moved(part: Path, path: Path, options: Options, status: int, step: str, left: Sequence[Snapshot]) -> int:
     if not part.exists():
         if not left and status == FAILED:
-            return status  # why nothing ran under dtrrun has been said
+            return status  # it has been reported why nothing ran under dtrrun
         why = f"the program ended before the end of step {step}"
         if not any(one.counters["steps"] for one in left):
             why = "the program took no step of an optimizer"

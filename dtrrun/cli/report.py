@@ -1,20 +1,22 @@
-"""The verb `report`: the page of a run that is over, from its JSON."""
+"""The verb `report`: the page of a finished run, from its JSON."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
-
-import typer
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from dtrrun.cli.report_file import file_writer
 from dtrrun.launch.errors import LaunchError
+from dtrrun.settings import option
 from dtrrun.views.report import SCHEMA
 
 PROFILES = "dtrrun.profile/"
 FAMILY = SCHEMA.partition("/")[0]
 
+USAGE = "report [OPTIONS]"
 EPILOG = """
 [bold]Examples[/bold]
 
@@ -27,32 +29,29 @@ dtrrun report run.json -o report.html --profile-json profile.json
 [bold]Exit status[/bold]: 0; 2, wrong usage, or a file that is not a report of dtrrun; 125, the page could not
 be written.
 """
-COMMAND: dict[str, Any] = {
-    "options_metavar": "report [OPTIONS]",
-    "context_settings": {"help_option_names": ["-h", "--help"]},
-}
 
 
-def report(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="The report that dtrrun --json wrote; - is standard input.")
-    ],
-    output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="PATH", help="Write the page here; - is standard output."),
-    ] = None,
-    profile_json: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="What dtrrun profile --json wrote: the page then shows its budget curve as well.",
-        ),
-    ] = None,
-) -> int:
+@dataclass(frozen=True)
+class Report:
+    """The options of `dtrrun report`."""
+
+    run: str | None = option(
+        "The report that dtrrun --json wrote; - is standard input.", word="RUN", argument=True
+    )
+    output: str | None = option("Write the page here; - is standard output.", short="-o")
+    profile_json: str | None = option(
+        "What dtrrun profile --json wrote: the page then shows its budget curve as well."
+    )
+
+
+def report(given: Report, _: Sequence[str]) -> int:
     """Make a page for a browser from the JSON report of a run: a single file that needs no network.
 
     dtrrun --html PATH writes the same page at the end of a run.
     """
+    run, output = given.run, given.output
+    if run is None:
+        raise LaunchError("report: RUN is missing: the report that dtrrun --json wrote")
     if output is None:
         raise LaunchError("report: -o PATH is missing: where to write the page")
     found = _read(run)
@@ -60,8 +59,8 @@ def report(
         raise LaunchError(f"{run} is not the report of a run: its schema is not {SCHEMA}")
     if found["schema"] != SCHEMA:
         raise LaunchError(f"{run} is a {found['schema']}; this dtrrun knows {SCHEMA}")
-    profile = _profile(profile_json) if profile_json is not None else None
-    from dtrrun.views.html import page  # takes a while
+    profile = _profile(given.profile_json) if given.profile_json is not None else None
+    from dtrrun.views.html import page  # a slow import
 
     try:
         made = page(found, profile)

@@ -1,4 +1,4 @@
-"""Files of results (`--json`, `--html`, `--trace`): found to be writable before the target starts."""
+"""Files of results (`--json`, `--html`, `--trace`), checked to be writable before the target starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUMBERS = re.compile(r"\[\n[-+\d.eE,\s]*\n\s*\]")
 
 
 def refuse_one_path_twice(paths: Mapping[str, str | None]) -> None:
-    """Raise LaunchError where two options (by their names) would write over each other."""
+    """Raise LaunchError if two options (by their names) would overwrite each other's file."""
     taken: dict[str, str] = {}
     for option, path in paths.items():
         if path is None or (path != "-" and os.path.exists(path) and not os.path.isfile(path)):
@@ -33,9 +33,9 @@ def refuse_one_path_twice(paths: Mapping[str, str | None]) -> None:
 
 
 def write_each(writes: Mapping[str, Callable[[], object]]) -> list[str]:
-    """Do all of `writes`, named by the option that asked for each; the names of those that failed.
+    """Run all of `writes`, named by the option that requested each. Returns the names of those that failed.
 
-    One line on stderr for each of these: the others are written all the same.
+    Each failure is reported in one line on stderr; the others still run.
     """
     failed: list[str] = []
     for option, write in writes.items():
@@ -57,17 +57,17 @@ def write_each(writes: Mapping[str, Callable[[], object]]) -> list[str]:
 
 @contextmanager
 def report_writer(path: str | None, option: str = "--json") -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that writes a report as JSON; see `file_writer`."""
+    """Yield a function that writes a report as JSON; see `file_writer`."""
     with file_writer(path, option) as write:
         yield lambda report: write([_encoded(report)] if path is not None else [])
 
 
 @contextmanager
 def file_writer(path: str | None, option: str) -> Iterator[Callable[[Iterable[bytes]], None]]:
-    """A function that writes pieces to `path`: a file (mode 0600 if new), `-` for standard output, or none.
+    """Yield a function that writes pieces to `path`: a file (mode 0600 if new), `-` for stdout, or none.
 
-    A file is opened at once, and keeps its old content until something is written; one that we made and
-    never wrote is removed. Raises LaunchError, which names `option`, where it cannot be written.
+    A file is opened at once, and keeps its old content until something is written. A new file that is never
+    written is removed. Raises LaunchError, which names `option`, if it cannot be written.
     """
     if path is None:
         yield lambda pieces: None
@@ -76,7 +76,7 @@ def file_writer(path: str | None, option: str) -> Iterator[Callable[[Iterable[by
     else:
         new = not os.path.lexists(path)
         try:
-            # A pipe without a reader would have us wait for one, without a word.
+            # Do not block silently on a pipe without a reader.
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
             descriptor = os.open(path, flags, 0o600)
             os.set_blocking(descriptor, True)
@@ -101,7 +101,7 @@ def file_writer(path: str | None, option: str) -> Iterator[Callable[[Iterable[by
 
 
 def _encoded(report: dict[str, Any]) -> bytes:
-    """With each list of numbers on a line of its own: a timeline has thousands."""
+    """Put each list of numbers on one line: a timeline has thousands."""
     text = json.dumps(report, indent=2)
     return (NUMBERS.sub(lambda found: " ".join(found[0].split()), text) + "\n").encode()
 

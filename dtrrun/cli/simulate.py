@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Literal
 
-import typer
-
-from dtrrun.cli import values
-from dtrrun.cli.parameters import flag as _flag
-from dtrrun.cli.parameters import read
-from dtrrun.cli.parameters import text as _text
+from dtrrun import values
+from dtrrun.cli.profiles import Given
 from dtrrun.cli.report_file import report_writer, write_each
 from dtrrun.cli.sweeping import cells_of, ended, import_from_here, processors, read_logs, run, shown
 from dtrrun.cli.theory import read_theory, simulate_theory
+from dtrrun.core.heuristics import ABLATION_NAMES
 from dtrrun.launch.errors import LaunchError
-from dtrrun.policy import ABLATION_NAMES
+from dtrrun.settings import OUTPUT, option
 from dtrrun.simulator import sweep
 from dtrrun.simulator.figures import FORMATS, MissingMatplotlib, draw, need_matplotlib
 from dtrrun.simulator.planned import NAMES as PLANNERS
@@ -39,6 +36,7 @@ HEURISTICS = "h_dtr,h_dtr_eq,h_dtr_local,lru,size"
 
 SCHEMA = "dtrrun.simulation/1"
 
+USAGE = "simulate [OPTIONS]"
 EPILOG = """
 [bold]Examples[/bold]
 
@@ -53,178 +51,149 @@ dtrrun simulate --theory linear --figures pictures/
 [bold]Exit status[/bold]: 0, all was simulated, whatever came of it; 2, wrong usage or a log that cannot be
 read; 125, dtrrun failed, or a result could not be written; 130 after Ctrl-C, with the rows that were done.
 """
-COMMAND: dict[str, Any] = {
-    "options_metavar": "simulate [OPTIONS]",
-    "context_settings": {"help_option_names": ["-h", "--help"]},
-}
 
-_WHAT, _HOW, _OUTPUT = "What to simulate", "How", "Output"
-_Text: TypeAlias = str | None
+WHAT, HOW = "What to simulate", "How"
 
 
-def simulate(
-    logs: Annotated[
-        list[str] | None, typer.Argument(metavar="LOG...", help="Operator logs, or folders of them.")
-    ] = None,
-    heuristic: Annotated[
-        _Text,
-        _text(
-            _WHAT,
-            "NAME[,NAME...]",
-            "Heuristics as for a run; paper: those of the paper's Fig. 2; ablations: those of App. D; "
-            "h_next: knows the step before; portfolio: tries many and keeps the best at each budget. "
-            f"Default: {HEURISTICS}.",
-        ),
-    ] = None,
-    budgets: Annotated[
-        _Text, _text(_WHAT, "B[,B...]", "Budgets: shares of the log's own peak (0.5, 50%) or sizes (2GB).")
-    ] = None,
-    theory: Annotated[
-        _Text,
-        _text(
-            _WHAT,
-            "|".join(THEORIES),
-            "Check the paper's theorems instead of logs: count operations on the linear network of App. A, "
-            "or on the graph that the adversary of App. B builds for each heuristic. Budgets are then "
-            "numbers of tensors.",
-        ),
-    ] = None,
-    sizes: Annotated[
-        _Text, _text(_WHAT, "N[,N...]", "With --theory: the number of layers or nodes of the network.")
-    ] = None,
-    deallocation: Annotated[
-        str,
-        _text(
-            _WHAT,
-            "NAME[,NAME...]",
-            "What to do when the program releases a storage: " + ", ".join(REPLAYS) + ".",
-        ),
-    ] = "eager",
-    semantics: Annotated[
-        str,
-        _text(
-            _HOW,
-            "paper|dtrrun",
-            "Which runtime to simulate: that of the paper's App. C (default), or dtrrun's own, which needs a "
-            "log of dtrrun record.",
-        ),
-    ] = "paper",
-    search: Annotated[
-        str,
-        _text(
-            _HOW,
-            "heap|scan[,...]",
-            "How to find the least score: scan computes all scores, as the paper does, which is slow; heap "
-            "makes the same choices.",
-        ),
-    ] = "heap",
-    accesses: Annotated[
-        bool, _flag(_HOW, "accesses", "Count storage accesses, as in the paper's App. D.3.")
-    ] = False,
-    planners: Annotated[
-        _Text,
-        _text(
-            _WHAT,
-            "NAME[,NAME...]",
-            f"Static planners to compare with, which know the whole log: {', '.join(PLANNERS)}.",
-        ),
-    ] = None,
-    planner_seconds: Annotated[
-        str, _text(_HOW, "N", "Seconds that a planner's solver may take for one plan.")
-    ] = "60",
-    paper: Annotated[
-        bool,
-        _flag(
-            _WHAT,
-            "paper",
-            "Run the paper's whole evaluation instead of the options above: its heuristics, ablations, "
-            "deallocations and accesses (slow).",
-        ),
-    ] = False,
-    limit: Annotated[
-        _Text,
-        _text(
-            _HOW,
-            "X",
-            "Treat a run as thrashing when it takes more than X times as long as the plain run (default: 2).",
-        ),
-    ] = None,
-    paper_ties: Annotated[
-        bool,
-        _flag(_HOW, "paper-ties", "Among equal scores, choose as the authors' simulator does."),
-    ] = True,
-    seed: Annotated[str, _text(_HOW, "N", "Seed of the random heuristic.")] = "0",
-    jobs: Annotated[
-        _Text, _text(_HOW, "N", "Number of processes (default: the number of processors).")
-    ] = None,
-    json: Annotated[
-        _Text,
-        _text(
-            _OUTPUT,
-            "PATH",
-            "Write the rows as JSON; - is standard output (the tables then go to standard error).",
-        ),
-    ] = None,
-    figures: Annotated[
-        _Text,
-        _text(
-            _OUTPUT, "FOLDER", "Draw the paper's figures of the results into this folder (needs matplotlib)."
-        ),
-    ] = None,
-    format: Annotated[str, _text(_OUTPUT, "|".join(FORMATS), "Format of the figures.")] = "svg",
-    quiet: Annotated[bool, _flag(_OUTPUT, "quiet", "Print no tables and no progress.")] = False,
-) -> int:
+@dataclass(frozen=True)
+class Simulate:
+    """The options of `dtrrun simulate`.
+
+    The meaning of `heuristic`, `budgets` and `sizes` depends on `theory`.
+    """
+
+    logs: Sequence[str] | None = option(
+        "Operator logs, or folders of them.", read=values.anything, word="LOG...", argument=True
+    )
+    heuristic: str | None = option(
+        "Heuristics as for a run; paper: those of the paper's Fig. 2; ablations: those of App. D; "
+        "h_next: knows the step before; portfolio: tries many and keeps the best at each budget. "
+        f"Default: {HEURISTICS}.",
+        WHAT,
+        read=values.anything,
+        word="NAME[,NAME...]",
+    )
+    budgets: str | None = option(
+        "Budgets: shares of the log's own peak (0.5, 50%) or sizes (2GB).",
+        WHAT,
+        read=values.anything,
+        word="B[,B...]",
+    )
+    theory: str | None = option(
+        "Check the paper's theorems instead of logs: count operations on the linear network of App. A, "
+        "or on the graph that the adversary of App. B builds for each heuristic. Budgets are then "
+        "numbers of tensors.",
+        WHAT,
+        read=values.choice(*THEORIES),
+    )
+    sizes: str | None = option(
+        "With --theory: the number of layers or nodes of the network.",
+        WHAT,
+        read=values.anything,
+        word="N[,N...]",
+    )
+    deallocation: Sequence[str] = option(
+        "What to do when the program releases a storage: " + ", ".join(REPLAYS) + ".",
+        WHAT,
+        ("eager",),
+        read=values.choices(*REPLAYS),
+    )
+    semantics: Literal["paper", "dtrrun"] = option(
+        "Which runtime to simulate: that of the paper's App. C, or dtrrun's own, which needs a log of dtrrun "
+        "record.",
+        HOW,
+        "paper",
+    )
+    search: Sequence[str] = option(
+        "How to find the least score: scan computes all scores, as the paper does, which is slow; heap "
+        "makes the same choices.",
+        HOW,
+        ("heap",),
+        read=values.choices("heap", "scan"),
+        word="heap|scan[,...]",
+    )
+    accesses: bool = option("Count storage accesses, as in the paper's App. D.3.", HOW, False)
+    planners: Sequence[str] | None = option(
+        f"Static planners to compare with, which know the whole log: {', '.join(PLANNERS)}.",
+        WHAT,
+        read=values.choices(*PLANNERS),
+    )
+    planner_seconds: int = option("Seconds that a planner's solver may take for one plan.", HOW, 60)
+    paper: bool = option(
+        "Run the paper's whole evaluation instead of the options above: its heuristics, ablations, "
+        "deallocations and accesses (slow).",
+        WHAT,
+        False,
+    )
+    limit: float | None = option(
+        "Treat a run as thrashing when it takes more than X times as long as the plain run (default: 2).",
+        HOW,
+        read=values.slowdown,
+    )
+    paper_ties: bool = option("Among equal scores, choose as the authors' simulator does.", HOW, True)
+    seed: int = option("Seed of the random heuristic.", HOW, 0, read=values.whole_number())
+    jobs: int | None = option("Number of processes (default: the number of processors).", HOW)
+    json: str | None = option(
+        "Write the rows as JSON; - is standard output (the tables then go to standard error).", OUTPUT
+    )
+    figures: str | None = option(
+        "Draw the paper's figures of the results into this folder (needs matplotlib).", OUTPUT, word="FOLDER"
+    )
+    format: str = option("Format of the figures.", OUTPUT, "svg", read=values.choice(*FORMATS))
+    quiet: bool = option("Print no tables and no progress.", OUTPUT, False)
+
+
+def simulate(given: Simulate, _: Sequence[str]) -> int:
     """Replay recorded operator logs inside memory budgets, as the paper's simulator does.
 
     A LOG is in the format of the paper's App. C.6, as dtrrun record writes it; of a folder, all *.log and
     *.log.gz files are read. For each heuristic and budget the table shows how much longer the operators take
     than without a budget, oom if nothing was left to evict, or thrash.
     """
-    processes = read("--jobs", values.whole_number(least=1), jobs) if jobs else processors()
-    format = read("--format", values.choice(*FORMATS), format)
-    if theory is not None:
+    json, quiet = given.json, given.quiet
+    processes = given.jobs or processors()
+    if given.theory is not None:
         others = {
-            "a LOG": logs,
-            "--planners": planners,
-            "--paper": paper,
-            "--accesses": accesses,
-            "--deallocation": deallocation != "eager",
-            "--semantics": semantics != "paper",
-            "--search": search != "heap",
-            "--no-paper-ties": not paper_ties,
+            "a LOG": given.logs,
+            "--planners": given.planners,
+            "--paper": given.paper,
+            "--accesses": given.accesses,
+            "--deallocation": list(given.deallocation) != ["eager"],
+            "--semantics": given.semantics != "paper",
+            "--search": list(given.search) != ["heap"],
+            "--no-paper-ties": not given.paper_ties,
         }
-        if found := [name for name, given in others.items() if given]:
+        if found := [name for name, wanted in others.items() if wanted]:
             raise LaunchError(f"--theory runs networks of its own: {found[0]} does not go with it")
-        wanted_theory = read_theory(theory, heuristic, sizes, budgets, limit, seed)
-        return simulate_theory(wanted_theory, processes, json, _folder(figures), format, quiet)
-    if sizes is not None:
+        networks = read_theory(given.theory, given)
+        return simulate_theory(networks, processes, _folder(given.figures), given)
+    if given.sizes is not None:
         raise LaunchError("--sizes goes with --theory alone")
-    if not logs:
+    if not given.logs:
         raise LaunchError("Missing argument 'LOG...' (or --theory; see dtrrun simulate --help)")
-    shares = sweep.RATIOS if budgets is None else read("--budgets", values.budgets, budgets)
+    shares = sweep.RATIOS
+    if given.budgets is not None:
+        shares = Given(given.budgets, "--budgets").read(values.budgets)
     wanted = [sweep.Budget(nbytes=x) if isinstance(x, int) else sweep.Budget(ratio=x) for x in shares]
-    heuristics = read("--heuristic", values.heuristics, HEURISTICS if heuristic is None else heuristic)
-    deallocations = read("--deallocation", values.choices(*REPLAYS), deallocation)
-    searches = read("--search", values.choices("heap", "scan"), search)
-    parts = PAPER if paper else [(heuristics, deallocations, searches, accesses)]
+    text = HEURISTICS if given.heuristic is None else given.heuristic
+    heuristics = Given(text, "--heuristic").read(values.heuristics)
+    parts = PAPER if given.paper else [(heuristics, given.deallocation, given.search, given.accesses)]
     options = {
-        "limit": read("--limit", values.slowdown, "2.0" if limit is None else limit),
-        "paper_ties": paper_ties,
-        "seed": read("--seed", values.whole_number(), seed),
-        "semantics": read("--semantics", values.choice("paper", "dtrrun"), semantics),
+        "limit": given.limit or 2.0,
+        "paper_ties": given.paper_ties,
+        "seed": given.seed,
+        "semantics": given.semantics,
     }
-    names = read("--planners", values.choices(*PLANNERS), planners) if planners else []
-    seconds = read("--planner-seconds", values.whole_number(least=1), planner_seconds)
     import_from_here(heuristics)
     with report_writer(json) as write:
-        folder = _folder(figures)
-        facts = read_logs(logs)
+        folder = _folder(given.figures)
+        facts = read_logs(given.logs)
         cells = cells_of(facts, wanted, parts, options)
         count = len(cells)
         rows, done = run(sweep.run_cell, cells, processes, None if quiet else "simulating")
         plans: list[PlanRow] = []
-        if done and names:
-            wanted_plans = plan_cells(facts, names, wanted, seconds)
+        if done and given.planners:
+            wanted_plans = plan_cells(facts, given.planners, wanted, given.planner_seconds)
             plans, done = run(run_planner, wanted_plans, processes, None if quiet else "planning")
             count += len(wanted_plans)
         result = {
@@ -241,11 +210,11 @@ def simulate(
             }
         )
     done_of_all = f"{len(rows) + len(plans)} of {count}"
-    return ended(result, done, unwritten, done_of_all, draw, folder, format, quiet)
+    return ended(result, done, unwritten, done_of_all, draw, folder, given.format, quiet)
 
 
 def _folder(path: str | None) -> Path | None:
-    """Where the pictures go: found to be possible before the work, not after. Raises LaunchError."""
+    """Create the folder for the pictures before the work begins. Raises LaunchError."""
     if path is None:
         return None
     try:

@@ -1,24 +1,22 @@
-"""The verb `smoke`: does a program come to the same inside a budget? For CI."""
+"""The verb `smoke`: does a program compute the same inside a budget? For CI."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from typing import Annotated, Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-import typer
-
-from dtrrun.cli import values
+from dtrrun import values
+from dtrrun.cli.command import of_run
 from dtrrun.cli.messages import if_someone_reads, say, show_tail, to_stdout
 from dtrrun.cli.nesting import inside_another
 from dtrrun.cli.options import collect
-from dtrrun.cli.parameters import flag, read, text
 from dtrrun.cli.report_file import file_writer, refuse_one_path_twice, report_writer, write_each
 from dtrrun.launch.errors import FAILED, LaunchError
 from dtrrun.launch.interpreter import choose
 from dtrrun.launch.target import resolve
-from dtrrun.settings import RuntimeSettings
+from dtrrun.settings import OUTPUT, RuntimeSettings, option
 from dtrrun.sizes import parse_size
 from dtrrun.smoke.checks import NAMES, Check, check_peak, check_run, check_slowdown, check_state, skipped
 from dtrrun.smoke.junit import junit
@@ -29,9 +27,10 @@ from dtrrun.views.text import times
 SCHEMA = "dtrrun.smoke/1"
 FAILED_CHECK = 1
 WORDS = {True: "ok", False: "FAILED", None: "skipped"}
-SETTLING_SECONDS = 120.0  # beyond what a budget may slow a run down by: the first imports, a busy machine
+SETTLING_SECONDS = 120.0  # in addition to the budget's slowdown: first imports, a busy machine
 TIMES_PLAIN = 20
 
+USAGE = "smoke [OPTIONS] [--] TARGET [ARGS]..."
 EPILOG = """
 [bold]Examples[/bold]
 
@@ -42,45 +41,35 @@ dtrrun smoke --budget 4GB --steps 5 --max-slowdown 1.5 --junit smoke.xml -m mypa
 [bold]Exit status[/bold]: 0, all checks passed; 1, one did not; 2, wrong usage; 125, dtrrun failed, or a
 result could not be written.
 """
-COMMAND: dict[str, Any] = {
-    "options_metavar": "smoke [OPTIONS] [--] TARGET [ARGS]...",
-    "context_settings": {"help_option_names": ["-h", "--help"]},
-}
-_Text: TypeAlias = str | None
-_WHAT, _OUTPUT = "What to check", "Output"
+
+WHAT = "What to check"
 
 
-def smoke(
-    ctx: typer.Context,
-    budget: Annotated[str, text(_WHAT, "SIZE", "6GB, 512MB, or a share of the plain run's peak.")] = "60%",
-    steps: Annotated[str, text(_WHAT, "N", "End each run after N optimizer steps.")] = "3",
-    max_slowdown: Annotated[
-        _Text,
-        text(
-            _WHAT,
-            "X",
-            "Fail if a step in the budget takes more than X times as long as a plain one (no limit by "
-            "default).",
-        ),
-    ] = None,
-    seed: Annotated[
-        str, text(_WHAT, "N", "Seed of PyTorch's, Python's and NumPy's generators in each run.")
-    ] = "0",
-    heuristic: Annotated[_Text, text(_WHAT, "NAME", "As for a run.")] = None,
-    device: Annotated[_Text, text(_WHAT, "DEVICE", "As for a run.")] = None,
-    timeout: Annotated[
-        str, text(_WHAT, "SECONDS", "Give up when the plain run takes longer than this.")
-    ] = "3600",
-    junit_path: Annotated[
-        _Text,
-        typer.Option(
-            "--junit", metavar="PATH", rich_help_panel=_OUTPUT, help="Write the checks as JUnit XML."
-        ),
-    ] = None,
-    json: Annotated[_Text, text(_OUTPUT, "PATH", "Write the checks as JSON; - is standard output.")] = None,
-    quiet: Annotated[bool, flag(_OUTPUT, "quiet", "Print only the checks that fail.")] = False,
-    python: Annotated[_Text, text(_WHAT, "PATH", "The interpreter for a script, -m or -c.")] = None,
-) -> int:
+@dataclass(frozen=True)
+class Smoke:
+    """The options of `dtrrun smoke`."""
+
+    budget: str = option("6GB, 512MB, or a share of the plain run's peak.", WHAT, "60%", read=values.amount)
+    steps: int = option("End each run after N optimizer steps.", WHAT, 3)
+    max_slowdown: float | None = option(
+        "Fail if a step in the budget takes more than X times as long as a plain one (no limit by default).",
+        WHAT,
+        read=values.slowdown,
+    )
+    seed: int = option(
+        "Seed of PyTorch's, Python's and NumPy's generators in each run.",
+        WHAT,
+        0,
+        read=values.whole_number(least=0),
+    )
+    timeout: int = option("Give up when the plain run takes longer than this.", WHAT, 3600, word="SECONDS")
+    of_run: Mapping[str, Any] = of_run("heuristic", "device", "python", panel=WHAT)
+    junit: str | None = option("Write the checks as JUnit XML.", OUTPUT)
+    json: str | None = option("Write the checks as JSON; - is standard output.", OUTPUT)
+    quiet: bool = option("Print only the checks that fail.", OUTPUT, False)
+
+
+def smoke(given: Smoke, target: Sequence[str]) -> int:
     """Run TARGET for a few steps without and with a budget, and check that the results are the same.
 
     The check passes if both runs succeed, the training state (parameters, buffers, optimizers, random
@@ -88,32 +77,27 @@ def smoke(
     needs no change; its output is shown if it fails. Both runs start with the same seed; the script may set
     its own.
     """
-    count = values.whole_number(least=1)
-    wanted = read("--steps", count, steps)
-    most = None if max_slowdown is None else read("--max-slowdown", values.slowdown, max_slowdown)
-    patience = float(read("--timeout", count, timeout))
-    read("--budget", lambda size: parse_size(size, lambda: 1 << 40), budget)
-    options = collect({"heuristic": heuristic, "device": device, "python": python})
-    options = inside_another(options, limits=False)
+    json, quiet = given.json, given.quiet
+    options = inside_another(collect(given.of_run), limits=False)
     for warning in options.warnings if not quiet else ():
         say(f"warning: {warning}")
-    command = resolve(ctx.obj, lambda: choose(options.python))
+    command = resolve(target, lambda: choose(options.python))
     settings = replace(
         options.settings,
         budget_bytes=None,
-        max_steps=wanted,
+        max_steps=given.steps,
         max_slowdown=None,
         verify=False,
         state=True,
-        manual_seed=read("--seed", values.whole_number(least=0), seed),
+        manual_seed=given.seed,
     )
-    title = safe(" ".join(ctx.obj), 100)
-    refuse_one_path_twice({"--json": json, "--junit": junit_path})
-    with report_writer(json) as write, file_writer(junit_path, "--junit") as write_junit:
+    title = safe(" ".join(target), 100)
+    refuse_one_path_twice({"--json": json, "--junit": given.junit})
+    with report_writer(json) as write, file_writer(given.junit, "--junit") as write_junit:
         unprinted: list[str] = []
         shown: Callable[[str], None] = (lambda line: None) if quiet else _printer(json, unprinted)
-        shown(f"dtrrun smoke: {title}, {times(wanted, 'step')}, budget {budget}")
-        checks, failed, budget_bytes = _check(settings, command, budget, most, patience, shown)
+        shown(f"dtrrun smoke: {title}, {times(given.steps, 'step')}, budget {given.budget}")
+        checks, failed, budget_bytes = _check(given, settings, command, shown)
         passed = not any(check.passed is False for check in checks)
         if failed is not None:
             show_tail(failed.ended.tail)
@@ -140,14 +124,9 @@ def smoke(
 
 
 def _check(
-    settings: RuntimeSettings,
-    command: Sequence[str],
-    budget: str,
-    most: float | None,
-    patience: float,
-    shown: Callable[[str], None],
+    given: Smoke, settings: RuntimeSettings, command: Sequence[str], shown: Callable[[str], None]
 ) -> tuple[list[Check], Run | None, int | None]:
-    """All checks; the run that failed, if one did; the budget in bytes, where it came to that."""
+    """Run all checks. Returns them, the run that failed, if any, and the budget in bytes, if known."""
     checks: list[Check] = []
 
     def add(check: Check) -> bool:
@@ -160,11 +139,11 @@ def _check(
             add(check)
         return checks, run, None
 
-    plain = run_once(replace(settings, plain=True), command, patience)
+    plain = run_once(replace(settings, plain=True), command, given.timeout)
     if not add(check_run(NAMES[0], plain)):
         return give_up(plain, "the plain run failed")
     patience = SETTLING_SECONDS + TIMES_PLAIN * plain.ended.seconds
-    nbytes, counted = _bytes(budget, lambda: run_once(settings, command, patience))
+    nbytes, counted = _bytes(given.budget, lambda: run_once(settings, command, patience))
     if counted is not None and counted.error:
         add(check_run(NAMES[1], counted))
         return give_up(counted, "the run without a budget failed under dtrrun")
@@ -173,12 +152,12 @@ def _check(
         return give_up(other, "the run in the budget failed")
     add(check_state(plain, other))
     add(check_peak(other, nbytes))
-    add(check_slowdown(plain, other, most))
+    add(check_slowdown(plain, other, given.max_slowdown))
     return checks, None, nbytes
 
 
 def _bytes(budget: str, count: Callable[[], Run]) -> tuple[int, Run | None]:
-    """The budget in bytes; of a share, of the peak of a run without one, which comes with it."""
+    """Return the budget in bytes; for a percentage, also the run without a budget that measured the peak."""
     counted: Run | None = None
 
     def peak() -> int:
@@ -195,7 +174,7 @@ def _bytes(budget: str, count: Callable[[], Run]) -> tuple[int, Run | None]:
 
 
 def _printer(json: str | None, unprinted: list[str]) -> Callable[[str], None]:
-    """The lines are for people: where they cannot be written the checks go on, and `unprinted` has them."""
+    """Return a printer for people: if output fails the checks continue, and `unprinted` gets the lines."""
 
     def to_stderr(line: str) -> None:
         with if_someone_reads():

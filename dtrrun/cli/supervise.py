@@ -1,4 +1,4 @@
-"""One run from the announcement to the report: what the person at the terminal sees around the target."""
+"""One run from the announcement to the report: what the user sees around the target."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ TICK_SECONDS = 0.1
 
 
 Finish = Callable[[int, Sequence[Snapshot]], int]
-"""Given the exit status and what the processes left; returns the status that is to be ours."""
+"""Given the exit status and the records of the processes, returns our exit status."""
 
 
 def supervise(options: Options, command: Sequence[str], finish: Finish = lambda status, _: status) -> int:
-    """Run `command` under `options`, show what is to be shown, and return the exit status.
+    """Run `command` under `options`, with all output around it, and return the exit status.
 
-    That is the target's own, but for a target that ended well and results that could not be written. Does not
-    return where the target was ended by a signal: then so are we. `finish` comes before that, and last.
+    That is the target's own, unless the target succeeded and results could not be written. If a signal ended
+    the target, this does not return: the same signal ends us. `finish` is called before that, last.
     """
     refuse_one_path_twice({"--json": options.json, "--html": options.html, "--trace": options.trace})
     with (
@@ -58,7 +58,7 @@ def supervise(options: Options, command: Sequence[str], finish: Finish = lambda 
             _announce(options, command)
         announce(folder, command, time.time())
         view = None if options.quiet else live_view(settings, sys.stderr, options.live)
-        said: deque[str] = deque()  # by the sampler's thread, while the terminal is the view's
+        said: deque[str] = deque()  # written by the sampler's thread while the view uses the terminal
         tell = say if view is None else said.append
         started = time.monotonic()
         with _timeline(options, folder) as timeline, _sampler(settings, options, tell) as sampler:
@@ -81,7 +81,7 @@ def supervise(options: Options, command: Sequence[str], finish: Finish = lambda 
             say(outcome.note)
 
         def html() -> None:
-            from dtrrun.views.html import page  # takes a while
+            from dtrrun.views.html import page  # a slow import
 
             write_html([page(report)])
 
@@ -107,7 +107,7 @@ def supervise(options: Options, command: Sequence[str], finish: Finish = lambda 
 def _sampler(
     settings: RuntimeSettings, options: Options, tell: Callable[[str], None]
 ) -> AbstractContextManager[Sampler | None]:
-    """Who asks the driver; nobody where the run is on the CPU."""
+    """Return the sampler that queries the driver; a null context on the CPU."""
     if not options.device.startswith("cuda"):
         return nullcontext()
     if options.quiet:
@@ -116,7 +116,7 @@ def _sampler(
 
 
 def _timeline(options: Options, folder: str) -> AbstractContextManager[Timeline | None]:
-    """Who looks how the run goes; nobody where nobody will ask."""
+    """Return the timeline of the run; a null context if no output needs it."""
     wanted = options.json, options.html, options.trace
     return nullcontext() if wanted == (None, None, None) else Timeline(folder)
 
@@ -160,7 +160,7 @@ def _run(
 
 
 def _announce(options: Options, command: Sequence[str]) -> None:
-    """What was understood, in bytes: a budget that was meant otherwise shows here, not after an hour."""
+    """Print the resolved options, in bytes: a mistyped budget shows here, not after an hour."""
     for warning in options.warnings:
         say(f"warning: {warning}")
     budget = options.settings.budget_bytes

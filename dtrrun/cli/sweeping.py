@@ -1,4 +1,4 @@
-"""What `dtrrun simulate` does between its options and its tables: reads, replays, shows progress."""
+"""The work of `dtrrun simulate` between options and tables: reading, replaying, showing progress."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cells_of(
     parts: Sequence[tuple[Sequence[str], Sequence[str], Sequence[str], bool]],
     options: dict[str, Any],
 ) -> list[sweep.Cell]:
-    """Log by log; what several parts have in common, once."""
+    """Return the cells log by log; those common to several parts occur once."""
     found: dict[sweep.Cell, sweep.Cell] = {}
     for log in logs:
         for heuristics, deallocations, searches, count in parts:
@@ -44,7 +44,7 @@ def cells_of(
 
 
 def read_logs(words: Sequence[str]) -> list[sweep.Facts]:
-    """The figures of the logs that are meant. Raises LaunchError."""
+    """Return the figures of the given logs. Raises LaunchError."""
     paths: list[str] = []
     for word in words:
         if Path(word).is_dir():
@@ -65,9 +65,9 @@ def read_logs(words: Sequence[str]) -> list[sweep.Facts]:
 
 
 def run(one: Callable[[C], R], cells: Sequence[C], jobs: int, progress: str | None) -> tuple[list[R], bool]:
-    """What `one` gives for each of the cells that were done, in their order, and whether that is all.
+    """Return the results of `one` for the finished cells, in order, and whether these are all.
 
-    progress: what to say that it does, on a terminal. Raises LaunchError.
+    progress: description for a terminal. Raises LaunchError.
     """
     rows: dict[int, R] = {}
     console = console_for(sys.stderr, None)
@@ -83,19 +83,19 @@ def run(one: Callable[[C], R], cells: Sequence[C], jobs: int, progress: str | No
         done = True
     except KeyboardInterrupt:
         pass
-    except (ValueError, ImportError) as error:  # a heuristic of the user's own, mostly, or a missing extra
+    except (ValueError, ImportError) as error:  # usually a user's heuristic, or a missing extra
         raise LaunchError(str(error)) from None
     return [rows[index] for index in sorted(rows)], done
 
 
 def import_from_here(heuristics: Iterable[str]) -> None:
-    """For functions of the user's own, as `python` does."""
+    """Make user's functions importable from the current folder, as `python` does."""
     if any(":" in name for name in heuristics):
         sys.path.insert(0, "")
 
 
 def shown(result: Result, show: Callable[[Result, TextIO], None], json: str | None, quiet: bool) -> None:
-    """Print the tables: on stderr where the rows go to standard output."""
+    """Print the tables: on stderr if the rows go to standard output."""
     if quiet:
         return
     if json == "-":
@@ -116,9 +116,9 @@ def ended(
     format: str,
     quiet: bool,
 ) -> int:
-    """Draw the pictures, if all was done and they are wanted; the exit status. Raises LaunchError.
+    """Draw the pictures, if requested and everything was done. Returns the exit status. Raises LaunchError.
 
-    unwritten: of tables and rows, what could not be written. count: how many were done, and of how many.
+    unwritten: tables and rows that could not be written. count: how many were done, and of how many.
     """
     if not done:
         say(f"interrupted: {count} were done")

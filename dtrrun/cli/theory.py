@@ -1,53 +1,56 @@
-"""What `dtrrun simulate --theory` does: the paper's theorems measured."""
+"""`dtrrun simulate --theory`: measures the paper's theorems."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dtrrun.cli import values
-from dtrrun.cli.parameters import read
+from dtrrun import values
+from dtrrun.cli.profiles import Given
 from dtrrun.cli.report_file import report_writer, write_each
 from dtrrun.cli.sweeping import ended, import_from_here, run, shown
 from dtrrun.launch.errors import LaunchError
 from dtrrun.simulator import PORTFOLIO
 from dtrrun.simulator.figures import draw_theory
-from dtrrun.simulator.theory import THEORIES, TheoryCell, run_theory, theory_cells
+from dtrrun.simulator.theory import TheoryCell, run_theory, theory_cells
 from dtrrun.simulator.theory.measure import BUDGETS, HEURISTICS, LEAST_BUDGET, SIZES
 from dtrrun.views.theory import print_theory
+
+if TYPE_CHECKING:
+    from dtrrun.cli.simulate import Simulate
 
 SCHEMA = "dtrrun.theory/1"
 
 
-def read_theory(
-    theory: str, heuristic: str | None, sizes: str | None, budgets: str | None, limit: str | None, seed: str
-) -> list[TheoryCell]:
-    """What is meant by the options' texts, None: the theorem's own. Raises LaunchError."""
-    theory = read("--theory", values.choice(*THEORIES), theory)
+def read_theory(theory: str, given: Simulate) -> list[TheoryCell]:
+    """Return the cells for the check `theory`.
+
+    Options of None have the theorem's defaults. Raises LaunchError.
+    """
     heuristics: Sequence[str] = HEURISTICS[theory]
-    if heuristic is not None:
-        heuristics = read("--heuristic", values.heuristics, heuristic)
+    if given.heuristic is not None:
+        heuristics = Given(given.heuristic, "--heuristic").read(values.heuristics)
     if PORTFOLIO in heuristics:
         raise LaunchError(f"--heuristic: {PORTFOLIO} tries rules on a log, and does not go with --theory")
-    numbers, tensors = values.whole_numbers(least=1), values.whole_numbers(LEAST_BUDGET)
+    layers, tensors = SIZES[theory], BUDGETS[theory]
+    if given.sizes is not None:
+        layers = Given(given.sizes, "--sizes").read(values.whole_numbers(least=1))
+    if given.budgets is not None:
+        tensors = Given(given.budgets, "--budgets").read(values.whole_numbers(LEAST_BUDGET))
     try:
-        return theory_cells(
-            theory,
-            heuristics,
-            read("--sizes", numbers, sizes) if sizes is not None else SIZES[theory],
-            read("--budgets", tensors, budgets) if budgets is not None else BUDGETS[theory],
-            read("--limit", values.slowdown, limit) if limit is not None else None,
-            read("--seed", values.whole_number(), seed),
-        )
+        return theory_cells(theory, heuristics, layers, tensors, given.limit, given.seed)
     except ValueError as error:
         raise LaunchError(f"--sizes: {error}") from None
 
 
-def simulate_theory(
-    cells: Sequence[TheoryCell], jobs: int, json: str | None, folder: Path | None, format: str, quiet: bool
-) -> int:
-    """Runs the cells, prints, writes and draws; the exit status. Raises LaunchError."""
+def simulate_theory(cells: Sequence[TheoryCell], jobs: int, folder: Path | None, given: Simulate) -> int:
+    """Run the cells in `jobs` processes, print, write and draw.
+
+    Returns the exit status. Raises LaunchError.
+    """
+    json, quiet = given.json, given.quiet
     import_from_here(cell.heuristic for cell in cells)
     with report_writer(json) as write:
         rows, done = run(run_theory, cells, jobs, None if quiet else "simulating")
@@ -58,4 +61,6 @@ def simulate_theory(
                 "--json": lambda: write(result),
             }
         )
-    return ended(result, done, unwritten, f"{len(rows)} of {len(cells)}", draw_theory, folder, format, quiet)
+    return ended(
+        result, done, unwritten, f"{len(rows)} of {len(cells)}", draw_theory, folder, given.format, quiet
+    )

@@ -1,21 +1,20 @@
-"""The verb `top`: the runs that are under way, looked at from another terminal."""
+"""The verb `top`: shows the current runs from another terminal."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from dtrrun.cli import values
 from dtrrun.cli.messages import say, to_stdout
-from dtrrun.cli.parameters import read
 from dtrrun.cli.report_file import report_writer
 from dtrrun.launch.running import find
+from dtrrun.settings import option
 from dtrrun.telemetry.run import Run
 from dtrrun.views.panels import console_for, print_to
 from dtrrun.views.rates import Rates
@@ -24,8 +23,9 @@ from dtrrun.views.running import run_picture, runs_table, settings_of
 
 SCHEMA = "dtrrun.top/1"
 EVERY = 1.0
-"""Seconds between two looks."""
+"""Seconds between updates."""
 
+USAGE = "top [OPTIONS]"
 EPILOG = """
 [bold]Examples[/bold]
 
@@ -37,45 +37,36 @@ dtrrun top --once --json -
 
 [bold]Exit status[/bold]: 0; 1, no run has that PID; 2, wrong usage. Ctrl-C ends it.
 """
-COMMAND: dict[str, Any] = {
-    "options_metavar": "top [OPTIONS]",
-    "context_settings": {"help_option_names": ["-h", "--help"]},
-}
 
 
-def top(
-    pid: Annotated[
-        str | None, typer.Argument(metavar="PID", help="The PID of a run, or of a training process in it.")
-    ] = None,
-    once: Annotated[
-        bool,
-        typer.Option(
-            "--once", metavar="", help="Print the table once, as is done where there is no terminal."
-        ),
-    ] = False,
-    json: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH", help="Write the figures of all runs once, as JSON; - is standard output."
-        ),
-    ] = None,
-) -> int:
+@dataclass(frozen=True)
+class Top:
+    """The options of `dtrrun top`."""
+
+    pid: int | None = option("The PID of a run, or of a training process in it.", word="PID", argument=True)
+    once: bool = option(
+        "Print the table once, as is done where there is no terminal.", default=False, one_way=True
+    )
+    json: str | None = option("Write the figures of all runs once, as JSON; - is standard output.")
+
+
+def top(given: Top, _: Sequence[str]) -> int:
     """Show your runs of dtrrun on this machine, or the live table of one of them.
 
     It reads the small file in which each training process keeps its figures. So it also works for runs that
     were started without a live table, and costs them nothing. Budget, resident and peak are of one process of
     the run, the largest.
     """
-    wanted = None if pid is None else read("PID", values.whole_number(least=1), pid)
-    if json is not None:
-        with report_writer(json) as write:
-            write({"schema": SCHEMA, "runs": [_report(run) for run in _wanted(wanted)]})
+    pid = given.pid
+    if given.json is not None:
+        with report_writer(given.json) as write:
+            write({"schema": SCHEMA, "runs": [_report(run) for run in _wanted(pid)]})
         return 0
     console = console_for(sys.stdout, None)
     rates = Rates()
 
     def look() -> RenderableType | None:
-        runs = _wanted(wanted)
+        runs = _wanted(pid)
         if pid is None:
             return runs_table(runs)
         return run_picture(runs[0], rates, sys.stdout, console.width, console.height) if runs else None
@@ -84,7 +75,7 @@ def top(
     if first is None:
         say(f"error: no run of dtrrun with the PID {pid} is under way")
         return 1
-    if once or not console.is_terminal:
+    if given.once or not console.is_terminal:
         with to_stdout():
             print_to(sys.stdout, console, first)
         return 0

@@ -1,4 +1,4 @@
-"""Run a command whose output is kept back, and end it with everything that it started."""
+"""Runs a command with captured output, and ends it with everything that it started."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dtrrun.launch.process import start
 
 TAIL_BYTES = 4096
 TICK_SECONDS = 0.1
-GRACE_SECONDS = 3.0  # between the request to end and the end
+GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
 
 
 class Captured(NamedTuple):
-    """How it ended. returncode: minus the number of the signal that ended it. tail: of what it wrote."""
+    """How it ended. returncode: negative signal number if a signal ended it. tail: the end of its output."""
 
     returncode: int
     seconds: float
@@ -33,10 +33,10 @@ def run_captured(
     patience: float,
     attend: Callable[[], None] = lambda: None,
 ) -> Captured:
-    """Run `command` with no input, in a session of its own, for at most `patience` seconds.
+    """Run `command` without input, in its own session, for at most `patience` seconds.
 
-    `attend` is called over and over meanwhile. A Ctrl-C at the terminal comes to us alone: this ends the
-    command, as any other exception does, and goes on upwards. Raises LaunchError where it cannot be started.
+    `attend` is called repeatedly meanwhile. Ctrl-C at the terminal reaches only us: it ends the command, as
+    any other exception does, and is re-raised. Raises LaunchError if the command cannot be started.
     """
     started = time.monotonic()
     with tempfile.TemporaryFile() as output:
@@ -59,7 +59,7 @@ def run_captured(
             end(child)
             raise
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)  # what it left running
+            os.killpg(child.pid, signal.SIGKILL)  # processes that it left running
         return Captured(status, time.monotonic() - started, _tail(output), timed_out)
 
 
@@ -71,7 +71,7 @@ def _wait(child: subprocess.Popen[bytes]) -> int | None:
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
-    """End the child and its children: by request, then by force."""
+    """End the child and its children: SIGTERM, then SIGKILL."""
     for number, grace in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, None)):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, number)

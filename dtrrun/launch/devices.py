@@ -1,9 +1,8 @@
-"""How much memory a device has, asked without torch: for percentages and for budgets that are too large."""
+"""Finds how much memory a device has without torch, for percentages and for checking budgets."""
 
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -14,14 +13,12 @@ import psutil
 from dtrrun.monitor.devices import all_devices, visible
 from dtrrun.monitor.nvml import NvmlUnavailable, library, memory, started
 
-DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
-
 
 def resolve(device: str, nvml: Any = None) -> str:
-    """`auto` and `cuda` made definite: `auto` is the first GPU that the driver shows, else the CPU.
+    """Resolve `auto` and `cuda`: `auto` is the first GPU that the driver shows, else the CPU.
 
-    The runtime does the same, but for a PyTorch without CUDA, of which it warns. Which of several GPUs a
-    process uses is its own choice.
+    The runtime does the same, except for a PyTorch without CUDA, which causes a warning. Which of several
+    GPUs a process uses is its own choice.
     """
     if device == "auto":
         return "cuda:0" if _cuda_total(0, nvml) is not None else "cpu"
@@ -29,7 +26,7 @@ def resolve(device: str, nvml: Any = None) -> str:
 
 
 def total_bytes(device: str, nvml: Any = None) -> int:
-    """Memory of `device` (`cpu` or `cuda:N`) in bytes. Raises ValueError where there is no such device."""
+    """Return the memory of `device` (`cpu` or `cuda:N`) in bytes. Raises ValueError if there is none."""
     if device == "cpu":
         return min([psutil.virtual_memory().total, *_cgroup_limits()])
     index = int(device.removeprefix("cuda:"))
@@ -40,23 +37,23 @@ def total_bytes(device: str, nvml: Any = None) -> int:
 
 
 def _cgroup_limits() -> list[int]:
-    """Memory limits of the container this runs in (version 2, then 1), as seen from inside it."""
+    """Return memory limits of this container (version 2, then 1), as seen from inside."""
     limits = []
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # "max" where there is no limit
+        with suppress(OSError, ValueError):  # "max" if there is no limit
             limits.append(int(Path("/sys/fs/cgroup", name).read_text()))
     return limits
 
 
 def _cuda_total(index: int, module: Any = None) -> int | None:
-    """Bytes of the `index`-th device that CUDA counts, or None where there is none."""
+    """Return the bytes of the `index`-th device according to CUDA, or None."""
     try:
         return _asked(module or library(), index, os.environ.get("CUDA_VISIBLE_DEVICES"))
     except NvmlUnavailable:
         return None
 
 
-@cache  # a command asks several times, and each time NVML would have to be started
+@cache  # a command asks several times, each of which would start NVML
 def _asked(module: Any, index: int, variable: str | None) -> int | None:
     try:
         with started(module) as nvml:

@@ -13,18 +13,18 @@ from dtrrun.settings import RuntimeSettings
 
 HOOK = str(Path(__file__).resolve().parent.parent / "boot" / "path")
 RECORDS = "DTRRUN_RECORDS"
-"""Names the folder of records for code that must not take the time to read the settings."""
+"""The folder of records, for code that must not spend time reading the settings."""
 
 
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
-FORMER = "PYTORCH_CUDA_ALLOC_CONF"  # its name before PyTorch 2.9, and still read, in part before the new one
+FORMER = "PYTORCH_CUDA_ALLOC_CONF"  # its name before PyTorch 2.9, which still reads it
 
 
 def allocator_settings(environ: Mapping[str, str], platform: str = sys.platform) -> dict[str, str]:
-    """What to change for CUDA's caching allocator: segments that grow leave fewer holes.
+    """Return changes for CUDA's caching allocator: growing segments reduce fragmentation.
 
-    Not where the user has decided about it or chosen another allocator, nor where it does not work (PyTorch
-    has it for Linux alone; WSL's driver lacks what it needs).
+    There are none if the user has set this or chosen another allocator, or where it does not work (PyTorch
+    supports it only on Linux; WSL's driver lacks a requirement).
     """
     present = {name: environ[name] for name in (ALLOCATOR, FORMER) if environ.get(name, "").strip()}
     text = ",".join(present.values())
@@ -32,14 +32,14 @@ def allocator_settings(environ: Mapping[str, str], platform: str = sys.platform)
         return {}
     if platform != "linux" or "microsoft" in os.uname().release.lower():
         return {}
-    # Both where both are set: each is read by a part of PyTorch. The former alone, where only that is set.
+    # Both names if both are set, since parts of PyTorch read each. Only the former if only that is set.
     return {
         name: f"{before.strip().rstrip(',')},expandable_segments:True" for name, before in present.items()
     } or {ALLOCATOR: "expandable_segments:True"}
 
 
 def child_environment(settings: RuntimeSettings, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """`environ` with the settings in it, and our hook first on PYTHONPATH, which stays as it is otherwise."""
+    """Return `environ` with the settings, and with our hook first on PYTHONPATH."""
     if os.pathsep in HOOK:
         raise LaunchError(
             f"dtrrun is installed in {HOOK}, and PYTHONPATH cannot hold a {os.pathsep!r}", FAILED

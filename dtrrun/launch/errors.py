@@ -1,11 +1,11 @@
-"""The one error by which the launcher gives up: what to print, and the exit status that goes with it."""
+"""The launcher's error: the message to print, and the exit status."""
 
 from __future__ import annotations
 
 USAGE = 2
 MISMATCH = 3  # --verify found a difference
 VIOLATION = 4  # --on-violation stop: the driver showed more than the budget
-FAILED = 125  # dtrrun itself failed, or never came into play
+FAILED = 125  # dtrrun itself failed, or never ran
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 BY_SIGNAL = 128  # plus the signal's number

@@ -1,4 +1,4 @@
-"""Which Python runs a script: the one that the person at the terminal means by `python`."""
+"""Chooses the Python that runs a script: the one that `python` means at the terminal."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ ENVIRONMENTS = ("VIRTUAL_ENV", "CONDA_PREFIX")
 
 
 def choose(wanted: str | None, environ: Mapping[str, str] = os.environ, called: str | None = None) -> str:
-    """The interpreter for a script, `-m` or `-c`; the first of these that there is:
+    """Return the interpreter for a script, `-m` or `-c`. The first of these that exists:
 
-    1. `wanted`: what `--python` says, a path or a command;
-    2. our own, where dtrrun was called by its path (`.venv/bin/dtrrun`) or as `python -m dtrrun`;
-    3. that of the active environment (VIRTUAL_ENV, then CONDA_PREFIX);
-    4. `python3` on PATH, if torch can be imported there: dtrrun may live in an environment of its own;
-    5. our own.
+    1. `wanted`: what `--python` says, a path or a command; 2. our own, where dtrrun was called by its path
+    (`.venv/bin/dtrrun`) or as `python -m dtrrun`; 3. that of the active environment (VIRTUAL_ENV, then
+    CONDA_PREFIX); 4. `python3` on PATH, if torch can be imported there: dtrrun may live in an environment of
+    its own; 5. our own.
 
     `called` is how dtrrun was called (`sys.argv[0]`). Raises LaunchError if `wanted` cannot be run.
     """
@@ -48,14 +47,17 @@ def _checked(wanted: str) -> str:
 
 
 def _called_by_path(called: str, environ: Mapping[str, str]) -> bool:
-    """Not found through PATH; `called` is the path of the script, or of __main__.py after `python -m`."""
+    """Return whether dtrrun was not found through PATH.
+
+    called: the script, or __main__.py after `python -m`.
+    """
     found = shutil.which("dtrrun", path=environ.get("PATH"))
     return found is None or not _same(found, called)
 
 
 def _same(one: str, other: str) -> bool:
     try:
-        # Not realpath: the pythons of two environments may be links to one file.
+        # Not realpath, since the pythons of two environments may be links to one file.
         return os.path.abspath(one) == os.path.abspath(other) or (
             os.path.isdir(one) and os.path.samefile(one, other)
         )
@@ -64,7 +66,7 @@ def _same(one: str, other: str) -> bool:
 
 
 def _has_torch(python: str) -> bool:
-    """Whether torch can be found there, without importing it."""
+    """Return whether torch can be found there, without importing it."""
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, timeout=20, check=False)

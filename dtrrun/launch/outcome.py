@@ -1,4 +1,4 @@
-"""The exit status of a run, and what to say when the budget never came into play."""
+"""The exit status of a run, and the message if the budget never took effect."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from dtrrun.launch.errors import BY_SIGNAL, FAILED, MISMATCH, VIOLATION
 from dtrrun.telemetry.record import Snapshot
 
 NESTED = "nested"
-"""The mark of a dtrrun that the target ran."""
+"""The mark left by another dtrrun that the target ran."""
 REPLACED, STOPPED = "replaced", "stopped"
 """Statuses of processes: of an image that `exec` replaced; of a daemon that its parent stopped (a pool's)."""
 
 
 @dataclass(frozen=True)
 class Marks:
-    """What the hook in the target's processes left for us beside the records."""
+    """Marks that the hook in the target's processes left next to the records."""
 
     python: bool = False
-    """Some Python process loaded the hook."""
+    """Whether any Python process loaded the hook."""
     starts: tuple[tuple[int, float], ...] = ()
-    """Of each that did: its id, and when its interpreter started, in seconds since the epoch."""
+    """For each that did: its id, and the start of its interpreter, in seconds since the epoch."""
     daemons: frozenset[int] = frozenset()
-    """Daemonic children of `multiprocessing`, by their ids."""
+    """Ids of daemonic children of `multiprocessing`."""
     nested: bool = False
-    """The target ran another dtrrun."""
+    """Whether the target ran another dtrrun."""
     old_python: bool = False
-    """Some Python process was too old for it."""
+    """Whether any Python process was too old."""
     without_torch: tuple[str, ...] = ()
-    """Interpreters that looked for torch and found none."""
+    """Interpreters that found no torch."""
     failures: tuple[str, ...] = ()
     """Why processes could not be put under the budget; each was ended."""
 
 
 def read_marks(folder: Path) -> Marks:
-    """The marks in the folder of records."""
+    """Read the marks in the folder of records."""
     without = folder / "no-torch"
     return Marks(
         python=(folder / "python").exists(),
@@ -50,7 +50,7 @@ def read_marks(folder: Path) -> Marks:
 
 
 def _rows(path: Path, columns: int) -> list[list[str]]:
-    """The whole rows of numbers in a file of marks."""
+    """Return the complete rows of numbers in a file of marks."""
     try:
         rows = [line.split() for line in path.read_text().splitlines()]
     except (OSError, ValueError):
@@ -59,13 +59,13 @@ def _rows(path: Path, columns: int) -> list[list[str]]:
 
 
 def explained(snapshots: Sequence[Snapshot], marks: Marks) -> list[Snapshot]:
-    """The snapshots; those that did not say how they ended, though nobody killed them, with a status."""
+    """Return the snapshots, adding a status to processes that ended without one, though not killed."""
     return [snapshot if snapshot.ended else _explained(snapshot, marks) for snapshot in snapshots]
 
 
 def _explained(snapshot: Snapshot, marks: Marks) -> Snapshot:
     began = snapshot.meta.get("start")
-    # A process loads the hook once more where `exec` gives it another image.
+    # A process loads the hook again if `exec` replaces its image.
     if isinstance(began, (int, float)) and any(
         pid == snapshot.pid and start > began for pid, start in marks.starts
     ):
@@ -77,7 +77,7 @@ def _explained(snapshot: Snapshot, marks: Marks) -> Snapshot:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the run ended: our exit status, the signal to die of, and what to tell the user."""
+    """How the run ended: our exit status, the signal to die of, and messages for the user."""
 
     exit_status: int
     signal: int | None = None
@@ -90,12 +90,11 @@ class Outcome:
 def judge(
     returncode: int, snapshots: Sequence[Snapshot], marks: Marks, stopped: str | None = None
 ) -> Outcome:
-    """The outcome for a target that ended with `returncode` (negative: by that signal).
+    """Return the outcome for a target that ended with `returncode` (negative: by that signal).
 
-    The target's own status passes, except that a success is not one if no process ran under the budget (125)
-    or a rematerialized storage differed (3), and nothing is right if a process could not be put under it
-    (125). A run that we stopped for what the driver showed, `stopped`, ended for that reason, however the
-    target took it (4).
+    The target's own status is passed on, with these exceptions: a success becomes 125 if no process ran under
+    the budget, or 3 if a rematerialized storage differed. If a process could not be put under the budget it
+    is always 125. If we stopped the run for what the driver showed (`stopped`), it is 4.
     """
     if stopped is not None:
         return Outcome(VIOLATION, error=f"stopped: {stopped}")

@@ -1,4 +1,4 @@
-"""Start the target, hand it its signals, wait for it."""
+"""Starts the target, passes on signals, and waits for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dtrrun.launch.errors import NOT_EXECUTABLE, NOT_FOUND, LaunchError
 from dtrrun.launch.signals import passed_on
 
 Streams = Mapping[str, int | None]
-"""`stdin`, `stdout` and `stderr` for the target: a descriptor, or None for our own."""
+"""`stdin`, `stdout` and `stderr` for the target: a descriptor, or None to inherit ours."""
 
 
 def run(
@@ -23,14 +23,14 @@ def run(
     attend: Callable[[], None] | None = None,
     started: Callable[[Callable[[int], None]], None] | None = None,
 ) -> int:
-    """Run `command` to its end; its exit status, or minus the number of the signal that ended it.
+    """Run `command` to its end. Returns its exit status, or the negative number of the signal that ended it.
 
-    The target is in our process group. While it runs, `attend` is called over and over, and should take a
-    moment each time. `started` is called once it runs, with what sends it a signal. Raises LaunchError where
+    The target is in our process group. While it runs, `attend` is called repeatedly, and should return
+    quickly. `started` is called once it runs, with a function that sends it a signal. Raises LaunchError if
     the command cannot be started (126, 127).
     """
     child: subprocess.Popen[bytes] | None = None
-    early: list[int] = []  # signals that came while the child was being started
+    early: list[int] = []  # signals that arrived while the child was being started
 
     def send(number: int) -> None:
         if child is None:
@@ -39,7 +39,7 @@ def run(
             child.send_signal(number)
 
     with passed_on(send):
-        # Descriptors that someone handed down to us (make, a pipe of the shell) are the target's: left open.
+        # Inherited descriptors (from make, or a shell's pipe) are meant for the target, so leave them open.
         child = start(command, environment, close_fds=False, **(streams or {}))
         for number in early:
             child.send_signal(number)
@@ -49,23 +49,24 @@ def run(
             while attend is not None and child.poll() is None:
                 attend()
         except BaseException:
-            child.terminate()  # nobody would look after it
+            child.terminate()  # otherwise it would be unattended
             raise
         return child.wait()
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
-    """A `Popen` of `command`, which ends when we are killed. Call it from the main thread.
+    """Return a `Popen` of `command`, which ends if we are killed. Call it from the main thread.
 
-    Raises LaunchError where it cannot be started (126, 127).
+    Raises LaunchError if it cannot be started (126, 127).
     """
     try:
         with warnings.catch_warnings():
-            # Python 3.12 and later warn of a fork beside threads. Ours hold no lock that the child needs.
+            # Python 3.12 and later warn of forks in multithreaded processes. The child needs no lock of our
+            # threads.
             warnings.simplefilter("ignore", DeprecationWarning)
             return subprocess.Popen(command, env=environment, preexec_fn=end_with_us(), **options)
     except FileNotFoundError:
-        # The file was there a moment ago: it is the interpreter in its first line that is not.
+        # The file was there a moment ago, so the interpreter in its first line is missing.
         raise LaunchError(
             f"{command[0]}: no such command, or no such interpreter in its #! line", NOT_FOUND
         ) from None

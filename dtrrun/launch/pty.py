@@ -1,8 +1,8 @@
-"""A pseudo-terminal for what the script writes, so that it can stand above the live table.
+"""A pseudo-terminal for the script's output, so that it appears above the live table.
 
-Only output goes through it. Standard input stays the real terminal, in the mode that it is in, and the child
+Only output goes through it. Standard input remains the real terminal, in its present mode, and the child
 stays in our session and process group: Ctrl-C, Ctrl-Z, `input`, `getpass` and `pdb` work as without us. The
-pseudo-terminal controls no session; it is there so that the script sees a terminal of the right size.
+pseudo-terminal controls no session; it only gives the script a terminal of the right size.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from collections.abc import Callable
 from types import TracebackType
 
 STDOUT, STDERR = 1, 2
-READ_BYTES = 65536  # at most; the kernel hands out 4 KiB at a time
-READS = 16  # in one `pump`: a script that floods its terminal must not starve the table
-LAST_READS = 256  # more than fits into a pseudo-terminal; not without end, for others may go on writing
+READ_BYTES = 65536  # maximum; the kernel returns 4 KiB at a time
+READS = 16  # per `pump`: a script that floods its terminal must not starve the table
+LAST_READS = 256  # more than a pseudo-terminal buffers; bounded, since others may go on writing
 
 
 class Terminal:
-    """Our end of the script's terminal; where standard error is none, nothing is put in between.
+    """Our end of the script's terminal. If standard error is not a terminal, nothing is inserted.
 
-    `on_output` gets each piece of what the script writes there; `rows_taken` says how many rows of the real
-    terminal are not the script's. Make it before the child is started, and `close` it whatever happens.
+    `on_output` gets each piece of the script's output; `rows_taken` returns how many rows of the real
+    terminal are not the script's. Create it before the child is started, and always `close` it.
     """
 
     def __init__(self, on_output: Callable[[bytes], None], rows_taken: Callable[[], int] = lambda: 0) -> None:
@@ -48,12 +48,12 @@ class Terminal:
         self._follow_size()
 
     def child_fds(self) -> dict[str, int | None]:
-        """For `subprocess.Popen`; None is inherited. What was redirected to a file is the file's own."""
+        """Return descriptors for `subprocess.Popen`; None is inherited. Redirected streams are left alone."""
         same = self._slave is not None and os.isatty(STDOUT) and os.ttyname(STDOUT) == os.ttyname(STDERR)
         return {"stdin": None, "stdout": self._slave if same else None, "stderr": self._slave}
 
     def pump(self, timeout: float) -> None:
-        """Pass on what the script wrote; returns after `timeout` seconds, sooner when there was something."""
+        """Pass on the script's output. Returns after `timeout` seconds, or earlier if there was some."""
         self._release_slave()
         if self._master is None:
             time.sleep(timeout)
@@ -63,12 +63,12 @@ class Terminal:
             self._read(READS)
 
     def drain(self) -> None:
-        """After the child has ended: pass on the rest, without waiting for others who hold the terminal."""
+        """After the child has ended, pass on the rest. Do not wait for others that have the terminal open."""
         self._release_slave()
         self._read(LAST_READS)
 
     def close(self) -> None:
-        """Let go of the pseudo-terminal. Who still writes to it gets an error from then on."""
+        """Close the pseudo-terminal. Processes that still write to it get an error."""
         self._release_slave()
         if self._master is not None:
             os.close(self._master)
@@ -83,7 +83,7 @@ class Terminal:
         self.close()
 
     def _release_slave(self) -> None:
-        """The child has its own by now; ours would hide from us that all others have closed theirs."""
+        """Close our copy, which would hide that all others are closed."""
         if self._slave is not None:
             os.close(self._slave)
             self._slave = None
@@ -96,7 +96,7 @@ class Terminal:
                 data = os.read(self._master, READ_BYTES)
             except BlockingIOError:
                 return
-            except OSError:  # EIO: nobody has it open any more
+            except OSError:  # EIO: no process has it open
                 data = b""
             if not data:
                 self.close()
@@ -104,7 +104,7 @@ class Terminal:
             self._on_output(data)
 
     def _follow_size(self) -> None:
-        """Give the script's terminal the size of the real one, less the rows that are taken."""
+        """Give the script's terminal the size of the real one, less the rows taken."""
         assert self._master is not None
         try:
             columns, rows = os.get_terminal_size(STDERR)
@@ -115,6 +115,6 @@ class Terminal:
             return
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
         if self._size is not None:
-            # The terminal's own signal, if there was one, came before the new size was there to be read.
+            # The terminal's own signal, if any, came before the new size could be read.
             os.kill(0, signal.SIGWINCH)
         self._size = size

@@ -1,4 +1,4 @@
-"""Python's flags that would keep our hook out of the target: refused, rather than run without a budget."""
+"""Refuses Python flags that would disable our hook in the target, rather than run without a budget."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _LAST = "cm"  # what follows belongs to the program
 
 
 def refuse_flags(words: Sequence[str]) -> None:
-    """Raise LaunchError where `words`, a Python command line, holds a flag that switches us off."""
+    """Raise LaunchError if `words`, a Python command line, contains a flag that disables us."""
     for letter in _flags(words[1:]):
         if letter in WHY:
             raise LaunchError(f"{WHY[letter]}, which dtrrun needs; leave -{letter} out")
 
 
 def _flags(words: Sequence[str]) -> Iterator[str]:
-    """The one-letter flags of Python itself, as its own command-line parser sees them."""
+    """Yield Python's own one-letter flags, as its command-line parser sees them."""
     rest = list(words)
     while rest:
         word = rest.pop(0)

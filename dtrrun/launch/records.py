@@ -1,7 +1,7 @@
-"""The private folder in which a run's processes keep their records, and what killed launchers left of theirs.
+"""The private folder for the records of a run's processes, and cleaning up after killed launchers.
 
-It is in the folder for temporary files (TMPDIR). XDG_RUNTIME_DIR would be no place for it: that goes when the
-user logs out, while a run that was started with nohup goes on.
+It is in the folder for temporary files (TMPDIR). XDG_RUNTIME_DIR is removed when the user logs out, while a
+run started with nohup continues.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dtrrun.telemetry.lock import abandoned_on, drop, machine, take
 
 PREFIX = "dtrrun-"
 STALE_SECONDS = 86_400.0
-"""Without a word from a run of another machine, or of this one before it was started anew."""
+"""Age of the last write by a run of another machine, or before a reboot, after which it is stale."""
 
 
 @contextmanager
 def records_folder() -> Iterator[str]:
-    """A new folder (mode 0700, of a name that nobody can foresee), which goes at the end. Raises OSError."""
+    """Context with a new folder (mode 0700, unpredictable name), removed at the end. Raises OSError."""
     clean_up()
     with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as folder:
         descriptor = take(folder)
@@ -35,7 +35,7 @@ def records_folder() -> Iterator[str]:
 
 
 def clean_up() -> None:
-    """Remove the user's folders whose launchers were killed, and with which no process has to do any more."""
+    """Remove the user's folders of killed launchers that no process uses any more."""
     stale = [path for path in _candidates() if _is_stale(path)]
     if stale:
         used = {os.path.realpath(folder) for folder in folders()}
@@ -56,13 +56,13 @@ def _candidates() -> list[str]:
 
 
 def _is_ours(about: os.stat_result) -> bool:
-    """No link, and nothing of another user's, nor open to one."""
+    """Return whether it is no link, belongs to this user, and is closed to others."""
     private = stat.S_ISDIR(about.st_mode) and not stat.S_IMODE(about.st_mode) & 0o077
     return private and about.st_uid == os.getuid()
 
 
 def _touched(path: str) -> float:
-    """When anything in a folder was last written, in seconds since the epoch."""
+    """Return when anything in a folder was last written, in seconds since the epoch."""
     with os.scandir(path) as entries:
         times = [entry.stat(follow_symlinks=False).st_mtime for entry in entries]
     return max(times, default=os.stat(path).st_mtime)
@@ -72,7 +72,7 @@ def _is_stale(path: str) -> bool:
     where = abandoned_on(path)
     if where is None:
         return False
-    # A lock that was taken on another machine may only look free.
+    # A lock taken on another machine may only appear free.
     with suppress(OSError):
         return where == machine() or _touched(path) < time.time() - STALE_SECONDS
     return False

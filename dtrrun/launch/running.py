@@ -1,6 +1,6 @@
-"""The user's runs of dtrrun that are under way on this machine.
+"""Finds the user's running instances of dtrrun on this machine.
 
-A run's processes carry the name of its private folder of records in their environment, so it is found from
+A run's processes have the name of its private folder of records in their environment, so it can be found from
 any terminal, wherever that folder is.
 """
 
@@ -19,7 +19,7 @@ from dtrrun.telemetry.run import Run, read_run
 
 
 def find() -> list[Run]:
-    """The oldest first. Runs in which nothing has imported torch yet are left out."""
+    """Return the runs, oldest first. Runs without a process that has imported torch are omitted."""
     found = []
     for folder in folders():
         run = read_run(folder)
@@ -29,7 +29,7 @@ def find() -> list[Run]:
 
 
 def folders() -> set[str]:
-    """The folders of records that the user's processes were started with."""
+    """Return the folders of records that the user's processes were started with."""
     found = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):

@@ -1,4 +1,4 @@
-"""Figures of one training process over time, in bounded memory: too many neighbours become one."""
+"""Figures of one training process over time, in bounded memory: neighbours are merged as needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_SAMPLES = 480
 MOST_STEPS = 360
 TIMES = COUNTED
 SUMS = ("evictions", "rematerializations")
-"""Of the counters, what a sample counts since the one before."""
+"""Counters for which a sample has the increase since the previous one."""
 LAST = ("evictable_bytes", "pinned_bytes", "evicted_bytes")
 
 Row = dict[str, Any]
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Thinned(Generic[T]):
-    """A list of at most `most` entries, each of as many neighbours as it takes for that: 1, then 2, 4, …"""
+    """A list of at most `most` entries, each of which merges 1, then 2, 4, … neighbours."""
 
     def __init__(self, most: int, merge: Callable[[T, T], T]) -> None:
         self.rows: list[T] = []
@@ -45,7 +45,7 @@ class Thinned(Generic[T]):
 
 
 class Series:
-    """What has been seen of one process; `origin_seconds` is its start, after the run's."""
+    """The samples of one process. `origin_seconds` is its start, relative to the run's."""
 
     def __init__(self, snapshot: Snapshot, origin_seconds: float) -> None:
         self.pid = snapshot.pid
@@ -54,11 +54,11 @@ class Series:
         self.over = False
         self.samples: Thinned[Row] = Thinned(MOST_SAMPLES, _merged_samples)
         self.steps: Thinned[Row] = Thinned(MOST_STEPS, _merged_steps)
-        self.newest = 0  # step that we have
+        self.newest = 0  # last step that we have
         self._before: Mapping[str, int] = {}
 
     def add(self, snapshot: Snapshot, seconds: float) -> None:
-        """What a snapshot says; `seconds`: when it was read, after the run's start."""
+        """Add a snapshot. seconds: when it was read, after the run's start."""
         counters = snapshot.counters
         resident = counters["resident_bytes"]
         row = {"seconds": seconds, "resident_least_bytes": resident, "resident_most_bytes": resident}
@@ -69,11 +69,11 @@ class Series:
 
     @property
     def behind(self) -> int:
-        """Steps that have been made, and that we do not have."""
+        """Return the number of completed steps that we do not have yet."""
         return self._before.get("steps", 0) - self.newest
 
     def add_steps(self, table: Any) -> None:
-        """The steps of a published table that are new."""
+        """Add the new steps of a published table."""
         for step in table if isinstance(table, list) else ():
             if isinstance(step, dict) and step.get("index", 0) > self.newest:
                 self._add_step(step)
@@ -87,7 +87,7 @@ class Series:
         self._show_peak(ended - _part(step, "wall"), ended, peak)
 
     def _show_peak(self, began: float, ended: float, peak: int) -> None:
-        """A peak falls between two looks more often than not: it is put where most was seen in that step."""
+        """Add a peak, which usually falls between two samples: at the largest sample of that step."""
         rows = self.samples.rows
         first, last = (bisect_right(rows, at, key=_seconds) for at in (began, ended))
         if last and peak:
@@ -95,7 +95,7 @@ class Series:
             highest["resident_most_bytes"] = max(highest["resident_most_bytes"], peak)
 
     def values(self) -> dict[str, Any]:
-        """As JSON values: columns (docs/report.md)."""
+        """Return JSON values: columns (docs/report.md)."""
         steps = self.steps.rows
         shared = [shared_out(row) for row in steps]
         parts = {part: [_short(row[part]) for row in shared] for part in ("wall", *PARTS, "other")}

@@ -1,11 +1,11 @@
 """Signals between the terminal, us, and the target, which is in our process group.
 
-What the terminal sends (Ctrl-C, Ctrl-\\) it sends to the target as well: we only must not die of it. What is
-sent to us alone is passed on. The two cannot be told apart for SIGINT and SIGQUIT, except that a terminal
-sends them to its foreground group only: there, they are taken to come from the terminal.
+The terminal sends its signals (Ctrl-C, Ctrl-\\) to the target as well: we only must survive them. Signals
+sent only to us are passed on. The two cannot be distinguished for SIGINT and SIGQUIT, except that a terminal
+sends them only to its foreground group: there, they are assumed to come from the terminal.
 
-A target that waits in native code does not hear of Ctrl-C: Python tells its main thread only, and that waits
-for a backward pass on a GPU, which may be long in a budget that is too small. Who insists has it ended.
+A target waiting in native code does not react to Ctrl-C: Python notifies only its main thread, which waits
+for a backward pass on a GPU, and that can take long with a budget that is too small. Repeated Ctrl-C ends it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from types import FrameType
 FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-INSISTING = 3  # times Ctrl-C
+INSISTING = 3  # number of Ctrl-C
 INSISTING_SECONDS = 3.0
 
 
 @contextmanager
 def passed_on(send: Callable[[int], None]) -> Iterator[None]:
-    """While inside, hand the signals that are not the target's already to `send`; SIGTERM for who insists."""
+    """Context that passes signals sent only to us to `send`, and SIGTERM after repeated Ctrl-C."""
     pressed: deque[float] = deque(maxlen=INSISTING)
 
     def receive(number: int, frame: FrameType | None) -> None:
@@ -45,7 +45,10 @@ def passed_on(send: Callable[[int], None]) -> Iterator[None]:
 
 @contextmanager
 def interrupting() -> Iterator[list[int]]:
-    """Ctrl-C, and a request to end, raise KeyboardInterrupt meanwhile; gives the signals that came."""
+    """Context in which Ctrl-C and termination requests raise KeyboardInterrupt.
+
+    Yields the signals received.
+    """
     came: list[int] = []
 
     def receive(number: int, frame: FrameType | None) -> None:
@@ -58,7 +61,7 @@ def interrupting() -> Iterator[list[int]]:
 
 @contextmanager
 def _received(numbers: Iterable[int], receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    # A handler of Python's is reset in the child by exec; an ignored signal (nohup) stays ignored, in both.
+    # exec resets Python's handlers in the child; an ignored signal (nohup) stays ignored in both.
     previous = {
         number: signal.signal(number, receive)
         for number in numbers
@@ -72,7 +75,7 @@ def _received(numbers: Iterable[int], receive: Callable[[int, FrameType | None],
 
 
 def in_foreground() -> bool:
-    """Whether the terminal that we run on, if any, sends its Ctrl-C to our process group."""
+    """Return whether our terminal, if any, sends Ctrl-C to our process group."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
@@ -86,7 +89,7 @@ def in_foreground() -> bool:
 
 
 def die_of(number: int) -> None:
-    """End this process by the signal that ended the target: the shell sees the same. No second core file."""
+    """End this process by the signal that ended the target, for the shell to see. No second core file."""
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     with suppress(OSError):  # SIGKILL has no handler to reset

@@ -1,4 +1,4 @@
-"""What the words after our options mean, and the command that runs it."""
+"""Interprets the words after our options, and makes the command that runs them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SUFFIXES = (".py", ".pyw", ".pyz")
 
 
 def resolve(words: Sequence[str], interpreter: Callable[[], str]) -> list[str]:
-    """The command line that runs the target `words`; `interpreter()` is the Python for what is Python's.
+    """Return the command line that runs the target `words`. interpreter(): the Python for Python targets.
 
-    A script, `-m module`, `-c code` and `-` (a script on standard input) are Python's; everything else is a
-    command. Raises LaunchError: usage, not found (127), or cannot be executed (126).
+    A script, `-m module`, `-c code` and `-` (a script on standard input) run in Python; everything else is a
+    command. Raises LaunchError for a usage error, if not found (127), or if it cannot be executed (126).
     """
     if not words:
         raise LaunchError("there is nothing to run: give a script, -m module, -c code or a command")
@@ -42,7 +42,7 @@ def resolve(words: Sequence[str], interpreter: Callable[[], str]) -> list[str]:
 
 
 def is_python(command: str) -> bool:
-    """Whether the name of `command` is that of a Python interpreter."""
+    """Return whether `command` is named like a Python interpreter."""
     return _PYTHON.fullmatch(os.path.basename(command)) is not None
 
 
@@ -61,7 +61,7 @@ def _python_words(words: Sequence[str]) -> Sequence[str]:
 
 
 def _is_script(word: str) -> bool:
-    """A file that Python runs: by its name, a folder with a __main__.py, or a text that is no program."""
+    """Return whether Python runs it: by its name, a folder with a __main__.py, or a non-executable text."""
     if os.path.isdir(word):
         if os.path.isfile(os.path.join(word, "__main__.py")):
             return "/" in word or shutil.which(word) is None
@@ -81,7 +81,7 @@ def _is_script(word: str) -> bool:
 
 
 def _refuse_binary(path: str) -> None:
-    """A file that may not be executed is a Python script if it is a text, as with `python FILE`."""
+    """A non-executable file is a Python script if it is a text, as with `python FILE`."""
     try:
         with open(path, "rb") as file:
             head = file.read(4096)
@@ -99,7 +99,7 @@ def _not_found(word: str) -> LaunchError:
 
 
 def _expand(command: str, arguments: Sequence[str]) -> list[str]:
-    """The command line with which Python is started, as far as can be seen: through `#!` and `env`."""
+    """Return the command line that starts Python, as far as known: through `#!` and `env`."""
     words = [command, *arguments] if is_python(command) else [*_shebang(command), command, *arguments]
     while words and os.path.basename(words[0]) == "env":
         words = words[1:]
@@ -110,7 +110,7 @@ def _expand(command: str, arguments: Sequence[str]) -> list[str]:
 
 
 def _shebang(path: str) -> list[str]:
-    """The words of the `#!` line of `path`; empty for a binary."""
+    """Return the words of the `#!` line of `path`; empty for a binary."""
     try:
         with Path(path).open("rb") as file:
             line = file.readline(512)
@@ -118,5 +118,5 @@ def _shebang(path: str) -> list[str]:
         return []
     if not line.startswith(b"#!"):
         return []
-    # The kernel hands over everything after the interpreter as one word.
+    # The kernel passes everything after the interpreter as one word.
     return line[2:].decode(errors="replace").strip().split(maxsplit=1)

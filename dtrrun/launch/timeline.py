@@ -1,4 +1,4 @@
-"""How a run went: its records, read over and over by a thread of the launcher."""
+"""The course of a run: a thread of the launcher reads its records periodically."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_PROCESSES = 64
 
 
 class Timeline:
-    """Reads the records in `folder` while it is entered; `values` is what it saw."""
+    """Reads the records in `folder` while entered; `values` returns what it saw."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -41,16 +41,16 @@ class Timeline:
 
     @property
     def started_ns(self) -> int:
-        """What its seconds count from, on the monotonic clock."""
+        """The origin of its seconds, on the monotonic clock."""
         return self._started_ns
 
     def values(self, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-        """As JSON values (docs/report.md), of the processes in `snapshots`: some may have been helpers."""
+        """Return JSON values (docs/report.md) for the processes in `snapshots`: others may be helpers."""
         wanted = [(snapshot.pid, snapshot.meta.get("start")) for snapshot in snapshots]
         return {"processes": [self._series[key].values() for key in wanted if key in self._series]}
 
     def look(self, tables: bool = False) -> None:
-        """Take one sample of each process; `tables`: its steps, too."""
+        """Take one sample of each process. tables: including its steps."""
         for snapshot in read_all(self._folder, tables):
             series = self._of(snapshot)
             if series is None:
@@ -58,7 +58,7 @@ class Timeline:
             if not series.over:
                 series.add(snapshot, (snapshot.read_ns - self._started_ns) / 1e9)
                 series.over = snapshot.ended or not snapshot.alive
-            with suppress(TypeError):  # what a process publishes is its own affair
+            with suppress(TypeError):  # a process may publish anything
                 series.add_steps(snapshot.tables.get("latest_steps"))
 
     def _watch(self) -> None:
@@ -67,7 +67,7 @@ class Timeline:
                 self.look(self._steps_are_due())
 
     def _steps_are_due(self) -> bool:
-        """Once a second, or when some process may soon give up steps that we do not have."""
+        """Return True once a second, or if some process may soon drop steps that we do not have."""
         now = time.monotonic_ns()
         due = now - self._steps_read_ns > STEPS_EVERY_SECONDS * 1e9
         due = due or any(series.behind >= STEPS_BEHIND for series in self._series.values())

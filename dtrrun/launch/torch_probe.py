@@ -1,4 +1,4 @@
-"""Asks the interpreter that would run the target what PyTorch it has, without importing torch here."""
+"""Describes the PyTorch of the interpreter that would run the target, without importing torch here."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from typing import Any
 PROBE = Path(__file__).resolve().parent.parent / "runtime" / "probe.py"
 MARK = "dtrrun-probe:"
 SECONDS = 120.0
-"""For importing torch and making a context, on a slow disk."""
+"""For importing torch and creating a context, on a slow disk."""
 
 
 @contextmanager
 def probed(python: str, device: str, seconds: float = SECONDS) -> Iterator[dict[str, Any]]:
-    """What `runtime/probe.py` tells; while inside, it holds its context on the GPU, if it got one.
+    """Context with the result of `runtime/probe.py`, which holds its context on the GPU meanwhile.
 
-    Where it tells nothing, the dict has just `error`, which says why.
+    On failure the dict contains only `error`, the reason.
     """
     try:
-        # As text: dtrrun need not be installed there, and a folder put on its path might shadow modules.
+        # As text: dtrrun may not be installed there, and an additional folder on its path could shadow
+        # modules.
         child = subprocess.Popen(
             [python, "-c", PROBE.read_text(), device],
             stdin=subprocess.PIPE,
@@ -43,7 +44,7 @@ def probed(python: str, device: str, seconds: float = SECONDS) -> Iterator[dict[
     finally:
         timer.cancel()
         with suppress(subprocess.TimeoutExpired, OSError):
-            child.communicate(timeout=10)  # ends its standard input
+            child.communicate(timeout=10)  # closes its standard input
         child.kill()
         child.communicate()
 
@@ -51,7 +52,7 @@ def probed(python: str, device: str, seconds: float = SECONDS) -> Iterator[dict[
 def _answer(child: subprocess.Popen[str], python: str, seconds: float) -> dict[str, Any]:
     assert child.stdout is not None
     said = deque[str](maxlen=1)
-    for line in child.stdout:  # a sitecustomize there may print something first
+    for line in child.stdout:  # a sitecustomize may print something first
         if line.startswith(MARK):
             found: dict[str, Any] = json.loads(line.removeprefix(MARK))
             return found

@@ -1,4 +1,4 @@
-"""On a GPU: what the driver shows of a short run's processes, as `dtrrun run` asks for it."""
+"""On a GPU: gives a short run's processes the driver's figures, as `dtrrun run` does."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Shown = Callable[[Sequence[Snapshot]], Sequence[Snapshot]]
 
 @contextmanager
 def watched(settings: RuntimeSettings, folder: str, nvml: Any = None) -> Iterator[Shown]:
-    """While it lasts the processes that keep their records in `folder` are told the driver's figures.
+    """Context in which the processes with records in `folder` receive the driver's figures.
 
-    They keep inside the budget by these, so that a short run is like the one that it is made for. Yields what
-    adds them to the records.
+    They use these to keep inside the budget, so that a short run behaves like a full one. Yields a function
+    that adds the figures to the records.
     """
     if not resolve(settings.device, nvml).startswith("cuda"):
         yield _as_they_are

@@ -1,1 +1,1 @@
-"""What the driver shows, asked of NVML in the launcher: devices, memory by process, the budget. No torch."""
+"""What the driver shows, queried through NVML in the launcher: devices and memory by process. No torch."""

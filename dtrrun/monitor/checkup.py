@@ -15,7 +15,7 @@ from dtrrun.telemetry.record import Snapshot, pid_namespace
 
 
 def versions(nvml: Any) -> dict[str, str | None]:
-    """Of the driver, of NVML, and the CUDA version that the driver is for."""
+    """Return the versions of the driver, of NVML, and of CUDA that the driver supports."""
     cuda = _asked(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
     return {
         "driver": _text(_asked(nvml, nvml.nvmlSystemGetDriverVersion)),
@@ -52,7 +52,7 @@ def _facts(nvml: Any, device: Device) -> dict[str, Any]:
 
 
 def source_for(ladder: Ladder, probe: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Source and bytes that the ladder has for the process that `runtime/probe.py` told about itself."""
+    """Return source and bytes that the ladder has for the process of `runtime/probe.py`."""
     if "reserved_bytes" not in probe:
         return None
     here = {"device": "cuda", "device_uuid": probe["uuid"], "pid_namespace": pid_namespace()}
@@ -64,7 +64,7 @@ def source_for(ladder: Ladder, probe: Mapping[str, Any]) -> tuple[str, int] | No
 
 
 def surroundings(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> dict[str, Any]:
-    """What decides what a driver tells: WSL, or a container."""
+    """Return what affects the driver's answers: WSL, or a container."""
     marks = (root / ".dockerenv", root / "run" / ".containerenv")
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",

@@ -1,4 +1,4 @@
-"""The devices of the machine, and which of them CUDA counts as its 0, 1, 2 ….
+"""The devices of the machine, and CUDA's numbering of them.
 
 The rules of CUDA_VISIBLE_DEVICES are those of the CUDA programming guide's appendix on environment variables
 and of NVIDIA's guide to MIG (device enumeration).
@@ -22,26 +22,26 @@ class Device:
 
     uuid: str
     index: int
-    """Of the GPU, as nvidia-smi counts."""
+    """The GPU's index in nvidia-smi."""
     name: str
     handle: Any = field(default=None, compare=False, repr=False)
     mig: bool = False
-    """A GPU in MIG mode: programs run in its parts only."""
+    """Whether this is a GPU in MIG mode: programs run only in its parts."""
     part: tuple[int, int] | None = None
-    """GPU instance and compute instance of a MIG device; None: a GPU."""
+    """GPU instance and compute instance of a MIG device; None for a GPU."""
     parent: str = ""
-    """UUID of the GPU that a MIG device is a part of."""
+    """UUID of the GPU to which a MIG device belongs."""
 
 
 def all_devices(nvml: Any) -> list[Device]:
-    """Every GPU that the driver shows, each with its MIG devices after it; empty where it shows none."""
+    """Return every GPU that the driver shows, each followed by its MIG devices."""
     found = []
     try:
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError:
         return []
     for index in range(count):
-        with suppress(nvml.NVMLError):  # lost, or not ours to see: the others are there all the same
+        with suppress(nvml.NVMLError):  # lost, or not accessible: the others are still returned
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             gpu = Device(
                 uuid=nvml.nvmlDeviceGetUUID(handle),
@@ -59,14 +59,14 @@ def all_devices(nvml: Any) -> list[Device]:
 def _in_mig_mode(nvml: Any, handle: Any) -> bool:
     try:
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
-    except nvml.NVMLError:  # most GPUs have no such mode
+    except nvml.NVMLError:  # most GPUs have no MIG mode
         return False
 
 
 def _parts(nvml: Any, gpu: Device) -> list[Device]:
     found = []
     for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu.handle)):
-        with suppress(nvml.NVMLError):  # a place without a device
+        with suppress(nvml.NVMLError):  # a slot without a device
             handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, place)
             found.append(
                 Device(
@@ -85,11 +85,11 @@ def _parts(nvml: Any, gpu: Device) -> list[Device]:
 
 
 def visible(devices: Sequence[Device], variable: str | None) -> list[Device]:
-    """What CUDA counts as its devices 0, 1, 2 … where CUDA_VISIBLE_DEVICES is `variable` (None: not set).
+    """Return CUDA's devices 0, 1, 2 … if CUDA_VISIBLE_DEVICES is `variable` (None: not set).
 
-    An entry that means no device hides all that follow; one that comes twice hides all. A GPU in MIG mode
-    stands for its first part, and beside a MIG device no whole GPU is counted. CUDA orders the GPUs as the
-    driver does (by PCI bus) where CUDA_DEVICE_ORDER says so or they are all alike: see `order_is_certain`.
+    An invalid entry hides all that follow; a repeated one hides all. A GPU in MIG mode stands for its first
+    part, and with a MIG device no whole GPU is counted. CUDA orders the GPUs as the driver does (by PCI bus)
+    if CUDA_DEVICE_ORDER says so or they are all alike: see `order_is_certain`.
     """
     gpus = [device for device in devices if device.part is None]
     chosen: list[Device] = []
@@ -114,7 +114,7 @@ def _meant(devices: Sequence[Device], gpus: Sequence[Device], entry: str) -> Dev
         found = [device for device in devices if device.parent == numbers[1] and device.part == part]
     elif entry.startswith(("GPU-", "MIG-")):
         found = [device for device in devices if device.uuid.startswith(entry)]
-    elif number := _NUMBER.match(entry):  # like strtoul: what follows the digits is ignored
+    elif number := _NUMBER.match(entry):  # as in strtoul, what follows the digits is ignored
         found = list(gpus[int(number[0]) : int(number[0]) + 1]) if int(number[0]) >= 0 else []
     else:
         return None
@@ -128,7 +128,7 @@ def _usable(devices: Sequence[Device], device: Device) -> Device | None:
 
 
 def by_uuid(devices: Sequence[Device], uuid: str) -> Device | None:
-    """The device of that UUID, with or without the `GPU-` or `MIG-` that NVML puts before it."""
+    """Return the device of that UUID, with or without NVML's prefix `GPU-` or `MIG-`."""
     plain = uuid.removeprefix("GPU-").removeprefix("MIG-")
     for device in devices:
         if device.uuid.removeprefix("GPU-").removeprefix("MIG-") == plain:
@@ -137,6 +137,6 @@ def by_uuid(devices: Sequence[Device], uuid: str) -> Device | None:
 
 
 def order_is_certain(devices: Sequence[Device], order: str | None) -> bool:
-    """Whether CUDA numbers GPUs as NVML does: by default the fastest comes first, where they differ."""
+    """Return whether CUDA numbers GPUs as NVML does: by default the fastest comes first, if they differ."""
     names = {device.name for device in devices if device.part is None}
     return order == "PCI_BUS_ID" or len(names) < 2

@@ -1,14 +1,14 @@
-"""How much the driver shows for each training process: by the most direct source that there is.
+"""Finds how much memory the driver shows for each training process, from the most direct source available.
 
     nvml_pid            the process's entry in NVML's list
-    nvml_new_pid        the one entry that came since the launch: in a container, NVML may count processes as
-                        the host does, and the ids do not match
-    device_delta        what the device's use has grown by since the launch, if it was idle then and has but
+    nvml_new_pid        the only new entry since the launch: in a container, NVML may use the host's process
+                        ids, which do not match
+    device_delta        the growth of the device's use since the launch, if it was idle then and has only
                         one process of ours
-    reserved_overhead   what the process says: the allocator's reserved bytes, and what it measured beyond
+    reserved_overhead   the process's own figures: the allocator's reserved bytes and measured overhead
 
-Each source is asked anew at every reading, so that a driver that fails in the middle of a run takes us a rung
-down, and one that comes back takes us up again.
+All sources are queried at every reading, so a driver that fails during a run moves us a rung down, and one
+that recovers moves us up again.
 """
 
 from __future__ import annotations
@@ -21,54 +21,56 @@ from typing import Any, NamedTuple
 
 from dtrrun.monitor.devices import Device, all_devices, by_uuid, order_is_certain, visible
 from dtrrun.monitor.namespaces import is_running, outer_id
-from dtrrun.monitor.nvml import Memory, memory, processes
+from dtrrun.monitor.nvml import DeviceMemory, memory, processes
 from dtrrun.telemetry.driver import Figure
 from dtrrun.telemetry.record import Snapshot, pid_namespace
 
 IDLE_BYTES = 128 << 20
-"""A device without processes may show this much; what is more belongs to someone whom we cannot see."""
+"""A device without processes may show this much; more belongs to a process that we cannot see."""
 
 
 class Look(NamedTuple):
-    """One device at one moment; None: the driver did not say."""
+    """One device at one moment; None: the driver did not answer."""
 
     processes: Mapping[int, int | None] | None
-    memory: Memory | None
+    memory: DeviceMemory | None
     asked_ns: int = 0
-    """When it was begun, on the monotonic clock: the driver takes its time, and what it says may be older."""
+    """When the query began, on the monotonic clock: its answer may be older than its end."""
 
 
 @dataclass
 class Ladder:
-    """Make it before the target is started: what is there already is not ours.
+    """Create it before the target is started, because existing processes are not ours.
 
-    `nvml` is None where there is none. `proc_running` and `proc_outer` are how processes are looked up.
+    `nvml` is None if there is none. `proc_running` and `proc_outer` look up processes.
     """
 
     nvml: Any
     proc_running: Callable[[int], bool] = is_running
     proc_outer: Callable[[int, Sequence[int]], int | None] = outer_id
     error: str = ""
-    """What NVML said when it last failed."""
+    """NVML's last error."""
     devices: list[Device] = field(init=False)
     _before: dict[str, Look] = field(init=False)
     _known: dict[tuple[int, str], tuple[int, str]] = field(default_factory=dict)
-    """By process and device: the driver's id for it, and by which source that was found out."""
+    """By process and device: the driver's id for it, and the source by which it was found."""
 
     def __post_init__(self) -> None:
         self.devices = all_devices(self.nvml) if self.nvml is not None else []
         self._before = {device.uuid: self._look(device) for device in self.devices if not device.mig}
 
     def read(self, snapshots: Sequence[Snapshot]) -> dict[int, tuple[str, Figure]]:
-        """The device (`DriverUse.device`) and the reading, by process; without processes of the CPU, without
-        those that have ended, and without those of which nothing is known yet."""
+        """Return the device (`DriverUse.device`) and the reading, by process.
+
+        Processes on the CPU, ended ones and those without known figures are omitted.
+        """
         ours = [snapshot for snapshot in snapshots if on_gpu(snapshot) and self._running(snapshot)]
         now: dict[str, Look] = {}
         places: dict[int, Device | None] = {}
         for snapshot in ours:
             places[snapshot.pid] = self._place(snapshot, now)
         found = {}
-        # Processes that can be told by their id come first: what is left over may be one of the others.
+        # Processes with a known id come first: the remaining entries may belong to the others.
         for sure in (True, False):
             for snapshot in ours:
                 pid, device = snapshot.pid, places[snapshot.pid]
@@ -90,7 +92,7 @@ class Ladder:
         return snapshot.alive and self.proc_running(snapshot.pid)
 
     def _place(self, snapshot: Snapshot, now: dict[str, Look]) -> Device | None:
-        """The device that a process has under its budget."""
+        """Return the device that a process has under its budget."""
         uuid = snapshot.tables.get("device_uuid") or snapshot.meta.get("device_uuid")
         if isinstance(uuid, str) and (device := by_uuid(self.devices, uuid)):
             self._look_at(device, now)
@@ -103,7 +105,7 @@ class Ladder:
         listed = self._look_at(counted[index], now).processes
         order = os.environ.get("CUDA_DEVICE_ORDER")
         if listed is not None and snapshot.pid not in listed and not order_is_certain(counted, order):
-            # CUDA counts the fastest GPU first, NVML does not: the one that has the process is meant.
+            # CUDA lists the fastest GPU first, NVML does not: use the one that has the process.
             others = [
                 other
                 for other in counted
@@ -115,7 +117,7 @@ class Ladder:
         return counted[index]
 
     def _by_id(self, snapshot: Snapshot, device: Device, now: dict[str, Look]) -> Figure | None:
-        """The first rung; a figure of no bytes says that the process has let go of the device."""
+        """Try the first rung. A figure of no bytes means that the process has left the device."""
         listed, pid = now[device.uuid].processes, snapshot.pid
         if listed is None:
             return None
@@ -130,7 +132,7 @@ class Ladder:
     def _otherwise(
         self, snapshot: Snapshot, device: Device | None, neighbours: Sequence[Snapshot], now: dict[str, Look]
     ) -> Figure | None:
-        """The other rungs, which need a process that holds memory on the device already."""
+        """Try the other rungs, which require that a process already holds memory on the device."""
         reserved = snapshot.counters.get("reserved_bytes", 0)
         if reserved <= 0:
             return None
@@ -157,7 +159,7 @@ class Ladder:
         if len(new) != 1 or None in others:
             return None
         size = listed[new[0]]
-        if size is None or size < snapshot.counters["reserved_bytes"]:  # it holds more itself: not this one
+        if size is None or size < snapshot.counters["reserved_bytes"]:  # it holds more: not this one
             return None
         self._known[key] = (new[0], "nvml_new_pid")
         return size
@@ -167,7 +169,7 @@ class Ladder:
         if before.memory is None or look.memory is None or neighbours or not idle(before):
             return None
         if look.processes is not None and len(look.processes) > 1:
-            return None  # someone else has come
+            return None  # another process has been started
         return look.memory.used - before.memory.used
 
     def _listed_before(self, device: Device) -> Mapping[int, int | None]:
@@ -191,21 +193,21 @@ class Ladder:
 
 
 def on_gpu(snapshot: Snapshot) -> bool:
-    """Whether the process has a CUDA device under its budget."""
+    """Return whether the process has a CUDA device under its budget."""
     return str(snapshot.meta.get("device", "")).startswith("cuda") and _index(snapshot) >= 0
 
 
 def same_namespace(snapshot: Snapshot) -> bool:
-    """Whether the process's id means the same process here; not where a container of its own runs it."""
+    """Return whether the process's id is valid here, which it is not if it runs in a separate container."""
     return snapshot.meta.get("pid_namespace") in (None, pid_namespace())
 
 
 def idle(look: Look) -> bool:
-    """Whether a device had no process and no memory in use, as far as can be seen."""
+    """Return whether a device had no processes and no memory in use, as far as visible."""
     if look.processes or look.memory is None:
         return False
     if not look.memory.exact:
-        return look.processes is not None  # some of it is the driver's own
+        return look.processes is not None  # some of it belongs to the driver
     return look.memory.used <= IDLE_BYTES
 
 

@@ -1,7 +1,7 @@
-"""Process ids across PID namespaces: the driver may know a process by another id than the process itself.
+"""Process ids across PID namespaces: the driver may use another id than the process itself.
 
 A launcher outside a container sees a process inside by an outer id; /proc/PID/status has all ids from there
-inwards (NSpid, Linux 4.1). From inside, the outer ids cannot be seen at all.
+inwards (NSpid, Linux 4.1). From inside, the outer ids are not visible.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ PROC = Path("/proc")
 
 
 def outer_id(inner: int, listed: Iterable[int], ancestor: int | None = None, proc: Path = PROC) -> int | None:
-    """Which of the ids in `listed` is the process that calls itself `inner`, in a namespace below ours.
+    """Return which id in `listed` is the process whose own id is `inner`, in a namespace below ours.
 
-    It must descend from `ancestor` (by default this process): in every other container, too, some process is
-    called `inner`.
+    It must descend from `ancestor` (by default this process), since other containers have a process `inner`,
+    too.
     """
     above = os.getpid() if ancestor is None else ancestor
     for pid in listed:
@@ -30,7 +30,7 @@ def outer_id(inner: int, listed: Iterable[int], ancestor: int | None = None, pro
 
 
 def is_ours(pid: int) -> bool:
-    """Whether process `pid` was started by this one, or by one that this one started."""
+    """Return whether process `pid` descends from this one."""
     return os.getpid() in _ancestors(pid)
 
 
@@ -51,7 +51,7 @@ def _ancestors(pid: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process, and it is no zombie, whose memory is gone already."""
+    """Return whether there is such a process that is not a zombie, whose memory is already freed."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,7 +1,7 @@
-"""NVML as dtrrun uses it. `nvml` is the module pynvml, or what a test puts in its place.
+"""dtrrun's use of NVML. `nvml` is the module pynvml, or a test's substitute.
 
-Every call into the driver may fail, at any time: the functions here raise `nvml.NVMLError`, except where they
-say that None stands for it.
+Every call into the driver may fail at any time: the functions here raise `nvml.NVMLError`, unless they
+document None for that case.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 NOT_AVAILABLE = 1 << 63
-"""From here on a size is no size: NVML_VALUE_NOT_AVAILABLE is 2^64 - 1."""
+"""Sizes from here on mean that none is available: NVML_VALUE_NOT_AVAILABLE is 2^64 - 1."""
 LISTS = ("Compute", "Graphics", "MPSCompute")
 
 
 class NvmlUnavailable(Exception):
-    """There is no NVML to ask; the text says why."""
+    """NVML cannot be used; the text says why."""
 
 
 @contextmanager
 def started(module: Any = None) -> Iterator[Any]:
-    """NVML between its init and shutdown. Raises NvmlUnavailable."""
+    """Context in which NVML is initialised. Raises NvmlUnavailable."""
     nvml = start(module)
     try:
         yield nvml
@@ -31,7 +31,7 @@ def started(module: Any = None) -> Iterator[Any]:
 
 
 def start(module: Any = None) -> Any:
-    """NVML, ready to be asked. Raises NvmlUnavailable."""
+    """Return NVML, initialised. Raises NvmlUnavailable."""
     module = module or library()
     try:
         module.nvmlInit()
@@ -41,7 +41,7 @@ def start(module: Any = None) -> Any:
 
 
 def library() -> Any:
-    """The module pynvml. Raises NvmlUnavailable."""
+    """Return the module pynvml. Raises NvmlUnavailable."""
     try:
         import pynvml  # type: ignore[import-untyped]
     except ImportError as error:
@@ -50,16 +50,16 @@ def library() -> Any:
 
 
 def stop(nvml: Any) -> None:
-    """Let go of it, whatever state it is in."""
+    """Shut it down, whatever its state."""
     with suppress(nvml.NVMLError):
         nvml.nvmlShutdown()
 
 
 def processes(nvml: Any, handle: Any) -> dict[int, int | None]:
-    """Bytes by process id, as the driver counts processes (in a container: perhaps the host's ids).
+    """Return bytes by process id, according to the driver (in a container: perhaps the host's ids).
 
-    None where the driver does not tell (WSL, vGPU, confidential computing). A process with a compute and a
-    graphics context stands in two lists, each time with all of its memory: it counts once.
+    None if the driver does not report them (WSL, vGPU, confidential computing). A process with a compute and
+    a graphics context is in two lists, each time with all of its memory: it counts once.
     """
     found: dict[int, int | None] = {}
     for kind in LISTS:
@@ -68,7 +68,7 @@ def processes(nvml: Any, handle: Any) -> dict[int, int | None]:
         except nvml.NVMLError:
             if kind == LISTS[0]:
                 raise
-            continue  # a device without graphics, a driver without MPS: what computes is in the first
+            continue  # no graphics, or no MPS: compute processes are in the first list
         for entry in entries:
             size = entry.usedGpuMemory
             known = size if size is not None and 0 < size < NOT_AVAILABLE else None
@@ -77,7 +77,7 @@ def processes(nvml: Any, handle: Any) -> dict[int, int | None]:
 
 
 def _listed(nvml: Any, kind: str, handle: Any) -> list[Any]:
-    """One of the driver's lists: version 3 of the call, where the driver has it (R510), or 2."""
+    """Return one of the driver's lists, by version 3 of the call if available (R510), else 2."""
     try:
         call = getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v3")
         return list(call(handle))
@@ -86,20 +86,20 @@ def _listed(nvml: Any, kind: str, handle: Any) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Of a device, in bytes."""
+class DeviceMemory:
+    """Memory of a device, in bytes."""
 
     total: int
     used: int
     exact: bool = True
-    """`used` leaves out what the driver keeps for itself; False: perhaps it does not."""
+    """Whether `used` excludes memory reserved by the driver; if False it may include it."""
 
 
-def memory(nvml: Any, handle: Any) -> Memory:
-    """By version 2 of the call, as in nvidia-smi; by 1 before R510, and where 2 fails (under WSL)."""
+def memory(nvml: Any, handle: Any) -> DeviceMemory:
+    """Use version 2 of the call, like nvidia-smi; version 1 before R510, or if 2 fails (under WSL)."""
     try:
         found = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-        return Memory(int(found.total), int(found.used))
+        return DeviceMemory(int(found.total), int(found.used))
     except nvml.NVMLError:
         found = nvml.nvmlDeviceGetMemoryInfo(handle)
-        return Memory(int(found.total), int(found.used), exact=False)
+        return DeviceMemory(int(found.total), int(found.used), exact=False)

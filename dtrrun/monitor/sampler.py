@@ -1,7 +1,7 @@
-"""A thread of the launcher that asks the driver once a second, and whenever a process has ended a step.
+"""A thread of the launcher that queries the driver once a second, and whenever a step has ended.
 
-It is a thread so that a driver that takes its time holds up neither the script's output nor its signals, and
-so that it works the same with a live table, without one, and in a quiet run.
+It is a thread so that a slow driver delays neither the script's output nor its signals, and so that it works
+the same with a live table, without one, and in a quiet run.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from dtrrun.telemetry.driver import SOURCES, DriverUse, Figure, write
 from dtrrun.telemetry.record import Snapshot, read_all
 
 TICK_SECONDS = 0.1
-"""Between two looks at the step counters."""
+"""Interval between checks of the step counters."""
 EVERY_SECONDS = 1.0
-"""Between two questions to the driver, where no step ends."""
+"""Interval between queries to the driver, if no step ends."""
 PATIENCE_SECONDS = 2.0
-"""For a driver that does not answer, when the run is over."""
+"""How long to wait for an unresponsive driver after the run."""
 
 
 class Sampler:
-    """A context around the run: made before the target is started, left after it has ended.
+    """A context around the run: entered before the target is started, left after it has ended.
 
-    folder: where the processes keep their records. budget: bytes, or None. tell: takes a line for the person
-    at the terminal; called from the thread. `started` begins the sampling.
+    folder: where the processes keep their records. budget: bytes, or None. tell: called in the thread with a
+    line for the user. `started` begins the sampling.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Sampler:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dtrrun-monitor", daemon=True)
         self.stopped: str | None = None
-        """What the run was stopped for (`--on-violation stop`)."""
+        """Why the run was stopped (`--on-violation stop`)."""
 
     def __enter__(self) -> Sampler:
         return self
@@ -71,19 +71,19 @@ class Sampler:
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join(PATIENCE_SECONDS)
-        if self._nvml is not None and not self._thread.is_alive():  # never from under its feet
+        if self._nvml is not None and not self._thread.is_alive():  # not while the thread is using it
             stop(self._nvml)
 
     def started(self, send: Callable[[int], None]) -> None:
-        """The target runs; `send` sends it a signal."""
+        """The target runs. send: sends it a signal."""
         self._send = send
         try:
             self._thread.start()
-        except RuntimeError as error:  # the system has no more threads for us
+        except RuntimeError as error:  # the system has no more threads
             self._tell(f"warning: the driver is not asked: {error}")
 
     def shown(self, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-        """`snapshots` with what the driver shows for them."""
+        """Return `snapshots` with what the driver shows for them."""
         tallies = dict(self._tallies)
         return [
             replace(snapshot, driver=tally.use) if (tally := tallies.get(snapshot.pid)) else snapshot
@@ -99,12 +99,12 @@ class Sampler:
                     continue
                 next_time, steps = time.monotonic() + EVERY_SECONDS, seen
                 self.sample()
-            except Exception as error:  # of ours: the run must not suffer from it
+            except Exception as error:  # a defect here must not affect the run
                 self._once(f"warning: the driver is asked no more: {type(error).__name__}: {error}")
                 return
 
     def sample(self) -> None:
-        """Ask the driver about every process that there is a record of."""
+        """Query the driver about every process with a record."""
         snapshots = {snapshot.pid: snapshot for snapshot in read_all(self._folder)}
         for pid, (device, figure) in self._ladder.read(list(snapshots.values())).items():
             snapshot, tally = snapshots[pid], self._tallies.setdefault(pid, Tally())
@@ -112,7 +112,7 @@ class Sampler:
             budget = budget_of(snapshot, self._budget)
             if tally.add(device, figure, budget) and budget is not None:
                 self._exceeded(snapshot, figure, budget)
-            with suppress(OSError):  # the folder is gone, or the disk is full: the process does without
+            with suppress(OSError):  # the folder is gone, or the disk is full: do without
                 write(self._folder, pid, figure)
 
     def _step_down(self, before: DriverUse | None, figure: Figure) -> None:
@@ -142,7 +142,7 @@ class Sampler:
 
 
 def _terminate(pid: int) -> None:
-    """SIGTERM for a process: for its whole group, where that is its own (torchrun's ranks) and not ours."""
+    """Send SIGTERM to a process, or to its group if it has its own (torchrun's ranks)."""
     with suppress(OSError):  # it has ended meanwhile
         if os.getpgid(pid) == os.getpgrp():
             os.kill(pid, signal.SIGTERM)

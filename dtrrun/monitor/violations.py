@@ -1,4 +1,4 @@
-"""The budget against what the driver shows: kept by process, with what is said when it is exceeded."""
+"""Compares the budget with what the driver shows, by process, and phrases violations."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Tally:
 
     use: DriverUse | None = None
     over: bool = False
-    """At the last reading."""
+    """Whether the last reading was over the budget."""
 
     def add(self, device: str, figure: Figure, budget: int | None) -> bool:
-        """Enter a reading; whether the process has gone over its budget (bytes; None: it has none) by it."""
+        """Enter a reading. Returns whether it newly exceeds the budget (bytes; None: there is none)."""
         before = self.use or DriverUse(device, 0, 0, figure.source)
         beyond = max(0, figure.nbytes - budget) if budget is not None else 0
         crossed = beyond > 0 and not self.over
@@ -44,9 +44,9 @@ class Tally:
 
 
 def budget_of(snapshot: Snapshot, budget: int | None) -> int | None:
-    """The budget of one process: the run's, or a larger one that a script has set itself. None: it has none.
+    """Return the budget of one process: the run's, or a larger one set by the script. None: it has none.
 
-    One that is smaller is the process's own affair: what it works to may well lie below what was asked of us.
+    A smaller one is left to the process, since it may work to less than the run requires.
     """
     counted = snapshot.counters.get("budget_bytes", 0)
     if counted <= 0:

@@ -1,1 +1,1 @@
-"""What `dtrrun profile` does: short runs of a program, predictions between them, and what follows."""
+"""The implementation of `dtrrun profile`: short runs of a program, predictions between them, and results."""

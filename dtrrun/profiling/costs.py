@@ -1,4 +1,4 @@
-"""Costs of operators, from the log of a plain run: for predictions, and for the runs to come."""
+"""Costs of operators, from the log of a plain run, for predictions and later runs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dtrrun.simulator.log import START, Annotate, Call, Instruction, LogError, M
 from dtrrun.telemetry.private import open_private
 
 FORMAT = 1
-"""Of the file, which `dtrrun.runtime.costs` describes and reads."""
+"""Format of the file, which `dtrrun.runtime.costs` describes and reads."""
 
 Costs = dict[str, tuple[int, int]]
 """By a signature's identity: ns, and bytes that it allocates."""
 
 
 def costs_of(log: Iterable[Instruction]) -> Costs:
-    """What the run knew of each signature in the end."""
+    """Return what the run knew of each signature at its end."""
     found: Costs = {}
     for one in log:
         if isinstance(one, (Call, Mutate)) and one.facts and "signature" in one.facts:
@@ -31,7 +31,7 @@ def costs_of(log: Iterable[Instruction]) -> Costs:
 
 
 def settled(log: Sequence[Instruction], costs: Costs) -> list[Instruction]:
-    """The log as of a run that has known these costs from its begin."""
+    """Return the log as if the run had known these costs from the beginning."""
     return [_settled(one, costs) for one in log]
 
 
@@ -44,7 +44,7 @@ def _settled(one: Instruction, costs: Costs) -> Instruction:
 
 
 def write_costs(path: Path, log: Sequence[Instruction], costs: Costs) -> None:
-    """Write the file, readable by its owner alone. Raises OSError, LogError."""
+    """Write the file, readable only by its owner. Raises OSError, LogError."""
     head = log[0] if log else None
     if not (isinstance(head, Annotate) and head.text == START and head.facts):
         raise LogError("the log does not say what it was recorded with")

@@ -1,4 +1,4 @@
-"""What the simulator predicts of budgets, and of heuristics in each."""
+"""The simulator's predictions for budgets, and for heuristics at each."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from dataclasses import dataclass, field
 
 from dtrrun.profiling.forecast import Model
 from dtrrun.profiling.room import room_in
-from dtrrun.profiling.trial import OK, THRASH, TOO_SMALL, Step, Trial
+from dtrrun.profiling.trial import OK, THRASH, TOO_SMALL, MeasuredStep, Trial
 from dtrrun.settings import RuntimeSettings
 from dtrrun.simulator.live import Prediction, predict
 from dtrrun.simulator.log import Instruction
 
 SHARES = range(95, 5, -5)
-"""Of the peak, in percent: where the curve is predicted."""
+"""Percentages of the peak at which the curve is predicted."""
 REFINEMENTS = 3
-"""Halvings of the interval between the least of these that works and the next: to 0.6 % of the peak."""
+"""Halvings of the interval between the least working one of these and the next: to 0.6 % of the peak."""
 STATUS = {"ok": OK, "oom": TOO_SMALL, "thrash": THRASH}
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What was predicted for a budget."""
+    """The prediction for a budget."""
 
     status: str
     slowdown: float | None
     evictions: int
     rematerializations: int
     steps: int
-    """To their end."""
+    """Number of completed steps."""
 
 
 @dataclass
 class Point:
-    """A budget, by the heuristic that does best there."""
+    """A budget, with the heuristic that does best there."""
 
     budget_bytes: int
     heuristic: str
@@ -44,7 +44,7 @@ class Point:
 
     @property
     def slowdown(self) -> float | None:
-        """As measured, else as predicted; None where it does not work."""
+        """Return the slowdown, measured or else predicted; None if the budget does not work."""
         if self.trial is not None:
             return self.trial.slowdown if self.trial.status == OK else None
         return self.predicted.slowdown if self.predicted.status == OK else None
@@ -62,16 +62,19 @@ class Curve:
     attend: Callable[[], None]
     overhead: int | None = None
     swept: list[int] = field(default_factory=list)
-    """Budgets all over the curve, the largest first."""
+    """Budgets over the whole curve, largest first."""
     _predictions: dict[tuple[int, str], Prediction] = field(default_factory=dict)
 
     def sweep(self, peak: int, seconds: float) -> int:
-        """Predict budgets all over the curve, in some `seconds`; the least that works, as do those above."""
+        """Predict budgets over the whole curve in about `seconds`.
+
+        Returns the least one above which all work.
+        """
         until = time.monotonic() + seconds
         for heuristic in self.heuristics:
             failures = 0
             for share in SHARES:
-                if time.monotonic() > until or failures > 1:  # a hole, perhaps; two in a row hardly
+                if time.monotonic() > until or failures > 1:  # an exception, perhaps; two in a row hardly
                     break
                 status = self.forecast(peak * share // 100, heuristic).status
                 failures = 0 if status == OK else failures + 1
@@ -88,7 +91,7 @@ class Curve:
         return good
 
     def forecast(self, budget: int, heuristic: str) -> Forecast:
-        """For one budget and heuristic."""
+        """Predict one budget and heuristic."""
         key = budget, heuristic
         if key not in self._predictions:
             self.attend()
@@ -109,15 +112,15 @@ class Curve:
         return Forecast(status, slowdown, found.evictions, found.rematerializations, len(found.steps))
 
     def best(self, budget: int) -> Point:
-        """By the heuristic that is predicted to work with the least slowdown; where none is, to get furthest.
+        """Return the heuristic with the least predicted slowdown; if none works, the one with most steps.
 
-        Of equals, the first.
+        Among equals, the first.
         """
         known = [name for name in self.heuristics if (budget, name) in self._predictions]
         forecasts = [(name, self.forecast(budget, name)) for name in known or self.heuristics]
         name, forecast = min(forecasts, key=lambda one: (one[1].slowdown or math.inf, -one[1].steps))
         return Point(budget, name, forecast)
 
-    def learn(self, point: Point, steps: Sequence[Step]) -> None:
-        """What a run at a point has measured moves the predictions of the others."""
+    def learn(self, point: Point, steps: Sequence[MeasuredStep]) -> None:
+        """Use a run's measurements to correct the predictions of other points."""
         self.model.learn(self._predictions[point.budget_bytes, point.heuristic], steps)

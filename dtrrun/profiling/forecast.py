@@ -1,11 +1,11 @@
-"""From what the simulator predicts (operators run again, evictions) to a slowdown in time.
+"""Converts the simulator's predictions (operators run again, evictions) to a slowdown in time.
 
-A step takes its own time, the recomputation, and our bookkeeping. The first was measured in a plain run. The
-simulator adds up costs, each the least of several calls: a real operator takes longer, as the plain run's
-operators did. Bookkeeping was measured without a budget; once memory runs short it is `PRESSED` times that,
-since storages enter the pool, each eviction or rematerialization takes `EVENT_NS` more, and each evaluation
-of a score `SCORE_NS` (least squares over nine examples at five budgets each). How far this is from the truth
-for a program and a machine, runs under a budget tell: what they measured moves both by a factor.
+A step consists of its own time, the recomputation, and dtrrun's bookkeeping. The first was measured in a
+plain run. The simulator adds up costs, each the minimum of several calls: real operators take longer, by the
+same factor as in the plain run. Bookkeeping was measured without a budget. Once memory runs short it is
+`PRESSED` times that, since storages enter the pool; each eviction or rematerialization takes `EVENT_NS` more,
+and each evaluation of a score `SCORE_NS` (least squares over nine examples at five budgets each). Runs under
+a budget show the error for a program and a machine: their measurements scale both by a factor.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dtrrun.profiling.trial import Step, later
-from dtrrun.simulator.live import Prediction
-from dtrrun.simulator.live import Step as PredictedStep
+from dtrrun.profiling.trial import MeasuredStep, later
+from dtrrun.simulator.live import PredictedStep, Prediction
 
 PRESSED = 1.5
 EVENT_NS, SCORE_NS = 60_000, 40_000
 PRIOR = 0.5
-"""How much the model is trusted: as a measurement of this share of the step's own time. On a busy machine the
-recomputation of one run came to between 0.7 and 2.5 times what the model has, by chance."""
+"""Weight of the model: it counts like a measurement of this fraction of the step's own time.
+
+On a busy machine the recomputation of one run varied randomly between 0.7 and 2.5 times the model's value.
+"""
 
 
 @dataclass
 class Model:
-    """Of a program on a machine."""
+    """The model of a program on a machine."""
 
-    plain: Sequence[Step]
+    plain: Sequence[MeasuredStep]
     """Steps of a run without a budget."""
     scale: float
     """An operator's time over its cost in the log."""
@@ -36,10 +37,10 @@ class Model:
     measured_again: float = PRIOR
     predicted_own: float = PRIOR
     measured_own: float = PRIOR
-    """Sums over the runs so far, as shares of the steps' own time: recomputation, bookkeeping."""
+    """Sums over the runs so far, relative to the steps' own time: recomputation, bookkeeping."""
 
     def shares(self, prediction: Prediction) -> list[tuple[float, float]]:
-        """Of the own time of each later step: recomputation and bookkeeping, before what runs have told."""
+        """Return each later step's uncorrected recomputation and bookkeeping, relative to its own time."""
         found = []
         for step, plain in zip(prediction.steps, self.plain, strict=False):
             events = step.evictions + step.rematerializations
@@ -50,21 +51,21 @@ class Model:
         return found[1:] or found
 
     def slowdowns(self, prediction: Prediction) -> list[float]:
-        """Of each later step."""
+        """Return the slowdown of each later step."""
         again = self.measured_again / self.predicted_again
         own = self.measured_own / self.predicted_own
         return [1 + again * a + own * b for a, b in self.shares(prediction)]
 
     def slowdown(self, prediction: Prediction) -> float | None:
-        """Of the later steps together."""
+        """Return the slowdown of all later steps together."""
         slowdowns = self.slowdowns(prediction)
         weights = [step.own_ns for step in later(self.plain)][: len(slowdowns)]
         if not weights:
             return None
         return sum(s * w for s, w in zip(slowdowns, weights, strict=True)) / sum(weights)
 
-    def learn(self, prediction: Prediction, measured: Sequence[Step]) -> None:
-        """A run at the budget of this prediction has been measured."""
+    def learn(self, prediction: Prediction, measured: Sequence[MeasuredStep]) -> None:
+        """Use the measurements of a run at the budget of this prediction."""
         steps, shares = later(measured), self.shares(prediction)
         own_ns = sum(step.own_ns for step in steps)
         if not own_ns or not shares or prediction.status != "ok":
@@ -78,8 +79,8 @@ class Model:
             self.predicted_own += own * weight / sum(weights)
 
 
-def scale_of(plain: Sequence[Step], predicted: Sequence[PredictedStep]) -> float:
-    """The time of operators in a plain run over the sum of their costs in the log."""
+def scale_of(plain: Sequence[MeasuredStep], predicted: Sequence[PredictedStep]) -> float:
+    """Return the time of operators in a plain run over the sum of their costs in the log."""
     costs = {step.index: step.plain_time for step in predicted}
     steps = [step for step in later(plain) if costs.get(step.number)]
     cost = sum(costs[step.number] for step in steps)

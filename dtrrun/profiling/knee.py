@@ -1,18 +1,18 @@
-"""Which budget to recommend."""
+"""Chooses the budget to recommend."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 FLAT = 0.02
-"""A curve that rises by no more than this has no knee: its least budget is as good as any."""
+"""A curve that rises by no more than this has no knee, so its least budget is recommended."""
 
 
 def knee(curve: Mapping[int, float]) -> int:
-    """The budget at the knee of the curve slowdown over bytes.
+    """Return the budget at the knee of the curve of slowdown over bytes.
 
-    Both axes are scaled to 0 … 1; the knee is the point that lies farthest below the straight line between
-    the least and the largest budget (Satopää et al. 2011, "Finding a 'Kneedle' in a Haystack").
+    Both axes are scaled to 0 … 1; the knee is the point farthest below the straight line between the least
+    and the largest budget (Satopää et al. 2011, "Finding a 'Kneedle' in a Haystack").
     """
     low, high = min(curve), max(curve)
     rise = curve[low] - curve[high]
@@ -27,5 +27,5 @@ def knee(curve: Mapping[int, float]) -> int:
 
 
 def within(curve: Mapping[int, float], max_slowdown: float) -> int | None:
-    """The least budget whose slowdown is at most that; None if there is none."""
+    """Return the least budget whose slowdown is at most `max_slowdown`; None if there is none."""
     return min((budget for budget, slowdown in curve.items() if slowdown <= max_slowdown), default=None)

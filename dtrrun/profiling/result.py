@@ -1,4 +1,4 @@
-"""What was found, as JSON values and as the YAML profile of `dtrrun --profile`."""
+"""The results, as JSON values and as the YAML profile of `dtrrun --profile`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from dtrrun.telemetry.private import open_private
 
 SCHEMA = "dtrrun.profile/1"
 COSTS = ".costs.gz"
-"""The end of the name of the file with the costs, beside the profile."""
+"""Suffix of the file with the costs, which is next to the profile."""
 
 
 def study_result(study: Study, words: Sequence[str]) -> dict[str, Any]:
-    """The figures; those that are not known (yet) are None. `words`: the target as it was written."""
+    """Return the figures; unknown ones are None. words: the target as it was written."""
     plain = study.plain
     best = study.points.get(study.recommended) if study.recommended is not None else None
     least = study.points.get(study.minimum) if study.minimum is not None else None
@@ -88,12 +88,12 @@ def _trial(trial: Trial) -> dict[str, Any]:
 
 
 def _step_seconds(trial: Trial) -> float:
-    """Of the last one."""
+    """Return the duration of the last step."""
     return trial.steps[-1].wall_ns / 1e9
 
 
 def variation_result(variation: Variation, words: Sequence[str]) -> dict[str, Any]:
-    """The figures of `--vary`."""
+    """Return the figures of `--vary`."""
     return {
         "schema": SCHEMA,
         "target": list(words),
@@ -110,7 +110,7 @@ def variation_result(variation: Variation, words: Sequence[str]) -> dict[str, An
 
 
 def write_profile(path: Path, study: Study, words: Sequence[str]) -> None:
-    """The recommended budget's profile, and the costs beside it; for the user alone. Raises OSError."""
+    """Write the recommended budget's profile and the costs, readable only by the user. Raises OSError."""
     assert study.recommended is not None
     assert study.plain is not None
     point = study.points[study.recommended]
@@ -130,7 +130,7 @@ def write_profile(path: Path, study: Study, words: Sequence[str]) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = costs.with_name(f".{os.getpid()}-{costs.name}")
     try:
-        shutil.copy(study.costs_path, part)  # mode 0600, as its source
+        shutil.copy(study.costs_path, part)  # mode 0600, like its source
         os.replace(part, costs)
     finally:
         part.unlink(missing_ok=True)

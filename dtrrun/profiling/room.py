@@ -1,7 +1,7 @@
 """What a budget leaves for tensors: all of it on the CPU; on a GPU the driver shows more than tensors.
 
-The simulator knows of tensors alone. What the runtime keeps beside them on a GPU (`runtime.shares`) is
-foreseen here for a session in which nothing has gone wrong yet: its least guard, its least slack.
+The simulator only knows tensors. The runtime's other memory on a GPU (`runtime.cuda.budget`) is predicted
+here for a session without incidents: its least guard, its least slack.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 LEAST_GUARD = 64 << 20
 GUARD_SHARE = 50
 SLACK = 22 << 20
-"""Bytes; a budget of less than a few times that is too small for a GPU anyway."""
+"""In bytes; a budget of less than a few times that is too small for a GPU anyway."""
 
 
 def room_in(budget: int, overhead: int | None) -> int:
-    """Bytes for tensors. overhead: of context and libraries, in bytes; None on the CPU."""
+    """Return the bytes for tensors. overhead: of context and libraries, in bytes; None on the CPU."""
     if overhead is None:
         return budget
     return max(budget - overhead - max(LEAST_GUARD, budget // GUARD_SHARE) - SLACK, 1)
 
 
 def budget_for(tensors: int, overhead: int | None) -> int:
-    """The least budget that has room for so many bytes of tensors."""
+    """Return the least budget with room for this many bytes of tensors."""
     if overhead is None:
         return tensors
     rest = tensors + overhead + SLACK

@@ -1,7 +1,7 @@
-"""The least budget that works, and the largest value of an option that fits, by trying.
+"""Searches for the least budget that works, and for the largest value of an option that fits.
 
-Feasibility has holes: a budget can fail although a smaller one works, since other storages are evicted. So
-the minimum is one that worked itself, above which all that was tried worked, and 5 % below which it failed.
+Feasibility is not monotonic: a budget can fail although a smaller one works, since other storages are
+evicted. So the minimum is a budget that works, like all tried above it, and 5 % below which a run failed.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from collections.abc import Callable, Mapping
 
 
 def below(budget: int) -> int:
-    """5 % less."""
+    """Return 5 % less."""
     return budget * 95 // 100
 
 
 def above(budget: int) -> int:
-    """The least budget of which `budget` is 5 % less."""
+    """Return the least budget of which `budget` is 5 % less."""
     return -(-budget * 100 // 95)
 
 
 def least(known: Mapping[int, bool]) -> int | None:
-    """Of the budgets that were tried, the least that worked and above which all did."""
+    """Return the least budget tried that worked, and above which all tried did."""
     failed = _failed(known)
     return min((budget for budget, works in known.items() if works and budget > failed), default=None)
 
 
 def certified(known: Mapping[int, bool]) -> int | None:
-    """Of the budgets that were tried, the least that is a minimum."""
+    """Return the least budget tried that is a minimum."""
     failed = _failed(known)
     return min(
         (one for one, works in known.items() if works and one > failed and known.get(below(one)) is False),
@@ -35,9 +35,9 @@ def certified(known: Mapping[int, bool]) -> int | None:
 
 
 def find_minimum(check: Callable[[int], bool], guess: int, top: int, known: dict[int, bool]) -> int:
-    """The minimum, in bytes; `top`, which works (no storage is evicted), where nothing below it is one.
+    """Return the minimum in bytes; `top`, which works without evictions, if there is none below.
 
-    check: tries a budget. guess: where to begin. known: what was tried before; what is tried now is added.
+    check: tries a budget. guess: where to begin. known: earlier results; new ones are added.
     """
 
     def works(budget: int) -> bool:
@@ -48,18 +48,18 @@ def find_minimum(check: Callable[[int], bool], guess: int, top: int, known: dict
         return known[budget]
 
     found = _on_ladder(works, max(min(max(guess, 1), top), _failed(known)), top)
-    while _failed(known) > found:  # in a hole that the ladder has stepped over
+    while _failed(known) > found:  # a failure between those tried before
         found = _on_ladder(works, _failed(known), top)
     return found
 
 
 def _failed(known: Mapping[int, bool]) -> int:
-    """The largest budget that did not work."""
+    """Return the largest budget that failed."""
     return max((budget for budget, works in known.items() if not works), default=0)
 
 
 def _on_ladder(works: Callable[[int], bool], start: int, top: int) -> int:
-    """The same among budgets that are 5 % apart, `start` one of them: in leaps of 1, 2, 4 …, then halving."""
+    """Search among budgets that are 5 % apart, including `start`: in leaps of 1, 2, 4 …, then by halving."""
     rungs = {0: start}
 
     def rung(place: int) -> int:
@@ -88,7 +88,7 @@ def _on_ladder(works: Callable[[int], bool], start: int, top: int) -> int:
 
 
 def largest(check: Callable[[int], bool], low: int, high: int) -> int | None:
-    """The largest value from `low` to `high` that fits, the next one having been tried; None: not even `low`.
+    """Return the largest value from `low` to `high` that fits, the next having failed; None if `low` fails.
 
     It doubles from `low`, then halves the interval.
     """

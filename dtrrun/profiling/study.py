@@ -1,4 +1,4 @@
-"""The whole of `dtrrun profile`: plain runs, predictions, checks by real runs; keeps what it has found."""
+"""All of `dtrrun profile`: plain runs, predictions, checks by real runs. Keeps its results so far."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import read_log
 
 PATIENCE = 18.0
-"""All of it may take this many times a plain run's time; what is left to check then stays unchecked."""
+"""Time limit as a multiple of a plain run's time; checks that remain are omitted."""
 SIMULATING = 3.0
-"""Of which the simulator."""
+"""The simulator's part of that."""
 LEAST_PEAK = 1_000_000
 
 
 class NothingToProfile(Exception):
-    """There is nothing to be found out, and why."""
+    """Raised when there is nothing to profile, with the reason."""
 
 
 class ScriptFailed(Exception):
-    """The program fails by itself."""
+    """The program fails without a budget."""
 
     def __init__(self, trial: Trial) -> None:
         super().__init__("the program fails without a budget")
@@ -39,20 +39,20 @@ class ScriptFailed(Exception):
 
 
 class OutOfPatience(Exception):
-    """It has taken as long as it may."""
+    """The time limit is exceeded."""
 
 
 def _nothing(study: Study) -> None:
-    """Nobody looks."""
+    """The default for `attend`."""
 
 
 @dataclass
 class Study:
     """What is known of a program so far.
 
-    settings: what all runs have in common. limit: a step that takes more than that many times its own work
-    is thrashing, and its budget does not work. checks: budgets of the curve that are run. attend: called
-    over and over.
+    settings: common to all runs. limit: a step that takes more than this multiple of its own work is
+    thrashing, and its budget does not work. checks: number of budgets of the curve that are run. attend:
+    called repeatedly.
     """
 
     command: Sequence[str]
@@ -66,27 +66,27 @@ class Study:
     attend: Callable[[Study], None] = _nothing
 
     now: str = ""
-    """What it is doing."""
+    """The current activity."""
     left: float | None = None
-    """Seconds that the rest may take."""
+    """Estimated remaining seconds."""
     plain: Trial | None = None
     curve: Curve | None = None
     points: dict[int, Point] = field(default_factory=dict)
     worked: dict[int, bool] = field(default_factory=dict)
-    """Budgets that were run, and whether they did."""
+    """Budgets that were run, and whether they worked."""
     recommended: int | None = None
     complete: bool = False
-    """Nothing was left out for want of time."""
+    """Whether nothing was omitted for lack of time."""
     started: float = field(default_factory=time.monotonic)
     ended: float | None = None
     _to_check: int = 6
-    """Runs that are likely still to come."""
+    """Expected number of remaining runs."""
 
     # -- what has been found -----------------------------------------------------------------------
 
     @property
     def peak(self) -> int:
-        """The least budget that evicts nothing: the tensors' peak, and on a GPU what is beside them."""
+        """The least budget that evicts nothing: the tensors' peak, and on a GPU the overhead."""
         assert self.plain is not None
         return budget_for(self.plain.peak_bytes, self.plain.overhead_bytes)
 
@@ -96,7 +96,7 @@ class Study:
 
     @property
     def certified(self) -> bool:
-        """Whether the minimum is one: 5 % less was run, and did not work."""
+        """Whether the minimum is certain: a budget 5 % lower was run, and failed."""
         return certified(self.worked) is not None
 
     @property
@@ -106,7 +106,7 @@ class Study:
     # -- the order of things -----------------------------------------------------------------------
 
     def run(self) -> None:
-        """Raises ScriptFailed, NothingToProfile, LaunchError; what was found until then stays."""
+        """Run everything. Raises ScriptFailed, NothingToProfile, LaunchError; earlier results are kept."""
         try:
             self._measure()
             self._record()
@@ -170,7 +170,7 @@ class Study:
         )
 
     def _predict(self) -> int:
-        """The curve, and the least budget that is predicted to work."""
+        """Predict the curve. Returns the least budget predicted to work."""
         assert self.plain is not None
         assert self.curve is not None
         self.now = "predicting the curve"
@@ -185,7 +185,7 @@ class Study:
     # -- real runs ---------------------------------------------------------------------------------
 
     def _works(self, budget: int) -> bool:
-        """Run the program inside that budget."""
+        """Run the program inside that budget. Returns whether it works."""
         assert self.plain is not None
         assert self.curve is not None
         point = self.points[budget] = self.curve.best(budget)
@@ -214,7 +214,7 @@ class Study:
         return trial.status == OK
 
     def _check_curve(self, guess: int) -> None:
-        """From a safe budget down: evenly spread, and the knee."""
+        """Check budgets from a safe one down: evenly spread, and the knee."""
         budgets = sorted(budget for budget in self.points if guess <= budget < self.peak)
         if not budgets:
             return
@@ -231,7 +231,7 @@ class Study:
             self._works(budget)
 
     def _wanted(self, *, measured: bool = False) -> int | None:
-        """The budget to recommend, as far as is known. measured: of those that were run."""
+        """Return the budget to recommend, as far as known. measured: only consider those that were run."""
         floor = self.minimum if self.worked else None
         curve = {
             budget: slowdown
@@ -252,10 +252,10 @@ class Study:
         return best if best < self.peak else None
 
     def _recommend(self) -> None:
-        """What is recommended has been run."""
+        """Ensure that the recommended budget has been run."""
         assert self.curve is not None
         while True:
-            for budget, point in self.points.items():  # what runs have told since then
+            for budget, point in self.points.items():  # corrected by runs since then
                 if point.trial is None:
                     self.points[budget] = self.curve.best(budget)
             wanted = self._wanted()

@@ -1,4 +1,4 @@
-"""A short real run of the program, and how it ended."""
+"""A short real run of the program, and its outcome."""
 
 from __future__ import annotations
 
@@ -15,59 +15,59 @@ from dtrrun.telemetry.fields import OVERHEADS
 from dtrrun.telemetry.record import Snapshot, read_all
 
 OK, TOO_SMALL, THRASH, FAILED = "ok", "too small", "thrash", "failed"
-"""How a run ends: well; with the error that the budget is too small; given up; otherwise."""
+"""Outcomes of a run: success; budget error; given up; any other failure."""
 
 
-class Step(NamedTuple):
-    """One step as the run itself measured it."""
+class MeasuredStep(NamedTuple):
+    """One step as measured by the run itself."""
 
     number: int
     wall_ns: int
     overhead_ns: int
-    """Recomputation and our own work."""
+    """Recomputation and dtrrun's own work."""
     operators_ns: int
     bookkeeping_ns: int
-    """Of the overhead: all but the operators that ran again."""
+    """The part of the overhead outside operators that ran again."""
     evictions: int
     rematerializations: int
 
     @property
     def own_ns(self) -> int:
-        """What it would have taken without."""
+        """Return the time without the overhead."""
         return max(self.wall_ns - self.overhead_ns, 1)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run. Where several processes trained: the steps are those of the slowest."""
+    """One run. If several processes trained, the steps are those of the slowest."""
 
     status: str
     returncode: int
     seconds: float
-    """Of the whole command, start of the interpreter included."""
+    """Of the whole command, including the start of the interpreter."""
     peak_bytes: int
     """Of tensors."""
-    steps: tuple[Step, ...]
+    steps: tuple[MeasuredStep, ...]
     least_budget_bytes: int | None
     tail: str
     processes: int = 1
     overhead_bytes: int | None = None
-    """What the driver shows beside the allocator's memory, of the process with most; None on the CPU."""
+    """What the driver shows beyond the allocator's memory, for the process with most; None on the CPU."""
     log_error: str | None = None
-    """Why the log that was asked for could not be written."""
+    """Why the requested log could not be written."""
 
     @property
     def slowdown(self) -> float | None:
-        """Time over what the same steps take without a budget; the first step has much else in it."""
+        """Return the time relative to that without a budget, without the first step."""
         return slowdown(self.steps)
 
 
-def later(steps: Sequence[Step]) -> Sequence[Step]:
-    """Without the first, which has the imports, the data and the model in it, if there are others."""
+def later(steps: Sequence[MeasuredStep]) -> Sequence[MeasuredStep]:
+    """Return all steps but the first, which includes imports, data and model, if there are others."""
     return [step for step in steps if step.number > 1] or steps
 
 
-def slowdown(steps: Sequence[Step]) -> float | None:
+def slowdown(steps: Sequence[MeasuredStep]) -> float | None:
     steps = later(steps)
     own = sum(step.own_ns for step in steps)
     return sum(step.wall_ns for step in steps) / own if own else None
@@ -84,7 +84,7 @@ def run_trial(
 
 
 def judged(ended: Captured, snapshots: Sequence[Snapshot]) -> Trial:
-    """What the records of a run say of it."""
+    """Return the result of a run according to its records."""
     trained = [snapshot for snapshot in snapshots if snapshot.counters["steps"]]
     steps = [_steps(snapshot.tables.get("latest_steps")) for snapshot in trained]
     errors = [error for one in snapshots if isinstance(error := one.tables.get("error"), dict)]
@@ -109,7 +109,7 @@ def judged(ended: Captured, snapshots: Sequence[Snapshot]) -> Trial:
 def _status(ended: Captured, snapshots: Sequence[Snapshot], too_small: bool) -> str:
     if ended.timed_out:
         return THRASH
-    if too_small:  # also where the program has caught the error and went on
+    if too_small:  # even if the program caught the error and continued
         return TOO_SMALL
     if ended.returncode == 0:
         return OK
@@ -118,18 +118,18 @@ def _status(ended: Captured, snapshots: Sequence[Snapshot], too_small: bool) -> 
     return THRASH if stopped else FAILED
 
 
-def _steps(table: Any) -> tuple[Step, ...]:
+def _steps(table: Any) -> tuple[MeasuredStep, ...]:
     rows = [row for row in table if isinstance(row, dict)] if isinstance(table, list) else []
     return tuple(map(_step, rows))
 
 
-def _step(row: Mapping[str, Any]) -> Step:
+def _step(row: Mapping[str, Any]) -> MeasuredStep:
     figures = {
         name: row.get(name) or 0
         for name in ("wall_ns", "operators_ns", *OVERHEADS, "evictions", "rematerializations")
     }
     overhead = sum(figures[name] for name in OVERHEADS)
-    return Step(
+    return MeasuredStep(
         int(row.get("index") or 0),
         figures["wall_ns"],
         overhead,

@@ -15,12 +15,12 @@ from dtrrun.settings import RuntimeSettings
 
 
 def _nothing(variation: Variation) -> None:
-    """Nobody looks."""
+    """The default for `attend`."""
 
 
 @dataclass
 class Variation:
-    """What was tried so far. `command` and `settings`, the budget among these, are those of all runs."""
+    """The attempts so far. `command` and `settings`, including the budget, apply to all runs."""
 
     command: Sequence[str]
     settings: RuntimeSettings
@@ -42,7 +42,10 @@ class Variation:
         return time.monotonic() - self.started
 
     def run(self) -> None:
-        """Raises ScriptFailed where the least value ends in an error of the program's own, LaunchError."""
+        """Run the search.
+
+        Raises LaunchError, and ScriptFailed if the program itself fails with the least value.
+        """
         self.best = largest(self._fits, self.low, self.high)
         self.complete = True
 
@@ -62,7 +65,7 @@ class Variation:
         return trial.status == OK
 
     def _patience(self, value: int) -> float:
-        """As if time grew with the value, and then as much as a thrashing run may take."""
+        """Return a time limit, as if time grew with the value, plus that of a thrashing run."""
         if self.low not in self.tried:
             return math.inf
         return (self.limit + 2) * self.tried[self.low].seconds * value / self.low + 60

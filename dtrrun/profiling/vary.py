@@ -1,4 +1,4 @@
-"""An option of the program's own, with another value."""
+"""Sets an option of the program to another value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PLACE = "{}"
 
 
 def parse_template(text: str) -> list[str]:
-    """`--batch-size {}` as words. Raises ValueError."""
+    """Split `--batch-size {}` into words. Raises ValueError."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -20,7 +20,7 @@ def parse_template(text: str) -> list[str]:
 
 
 def parse_range(text: str) -> tuple[int, int]:
-    """`8:512`. Raises ValueError."""
+    """Parse `8:512`. Raises ValueError."""
     low, _, high = text.partition(":")
     if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high)):
         raise ValueError(f"{text!r} is no range of whole numbers from 1 on, such as 8:512")
@@ -28,7 +28,7 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 def with_value(target: Sequence[str], template: Sequence[str], value: int) -> list[str]:
-    """The target's words with the option set: in the place where it stands already, else at the end."""
+    """Return the target's words with the option set: where it already occurs, else at the end."""
     given = [word.replace(PLACE, str(value)) for word in template]
     name = template[0]
     for place, word in enumerate(target):

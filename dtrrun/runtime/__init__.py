@@ -1,4 +1,4 @@
-"""The runtime inside the training process: standard library and torch only."""
+"""The runtime inside the training process. It imports only the standard library and torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dtrrun.ledger.foreign import LostError
+from dtrrun.core.foreign import LostError
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.session import Session
 from dtrrun.settings import RuntimeSettings
@@ -27,7 +27,7 @@ _active: Session | Plain | None = None
 
 
 def activate(settings: RuntimeSettings) -> None:
-    """Start the session of a process that the launcher started; it ends with the process."""
+    """Start the session of a process started by the launcher. It ends with the process."""
     global _active
     from dtrrun.telemetry.record import Writer
 
@@ -61,16 +61,16 @@ def _session(settings: RuntimeSettings) -> Session | Plain:
 
 
 def seed_all(seed: int) -> None:
-    """So that two runs of a program that seeds nothing draw the same."""
+    """Seed all generators, so that two runs of a program that sets no seed draw the same numbers."""
     torch.manual_seed(seed)
     random.seed(seed)
-    numpy = sys.modules.get("numpy")  # torch has imported it, where it is installed
+    numpy = sys.modules.get("numpy")  # imported by torch, if it is installed
     if numpy is not None:
         numpy.random.seed(seed % (1 << 32))
 
 
 def deactivate() -> None:
-    """This process turned out to be a helper: leave it as if the runtime had never been there."""
+    """This process turned out to be a helper: undo everything the runtime has done."""
     global _active
     session, _active = _active, None
     if session is not None:
@@ -81,7 +81,7 @@ def deactivate() -> None:
 
 
 def finish(pid: int) -> None:
-    """The process `pid`, if this is still it, ends: close its record. What is evicted stays so."""
+    """Close the record of the process `pid`, unless this is a fork of it. Evicted tensors stay evicted."""
     if _active is not None and os.getpid() == pid and _active.writer is not None:
         writer, session = _active.writer, _active
         if isinstance(session, Session):
@@ -93,17 +93,22 @@ def finish(pid: int) -> None:
 
 
 @contextmanager
-def budget(size: int | str | None, device: str | None = None, **options: Any) -> Iterator[Session]:
+def budget(size: int | str | None, device: str = "auto", **options: Any) -> Iterator[Session]:
     """Keep the tensors of the enclosed code inside a budget.
 
-    size: bytes, or text such as "200MB"; None counts only. device: "cpu" (default) or "cuda". options: as the
-    command's (`heuristic`, `over_budget`, `verify`, ... see `RuntimeSettings`). Yields the `Session`, whose
-    `report()` is a dict of figures. Raises ValueError for a bad size or option, and inside the block
-    `BudgetError` where the budget can't hold an operator. Sessions do not nest.
+    `size` is in bytes, or text such as "200MB"; None only counts. `device` is "auto" (the GPU if this PyTorch
+    can use one, else the CPU), "cpu", "cuda" or "cuda:N". On a GPU the budget covers all memory that the
+    driver shows for the process. `options` are those of the command (`heuristic`, `over_budget`, `verify`,
+    ...), and text in them is read as the command reads it. Yields the `Session`, whose `report()` is a dict
+    of figures.
+
+    Raises ValueError for a bad size, device or option, TypeError for an unknown option, RuntimeError if
+    another session is running (sessions do not nest), and inside the block `BudgetError` if the budget cannot
+    hold an operator.
     """
     if _active is not None and _active.running:
         raise RuntimeError("dtrrun: a session is already running in this process")
-    session = Session(RuntimeSettings(budget_bytes=as_bytes(size), device=device or "cpu", **options))
+    session = Session(RuntimeSettings.of(budget_bytes=as_bytes(size), device=device, **options))
     with _running(session):
         yield session
 

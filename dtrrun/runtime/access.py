@@ -1,4 +1,4 @@
-"""Access to a tensor's memory that is no operator: locked, pinned, or handed out to other code."""
+"""Access to a tensor's memory by code that is not an operator: locked, pinned, or handed out."""
 
 from __future__ import annotations
 
@@ -7,35 +7,36 @@ from contextlib import suppress
 
 import torch
 
-from dtrrun.ledger.locks import Locks
-from dtrrun.ledger.record import Record
-from dtrrun.runtime.careful import Careful
+from dtrrun.core.graph import Version
+from dtrrun.core.locks import Locks
+from dtrrun.runtime.dispatch.python_mode.threads import joins
+from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.storage import storage_of
-from dtrrun.runtime.threads import joins
 
 unseen = torch._C.DisableTorchFunction
-"""Context: what we ask of a tensor is no business of the program's function modes and subclasses."""
+"""Context that hides what we do with tensors from the program's function modes and subclasses."""
 
 Reach = Callable[[torch.Tensor, bool, bool], Callable[[], None]]
-"""reach(tensor, writes, exposes) makes the memory safe to touch; returns what ends that.
+"""reach(tensor, writes, escapes) makes the memory safe to access. Returns a function that ends the access.
 
-What is exposed without being written to stays in memory, and is recomputed from."""
+Memory that escapes but is not written to stays resident, and may be recomputed from.
+"""
 
 
 class Access:
-    """What escapes, custom functions and the program itself ask for."""
+    """Keeps tensors in memory for escapes, custom functions and the program itself."""
 
-    def __init__(self, careful: Careful) -> None:
-        self._careful = careful
+    def __init__(self, slow_path: SlowPath) -> None:
+        self._slow_path, self._dtr, self._ledger = slow_path, slow_path.dtr, slow_path.ledger
 
-    def _record(self, tensor: torch.Tensor) -> Record | None:
-        if tensor.device.type != self._careful.ledger.device_type:
+    def _version(self, tensor: torch.Tensor) -> Version | None:
+        if tensor.device.type != self._ledger.device_type:
             return None
-        return self._careful.record_of(tensor)
+        return self._slow_path.version_of(tensor)
 
     def _join(self, tensors: list[torch.Tensor]) -> None:
-        ours = self._careful.ledger.device_type
+        ours = self._ledger.device_type
         if any(tensor.device.type == ours for tensor in tensors):
             joins()
 
@@ -46,48 +47,59 @@ class Access:
 
     def _pin(self, tensor: torch.Tensor, why: str) -> None:
         self._join([tensor])
-        with self._careful.lock, self._locked([tensor]) as locks:
-            for record in locks.taken:
-                self._careful.ledger.pin(record, why)
+        with self._slow_path.lock, self._locked([tensor]) as locks:
+            for version in locks.taken:
+                self._dtr.recipes.pin(version, why)
 
     def lock(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
-        """Keep storages in memory until what it returns is called. Raises BudgetError."""
+        """Keep storages in memory until the returned function is called. Raises BudgetError."""
         with unseen():
             self._join(tensors)
-            with self._careful.lock:
-                return self._locked(tensors)
+            with self._slow_path.lock:
+                unlock = self._locked(tensors)
+                observers = self._ledger.observers
+                if not observers:
+                    return unlock
+                told = [observer.locked(list(unlock.taken)) for observer in observers]
+
+        def ended() -> None:
+            while told:
+                told.pop()()
+            unlock()
+
+        return ended
 
     def _locked(self, tensors: list[torch.Tensor]) -> Locks:
-        """On the records of tensors, which are in memory."""
+        """Return locks on the versions of tensors, which are resident."""
         locks = Locks()
         while True:
-            self._careful.ledger.drain()  # a new storage may have the identity of one that died
-            records = [record for tensor in tensors if (record := self._record(tensor)) is not None]
+            self._ledger.collect_dead()  # a new storage may have the id of one that died
+            versions = [version for tensor in tensors if (version := self._version(tensor)) is not None]
             try:
-                self._careful.replay.lock(records, locks.taken)
+                self._dtr.rematerializer.lock(versions, locks.taken)
                 return locks
             except BudgetError as error:
-                if not self._careful.others_end():
-                    self._careful.too_small(error)
+                if not self._slow_path.others_end():
+                    self._slow_path.too_small(error)
                     raise
 
     def hold(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
-        """As `lock`; but what the ledger has not met is in memory, and is not entered for being looked at."""
+        """Like `lock`, but does not enter storages unknown to the ledger, since they are in memory."""
         known = []
         for tensor in tensors:
             with unseen(), suppress(NotImplementedError, RuntimeError):  # sparse, or opaque
-                if id(storage_of(tensor)) in self._careful.ledger.records:
+                if id(storage_of(tensor)) in self._ledger.versions:
                     known.append(tensor)
         return self.lock(known)
 
-    def reach(self, tensor: torch.Tensor, writes: bool, exposes: bool) -> Callable[[], None]:
-        """An escape is about to touch the memory of `tensor`; returns what ends that."""
+    def reach(self, tensor: torch.Tensor, writes: bool, escapes: bool) -> Callable[[], None]:
+        """An escape is about to access the memory of `tensor`. Returns a function that ends the access."""
         unlock = self.lock([tensor])
-        if writes or exposes:
+        if writes or escapes:
             try:
                 with unseen():
                     if writes:
-                        self._hand_out(tensor, exposes)
+                        self._hand_out(tensor, escapes)
                     else:
                         self._keep(tensor)
             except BaseException:
@@ -96,14 +108,14 @@ class Access:
         return unlock
 
     def _keep(self, tensor: torch.Tensor) -> None:
-        with self._careful.lock:
-            record = self._record(tensor)
-            if record is not None and record.op is not None:
-                self._careful.ledger.pin(record, "handed out to be read")
+        with self._slow_path.lock:
+            version = self._version(tensor)
+            if version is not None and version.operation is not None:
+                self._dtr.recipes.pin(version, "handed out to be read")
 
-    def _hand_out(self, tensor: torch.Tensor, exposes: bool) -> None:
-        with self._careful.lock:
-            record = self._record(tensor)
-            if record is not None:
-                why = "handed out" if exposes else "written outside"
-                self._careful.ledger.written_outside(record, why, exposes=exposes)
+    def _hand_out(self, tensor: torch.Tensor, escapes: bool) -> None:
+        with self._slow_path.lock:
+            version = self._version(tensor)
+            if version is not None:
+                why = "handed out" if escapes else "written outside"
+                self._dtr.mutation.written_outside(version, why, escapes=escapes)

@@ -1,13 +1,13 @@
-"""What a kernel reads besides its arguments: the settings that hold around the call.
+"""Settings that a kernel reads besides its arguments.
 
-A replay runs an operator at another moment than its first run, perhaps in another thread. Meanwhile the
-program may have changed the default dtype, the number of threads or a backend's flags, and the same operator
-on the same inputs would give other bits, or a result of another type. So every recipe keeps the settings that
-its operator saw, and a replay restores those that differ.
+A replay runs an operator later than its first run, perhaps in another thread. Meanwhile the program may have
+changed the default dtype, the number of threads or a backend's flags, and the same operator on the same
+inputs would give different bits, or a result of another dtype. So every recipe keeps the settings that its
+operator saw, and a replay restores those that differ.
 
-The settings of `GENERAL` are read for every operator of the program, so they are few and cheap to ask for (a
-quarter of a microsecond in all). What only some kernels look at is read for those alone: `family_of` names
-them. Seeds and states of random generators are in `rng`; autocast is in `guards`.
+The settings of `GENERAL` are read for every operator of the program, so they are few and cheap to read (a
+quarter of a microsecond in all). Settings that only some kernels use are read for those alone: see
+`family_of`. Seeds and states of random generators are in `rng`; autocast is in `guards`.
 """
 
 from __future__ import annotations
@@ -23,28 +23,32 @@ _C: Any = torch._C
 State = tuple[Any, ...]
 """The values of one family's settings, in the order of `_settings_of`."""
 Setting = tuple[Callable[[], Any], Callable[[Any], Any]]
-"""How a setting is read, and how it is written."""
+"""The getter and setter of a setting."""
 
 GENERAL, MATMUL, CONVOLUTION = "general", "matmul", "convolution"
 RECURRENT, LINALG, ANY = "recurrent", "linalg", "any"
-"""Families of operators, by what their kernels look at."""
+"""Families of operators, by the settings that their kernels read."""
 
 _MATMULS = {
     *("mm", "bmm", "addmm", "addbmm", "baddbmm", "addmv", "addr", "mv", "dot", "vdot"),
     *("_addmm_activation", "_int_mm", "_trilinear", "_euclidean_dist", "_cdist_forward", "_cdist_backward"),
 }
 
-_DENORMAL = 4e-320  # halved, it is 0 where the processor flushes denormal numbers
+_DENORMAL = 4e-320  # half of it is 0 if the processor flushes denormal numbers
 
 is_grad_enabled = torch.is_grad_enabled
 get_default_dtype = torch.get_default_dtype
 get_num_threads = torch.get_num_threads
 _get_mkldnn = _C._get_mkldnn_enabled
 _get_deterministic = _C._get_deterministic_algorithms
+_get_warn_only = _C._get_deterministic_algorithms_warn_only
 
 
 def family_of(namespace: str, name: str) -> str:
-    """The family of an operator; name: without its namespace and overload. Foreign ones may read anything."""
+    """Return the family of an operator.
+
+    name: without its namespace and overload. Foreign ones may read anything.
+    """
     if namespace != "aten":
         return ANY
     if name in _MATMULS or "linear" in name or "_dot_product_" in name:
@@ -57,23 +61,28 @@ def family_of(namespace: str, name: str) -> str:
 
 
 def general() -> State:
-    """The settings that any kernel may read: see `_GENERAL`, whose order this is."""
+    """Return the settings that any kernel may read, in the order of `_GENERAL`."""
     return (
         is_grad_enabled(),
         get_default_dtype(),
         _get_mkldnn(),
         _get_deterministic(),
+        _get_warn_only(),  # if not, some kernels raise
         get_num_threads(),
         _DENORMAL * 0.5 == 0.0,  # a setting of the thread's processor
     )
 
 
 DEFAULT_DTYPE = 1
-"""The place of the default dtype in each state."""
+"""Index of the default dtype in each state."""
 
 
 def _set_deterministic(mode: bool) -> None:
-    _C._set_deterministic_algorithms(mode, warn_only=_C._get_deterministic_algorithms_warn_only())
+    _C._set_deterministic_algorithms(mode, warn_only=_get_warn_only())
+
+
+def _set_warn_only(warn_only: bool) -> None:
+    _C._set_deterministic_algorithms(_get_deterministic(), warn_only=warn_only)
 
 
 _GENERAL: tuple[Callable[[Any], Any], ...] = (
@@ -81,33 +90,34 @@ _GENERAL: tuple[Callable[[Any], Any], ...] = (
     torch.set_default_dtype,
     _C._set_mkldnn_enabled,
     _set_deterministic,
+    _set_warn_only,
     torch.set_num_threads,
     torch.set_flush_denormal,
 )
 
 
 def _flag(name: str) -> list[Setting]:
-    """A setting of `torch._C`, if this version of PyTorch has it."""
+    """Return a setting of `torch._C`, if this version of PyTorch has it."""
     read, write = getattr(_C, f"_get_{name}", None), getattr(_C, f"_set_{name}", None)
     return [(read, write)] if read is not None and write is not None else []
 
 
 def _precision(backend: str, operation: str) -> list[Setting]:
-    """The precision of float32 within an operation of a backend (one for all of them before PyTorch 2.9)."""
+    """Return the float32 precision of an operation of a backend (before PyTorch 2.9 there is one for all)."""
     read = getattr(_C, "_get_fp32_precision_getter", None)
     if read is None:
         return _flag("float32_matmul_precision") if operation == "matmul" else []
     write = _C._set_fp32_precision_setter
 
     def set_precision(value: str) -> None:
-        # What is read may be the backend's, inherited: it is to be inherited again.
+        # The value read may be inherited from the backend; then it must be inherited again.
         write(backend, operation, "none" if value == read(backend, "all") else value)
 
     return [(lambda: read(backend, operation), set_precision)]
 
 
 def _settings_of(family: str, device_type: str) -> list[Setting]:
-    """What a family's kernels read beyond the general settings."""
+    """Return the settings that a family's kernels read besides the general ones."""
     cuda = device_type == "cuda"
     backend = "cuda" if cuda else "mkldnn"
     cudnn = (
@@ -134,7 +144,7 @@ def _settings_of(family: str, device_type: str) -> list[Setting]:
 
 
 class Ambient:
-    """The settings on one type of device.
+    """The settings for one type of device.
 
     `readers`: by family, a function that returns the present `State`.
     """
@@ -149,7 +159,7 @@ class Ambient:
 
     @contextmanager
     def restored(self, family: str, state: State) -> Iterator[None]:
-        """The settings are those of `state` within, and afterwards what they were."""
+        """Context in which the settings are those of `state`."""
         before = self.readers[family]()
         if before == state:
             yield

@@ -1,10 +1,10 @@
-"""Python's cyclic garbage collector while a session runs: as seldom as without one.
+"""Makes Python's cyclic garbage collector run no more often with a session than without one.
 
-It runs whenever 700 more containers (by default) have been made than freed. A plain training step makes
-next to none; our records and recipes are some ten per operator. On the LSTM and TreeLSTM examples this
-meant 60 collections a step and, every second step, one of all generations, over everything that torch
-has imported: 8 % of the run. Nothing of ours is in cycles, so nothing is lost by waiting; and before a
-budget is found to be too small, everything is collected (`Ledger._collect_garbage`).
+By default it runs whenever 700 more containers have been made than freed. A plain training step makes next to
+none; dtrrun's versions and recipes are about ten per operator. On the LSTM and TreeLSTM examples this caused
+60 collections a step and, every second step, one of all generations, over everything that torch has imported:
+8 % of the run. None of dtrrun's objects are in cycles, so nothing is lost by waiting, and everything is
+collected before a budget is found to be too small (`Eviction._collect_garbage`).
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ class Collector:
         gc.set_threshold(*self._ours)
 
     def remove(self) -> None:
-        if gc.get_threshold() == self._ours:  # else the program has set its own
+        if gc.get_threshold() == self._ours:  # otherwise the program has set its own
             gc.set_threshold(*self._before)

@@ -1,7 +1,7 @@
-"""A fixed cost model (`--cost model`): what an operator would cost, from its bytes and FLOPs alone.
+"""A fixed cost model (`--cost model`): an operator's cost from its bytes and FLOPs alone.
 
-Decisions then do not depend on timings, so that two runs evict alike. FLOPs come from the formulas of
-PyTorch's own `flop_counter`; operators that have none there are bound by memory.
+Decisions then do not depend on timings, so two runs evict the same. FLOPs come from PyTorch's `flop_counter`;
+operators without a formula there are treated as memory-bound.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.flop_counter import flop_registry
 
-CPU = 2_000, 10, 50  # ns of a launch, bytes a ns, FLOPs a ns: 10 GB/s and 50 GFLOP/s, one modest core
+CPU = 2_000, 10, 50  # ns per launch, bytes per ns, FLOPs per ns: 10 GB/s and 50 GFLOP/s, one modest core
 GPU = 5_000, 1_000, 50_000  # 1 TB/s and 50 TFLOP/s; only ratios matter
 
 
@@ -23,11 +23,11 @@ def modelled_ns(
     nbytes: int,
     rates: tuple[int, int, int] = CPU,
 ) -> int:
-    """Nanoseconds for one call that reads and writes `nbytes` in all."""
+    """Return the nanoseconds of one call that reads and writes `nbytes` in total."""
     flops = 0
     formula = flop_registry.get(func._overloadpacket)
     if formula is not None:
-        with suppress(Exception):  # a formula that does not know these arguments
+        with suppress(Exception):  # the formula may not support these arguments
             flops = int(formula(*args, **kwargs, out_val=result))
     launch_ns, bytes_per_ns, flops_per_ns = rates
     return launch_ns + nbytes // bytes_per_ns + flops // flops_per_ns

@@ -1,9 +1,9 @@
-"""Costs of operators that are known before the program runs: the file that `dtrrun profile` makes.
+"""Costs of operators that are known before the program runs: the file that `dtrrun profile` writes.
 
-Gzipped JSON: the version of torch and the device that they were measured with, and by the identity of each
-signature its cost in ns, the bytes that it allocates, and those that it needs beside them while it runs
-(0 where that is not known). What is in the file is not measured again, so that decisions depend neither on
-the first calls nor on how busy the machine is.
+Gzipped JSON: the version of torch and the device of the measurement, and by the identity of each signature
+its cost in ns, the bytes that it allocates, and the temporary bytes that it needs while it runs (0 if
+unknown). Operators in the file are not measured again, so decisions depend neither on the first calls nor on
+the load of the machine.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Costs = Mapping[str, tuple[int, int]]
 
 
 def identity(key: tuple[Any, ...]) -> str:
-    """What a signature's key (operator, other arguments, geometries) is called in every process."""
+    """Return a name, equal in every process, of a signature's key (operator, other arguments, geometries)."""
     return hashlib.blake2b(repr(key).encode(), digest_size=6).hexdigest()
 
 
 def read_costs(path: str, device: str, warn: Callable[[str], None]) -> Costs:
-    """The costs in a file; none, and a warning, where they are of no use here."""
+    """Read the costs in a file. Returns none, with a warning, if they do not apply here."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             found = json.load(file)

@@ -1,14 +1,19 @@
-"""The device of a session, chosen once: on the CPU it does nothing, and costs nothing."""
+"""The device of a session, chosen once. On the CPU it does nothing and costs nothing."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from dtrrun.core.graph import Operation
 from dtrrun.runtime import storage
-from dtrrun.runtime.mode import DTRMode
+from dtrrun.runtime.dispatch.mode import DTRMode
+from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.guards import below
 from dtrrun.settings import RuntimeSettings
 
 COUNTERS = (
@@ -21,28 +26,42 @@ COUNTERS = (
     "oom_retries",
     "fragmented_bytes",
 )
-"""Those of `telemetry.fields` that are a GPU's."""
+"""The counters of `telemetry.fields` that only a GPU has."""
 
 NO_CUDA = "there is a GPU, but this PyTorch ({version}) was built without CUDA: the budget is the CPU's"
 DRIVER = "/proc/driver/nvidia/gpus"
-"""The Linux driver's folder of its devices, which can be seen without a library."""
+"""The Linux driver's list of devices, which needs no library."""
 DRIVERS_ELSEWHERE = ("/dev/dxg", "/dev/nvhost-gpu")  # under WSL, and on Jetson boards, which lack NVML
 
 
 class Cpu:
-    """What the session asks of its device; see `cuda.Cuda` for what that takes on a GPU."""
+    """The interface between the session and its device; `cuda.Cuda` implements it for a GPU."""
 
     type = "cpu"
     uuid = ""
 
+    operators: Any = None  # how operators are run, if not as on a CPU
+    memory: Any = storage  # see `core.backend`
+
     def __init__(self, notice: str = "") -> None:
         self._notice = notice
 
-    def make_mode(self, session: Any) -> DTRMode:
+    def connect(self, dtr: Any, slow_path: SlowPath, warn: Callable[[str], None]) -> None:
+        """Take part in a session."""
         if self._notice:
-            session.warn(self._notice)
+            warn(self._notice)
         storage.use_device(storage.CPU_ROUNDING, None)
-        return DTRMode(session.careful)
+
+    def make_mode(self, slow_path: SlowPath) -> DTRMode:
+        return DTRMode(slow_path)
+
+    def below(self) -> AbstractContextManager[None]:
+        """The context in which recorded operators are run again."""
+        return below()
+
+    def replay(self, operation: Operation, run: Callable[[], Any]) -> Any:
+        """Run a recorded operator."""
+        return run()
 
     def install(self) -> None:
         pass
@@ -51,17 +70,17 @@ class Cpu:
         pass
 
     def usable(self) -> bool:
-        """Whether operators can run in this process."""
+        """Return whether operators can run in this process."""
         return True
 
     def look(self) -> None:
-        """Measure what the device's memory is taken by, and adjust the limit."""
+        """Measure the device's memory use, and adjust the limit."""
 
     def step_ended(self) -> None:
         pass
 
     def ended(self, steps: int) -> None:
-        """The process ends, after so many optimizer steps."""
+        """The process ends after this many optimizer steps."""
 
     def set_budget(self, budget_bytes: int | None) -> None:
         pass
@@ -71,11 +90,11 @@ class Cpu:
 
 
 def _gpu_is_there() -> bool:
-    """Whether there is a GPU, asked without CUDA.
+    """Return whether there is a GPU, without using CUDA.
 
-    CUDA itself could not be used any more by forked children, and CUDA_VISIBLE_DEVICES would be settled
-    before the script can set it. That is what `torch.cuda.device_count()` asks where NVML is missing, or a
-    MIG device is meant; then the driver's own files have to do. A session that finds no GPU after all sleeps.
+    Using CUDA would break it in forked children, and would fix CUDA_VISIBLE_DEVICES before the script can set
+    it. `torch.cuda.device_count()` also uses CUDA if NVML is missing or a MIG device is selected; then the
+    driver's own files are consulted. A session that finds no GPU after all sleeps.
     """
     count: Any = getattr(torch.cuda, "_device_count_nvml", None)
     if count is None or torch.version.hip:
@@ -85,7 +104,7 @@ def _gpu_is_there() -> bool:
 
 
 def choose(settings: RuntimeSettings) -> Any:
-    """The device that the settings name. Raises ValueError where there is no such device."""
+    """Return the device that the settings name. Raises ValueError if there is no such device."""
     kind, _, index = settings.device.partition(":")
     if kind == "auto":
         if not torch.backends.cuda.is_built():
@@ -95,7 +114,7 @@ def choose(settings: RuntimeSettings) -> Any:
         return Cpu()
     if not torch.backends.cuda.is_built():
         raise ValueError(f"device {settings.device}: PyTorch {torch.__version__} was built without CUDA")
-    from dtrrun.runtime.cuda import Cuda
-    from dtrrun.runtime.gpu import Gpu
+    from dtrrun.runtime.cuda.gpu import Gpu
+    from dtrrun.runtime.cuda.session import Cuda
 
     return Cuda(Gpu(), settings, int(index) if index else None)

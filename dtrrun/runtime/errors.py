@@ -1,4 +1,4 @@
-"""The one error that the runtime may raise into the user's program."""
+"""The error that the runtime may raise into the user's program."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dtrrun.sizes import format_size, format_size_up
 from dtrrun.telemetry.advice import FOR_A_COMMAND, advice
 
 SHOWN = 4
-"""How many reasons why memory cannot be evicted the message names."""
+"""How many reasons why memory cannot be evicted the message lists."""
 
 
 class BudgetError(torch.OutOfMemoryError):
-    """The budget is too small for one operator. Nothing of the program's state is lost.
+    """The budget is too small for one operator. The program's state is intact.
 
-    `operator`: its name; `needed_bytes`: what it had to allocate (0 where it had allocated already);
-    `least_budget_bytes`: the least budget that would have done for it at this point, though a later operator
-    may need more; `pinned`: bytes in memory that could not be evicted, by reason; `called`: the program's own
-    operator, another one where an input of it had to be computed again; `called_bytes`: what its inputs, its
-    results and all that cannot be evicted take together, 0 where that is not known; `training`: about the
-    bytes that parameters, gradients and the optimizer's state need (see `training_memory`), or None.
+    `operator`: its name. `needed_bytes`: what it had to allocate (0 if it had already allocated).
+    `least_budget_bytes`: the least budget that would have sufficed at this point; a later operator may need
+    more. `pinned`: bytes in memory that could not be evicted, by reason. `called`: the program's own
+    operator, which differs from `operator` if an input had to be recomputed. `called_bytes`: the bytes of its
+    inputs, its results and all that cannot be evicted, 0 if unknown. `training`: the approximate bytes of
+    parameters, gradients and optimizer state (see `training_memory`), or None.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class BudgetError(torch.OutOfMemoryError):
         self.explain(None)
 
     def explain(self, training: dict[str, int | None] | None, how: str = FOR_A_COMMAND) -> None:
-        """Say also what training needs in any case, and how the least budget can be found."""
+        """Add to the message what training needs in any case, and how to find the least budget."""
         self.training = training
         self.args = (self._text(how),)
 
     def __reduce__(self) -> Any:
-        """The error can go to another process, as those of a pool's workers do."""
+        """Support pickling: the workers of a pool send errors to another process."""
         given = (self.operator, self.needed_bytes, self.budget_bytes, self.least_budget_bytes, self.pinned)
         state = {name: getattr(self, name) for name in ("called", "called_bytes", "training", "args")}
         return type(self), given, state
@@ -77,4 +77,4 @@ class BudgetError(torch.OutOfMemoryError):
         return f"{rank}dtrrun's budget of {budget} is too small: {what}, and {evictable}. It takes {least}."
 
 
-BudgetError.__module__ = "dtrrun"  # the name by which a program knows it, in tracebacks as well
+BudgetError.__module__ = "dtrrun"  # the name that the program uses, also shown in tracebacks

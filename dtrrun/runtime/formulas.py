@@ -1,10 +1,10 @@
 """How much memory common operators allocate, from the sizes of their inputs alone.
 
 PyTorch's shape functions know every operator, but take as long as a small kernel: too long for programs whose
-shapes hardly repeat. The formulas here give the number of elements of each result. Of which type they are is
-learned: the shape function is asked once for every family of calls, that is an operator with inputs of the
-same types. Its answer is also the proof that the formula holds for the family. Whatever is unusual has no
-formula and no family, and the shape function is asked every time.
+shapes hardly repeat. The formulas here give the number of elements of each result. Element sizes are learned:
+the shape function is called once for every family of calls, which is an operator with inputs of the same
+dtypes. Its answer also confirms that the formula holds for the family. Unusual calls have no formula and no
+family, and the shape function is called every time.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ from typing import Any
 
 import torch
 
-from dtrrun.ledger.record import HOLE, Geometry
-from dtrrun.runtime.arguments import KINDS, VALUE
+from dtrrun.core.graph import HOLE, Geometry
+from dtrrun.runtime.dispatch.arguments import KINDS, VALUE
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.storage import storage_of
 
 aten = torch.ops.aten
 
-FAMILIES_LIMIT = 10_000  # programs that make up types without end: start afresh rather than grow forever
+FAMILIES_LIMIT = 10_000  # programs with endless new types: start over rather than grow forever
 
 Formula = Callable[[list[Any], list[torch.Size]], tuple[int, ...]]
-"""From the template and the sizes of all tensors to the number of elements of each new storage. Raises
-ValueError, IndexError or TypeError where the arguments are not those that it is made for."""
+"""Maps the template and the sizes of all tensors to the number of elements of each new storage.
 
-# For arguments whose type can matter for the type of a result, but not the value.
+Raises ValueError, IndexError or TypeError for unsupported arguments.
+"""
+
+# For arguments whose type, but not value, can affect the dtype of a result.
 _NUMBERS = frozenset({int, float, complex})
 
-# One result, dense, of the (broadcast) size of the inputs; those tagged as pointwise are found by themselves.
+# One dense result of the broadcast size of the inputs. Operators tagged as pointwise need no entry.
 _ELEMENTWISE = {
     "aten::_to_copy",
     "aten::empty_like",
@@ -63,7 +65,7 @@ def _elementwise(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
 
 
 def _mm(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
-    (rows, inner), (same, columns) = sizes[-2:]  # addmm has a bias before them
+    (rows, inner), (same, columns) = sizes[-2:]  # addmm has a bias first
     if inner != same:
         raise ValueError("sizes do not match")
     return (rows * columns,)
@@ -131,7 +133,7 @@ _TABLE: dict[Any, Formula] = {
     aten.select_backward.default: _given,
     aten.sum.dim_IntList: _reduced,
     aten.mean.dim: _reduced,
-    aten.unsafe_split.Tensor: _nothing,  # views, though the schema does not say so
+    aten.unsafe_split.Tensor: _nothing,  # views, although not according to the schema
     aten.unsafe_split_with_sizes.default: _nothing,
     aten.embedding.default: _embedding,
     aten.embedding_dense_backward.default: _embedding_backward,
@@ -139,14 +141,14 @@ _TABLE: dict[Any, Formula] = {
     aten.native_batch_norm_backward.default: _batch_norm_backward,
 }
 
-_formulas: dict[Any, Formula | None] = {}  # of each operator met so far
-_families: dict[tuple[Any, ...], tuple[int, ...]] = {}  # bytes of an element of each new storage
+_formulas: dict[Any, Formula | None] = {}  # of each operator seen so far
+_families: dict[tuple[Any, ...], tuple[int, ...]] = {}  # element sizes of the new storages, in bytes
 
 
 def new_storages(
     func: Any, operator: Operator, template: list[Any], kwargs: dict[str, Any], geometries: list[Geometry]
 ) -> list[int] | None:
-    """Bytes of each storage that a call will allocate; None where the shape function must be asked."""
+    """Return the bytes of each storage that a call will allocate; None if the shape function is needed."""
     try:
         formula = _formulas[func]
     except KeyError:
@@ -170,7 +172,7 @@ def learn(
     geometries: list[Geometry],
     made: list[torch.Tensor],
 ) -> None:
-    """Take over what the shape function said of a call: `made` are the tensors over new storages."""
+    """Learn from the result of the shape function: `made` are the tensors over new storages."""
     formula = _formulas.get(func)
     if formula is None:
         return
@@ -180,11 +182,11 @@ def learn(
     except (ValueError, IndexError, TypeError):
         return
     if 0 in numels:
-        return  # would fit any type
+        return  # would match any dtype
     itemsizes = tuple(tensor.itemsize for tensor in made)
     nbytes = [storage_of(tensor).nbytes() for tensor in made]
     if len(numels) != len(made) or nbytes != list(map(mul, numels, itemsizes)):
-        _formulas[func] = None  # not the operator that the formula was made for
+        _formulas[func] = None  # the formula does not fit this operator
         return
     if len(_families) >= FAMILIES_LIMIT:
         _families.clear()
@@ -195,7 +197,7 @@ def _formula_of(func: Any, operator: Operator) -> Formula | None:
     if (
         operator.mutates
         or operator.view
-        or operator.composite  # may return an input as it is
+        or operator.composite  # may return an input unchanged
         or operator.reduces
         or operator.opaque_output >= 0
     ):
@@ -205,7 +207,7 @@ def _formula_of(func: Any, operator: Operator) -> Formula | None:
         return _elementwise
     if (
         torch.Tag.pointwise in func.tags
-        and func.namespace == "aten"  # others are tagged by whoever wrote them
+        and func.namespace == "aten"  # tags of other operators are not reliable
         and [str(result.type) for result in schema.returns] == ["Tensor"]
     ):
         return _elementwise
@@ -215,7 +217,8 @@ def _formula_of(func: Any, operator: Operator) -> Formula | None:
 def _family(
     func: Any, template: list[Any], kwargs: dict[str, Any], geometries: list[Geometry]
 ) -> tuple[Any, ...]:
-    """All that the types of a call's results depend on; ValueError for arguments of other kinds."""
+    """Return everything that determines the dtypes of a call's results; ValueError for other kinds of
+    arguments."""
     key: list[Any] = [func, torch.get_default_dtype()]
     feed = iter(geometries)
     for arg in template:
@@ -228,7 +231,7 @@ def _family(
 
 def _kind(arg: Any, feed: Iterator[Geometry]) -> Any:
     if arg is HOLE:
-        # A tensor without plain storage has no geometry; one with lazy bits has more than this.
+        # A tensor without plain storage has no geometry; one with lazy bits has a longer one.
         size, _, _, dtype = next(feed, ())
         return dtype, not size  # 0-dim tensors count less in type promotion
     cls = type(arg)
@@ -238,5 +241,5 @@ def _kind(arg: Any, feed: Iterator[Geometry]) -> Any:
         return arg
     if cls is list:
         kinds = [_kind(item, feed) for item in arg]
-        return frozenset(kinds) if HOLE in arg else tuple(kinds)  # cat, stack: of any length
+        return frozenset(kinds) if HOLE in arg else tuple(kinds)  # cat, stack: any number of tensors
     raise ValueError("a kind of argument that no formula knows")

@@ -1,17 +1,18 @@
-"""Runs operators where PyTorch runs them when nobody looks: beneath autograd and all modes.
+"""Runs operators where PyTorch runs them without a mode: beneath autograd and all modes.
 
 A replay happens at an arbitrary moment: the program may be inside autocast, `torch.func`, a dispatch mode or
-a grad mode that the operator was not first run in. What was recorded lies below all of these, so they are
-excluded for the replay. A dispatch mode's handler, on the other hand, is called with too much excluded: the
-conjugate and negative bits that a kernel for complex tensors may make anew inside are not resolved where they
-would be without a mode, and the results have other bits. Uses PyTorch's internal key guard, as PyTorch's own
-modes do. No longer needed once the dispatcher's Python fallback excludes no more than itself.
+a grad mode in which the operator did not first run. Recorded operators lie below all of these, so they are
+excluded for the replay. In a dispatch mode's handler, on the other hand, too much is excluded: conjugate and
+negative bits that a kernel for complex tensors creates inside are not resolved as they would be without a
+mode, and the results have different bits. Uses PyTorch's internal key guard, as PyTorch's own modes do. No
+longer needed once the dispatcher's Python fallback excludes only itself.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -69,10 +70,10 @@ _EXCLUDED = _keys(
 
 
 class below:
-    """Context: operators run on plain tensors, seen by no mode, recorded by no autograd graph.
+    """Context: operators run on plain tensors, hidden from modes and not recorded by autograd.
 
-    An interrupt may arrive just as `__exit__` begins, which then does nothing. Where the program could go on
-    without its modes after that, enter twice (`with guard, guard:`): the outer exit does what is left to do.
+    An interrupt may arrive just as `__exit__` begins, which then does nothing. If the program could continue
+    without its modes after that, enter twice (`with guard, guard:`): the outer exit does the rest.
     """
 
     __slots__ = ("_compiler", "_guard", "_inference", "_modes")
@@ -88,18 +89,18 @@ class below:
         self._inference: Any = None
         self._guard: Any = None
         self._compiler: list[Any] = []
-        modes: list[Any] = []  # the innermost first
+        modes: list[Any] = []  # innermost first
         self._modes = modes
         try:
-            # Inference mode would mark fresh tensors; it is a thread's setting, not a dispatch key alone.
-            # It begins when it is made, and ends at its exit, or else when it is dropped: too late.
+            # Inference mode would mark fresh tensors; it is a setting of the thread, not only a dispatch key.
+            # It begins on construction and must be ended at the exit: when it is dropped is too late.
             self._inference = _C._InferenceMode(False)
             self._guard = _C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED)
             self._guard.__enter__()
-            # Kernels ask whether there is any mode, whatever is excluded; and without one, Dynamo, if the
-            # program is inside of `torch.compile`, would begin to trace our own code.
+            # Kernels ask whether there is any mode, whatever is excluded. And without one, Dynamo would begin
+            # to trace our code if the program is inside `torch.compile`.
             height = _height()
-            if height:  # `extend` and `map`: what is taken is noted in one call, with no interrupt in between
+            if height:  # `extend` and `map`: one call, with no interrupt in between
                 modes.extend(map(_pop, _NOTHING * height))
                 self._compiler.extend(map(_set_eval_frame, _NOTHING))
         except BaseException:
@@ -114,7 +115,7 @@ class below:
             raise
 
     def _leave(self) -> None:
-        """Put everything back that has not been put back yet."""
+        """Restore everything that has not been restored yet."""
         modes = self._modes
         if modes is None:
             return
@@ -131,37 +132,62 @@ class below:
 
 
 Autocast = tuple[tuple[str, torch.dtype], ...]
-"""The types of device that autocast is on for, each with the type that it casts to."""
+"""The device types for which autocast is on, each with the dtype that it casts to."""
 
 
 def program_autocast(operator: Operator) -> Autocast:
-    """The autocast state that the operators called by `operator` have without a mode.
+    """Return the autocast state that operators called by `operator` have without a mode.
 
     Within a mode's handler, where this is called, autocast is always off. It is also off in the operators
-    that autocast casts, and below a mode of the program's.
+    that autocast casts (`autocast_as_here`), and below a mode of the program.
     """
+    off = getattr(_cast, "off", ())
     with _C._RestorePythonTLSSnapshot():
         found = tuple(
             [
                 (device_type, torch.get_autocast_dtype(device_type))
                 for device_type in AUTOCAST
-                if device_type not in operator.autocasts and torch.is_autocast_enabled(device_type)
+                if device_type not in operator.autocasts
+                and device_type not in off
+                and torch.is_autocast_enabled(device_type)
             ]
         )
     return found if found and not inside_another_mode() else ()
 
 
-@contextmanager
-def as_without_mode(autocast: Autocast = ()) -> Iterator[None]:
-    """For a call in a mode's handler, or a replay: what its kernel calls is handled as without a mode.
+_cast = threading.local()
+"""`off`: device types for which autocast is off in this thread's current composite."""
 
-    Conjugate and negative bits are resolved, and autocast casts what `autocast` says.
+
+@contextmanager
+def autocast_as_here() -> Iterator[None]:
+    """For a composite that autocast may have cast: operators that it calls have the present autocast state.
+
+    In the mode's handler only the state at the program's own call is known.
     """
+    before = getattr(_cast, "off", ())
+    _cast.off = tuple([kind for kind in AUTOCAST if not torch.is_autocast_enabled(kind)])
+    try:
+        yield
+    finally:
+        _cast.off = before
+
+
+@contextmanager
+def as_without_mode(autocast: Autocast = (), *, views: bool = False) -> Iterator[None]:
+    """For a call in a mode's handler, or a replay: operators called by its kernel run as without a mode.
+
+    Conjugate and negative bits are resolved, and autocast casts according to `autocast`. views: in inference
+    mode autograd tracks the views that the kernel makes; otherwise it does so above the handler.
+    """
+    keys = _LAZY | _autocast_keys(autocast)
+    if views and torch.is_inference_mode_enabled():
+        keys = keys | _VIEWS
     dtypes = [(device_type, torch.get_autocast_dtype(device_type)) for device_type, _ in autocast]
     try:
         for device_type, dtype in autocast:
             torch.set_autocast_dtype(device_type, dtype)
-        with _unhidden(_LAZY | _autocast_keys(autocast)):
+        with _unhidden(keys):
             yield
     finally:
         for device_type, dtype in dtypes:
@@ -170,10 +196,10 @@ def as_without_mode(autocast: Autocast = ()) -> Iterator[None]:
 
 @contextmanager
 def composite(operator: Operator) -> Iterator[None]:
-    """For a composite operator that came whole, as in inference mode: its parts run as without a mode.
+    """For a composite operator that arrived whole, as in inference mode: its parts run as without a mode.
 
-    Its views are autograd's, too. The parts take a snapshot of their own, by which `program_autocast` knows
-    whether autocast is off within.
+    Autograd tracks its views. The parts take their own snapshot, from which `program_autocast` knows whether
+    autocast is off inside.
     """
     if not torch.is_inference_mode_enabled() or inside_another_mode():
         yield
@@ -187,7 +213,7 @@ def composite(operator: Operator) -> Iterator[None]:
 
 
 def only_our_mode() -> bool:
-    """Whether ours is the one mode that is on in this thread."""
+    """Return whether our mode is the only one in this thread."""
     if _C._len_torch_dispatch_stack() != 1:
         return False
     return type(_C._get_dispatch_stack_at(0)).__module__.startswith(_OURS)
@@ -195,7 +221,7 @@ def only_our_mode() -> bool:
 
 @contextmanager
 def without_our_mode() -> Iterator[None]:
-    """Where ours is the only mode, there is none."""
+    """Context without any mode, if ours is the only one."""
     mode = _C._pop_torch_dispatch_stack(None)
     try:
         yield
@@ -203,10 +229,20 @@ def without_our_mode() -> Iterator[None]:
         _C._push_on_torch_dispatch_stack(mode)
 
 
-def inside_another_mode() -> bool:
-    """Whether a mode or a tensor subclass of the program's has called the operator that is being handled.
+def any_like_a_subclass(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether `isTensorSubclassLike` holds even without a mode: for subclasses and `torch.func`."""
+    ordinary = torch.Tensor.__torch_dispatch__
+    return any(
+        type(tensor).__torch_dispatch__ not in (ordinary, _C._disabled_torch_dispatch_impl)
+        or _C._functorch.is_functorch_wrapped_tensor(tensor)
+        for tensor in tensors
+    )
 
-    PyTorch runs their handlers with as much excluded as ours, whether we are there or not.
+
+def inside_another_mode() -> bool:
+    """Return whether a mode or tensor subclass of the program has called the current operator.
+
+    PyTorch runs their handlers with as much excluded as ours, with or without us.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

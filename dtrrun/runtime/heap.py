@@ -1,17 +1,18 @@
-"""What the C library does with the memory of evicted tensors: keep its pages, or return them to the system.
+"""Decides whether the C library keeps the pages of evicted tensors or returns them to the system.
 
-By default glibc returns a freed block of some MB when it happens to lie at the heap's end, and gets fresh
-pages for the next one, each of which the system clears at the price of a fault: a fifth of a ResNet's step
-inside half its peak. Blocks further down it keeps, and the resident set ends far above the tensors' bytes.
+By default glibc returns a freed block of some MB if it happens to be at the heap's end, and gets fresh pages
+for the next one, each of which the system clears at the cost of a page fault: a fifth of a ResNet's step at
+half its peak. It keeps blocks elsewhere in the heap, and the resident set ends up far above the tensors'
+bytes.
 
-Here the heap keeps its pages, but no more than half of the budget's worth beyond the tensors: whenever the
-resident set is found to be more, above what the process has beside its tensors, all free pages go back at
-once. That keeps it below a plain run's at budgets worth setting, and costs a few percent of a step. Without
-that bound evictions tear holes into the heap, and the resident set can end above the plain run's. Where the
-machine has little memory left (or always, if asked to), an eighth of the budget is the bound.
+Here the heap keeps its pages, up to half of the budget beyond the tensors: when the resident set exceeds
+that, not counting the process's memory other than tensors, all free pages are returned at once. That keeps it
+below a plain run's at reasonable budgets, and costs a few percent of a step. Without the bound evictions
+fragment the heap, and the resident set can end above the plain run's. If the machine is short of memory (or
+always, if requested), the bound is an eighth of the budget.
 
-Through `mallopt` and `malloc_trim`: glibc only, elsewhere nothing happens. Nor are limits changed that the
-user has set by environment variable.
+This uses `mallopt` and `malloc_trim`: elsewhere than with glibc nothing happens. Limits that the user has set
+by environment variable are not changed.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from dtrrun.settings import ReturnMemory
+from dtrrun.settings import When
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 NO_LIMIT = (1 << 31) - 1
-MMAP_THRESHOLD, TRIM_THRESHOLD = 32 << 20, 64 << 20  # where glibc's own adjustment ends on 64 bits
-SCARCE_SHIFT = 3  # memory is short when less than an eighth of the machine is available
+MMAP_THRESHOLD, TRIM_THRESHOLD = 32 << 20, 64 << 20  # the maxima of glibc's own adjustment on 64 bits
+SCARCE_SHIFT = 3  # fractions of the budget: free pages kept, and when memory is short
 SLACK_SHIFT, SHORT_SLACK_SHIFT = 1, 3  # of the budget: free pages that are kept, and where memory is short
-PERIOD = 0.005  # seconds between two looks, each of which takes some 20 µs
-SCARCE_PERIOD = 0.05  # between two looks at the machine's memory, which take longer
+PERIOD = 0.005  # seconds between two checks, each of which takes some 20 µs
+SCARCE_PERIOD = 0.05  # between two checks of the machine's memory, which take longer
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Heap:
-    """Watches the resident set of this process."""
+    """Monitors the resident set of this process."""
 
-    def __init__(self, mode: ReturnMemory) -> None:
+    def __init__(self, mode: When) -> None:
         self._mode = mode
         self._library: Any = None
-        self._base = 0  # bytes that the process holds beside its tensors
+        self._base = 0  # bytes of the process other than tensors
         self._next_look = self._next_scarce_look = 0.0
         self._scarce = mode == "always"
         self.trims = 0
@@ -63,7 +64,7 @@ class Heap:
         self._library = None
 
     def check(self, tensor_bytes: int, limit: int) -> None:
-        """Return the free pages if the resident set is more than it should be for tensors within `limit`."""
+        """Return the free pages if the resident set is too large for tensors within `limit`."""
         if self._library is None or self._mode == "never":
             return
         now = monotonic()
@@ -81,20 +82,20 @@ class Heap:
         if resident - self._base > limit + (limit >> shift):
             self._library.malloc_trim(0)
             self.trims += 1
-            self._base = resident_set() - tensor_bytes  # libraries have been loaded, workspaces made
+            self._base = resident_set() - tensor_bytes  # includes loaded libraries and workspaces
 
 
 def resident_set() -> int:
-    """This process's private pages, in bytes."""
+    """Return this process's private pages, in bytes."""
     with open("/proc/self/statm", "rb") as file:
         _, resident, shared, *_ = file.read().split()
     return (int(resident) - int(shared)) * PAGE
 
 
 def resident_peak() -> int:
-    """The most that this process has had in memory, in bytes: what `VmHWM` says; 0 where nothing says so."""
+    """Return the peak of this process's memory in bytes (`VmHWM`), or 0 if unknown."""
     with suppress(OSError, ValueError, IndexError):
-        # Linux's `ru_maxrss` also has what the process held that forked us.
+        # Linux's `ru_maxrss` includes memory of the process that forked this one.
         return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) << 10
     with suppress(ImportError):
         import resource
@@ -105,13 +106,13 @@ def resident_peak() -> int:
 
 
 def memory_is_short() -> bool:
-    """Whether the machine, or the container that this runs in, has little left."""
+    """Return whether the machine, or the container, has little memory left."""
     with suppress(OSError, ValueError, KeyError):
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         total, available = (int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
         if available < total >> SCARCE_SHIFT:
             return True
-    with suppress(OSError, ValueError):  # "max" where there is no limit
+    with suppress(OSError, ValueError):  # "max" if there is no limit
         limit, used = (int(Path("/sys/fs/cgroup", f"memory.{n}").read_text()) for n in ("max", "current"))
         return limit - used < limit >> SCARCE_SHIFT
     return False

@@ -1,7 +1,7 @@
 """What the runtime must know about an operator: what it mutates, and whether it can be replayed.
 
-Everything that PyTorch states itself is read from the schema and its tags; the tables hold what it does not
-state (design note "schemas that lie").
+Everything that PyTorch declares is read from the schema and its tags; the tables hold the rest (design note
+"schemas that lie").
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dtrrun.runtime.ambient import family_of
 
 aten = torch.ops.aten
 
-# Outputs hold whatever the allocator returned: no recipe until something overwrites them whole.
+# Outputs are uninitialised: no recipe until something overwrites them completely.
 _UNINITIALISED = {
     "aten::empty",
     "aten::empty_like",
@@ -41,27 +41,27 @@ _OVERWRITES = {
     "aten::log_normal_",
 }
 
-# Only metadata changes hands, and no bounds are checked: an evicted storage may stay evicted.
+# These change only metadata and check no bounds, so an evicted storage may stay evicted.
 _UNTOUCHING = {"aten::detach", "aten::alias", "aten::lift_fresh"}
 
-# Change how large a storage is, or which one a tensor has.
+# These change a storage's size, or which storage a tensor has.
 _RESIZES = {"aten::resize_", "aten::resize_as_", "aten::_resize_output_"}
 _RESHAPES_STORAGE = {"aten::set_", *_RESIZES}
 
-# The results carry a conjugate or negative bit in place of new memory.
+# The results carry a conjugate or negative bit instead of new memory.
 _LAZY_BITS = {"aten::_conj", "aten::_neg_view"}
 
-# A workspace among the results, parts of which are never written: `--verify` must not compare it.
+# One result is a workspace, parts of which are never written: `--verify` must not compare it.
 _OPAQUE_OUTPUT = {"aten::mkldnn_rnn_layer": 3, "aten::_cudnn_rnn": 3, "aten::cudnn_batch_norm": 3}
 
-# Reads such a workspace as it is meant; copies, as hooks on saved tensors make them, have those parts too.
+# Operators that read such a workspace correctly; copies, as made by hooks on saved tensors, read all of it.
 _READS_OPAQUE = {
     "aten::mkldnn_rnn_layer_backward",
     "aten::_cudnn_rnn_backward",
     "aten::cudnn_batch_norm_backward",
 }
 
-# Talk to the world outside of the process, or hand out memory: run, never replayed.
+# These communicate with the outside of the process, or hand out memory: never replayed.
 _UNREPLAYABLE = {
     "aten::record_stream",
     "aten::_pin_memory",
@@ -70,14 +70,14 @@ _UNREPLAYABLE = {
     "aten::_nested_tensor_from_mask",
     "aten::_efficientzerotensor",
     "aten::_lazy_clone",
-    "aten::_ctc_loss",  # leaves a part of its output unwritten: other bits each time
-    "aten::_cudnn_rnn_flatten_weight",  # its result is the parameters' memory, which C++ looks at unseen
-    "aten::linalg_lstsq",  # its gelsy driver starts from pivots that nobody has set: other bits each time
+    "aten::_ctc_loss",  # leaves part of its output unwritten: not reproducible
+    "aten::_cudnn_rnn_flatten_weight",  # its result is the parameters' memory, which C++ reads unseen
+    "aten::linalg_lstsq",  # its gelsy driver starts from uninitialised pivots: not reproducible
 }
 _UNREPLAYABLE_NAMESPACES = {"fsdp", "profiler"}
 
-# Other processes read and write the memory, also after the operator has returned; most of the schemas do not
-# say which of their tensors are written to.
+# Other processes read and write the memory, also after the operator has returned, and most of the schemas do
+# not declare which tensors are written to.
 _COLLECTIVE_NAMESPACES = {
     "c10d",
     "_c10d_functional",
@@ -87,11 +87,11 @@ _COLLECTIVE_NAMESPACES = {
 }
 
 
-# What is registered under other names is somebody else's: its tags may say less than is so.
+# Operators in other namespaces are not PyTorch's: their tags may be incomplete.
 _OWN_NAMESPACES = {"aten", "prim", "prims", "rngprims", *_COLLECTIVE_NAMESPACES}
 
 
-# Their kernels allocate a result of the inputs' size and make the tensor smaller at the end, not the storage.
+# Their kernels allocate a result of the inputs' size, and finally shrink the tensor but not the storage.
 _REDUCES_LAST = {
     "aten::mse_loss",
     "aten::smooth_l1_loss",
@@ -100,11 +100,11 @@ _REDUCES_LAST = {
     "aten::col2im",
 }
 
-# How much they make depends on numbers that are not part of a signature elsewhere.
+# How much these allocate depends on numbers that are not otherwise part of a signature.
 _SIZED_BY_NUMBERS = {"aten::arange", "aten::range"}
 
 
-# Their formulas for gradients ask whether a mode is on, and compute other bits then (`mode_checks`).
+# Their gradient formulas ask whether a mode is on, and then compute different bits (`mode_checks`).
 _CHECKS_MODES = {
     "aten::prod",
     "aten::cumprod",
@@ -116,18 +116,22 @@ _CHECKS_MODES = {
     "aten::ormqr",
     "aten::linalg_householder_product",
 }
+_CHECKS_MODES_OF_ALL = {"aten::max", "aten::min", "aten::median", "aten::nanmedian"}  # overloads without dim
 
 
-# Their kernels take another way where the same tensor is given twice, and compute other bits then.
+# Their kernels take another path if the same tensor is given twice, and then compute different bits.
 _COMPARES_TENSORS = {"aten::_native_multi_head_attention"}
 
-# Outputs (by position) that a composite looks into in the backward pass, before any operator reads them.
+# These return views without declaring it. Autograd must not know, except in inference mode.
+_VIEWS_UNSAID = {"aten::unsafe_split", "aten::unsafe_split_with_sizes"}
+
+# Outputs (by position) that a composite reads in the backward pass before any operator does.
 _READ_UNSEEN = {"aten::_pack_padded_sequence": 1}
 
 AUTOCAST = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-"""By type of device: where an operator has a kernel if autocast casts it, and is off within."""
+"""By device type: the dispatch key under which autocast casts an operator, and is off inside."""
 
-# Kernels that call other operators, which autocast may cast: its state has to be the program's then. The
+# Kernels that call other operators, which autocast may cast: they need the program's autocast state. The
 # kernel of a foreign operator may call anything.
 _CALLS_OTHERS = {
     "aten::_transformer_encoder_layer_fwd",
@@ -141,13 +145,13 @@ class Statistics(NamedTuple):
     """Running statistics among an operator's arguments, which a training-mode call does not read."""
 
     positions: tuple[int, int]
-    flag: int  # position of the argument which says that this is training
+    flag: int  # position of the argument that enables training mode
     updates: bool  # whether the call writes to them
-    replay: Any = None  # the operator to replay with None for both, if not the same
+    replay: Any = None  # the operator to replay with None for both, if it differs
 
 
-# These update their running statistics without (`native_batch_norm`) or in spite of a replay's needs. Without
-# the statistics the result is the same, so that a replay leaves them out.
+# These update their running statistics undeclared (`native_batch_norm`), or in a way that a replay must not
+# repeat. Without the statistics the result is the same, so a replay omits them.
 _STATISTICS = {
     "aten::native_batch_norm": Statistics((3, 4), 5, True),
     "aten::_native_batch_norm_legit": Statistics((3, 4), 5, True, aten.native_batch_norm.default),
@@ -157,8 +161,8 @@ _STATISTICS = {
 }
 
 
-# Write without saying so: to their reserve space (derivatives.yaml clones it where it is needed again), or to
-# running statistics (the CUDA kernels of SyncBatchNorm).
+# These have undeclared writes: to their reserve space (derivatives.yaml clones it if it is needed again), or
+# to running statistics (the CUDA kernels of SyncBatchNorm).
 _WRITES_UNSAID = {
     "aten::_cudnn_rnn_backward": (20,),
     "aten::cudnn_batch_norm_backward": (8,),
@@ -168,18 +172,18 @@ _WRITES_UNSAID = {
     "aten::batch_norm_update_stats": (1, 2),
 }
 
-# Make what cuDNN advances at every call that is given it: nothing may be recomputed from it.
+# They make state that cuDNN advances at every call that receives it: nothing may be recomputed from it.
 _KEEPS_STATE = {"aten::_cudnn_init_dropout_state"}
 
 
 class Operator:
     """The facts about one `OpOverload`, computed once.
 
-    `mutates`: positions (int) and names (str) of the arguments that it writes to. `grows`: and whose storage
-    it may grow for that. `foreign`: not PyTorch's own; it may draw random numbers without saying so.
-    `generator`: the position and the name of the argument that it draws from. `makes_tensors`: some result is
-    a tensor that is none of the arguments. `tracks_views`: autograd notes its views and mutations above us.
-    `simple`: fit for the dispatch mode's short cut.
+    `mutates`: positions (int) and names (str) of the arguments that it writes to. `grows`: those among them
+    whose storage it may enlarge. `foreign`: not PyTorch's own; it may draw random numbers undeclared.
+    `generator`: position and name of the generator argument. `makes_tensors`: some result is a tensor that is
+    not an argument. `tracks_views`: autograd tracks its views and mutations above us. `simple`: suitable for
+    the fast path.
     """
 
     __slots__ = (
@@ -222,11 +226,12 @@ class Operator:
         "unversioned",
         "updates_lists",
         "view",
+        "views_unsaid",
     )
 
     def __init__(self, func: Any) -> None:
         self.higher_order = not isinstance(func, torch._ops.OpOverload)
-        # What OpOverload.__call__ calls; for the short cut, where each Python function counts.
+        # What OpOverload.__call__ calls; on the fast path each Python call counts.
         self.call: Any = func._op if type(func) is torch._ops.OpOverload else func
         if self.higher_order:
             self.name = func.name()
@@ -238,16 +243,16 @@ class Operator:
         tags = func.tags
         self.foreign = namespace not in _OWN_NAMESPACES
         self.name = name.replace("::", ".")
-        # Inference mode hands these over whole; taken apart, their parts come to us one by one.
+        # Inference mode passes these on whole; decomposed, their parts reach us one by one.
         self.composite = _has_kernel(func, "CompositeImplicitAutograd") and not (
             _has_kernel(func, "CPU") or _has_kernel(func, "CUDA")
         )
         self.tracks_views = _has_kernel(func, "ADInplaceOrView")
         self.mutates: tuple[int | str, ...] = ()
         self.view = False
-        if name in _RESIZES:  # tagged as below, but the memory may become another
+        if name in _RESIZES:  # tagged as below, but the storage may change
             self.mutates = (0,)
-        elif torch.Tag.inplace_view in tags:  # t_, squeeze_, ...: writes the tensor's shape, not its memory
+        elif torch.Tag.inplace_view in tags:  # t_, squeeze_, ...: changes the tensor's shape, not its memory
             self.view = True
         else:
             self.mutates = tuple(
@@ -259,9 +264,9 @@ class Operator:
                 result.alias_info is not None and not result.alias_info.is_write for result in schema.returns
             )
         self.foreach = name.startswith(("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach"))
-        # On a CPU autograd sees these mutations in the operators called in turn: under a mode never.
+        # On a CPU autograd tracks these mutations in the operators that they call: never under a mode.
         self.unversioned = name.startswith("aten::_foreach_") and bool(self.mutates)
-        # Of whatever length, and gives nothing back: `lists`.
+        # Lists of any length, and no result: see `lists`.
         self.updates_lists = (
             self.foreach
             and bool(self.mutates)
@@ -310,11 +315,14 @@ class Operator:
         self.shares_memory = name == "aten::_lazy_clone"  # of two storages, until one of them is written to
         self.opaque_output = _OPAQUE_OUTPUT.get(name, -1)
         self.reads_opaque = name in _READS_OPAQUE
+        self.views_unsaid = name in _VIEWS_UNSAID
         self.compares_tensors = name in _COMPARES_TENSORS
         self.read_unseen = _READ_UNSEEN.get(name, -1)
         self.reduces = name in _REDUCES_LAST
         self.lazy_bits = name in _LAZY_BITS
-        self.checks_modes = name.removesuffix("_") in _CHECKS_MODES
+        self.checks_modes = name.removesuffix("_") in _CHECKS_MODES or (
+            name in _CHECKS_MODES_OF_ALL and func._overloadname == "default"
+        )
         special = (
             self.composite
             or self.uninitialised
@@ -328,6 +336,7 @@ class Operator:
             or self.calls_others
             or self.compares_tensors
             or self.read_unseen >= 0
+            or self.views_unsaid
             or "nest" in name
             or "quantize" in name
         )
@@ -336,7 +345,7 @@ class Operator:
         )
 
     def generators_of(self, args: Any, kwargs: dict[str, Any]) -> list[torch.Generator]:
-        """Those that a call is given to draw from."""
+        """Return the generators that a call receives."""
         if self.foreign:
             return [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Generator)]
         if not self.random or self.generator is None:
@@ -348,12 +357,12 @@ class Operator:
 
 @cache
 def operator_of(func: Any) -> Operator:
-    """The facts about `func`; sessions share them."""
+    """Return the facts about `func`, which sessions share."""
     return Operator(func)
 
 
 def _has_kernel(func: Any, key: str) -> bool:
     try:
         return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
-    except RuntimeError:  # prim::device, by which a subclass is asked: not the dispatcher's
+    except RuntimeError:  # prim::device, called for a subclass: not in the dispatcher
         return False

@@ -1,4 +1,4 @@
-"""Parts of a session that few ask for. Imported only where one does: the others start sooner for it."""
+"""Parts of a session that are rarely needed, imported only on demand to start faster."""
 
 from __future__ import annotations
 
@@ -7,53 +7,64 @@ from typing import TYPE_CHECKING, Any
 from dtrrun.settings import RuntimeSettings
 
 if TYPE_CHECKING:
-    from dtrrun.runtime.careful import Careful
-    from dtrrun.runtime.lookahead import Lookahead
-    from dtrrun.runtime.training_state import Hold
-    from dtrrun.runtime.verify import Fingerprints
-    from dtrrun.runtime.where import Where
+    from dtrrun.core.ledger import Ledger
+    from dtrrun.runtime.dispatch.slow_path import SlowPath
+    from dtrrun.runtime.observe.lookahead import Lookahead
+    from dtrrun.runtime.observe.recorder import Recorder
+    from dtrrun.runtime.observe.training_state import Hold
+    from dtrrun.runtime.observe.verify import Fingerprints
+    from dtrrun.runtime.observe.where import Where
 
 
 def fingerprints(settings: RuntimeSettings) -> Fingerprints | None:
     """`--verify`."""
     if not settings.verify:
         return None
-    from dtrrun.runtime.verify import Fingerprints
+    from dtrrun.runtime.observe.verify import Fingerprints
 
     return Fingerprints()
 
 
-def where(settings: RuntimeSettings, careful: Careful, replay: Any) -> Where | None:
+def recorder(settings: RuntimeSettings) -> Recorder | None:
+    """`dtrrun record`."""
+    if settings.log is None:
+        return None
+    from dtrrun.runtime.observe.recorder import Recorder
+
+    return Recorder(settings)
+
+
+def where(settings: RuntimeSettings, slow_path: SlowPath) -> Where | None:
     """`--where`."""
     if not settings.where:
         return None
-    from dtrrun.runtime.where import Where
+    from dtrrun.runtime.observe.where import Where
 
-    return Where(careful, replay)
+    return Where(slow_path)
 
 
-def lookahead(careful: Careful) -> Lookahead | None:
+def lookahead(slow_path: SlowPath) -> Lookahead | None:
     """For heuristics with foresight."""
-    if not careful.ledger.policy.heuristic.foresight:
+    if not slow_path.ledger.policy.heuristic.foresight:
         return None
-    from dtrrun.runtime.lookahead import Lookahead
+    from dtrrun.runtime.observe.lookahead import Lookahead
 
-    return Lookahead(careful)
+    return Lookahead(slow_path)
 
 
 def training_state(settings: RuntimeSettings, *hold: Hold) -> list[Any]:
     """`dtrrun smoke`. hold: see `TrainingState`."""
     if not settings.state or settings.record_dir is None:
         return []
-    from dtrrun.runtime.training_state import TrainingState
+    from dtrrun.runtime.observe.training_state import TrainingState
 
     return [TrainingState(settings.record_dir, *hold)]
 
 
-def tracing(settings: RuntimeSettings, ledger: Any, replay: Any, where: Where | None = None) -> list[Any]:
+def tracing(settings: RuntimeSettings, ledger: Ledger, where: Where | None = None) -> list[Any]:
     """`--trace`."""
     if not settings.trace_events or settings.record_dir is None:
         return []
-    from dtrrun.runtime.tracing import Tracing
+    from dtrrun.runtime.observe.tracing import Tracing
 
-    return [Tracing(ledger, replay, settings.record_dir, where.module_of if where is not None else None)]
+    return [Tracing(ledger, settings.record_dir, where.module_of if where is not None else None)]

@@ -1,4 +1,4 @@
-"""A process that runs as it would without us: only its steps are counted and timed (`dtrrun smoke`)."""
+"""A process that runs without a budget: only its steps are counted and timed (`dtrrun smoke`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from dtrrun.runtime import optional
 from dtrrun.runtime.launcher import Launcher
-from dtrrun.runtime.steps import StepClock
+from dtrrun.runtime.observe.steps import StepClock
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.fields import COUNTERS
 
@@ -19,7 +19,7 @@ DEVICE = COUNTERS.index("device_index")
 
 
 class Plain:
-    """In a `Session`'s place; as far as a process that the launcher started needs one."""
+    """Stands in for a `Session`, as far as a process started by the launcher needs one."""
 
     running = False
 
@@ -51,7 +51,7 @@ class Plain:
             self.writer = None
 
     def _times(self) -> dict[str, int]:
-        """All that is not told apart is the program's own."""
+        """Attribute all time to the program."""
         wall = now_ns() - self._started_ns
         return {"wall_ns": wall, "operators_ns": wall}
 

@@ -1,7 +1,9 @@
-"""What PyTorch there is, for `dtrrun doctor`: run as text by the target's interpreter, which may lack dtrrun.
+"""Describes the PyTorch installation for `dtrrun doctor`.
 
-Its argument is a device. Writes one line of JSON; on a GPU it then holds a context and some memory until its
-standard input ends, so that the driver can be asked what it shows for this process.
+Run as text by the target's interpreter, which may lack dtrrun.
+
+Its argument is a device. Writes one line of JSON. On a GPU it then holds a context and some memory until its
+standard input is closed, so that the launcher can ask the driver what it shows for this process.
 """
 
 import json
@@ -15,7 +17,7 @@ HELD_BYTES = 32 << 20
 
 
 def facts(device: str) -> dict[str, Any]:
-    """Versions and settings; `error` where torch, `device_error` where the device, cannot be used."""
+    """Return versions and settings, and `error` if torch, or `device_error` if the device, cannot be used."""
     found: dict[str, Any] = {
         "pid": os.getpid(),
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -23,7 +25,7 @@ def facts(device: str) -> dict[str, Any]:
     }
     try:
         import torch
-    except Exception as error:  # a broken installation raises anything
+    except Exception as error:  # a broken installation can raise anything
         return found | {"error": f"{type(error).__name__}: {error}"}
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -41,7 +43,7 @@ def facts(device: str) -> dict[str, Any]:
 
 
 def on_device(torch: Any, device: str) -> dict[str, Any]:
-    """With a context on the device, and memory that stays until the process ends."""
+    """Describe the device, with a context and memory that stay until the process ends."""
     try:
         index = int(device.partition(":")[2] or 0)
         held.append(torch.empty(HELD_BYTES, dtype=torch.uint8, device=f"cuda:{index}"))

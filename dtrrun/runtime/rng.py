@@ -1,13 +1,13 @@
-"""The random state that an operator saw, given back to it for its replay only.
+"""The random state that an operator saw, restored for its replay only.
 
-On a CPU the state of a generator is 5 kB, often more than what was drawn from it. Small draws that follow one
-another share a state: each recipe keeps how far the generator has moved on since, and a replay moves a spare
-generator as far. (The generator is a Mersenne twister. Its state is a block of 624 words and the place in it;
-when a block is used up, the next one is computed from it.)
+On a CPU the state of a generator is 5 kB, often more than was drawn from it. Consecutive small draws share a
+state: each recipe keeps how far the generator has advanced since, and a replay advances a spare generator as
+far. (The generator is a Mersenne twister. Its state is a block of 624 words and a position in it; when a
+block is used up, the next one is computed from it.)
 
-On CUDA a replay draws from a state of its own, which takes the place of the program's for that long
-(`graphsafe_set_state`). To set the program's seed or offset and put them back would not be the same: either
-tells cuDNN's recurrent dropout to begin anew, with a seed that it draws (`reset_rnn_state` in ATen's
+On CUDA a replay draws from a state of its own, which temporarily replaces the program's
+(`graphsafe_set_state`). Setting the program's seed or offset and restoring them would not be equivalent:
+either makes cuDNN's recurrent dropout start over, with a seed that it draws (`reset_rnn_state` in ATen's
 CUDAGeneratorImpl and native/cudnn/RNN.cpp).
 """
 
@@ -24,20 +24,20 @@ from dtrrun.runtime.guards import below
 from dtrrun.runtime.storage import storage_of
 
 Captured = tuple[tuple[Any, Any], ...]
-"""Generators, each with the state that it was in."""
+"""Generators with their captured states."""
 
-# The layout of a CPU generator's state, as ATen's CPUGeneratorImpl has always written it.
+# The layout of a CPU generator's state, as in ATen's CPUGeneratorImpl.
 STATE_BYTES = 5056
 WORDS = 624
 BLOCK = slice(24, 24 + 8 * WORDS)
-LONGEST = 52  # blocks from a shared state to a recipe's: some 0.1 ms
-SEARCHED = 16  # blocks from one draw to the next: draws of more have states of their own
+LONGEST = 52  # maximum number of blocks from a shared state to a recipe's: some 0.1 ms
+SEARCHED = 16  # maximum number of blocks between draws that share a state
 
 
 def capture(device: torch.device, generator: torch.Generator | None, nbytes: int = 0) -> Captured:
-    """The generator that a random operator will use, and its state before the call.
+    """Return the generator that a random operator will use, with its state before the call.
 
-    nbytes: of the operator's results, from which follows how far the next state can be.
+    nbytes: bytes of the operator's results, which bound how far the next state can be.
     """
     if generator is None:
         generator = _default_cuda(device.index) if device.type == "cuda" else torch.default_generator
@@ -45,7 +45,7 @@ def capture(device: torch.device, generator: torch.Generator | None, nbytes: int
 
 
 def capture_all(cuda: bool, generators: Sequence[torch.Generator], nbytes: int = 0) -> Captured:
-    """The same for an operator that does not say what it draws from: its arguments, or a default generator.
+    """Like `capture`, for an operator that may draw from any of its arguments or a default generator.
 
     cuda: whether the session's device is a GPU.
     """
@@ -54,12 +54,12 @@ def capture_all(cuda: bool, generators: Sequence[torch.Generator], nbytes: int =
 
 
 def moved(captured: Captured) -> bool:
-    """Whether somebody has drawn from one of the generators since."""
+    """Return whether any of the generators has been drawn from since."""
     return any(_state_of(generator, 0) != state for generator, state in captured)
 
 
 class replaying:
-    """Context: captured generators are in the states captured, and afterwards where the program left them."""
+    """Context: captured generators are in the captured states, and afterwards in the program's again."""
 
     __slots__ = ("_before", "_captured")
 
@@ -87,7 +87,7 @@ class replaying:
             generator.set_state(wanted)
 
     def __exit__(self, *exc: Any) -> None:
-        while self._before:  # the last first: a generator may be named twice
+        while self._before:  # last first: a generator may occur twice
             generator, state = self._before[-1]
             if generator.device.type == "cuda":
                 generator.graphsafe_set_state(state)
@@ -95,11 +95,11 @@ class replaying:
                 generator.set_state(state)
             del self._before[-1]  # last: after an interrupt it is done again
 
-    __del__ = __exit__  # an interrupt can keep a `with` from its exit
+    __del__ = __exit__  # an interrupt can prevent a `with` from exiting
 
 
 class unmoved:
-    """Context: what is drawn inside from the CPU's default generator has not been drawn afterwards."""
+    """Context: draws from the CPU's default generator have no effect outside."""
 
     __slots__ = ("_state",)
 
@@ -111,19 +111,19 @@ class unmoved:
 
 
 def put_back(captured: Captured) -> None:
-    """Give generators the states that they were captured in: what drew from them since is done again."""
+    """Restore generators to their captured states, so that draws since then are repeated."""
     for generator, state in captured:
         if generator.device.type != "cuda" or (generator.initial_seed(), generator.get_offset()) != state:
             _set(generator, state)
 
 
 class Position:
-    """The state of a CPU's generator: so many blocks after `start`, and what is not the block's."""
+    """The state of a CPU generator: a number of blocks after `start`, and the part outside the block."""
 
     __slots__ = ("blocks", "rest", "start")
 
     def __init__(self, start: torch.Tensor, blocks: int, rest: bytes) -> None:
-        self.start = start  # a whole state; any place in its block
+        self.start = start  # a complete state, at any position in its block
         self.blocks = blocks
         self.rest = rest
 
@@ -137,7 +137,7 @@ class Position:
     __hash__ = None  # type: ignore[assignment]
 
     def whole(self) -> torch.Tensor:
-        """As `Generator.set_state` takes it."""
+        """Return the state that `Generator.set_state` takes."""
         if not self.rest:
             return self.start
         spare = _spare(torch.device("cpu"))
@@ -152,14 +152,14 @@ class Position:
 
 
 class _Trail:
-    """The last position of a generator: the next one is searched for from there."""
+    """The last position of a generator, from which the next one is searched."""
 
     __slots__ = ("blocks", "content", "position", "reach", "start", "state")
 
     def __init__(self, state: torch.Tensor, content: bytes) -> None:
         self.start = self.state = state
         self.blocks = 0
-        self.reach = 0  # blocks that the draw from here can take
+        self.reach = 0  # blocks that the draw from here can use
         self._arrive(content)
 
     def _arrive(self, content: bytes) -> None:
@@ -168,7 +168,7 @@ class _Trail:
         self.position = Position(self.start, self.blocks, rest)
 
     def follow(self, state: torch.Tensor, content: bytes) -> bool:
-        """Go on to another state, if it is not far; else it is where a new trail must begin."""
+        """Move to another state if it is close; otherwise a new trail must begin."""
         steps = 0
         block = content[BLOCK]
         if block != self.content[BLOCK]:
@@ -189,17 +189,18 @@ class _Trail:
         return True
 
 
-_trails: dict[int, _Trail] = {}  # by a generator's id: a hint, any state may follow any other
+_trails: dict[int, _Trail] = {}  # by a generator's id; only a hint, since any state may follow
 TRAILS = 16
 
 
 def _state_of(generator: Any, nbytes: int) -> Any:
     if generator.device.type == "cuda":
-        # Philox is counter-based: two integers are its whole state. They can't be read in a graph's capture.
+        # Philox is counter-based: two integers are its whole state. They can't be read during a graph
+        # capture.
         return generator.initial_seed(), generator.get_offset()
     state = generator.get_state()
     if state.device.type != "cpu" or state.numel() != STATE_BYTES:
-        return Position(state, 0, b"")  # another layout: nothing is shared
+        return Position(state, 0, b"")  # another layout: no sharing
     content = _bytes(state)
     trail = _trails.get(id(generator))
     if trail is None or (content != trail.content and not trail.follow(state, content)):
@@ -207,7 +208,7 @@ def _state_of(generator: Any, nbytes: int) -> Any:
             _trails.clear()
         trail = _trails[id(generator)] = _Trail(state, content)
     if nbytes:
-        trail.reach = nbytes // (4 * WORDS) + 2  # a word for four bytes, more or less
+        trail.reach = nbytes // (4 * WORDS) + 2  # about one word for four bytes
     return trail.position
 
 
@@ -216,7 +217,7 @@ def _bytes(state: torch.Tensor) -> bytes:
 
 
 def _advance(generator: torch.Generator, blocks: int) -> None:
-    """Use up so many blocks of a generator on the CPU; nobody sees it."""
+    """Advance a CPU generator by this many blocks."""
     with below(), torch._C.DisableTorchFunction():
         torch.empty(WORDS * blocks, dtype=torch.int32, device="cpu").random_(generator=generator)
 
@@ -225,7 +226,7 @@ _spares: dict[torch.device, Any] = {}
 
 
 def _spare(device: torch.device) -> Any:
-    """A generator on a device that nobody draws from, for replays: they run one at a time."""
+    """Return a generator used only for replays, which run one at a time."""
     spare = _spares.get(device)
     if spare is None:
         spare = _spares[device] = torch.Generator(device)

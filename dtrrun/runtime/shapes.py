@@ -1,4 +1,4 @@
-"""How much memory an operator is going to allocate, asked before it runs for the first time."""
+"""Predicts how much memory an operator will allocate, before its first run."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 
 import torch
 
-from dtrrun.ledger.record import Geometry
+from dtrrun.core.graph import Geometry
 from dtrrun.runtime import formulas
-from dtrrun.runtime.arguments import fill, outputs_of
+from dtrrun.runtime.dispatch.arguments import fill, outputs_of
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.rng import unmoved
 from dtrrun.runtime.silence import silently
 from dtrrun.runtime.storage import rounded, size_of, storage_of
 
-_MASKS = (torch.bool, torch.uint8)  # among indices: how many elements they choose is data
+_MASKS = (torch.bool, torch.uint8)  # as indices: how many elements they select depends on data
 
-loading_ns = 0  # spent in this process on what PyTorch imports for its first shape function (torch._dynamo)
+loading_ns = 0  # time in this process spent on imports (torch._dynamo) for PyTorch's first shape function
 
 
 def made_by(result: Any, known: Any) -> list[torch.Tensor]:
-    """Tensors in an operator's result, one for each storage that is not in `known` (ids of storages)."""
+    """Return the tensors in an operator's result, one for each storage not in `known` (ids of storages)."""
     made = {}
     for tensor in outputs_of(result, []):
         try:
             place = id(storage_of(tensor))
         except (NotImplementedError, RuntimeError):
-            continue  # sparse, opaque: no plain storage
+            continue  # sparse or opaque: no plain storage
         if place not in known:
             made[place] = tensor
     return list(made.values())
@@ -39,7 +39,7 @@ def made_by(result: Any, known: Any) -> list[torch.Tensor]:
 def predict(
     func: Any, operator: Operator, template: list[Any], kwargs: dict[str, Any], geometries: list[Geometry]
 ) -> int | None:
-    """Bytes that a call will allocate; None where that can't be told."""
+    """Return the bytes that a call will allocate; None if unknown."""
     if not operator.grows and (operator.view or not operator.makes_tensors):
         return 0
     if operator.name == "aten.index" and not any(geometry[3] in _MASKS for geometry in geometries[1:]):
@@ -67,7 +67,7 @@ def _load() -> None:
 def by_shape_function(
     func: Any, operator: Operator, template: list[Any], kwargs: dict[str, Any], geometries: list[Geometry]
 ) -> int | None:
-    """The same from PyTorch's own functions, which run the operator on tensors without memory."""
+    """Like `predict`, from PyTorch's own functions, which run the operator on meta tensors."""
     try:
         with (guard := below()), guard:
             if not loading_ns:
@@ -97,25 +97,25 @@ def by_shape_function(
             if operator.grows:
                 nbytes += max(sum(size_of(storage_of(tensor)) for tensor in tensors) - before, 0)
             if operator.opaque_output >= 0:
-                # The shape function knows nothing of the workspace. oneDNN's is 15 times the results on large
-                # LSTM layers, and a few pages more on small ones; too much is corrected by the first call.
+                # The shape function does not include the workspace. oneDNN's is 15 times the results on large
+                # LSTM layers, and a few pages more on small ones; the first call corrects an overestimate.
                 nbytes = 17 * nbytes + 65536
             return nbytes
     except Exception:
-        # An operator without a shape function, or with arguments that it refuses: it is measured instead.
+        # No shape function, or unsupported arguments: it is measured instead.
         return None
 
 
 def _undrawn(arg: Any) -> Any:
-    """No generator of another device: a shape function draws nothing."""
+    """Remove generators of another device: a shape function draws nothing."""
     return None if isinstance(arg, torch.Generator) else arg
 
 
-# For outputs that depend on the data: the most that they can be.
+# Upper bounds for outputs that depend on data.
 
 
 def _elements_and_places(geometries: list[Geometry]) -> int | None:
-    """nonzero, unique, …: elements, or where each of them is."""
+    """nonzero, unique, …: elements, or the index of each of them."""
     if not geometries:
         return None
     size, itemsize = geometries[0][0], geometries[0][3].itemsize
@@ -123,14 +123,14 @@ def _elements_and_places(geometries: list[Geometry]) -> int | None:
 
 
 def _selected(geometries: list[Geometry]) -> int | None:
-    """masked_select: all elements of the tensor and the mask, broadcast to one another."""
+    """masked_select: all elements of the tensor and the mask, broadcast together."""
     if len(geometries) < 2:
         return None
     (size, _, _, dtype, *_), (mask, *_) = geometries[:2]
     try:
         return rounded(torch.broadcast_shapes(size, mask).numel() * dtype.itemsize)
     except RuntimeError:
-        return 0  # it is going to raise
+        return 0  # it will raise
 
 
 def _solved(geometries: list[Geometry]) -> int | None:
@@ -148,7 +148,7 @@ def _aligned(geometries: list[Geometry]) -> int | None:
 
 
 def _per_bag(geometries: list[Geometry]) -> int:
-    """_embedding_bag: its shape function leaves out one result, and an element of another."""
+    """_embedding_bag: its shape function omits one result, and one element of another."""
     return rounded(8 * geometries[2][0].numel()) + rounded(8)
 
 

@@ -1,9 +1,9 @@
-"""What we run for ourselves gives no warnings: the program has had its operators' own when it ran them.
+"""Suppresses warnings of operators that dtrrun runs, since the program got them in the first run.
 
-A warning of one of PyTorch's kernels waits until the call that Python made into PyTorch returns, and goes
-through Python's `warnings` then. Around a replay that call is the program's. So a replay is put into a call
-of its own, and warnings are filtered while it lasts, in this thread alone. `warnings.catch_warnings` would
-filter those of all threads, and make Python forget which warnings the program has been given already.
+A warning of a PyTorch kernel is delayed until the call from Python into PyTorch returns, and then passed to
+Python's `warnings`. During a replay that call is the program's. So a replay is wrapped in a call of its own,
+and warnings are filtered meanwhile, in this thread alone. `warnings.catch_warnings` would filter those of all
+threads, and make Python forget which warnings it has already shown.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 _call: Any = torch._C._disabled_torch_function_impl
-"""Calls a function from C++, as `PyWarningHandler` of torch/csrc/Exceptions.h surrounds all such calls."""
+"""Calls a function from C++, inside a `PyWarningHandler` (torch/csrc/Exceptions.h) as all such calls."""
 
 
 class _Silent(threading.local):
-    """In a filter, in place of a pattern for the text: matches all warnings of threads that are silent."""
+    """Used in a filter instead of a pattern for the text. Matches all warnings of silent threads."""
 
     depth = 0
 
@@ -34,13 +34,13 @@ _FILTER = ("ignore", _silent, Warning, None, 0)
 
 
 def silently(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `function`; returns what it returns, raises what it raises."""
+    """Call `function` and return its result, or raise its error."""
     results: list[Any] = []
 
     def run() -> BaseException | None:
         try:
             results.append(function(*args, **kwargs))
-        except BaseException as error:  # what C++ has in hand when it comes to the warnings is no exception
+        except BaseException as error:  # C++ must not have an error set when it handles warnings
             return error
         return None
 
@@ -51,7 +51,7 @@ def silently(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         error = _call(run, (), (), {})
     finally:
         _silent.depth -= 1
-        with suppress(ValueError):  # the program has emptied the list
+        with suppress(ValueError):  # the program has cleared the list
             filters.remove(_FILTER)
     if error is not None:
         try:

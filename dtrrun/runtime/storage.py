@@ -1,9 +1,9 @@
-"""The trick that DTR rests on: emptying and refilling the storage under the program's tensors.
+"""The mechanism that DTR relies on: emptying and refilling the storage under the program's tensors.
 
-Needed because the program's tensors must keep their identity while their memory goes and comes back.
-`UntypedStorage._swap_data_ptr_` (PyTorch 2.13, absent in 2.11) hands the memory of a recomputed storage to
-the old one, without a copy. Where it is missing the old storage is grown again and copied into. Which way is
-taken is decided once, by asking PyTorch for the method. No longer needed once PyTorch has a public swap.
+The program's tensors must keep their identity while their memory is freed and restored.
+`UntypedStorage._swap_data_ptr_` (PyTorch 2.13, absent in 2.11) moves the memory of a recomputed storage to
+the old one, without a copy. If it is missing, the old storage is resized and copied into. This is decided
+once, by whether PyTorch has the method. No longer needed once PyTorch has a public swap.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ CUDA_ROUNDING = 512  # kMinBlockSize of c10/core/AllocatorConfig.h
 
 MASK = -CPU_ROUNDING
 OURS: int | None = None
-"""The index of the session's CUDA device; None: any, as long as no session is bound to one."""
+"""Index of the session's CUDA device; None for any, while no session is bound to one."""
 
 
 def use_device(rounding: int, index: int | None) -> None:
-    """Count as the allocator of the session's device does; index: of a CUDA device, once it is known."""
+    """Round as the allocator of the session's device does. index: of a CUDA device, once known."""
     global MASK, OURS
     MASK, OURS = -rounding, index
 
 
 def rounded(nbytes: int) -> int:
-    """Bytes as PyTorch's allocator hands them out on the session's device."""
+    """Return the bytes as rounded by PyTorch's allocator on the session's device."""
     return (nbytes - MASK - 1) & MASK
 
 
 def size_of(storage: torch.UntypedStorage) -> int:
-    """m(t): the bytes that a storage takes."""
+    """Return m(t): the bytes that a storage takes."""
     return rounded(storage.nbytes())
 
 
 def holds(storage: torch.UntypedStorage, nbytes: int) -> bool:
-    """Whether a storage takes so many bytes."""
+    """Return whether a storage takes `nbytes` bytes."""
     return rounded(storage.nbytes()) == nbytes
 
 
 def place_of(device: torch.device) -> str:
-    """A device's type; `cuda:1` where that is not the one of the session."""
+    """Return a device's type, or `cuda:1` if it is not the session's device."""
     if device.type == "cuda" and OURS is not None and device.index not in (None, OURS):
         return str(device)
     return device.type
@@ -66,57 +66,56 @@ def device_type_of(storage: torch.UntypedStorage) -> str:
 
 
 def empty(storage: torch.UntypedStorage) -> None:
-    """Give the memory back to the allocator at once; tensors over it keep sizes, strides and identity."""
+    """Free the memory at once. Tensors over the storage keep sizes, strides and identity."""
     resize(storage, 0)
 
 
 def refill_by_swap(storage: Any, source: torch.UntypedStorage) -> None:
-    """Hand `source`'s memory to the emptied `storage`; `source` is empty afterwards."""
+    """Move `source`'s memory to the emptied `storage`; `source` is empty afterwards."""
     _swap(storage, source)
 
 
 def refill_by_copy(storage: Any, source: torch.UntypedStorage) -> None:
-    """Copy `source` into the emptied `storage`; both are allocated for a moment."""
+    """Copy `source` into the emptied `storage`; both are allocated temporarily."""
     try:
         resize(storage, source.nbytes())
         storage.copy_(source)
-    except BaseException:  # an interrupt may come when it has its size, but not its content
+    except BaseException:  # an interrupt may come when it has its size but not its content
         resize(storage, 0)
         raise
 
 
 refill = refill_by_swap if CAN_SWAP else refill_by_copy
 REFILL_COPIES = not CAN_SWAP
-"""Whether `refill` needs the storage's size a second time while it runs."""
+"""Whether `refill` temporarily needs the storage's size a second time."""
 
 
 def use_refill(*, copy: bool) -> None:
-    """Choose the way of restoring (tests run over both)."""
+    """Choose how storages are refilled (tests cover both)."""
     global refill, REFILL_COPIES
     refill = refill_by_copy if copy or not CAN_SWAP else refill_by_swap
     REFILL_COPIES = refill is refill_by_copy
 
 
 def allocate(nbytes: int, device: torch.device) -> torch.UntypedStorage:
-    """Fresh, uninitialised storage of `nbytes`."""
+    """Return a new, uninitialised storage of `nbytes`."""
     return torch.UntypedStorage(nbytes, device=device)
 
 
 def is_ours(storage: torch.UntypedStorage) -> bool:
-    """Whether nobody but PyTorch's allocator owns the memory (not NumPy, a file, or another process)."""
+    """Return whether only PyTorch's allocator owns the memory (not NumPy, a file, or another process)."""
     return storage.resizable() and not (storage.device.type == "cpu" and storage.is_shared())
 
 
 def span_of(storage: torch.UntypedStorage) -> tuple[int, int]:
-    """The addresses of a storage that is in memory: the first, and the one behind the last."""
+    """Return the start and end address of a storage that is in memory."""
     start = address_of(storage)
     return start, start + storage.nbytes()
 
 
 def mapping_of(span: tuple[int, int]) -> str:
-    """What the system says of this process's memory at these addresses: "file", if it is mapped from a file,
-    and "private", if it is not; "shared" if other processes may write to it; "" if it is not known.
-    """
+    """Return what kind of memory is at these addresses of this process: "file" if it is mapped privately from
+    a file, "private" if it is anonymous, "shared" if other processes may write to it, "" if unknown."""
     found = set()
     with suppress(OSError, ValueError, IndexError), open("/proc/self/maps") as maps:
         for line in maps:
@@ -129,13 +128,13 @@ def mapping_of(span: tuple[int, int]) -> str:
 
 
 def is_held(storage: torch.UntypedStorage) -> bool:
-    """Whether Python code has this storage, other than by its tensors and the caller's one variable."""
+    """Return whether Python code holds this storage, besides its tensors and one variable of the caller."""
     return sys.getrefcount(storage) > _references_beside_tensors()
 
 
 @functools.cache
 def _references_beside_tensors() -> int:
-    """What `is_held` counts for a storage that only a tensor has: it depends on PyTorch's version."""
+    """Return what `is_held` counts for a storage that only a tensor has; PyTorch's versions differ."""
 
     def count(storage: torch.UntypedStorage) -> int:
         return sys.getrefcount(storage)
@@ -148,6 +147,6 @@ def _references_beside_tensors() -> int:
 
 
 def checksum(storage: torch.UntypedStorage) -> int:
-    """Of what a storage in the host's memory contains."""
+    """Return a checksum of the content of a storage in host memory."""
     nbytes = storage.nbytes()
     return zlib.crc32((ctypes.c_char * nbytes).from_address(address_of(storage))) if nbytes else 0

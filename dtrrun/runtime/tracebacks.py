@@ -1,13 +1,14 @@
-"""Leaves our frames out of the tracebacks of what the program sees raised, as Python does with importlib's.
+"""Removes dtrrun's frames from the tracebacks that the program sees, as Python does with importlib's.
 
-An error of an operator, or of a budget that is too small, passes through our handler on its way to the
-program. Without us it would end at the program's line, or in PyTorch's function that the line calls. So each
-of our functions that PyTorch or the program calls hides its frames when an error passes. A frame's entry is
-made when the error arrives in the frame, and a bare `raise` makes none anew (since Python 3.11; in 3.10 the
-outermost of our frames stays). What a hook prints is cut once more, for what has come another way.
+An error of an operator, or a budget error, passes through our handler on its way to the program. Without
+dtrrun the traceback would end at the program's line, or in the PyTorch function that it calls. So each of our
+functions that PyTorch or the program calls hides its frames when an error passes. A frame's entry is made
+when the error reaches the frame, and a bare `raise` makes no new one (since Python 3.11; in 3.10 the
+outermost of our frames remains). Tracebacks printed by a hook are filtered once more, for errors that took
+another route.
 
-Errors that our own code makes by mistake keep all of their frames, and so does every error while
-DTRRUN_DEBUG is set.
+Errors caused by defects in our own code keep all of their frames, and so does every error while DTRRUN_DEBUG
+is set.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ import torch
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 BETWEEN = tuple(os.path.join(_TORCH, *name.split("/")) for name in ("_ops.py", "utils/_python_dispatch.py"))
-"""PyTorch's files whose frames, next to ours, are those of a call that we have made."""
+"""Files of PyTorch whose frames, adjacent to ours, belong to a call that we have made."""
 
 MISTAKES = (AssertionError, AttributeError, KeyError, NameError, RecursionError)
-"""What PyTorch's kernels do not raise: if it comes from our code, it is a defect to be reported."""
+"""Errors that PyTorch's kernels do not raise: from our code, they are defects to be reported."""
 
 
 def hide(error: BaseException) -> None:
-    """Take our frames out of the traceback of `error`, and of the errors in whose handling it was raised.
+    """Remove our frames from the traceback of `error`, and of the errors during whose handling it was raised.
 
-    What we caught ourselves before (a budget error that another attempt followed) is taken out whole.
+    Errors that we caught ourselves (a budget error followed by another attempt) are removed completely.
     """
     if os.environ.get("DTRRUN_DEBUG"):
         return
@@ -51,7 +52,7 @@ def hide(error: BaseException) -> None:
 
 
 def hiding(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, with our frames hidden when an error leaves it."""
+    """Return the same function, with our frames hidden when an error leaves it."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -68,7 +69,7 @@ def _is_ours(entry: TracebackType) -> bool:
 
 
 def _cut(entry: TracebackType | None) -> TracebackType | None:
-    """The traceback without our frames, and without those of PyTorch's that they have called."""
+    """Return the traceback without our frames, and without PyTorch's that they have called."""
     first = last = None
     after_ours = False
     while entry is not None:
@@ -97,5 +98,5 @@ def _is_mistake(error: BaseException) -> bool:
 
 
 def _was_caught_by_us(error: BaseException) -> bool:
-    """A traceback begins with the frame in which the error was caught."""
+    """Return whether we caught this error: a traceback begins with the frame that caught it."""
     return error.__traceback__ is not None and _is_ours(error.__traceback__)

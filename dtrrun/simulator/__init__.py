@@ -1,4 +1,7 @@
-"""Replay of operator logs under a budget: the paper's evaluation, and what is possible at best (App. C)."""
+"""Replay of operator logs under a budget: the paper's evaluation, and lower bounds (App. C)."""
 
 PORTFOLIO = "portfolio"
-"""In a heuristic's place: the best of many (`portfolio`). Here, so that its name costs no imports."""
+"""Used instead of a heuristic: the best of many (`portfolio`).
+
+Defined here so that the name needs no imports.
+"""

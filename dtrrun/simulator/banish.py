@@ -1,9 +1,9 @@
-"""Deallocation by banishing: a storage that the program lets go of is evicted for good (App. C.4, C.5).
+"""Deallocation by banishing: a storage that the program releases is evicted permanently (App. C.4, C.5).
 
-Nothing may need it any more, so it must have no evicted dependents; those that there are could never be
-computed again without it, so they are pinned until they are banished themselves. Where it has an evicted
-dependent, banishing is tried again when one is rematerialized, or is banished itself; until then it is a
-storage like any other, and may be evicted. Constants can be banished, too.
+It must have no evicted dependents, since they would need it. Its resident dependents could never be
+recomputed without it, so they are pinned until they are banished themselves. If it has an evicted dependent,
+banishing is tried again when one is rematerialized or banished; until then it is an ordinary storage and may
+be evicted. Constants can be banished, too.
 
 A view of a resident storage may be undefined. It counts as an evicted dependent of what its operator reads.
 """
@@ -21,9 +21,9 @@ class BanishingReplay(Replay):
         super().__init__(*arguments, **options)
         self.banished: set[Storage] = set()
         self._waiting: set[Storage] = set()
-        """Released, but something evicted still depends on them."""
+        """Released storages on which something evicted still depends."""
         self._readers: dict[Storage, list[Tensor]] = {}
-        """deps^T(S), tensor by tensor: what is computed from S."""
+        """deps^T(S), by tensor: what is computed from S."""
 
     def _enter(self, output: Tensor, op: Op) -> None:
         super()._enter(output, op)
@@ -33,13 +33,13 @@ class BanishingReplay(Replay):
 
     def released(self, storage: Storage) -> None:
         storage.released = True
-        self.policy.cost_changed(storage)  # it may stay in the pool, and now score otherwise
+        self.policy.cost_changed(storage)  # it may stay in the pool with another score
         self._waiting.add(storage)
         self._try_to_banish([storage])
 
     def _unlock(self, inputs: list[Tensor]) -> None:
         super()._unlock(inputs)
-        if self._waiting:  # what was computed from them may have been a rematerialization
+        if self._waiting:  # what was computed from them may have been rematerialized
             self._try_to_banish([one.storage for one in inputs])
 
     def _try_to_banish(self, pending: list[Storage]) -> None:
@@ -47,7 +47,7 @@ class BanishingReplay(Replay):
             storage = pending.pop()
             if storage in self._waiting and all(one.defined for one in self._readers.get(storage, ())):
                 self._waiting.remove(storage)
-                # These may have an evicted dependent less.
+                # These may have one evicted dependent less.
                 pending += [one.storage for tensor in storage.tensors for one in tensor.operator.inputs]
                 self._banish(storage)
 
@@ -63,9 +63,7 @@ class BanishingReplay(Replay):
         else:
             self.policy.forget(storage)
         for tensor in storage.tensors:
-            tensor.defined = (
-                True  # is asked for no more; what a sibling's replay makes of it is freed at once
-            )
+            tensor.defined = True  # no longer needed; a sibling's replay frees it at once
         for reader in self._readers.pop(storage, ()):
             if reader.storage not in self.banished:
                 self._pin(reader.storage)
@@ -78,7 +76,7 @@ class BanishingReplay(Replay):
 
 
 class IgnoringReplay(Replay):
-    """The program's deallocations are not looked at."""
+    """Ignores the program's deallocations."""
 
     def released(self, storage: Storage) -> None:
         pass

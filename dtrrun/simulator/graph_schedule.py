@@ -1,4 +1,5 @@
-"""A planner's graph as a schedule: DTR then runs on what the planners were given, grouped operators say."""
+"""A planner's graph as a schedule, so that DTR can run on the same input as the planners (grouped
+operators)."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from .schedule import CONSTANT, Operator, Schedule
 def schedule_of_graph(graph: Graph, name: str = "graph") -> Schedule:
     """Node i is tensor and storage i. A node and its partners are one operator.
 
-    A storage is released after its last reader ran, those that nobody reads after their own operator; outputs
-    are kept. An operator's workspace is what its nodes need together, beyond their sizes.
+    A storage is released after its last reader ran, or after its own operator if it has none; outputs are
+    kept. An operator's workspace is what its nodes need together, beyond their sizes.
     """
     nodes = graph.nodes
     schedule = Schedule(name)

@@ -7,13 +7,13 @@
     {"INSTRUCTION": "ALIAS", "NAME": "x3", "ALIAS": "-1"}         index of the argument, -1: none
     {"INSTRUCTION": "MUTATE", "NAME": "add_", "ARGS": ["x3"], "MUTATE": [0], "TIME": "73429"}
     {"INSTRUCTION": "COPY", "DST": "x4", "SRC": "x3"}             a further reference
-    {"INSTRUCTION": "COPY_FROM", "DST": "x4", "SRC": "x1"}        x4 is made to refer to x1
+    {"INSTRUCTION": "COPY_FROM", "DST": "x4", "SRC": "x1"}        x4 now refers to x1
     {"INSTRUCTION": "RELEASE", "NAME": "x4"}
-    {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}            what comes before is left out
+    {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}            everything before it is skipped
 
 TIME is in nanoseconds, MEMORY in bytes; numbers may be written as numbers or as text. Other fields are
-passed over, but for DTRRUN: there the logs of `dtrrun record` have facts for `simulator.live`. A file may be
-compressed by gzip.
+ignored, except DTRRUN, which contains facts for `simulator.live` in logs of `dtrrun record`. A file may be
+gzip-compressed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Facts = dict[str, Any] | None
 
 
 class LogError(ValueError):
-    """A log that cannot be read: file, line, what is wrong."""
+    """A log that cannot be read. The message names the file, the line and the problem."""
 
 
 class Constant(NamedTuple):
@@ -89,10 +89,10 @@ Instruction = Constant | Call | Mutate | Copy | CopyFrom | Release | Annotate
 
 
 def read_log(path: str | Path) -> list[Instruction]:
-    """The instructions of a log file, from its START annotation (from the beginning if it has none).
+    """Return the instructions of a log file, from its START annotation (or from the beginning without one).
 
-    The annotation is left out unless it has facts. Raises LogError, also for a log without an operator and
-    for one of `dtrrun record` that was cut off; OSError.
+    The annotation is omitted unless it has facts. Raises LogError, also for a log without an operator and for
+    a truncated one of `dtrrun record`; and OSError.
     """
     reader = _Lines((), str(path))
     try:
@@ -125,7 +125,7 @@ def _from_start(instructions: Iterable[Instruction]) -> list[Instruction]:
 
 
 def _check_whole(found: Sequence[Instruction], reader: _Lines) -> None:
-    """Raise LogError for what is no whole log. The paper's own logs have no mark at their end."""
+    """Raise LogError for an incomplete log. The paper's own logs have no mark at their end."""
     if not found:
         raise LogError(f"{reader.name}: the log is empty")
     head, last = found[0], found[-1]
@@ -139,7 +139,7 @@ def _check_whole(found: Sequence[Instruction], reader: _Lines) -> None:
 
 
 def parse(lines: Iterable[str], name: str) -> Iterator[Instruction]:
-    """The instructions of `lines`; `name` is for the messages. Raises LogError."""
+    """Yield the instructions of `lines`. name: for the messages. Raises LogError."""
     return _instructions(_Lines(lines, name))
 
 
@@ -187,7 +187,7 @@ def _call(reader: _Lines) -> Call:
 
 
 class _Lines:
-    """One line's fields at a time, and messages that say where they stood."""
+    """Reads one line's fields at a time, and makes messages with the line number."""
 
     def __init__(self, lines: Iterable[str], name: str) -> None:
         self._lines = iter(lines)
@@ -216,7 +216,7 @@ class _Lines:
         return None
 
     def follow(self, kind: str, name: str) -> None:
-        """The next line must be this instruction about `name`."""
+        """Read the next line, which must be this instruction about `name`."""
         fields = self.next()
         if fields is None:
             raise self.error(f"the log ends where {kind} of {name} must follow")
@@ -277,7 +277,7 @@ class _Lines:
 
 
 def write_log(instructions: Iterable[Instruction], file: IO[str]) -> None:
-    """Write a log that `read_log` reads; the START annotation comes first."""
+    """Write a log that `read_log` reads, beginning with the START annotation."""
     first = True
     for one in instructions:
         if first and not (isinstance(one, Annotate) and one.text == START):

@@ -1,4 +1,4 @@
-"""What a replay moves about: the paper's storages, tensors and operators (App. C.1), with their state."""
+"""The data of a replay: the paper's storages, tensors and operators (App. C.1), with their state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Storage:
-    """A node of the policy (`policy.node`), and its part in the replay."""
+    """A node of the policy (`core.node`), with its state in the replay."""
 
     __slots__ = (
         "__weakref__",
@@ -61,7 +61,7 @@ class Op:
     def __init__(
         self, name: str, cost: int, inputs: list[Tensor], outputs: list[Tensor], workspace: int = 0
     ) -> None:
-        """workspace: bytes that it needs besides its outputs while it runs."""
+        """workspace: bytes that it needs while it runs, in addition to its outputs."""
         self.name = name
         self.cost = cost
         self.inputs = inputs

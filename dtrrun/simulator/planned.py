@@ -1,8 +1,8 @@
-"""What static planners make of a log, to compare with (Sec. 4.3, Fig. 3).
+"""Static planners' results for a log, for comparison (Sec. 4.3, Fig. 3).
 
-They see the whole log before it runs, so they are no alternative for programs that decide as they go; what
-they reach says how much could be gained by foresight. To them a view comes and goes with its storage, at no
-further cost, as in dtrrun's own runtime; the replay of App. C has to compute it again.
+They see the whole log before it runs, so they are no alternative for dynamic programs; their results show how
+much could be gained by foresight. For them a view comes and goes with its storage, at no further cost, as in
+dtrrun's own runtime; the replay of App. C has to recompute it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOWER_BOUND = "lower_bound"
 NAMES = ("chen_sqrt", "chen_greedy", "treeverse", "chain_dp", "checkmate", "search", LOWER_BOUND)
 
 NODES = 60
-"""Checkmate's integer program is for so many nodes: of a longer log, neighbouring operators are joined."""
+"""The size of Checkmate's integer program: in a longer log, neighbouring operators are joined."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,17 @@ class PlanCell:
     path: str
     log: str
     planner: str
-    """Of NAMES."""
+    """One of NAMES."""
     budget: Budget
     seconds: float = 60.0
-    """For a solver, at most."""
+    """Time limit for a solver."""
 
 
 @dataclass(frozen=True)
 class PlanRow:
-    """What a planner found; overhead as in `sweep.Row`, None unless the status is ok.
+    """A planner's result; overhead as in `sweep.Row`, None unless the status is ok.
 
-    status: ok; oom, no plan within the budget was found; or n/a, the planner cannot plan such a graph.
+    status: ok; oom: no plan within the budget was found; n/a: the planner cannot plan such a graph.
     """
 
     log: str
@@ -51,18 +51,19 @@ class PlanRow:
     status: str
     overhead: float | None
     claim: str
-    """What the overhead is: of an `optimal` plan, of a `feasible` one, or a `lower bound`; and among what."""
+    """The kind of overhead: that of an `optimal` or `feasible` plan, or a `lower bound`; and of which
+    plans."""
     bound: float | None
-    """No such plan has less overhead, where the planner has proved that."""
+    """Least possible overhead of such plans, if the planner has proved one."""
     nodes: int
-    """Operators, or groups of them, that the planner had before it."""
+    """Operators, or groups of them, in the planner's input."""
     seconds: float
 
 
 def plan_cells(
     logs: Sequence[Facts], planners: Sequence[str], budgets: Sequence[Budget], seconds: float
 ) -> list[PlanCell]:
-    """Every combination, log by log."""
+    """Return every combination, log by log."""
     return [
         PlanCell(log.path, log.log, planner, budget, seconds)
         for log in logs
@@ -72,7 +73,7 @@ def plan_cells(
 
 
 def run_planner(cell: PlanCell) -> PlanRow:
-    """Raises LogError, OSError, and the planners' MissingExtra without scipy."""
+    """Run one planner. Raises LogError, OSError, and the planners' MissingExtra without scipy."""
     from .planners import Infeasible, NotApplicable
 
     started = perf_counter()
@@ -91,7 +92,7 @@ def run_planner(cell: PlanCell) -> PlanRow:
     except NotApplicable as error:
         status, claim = "n/a", str(error)
     plain = schedule.cost or 1
-    spare = schedule.cost - graph.total_cost  # of views of constants, which the graph leaves out
+    spare = schedule.cost - graph.total_cost  # cost of views of constants, which the graph omits
     return PlanRow(
         cell.log,
         cell.planner,
@@ -107,7 +108,7 @@ def run_planner(cell: PlanCell) -> PlanRow:
 
 
 def _planned(graph: Graph, nbytes: int, cell: PlanCell) -> tuple[float, str, float | None, int]:
-    """Cost, claim, bound, and nodes that were planned."""
+    """Return cost, claim, bound, and number of nodes planned."""
     from .planners import plan, run
     from .planners.group import group
 
@@ -143,7 +144,7 @@ def graph_at(path: str) -> Graph:
 
 
 def graph_of(schedule: Schedule) -> Graph:
-    """The log as planners see it: a node a storage, in the program's order."""
+    """Return the log as planners see it: one node per storage, in the program's order."""
     from .planners import Operator, from_operators
 
     place, nbytes = schedule.storage_of, schedule.nbytes
@@ -163,7 +164,7 @@ def graph_of(schedule: Schedule) -> Graph:
 
 
 def _forward(schedule: Schedule) -> int | None:
-    """How many operators come before the backward pass, constants aside, if the log says so."""
+    """Return how many operators come before the backward pass, without constants, if the log has it."""
     if schedule.backward is None:
         return None
     before = [event for event in schedule.events[: schedule.backward] if event >= 0]

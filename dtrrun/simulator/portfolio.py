@@ -1,8 +1,8 @@
-"""The heuristic and settings with the least overhead, for a log and a budget, found by trying.
+"""Searches for the heuristic and settings with the least overhead for a log and a budget.
 
-A step that has been recorded can be replayed as often as one likes. First some rules that each win somewhere,
-then the neighbours of the best of our own (`dtrrun.policy.chain`), one setting at a time, as long as one of
-them is better. A replay ends as soon as it has recomputed more than the best so far.
+A recorded step can be replayed any number of times. First some heuristics that each win somewhere are tried,
+then the neighbours of the best h_chain (`dtrrun.core.chain`), one setting at a time, while that improves. A
+replay ends as soon as it has recomputed more than the best so far.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Protocol
 
-from dtrrun.policy.chain import NAMED, Settings, parse
+from dtrrun.core.chain import NAMED, Settings, parse
 
 from .replay import Outcome
 
@@ -34,9 +34,9 @@ EXPONENTS = (0.0, 0.1, 0.2, 1 / 3, 0.5, 0.75, 1.0)
 
 @dataclass(frozen=True)
 class Found:
-    """The best outcome, how it was got, and everything that was tried.
+    """The best outcome, its settings, and everything that was tried.
 
-    Where nothing survives, `outcome` is one that does not. Its `seconds` are those of all replays.
+    If no attempt succeeds, `outcome` is a failed one. Its `seconds` are those of all replays.
     """
 
     heuristic: str
@@ -45,22 +45,24 @@ class Found:
 
 
 class Replayer(Protocol):
-    """A log and a budget: `simulate` or `predict`, bound to them."""
+    """`simulate` or `predict`, bound to a log and a budget."""
 
     def __call__(self, heuristic: str, *, limit: float) -> Outcome: ...
 
 
 def find(replay: Replayer, *, limit: float = 2.0, foresight: bool = True, tries: int = 48) -> Found:
-    """foresight: rules that know the step before are allowed. tries: replays at most.
+    """Find the best heuristic.
 
-    limit: times the plain time; what takes longer does not survive.
+    foresight: whether heuristics with foresight are allowed. tries: maximum number of replays.
+
+    limit: multiple of the plain time, above which a replay fails.
     """
     started = perf_counter()
     tried: dict[str, Outcome] = {}
     best = ""
 
     def attempt(name: str) -> bool:
-        """Whether it is better than all before."""
+        """Try a heuristic. Returns whether it is better than all before."""
         nonlocal best
         if name in tried or len(tried) >= tries:
             return False
@@ -89,7 +91,7 @@ def find(replay: Replayer, *, limit: float = 2.0, foresight: bool = True, tries:
 
 
 def _centre(name: str, foresight: bool) -> Settings:
-    """The member of our family that is, or is nearest to, the heuristic of that name."""
+    """Return the h_chain settings that equal, or are nearest to, the heuristic of that name."""
     known = {
         "msps": Settings("ancestors", 0.0, 0.0, False),
         "h_dtr": Settings("e_star", 1.0, 0.0, False),
@@ -109,7 +111,7 @@ def _neighbours(centre: Settings, foresight: bool) -> Iterator[Settings]:
 
 
 def _beside(exponent: float) -> list[float]:
-    """The two exponents to either side, the nearer ones first."""
+    """Return the two exponents to either side, nearest first."""
     place = min(range(len(EXPONENTS)), key=lambda i: abs(EXPONENTS[i] - exponent))
     others = (place - 1, place + 1, place - 2, place + 2)
     return [EXPONENTS[other] for other in others if 0 <= other < len(EXPONENTS)]

@@ -1,7 +1,7 @@
 """Replay of a schedule under a budget, with the paper's semantics (App. C.4 and C.5).
 
-A view is destroyed with its storage's memory and has to be computed again like any other tensor. Memory is
-counted as the sum of the storages, without an allocator; the clock as the sum of the costs of what was run.
+A view is destroyed with its storage's memory and has to be recomputed like any other tensor. Memory is the
+sum of the storages, without an allocator; the clock is the sum of the costs of what was run.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
 
-from dtrrun.policy import Policy
-from dtrrun.policy.foresight import LOOKED_AT, Foresight, Made, Step
+from dtrrun.core.foresight import LOOKED_AT, Foresight, Made, WatchedStep
+from dtrrun.core.pool import Policy
 
 from .nodes import Op, Storage, Tensor
 from .schedule import CONSTANT, Schedule
 
 
 class Stopped(Exception):
-    """The replay cannot go on: `status` says why."""
+    """Raised when the replay cannot go on; `status` says why."""
 
     def __init__(self, status: str) -> None:
         super().__init__(status)
@@ -29,20 +29,20 @@ class Stopped(Exception):
 
 @dataclass
 class Outcome:
-    """status: ok, oom (nothing is left to evict) or thrash (over the limit of time). Times in ns."""
+    """status: ok, oom (nothing is left to evict) or thrash (over the time limit). Times in ns."""
 
     status: str
     time: int
-    """Of all operators run, until the end or until it stopped."""
+    """Time of all operators run, until the end or the failure."""
     plain_time: int
     peak_bytes: int
     evictions: int
     rematerializations: int
     evaluations: int
     seconds: float
-    """That the replay took."""
+    """Duration of the replay."""
     accesses: int | None = field(default=None, kw_only=True)
-    """Storage accesses of the policy (App. D.3), where they were counted."""
+    """Storage accesses of the policy (App. D.3), if they were counted."""
     chosen: int = field(default=0, kw_only=True)
     """Evictions that made room; the others are deallocations."""
 
@@ -52,11 +52,11 @@ class Outcome:
 
 
 Observer = Callable[[str, "Storage"], None]
-"""Is told "evict" or "compute", and the storage whose memory came or went."""
+"""Called with "evict" or "compute", and the storage whose memory was freed or allocated."""
 
 
 class Replay:
-    """One run of a schedule. Eager eviction: a storage's last reference is gone, so is its memory."""
+    """One run of a schedule. Eager eviction: a storage's memory is freed with its last reference."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class Replay:
         limit: float = 2.0,
         requeue: bool = False,
         observer: Observer | None = None,
-        previous: Step | None = None,
+        previous: WatchedStep | None = None,
     ) -> None:
-        """limit: times the plain run's time; a run that recomputes more ends as `thrash` (Sec. 4.2).
+        """limit: multiple of the plain run's time; a run that recomputes more ends as `thrash` (Sec. 4.2).
 
-        requeue: who was locked comes into the pool anew, as in the paper: a matter of equal scores only.
-        previous: the step before, which a heuristic with foresight knows.
+        requeue: reinsert storages into the pool after they were locked, as in the paper; this only affects
+        ties. previous: the previous step, known to a heuristic with foresight.
         """
         self.schedule = schedule
         self.budget = budget_bytes
@@ -137,7 +137,7 @@ class Replay:
         )
 
     def take_apart(self) -> None:
-        """Cut the circles among storages, tensors and operators, so that nobody has to look for them."""
+        """Break reference cycles, so that no garbage collection is needed."""
         self.policy.foresight = None
         for op in self.operators:
             op.inputs.clear()
@@ -147,7 +147,7 @@ class Replay:
             storage.inputs.clear()
 
     def call(self, op: Op) -> None:
-        """An operator of the program itself."""
+        """Run an operator of the program itself."""
         inputs = op.inputs
         for output in op.outputs:
             self._enter(output, op)
@@ -155,7 +155,7 @@ class Replay:
             if not one.defined:
                 self._materialize(op)
                 break
-        else:  # nothing is missing: most calls
+        else:  # all resident, as in most calls
             clock = self.clock
             for one in inputs:
                 storage = one.storage
@@ -183,14 +183,14 @@ class Replay:
                 self._recent.appendleft((self.age, op.name, storage.nbytes))
 
     def made_last(self) -> Iterator[Made]:
-        """For `policy.foresight`."""
+        """For `core.foresight`."""
         return iter(self._recent)
 
     def _enter(self, output: Tensor, op: Op) -> None:
-        """A new tensor: its storage's cost and dependencies grow by its operator's (App. C.2)."""
+        """Enter a new tensor: its storage's cost and dependencies grow by its operator's (App. C.2)."""
         storage = output.storage
         tensors = storage.tensors
-        if not tensors or tensors[-1].operator is not op:  # one operator's outputs come one after the other
+        if not tensors or tensors[-1].operator is not op:  # one operator's outputs are consecutive
             storage.cost += op.cost
         tensors.append(output)
         known = storage.inputs
@@ -202,13 +202,13 @@ class Replay:
             self.policy.cost_changed(storage)
 
     def released(self, storage: Storage) -> None:
-        """The program's last reference is gone (App. C.5)."""
+        """The program's last reference has been released (App. C.5)."""
         storage.released = True
         if storage.resident and not storage.pinned:
             self._evict(storage)
 
     def keep(self, tensor: Tensor) -> None:
-        """Output condition (App. C.6): what is alive in the end must be in memory, and stay."""
+        """Output condition (App. C.6): what is alive at the end must be resident, and stay."""
         if not tensor.defined:
             self._materialize(tensor.operator, tensor)
         storage = tensor.storage
@@ -218,9 +218,9 @@ class Replay:
             self.policy.discard(storage)
 
     def _materialize(self, op: Op, wanted: Tensor | None = None) -> None:
-        """Run `op` after what it reads has been rematerialized, in turn; a stack instead of recursion.
+        """Run `op` after rematerializing its inputs, with an explicit stack.
 
-        wanted: the output that is asked for, None for the program's own call.
+        wanted: the output that is needed, None for the program's own call.
         """
         stack = [self._frame(op, wanted or op.outputs[0])]
         while stack:
@@ -247,7 +247,8 @@ class Replay:
                 self.policy.insert(storage)
 
     def _frame(self, op: Op, tensor: Tensor) -> tuple[Op, Tensor, list[Tensor]]:
-        """The operator, what is wanted of it, and the inputs to rematerialize, the first one last."""
+        """Return the operator, the output that is needed, and the inputs to rematerialize, the first one
+        last."""
         clock = self.clock
         missing: list[Tensor] = []
         for one in op.inputs:
@@ -270,11 +271,11 @@ class Replay:
         if need > self.peak_bytes:
             self.peak_bytes = need
         outputs = op.outputs
-        if len(outputs) > 1:  # the one that is asked for is made last
+        if len(outputs) > 1:  # the needed output is made last
             outputs = [one for one in outputs if one is not wanted] + [wanted]
         for one in outputs:
             if one.defined:
-                self.memory -= one.nbytes  # computed a second time: freed at once
+                self.memory -= one.nbytes  # recomputed needlessly: freed at once
                 continue
             one.defined = True
             storage = one.storage

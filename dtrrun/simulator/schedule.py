@@ -1,7 +1,7 @@
 """A log with its names resolved: what is computed, and when each storage loses its last reference.
 
 References (COPY, COPYFROM, RELEASE and what a mutation replaces) do not depend on the budget, so the paper's
-reference layer (App. C.6) is gone through once; every replay then starts from its result.
+reference layer (App. C.6) runs once, and every replay starts from its result.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from dtrrun.policy.foresight import Step
+from dtrrun.core.foresight import WatchedStep
 
 from .log import (
     BACKWARD,
@@ -32,10 +32,10 @@ CONSTANT = "constant"
 
 @dataclass(frozen=True)
 class Operator:
-    """A call: inputs and outputs are indices of tensors; cost in ns; no inputs and no cost: a constant.
+    """A call: inputs and outputs are indices of tensors; cost in ns. A constant has no inputs and no cost.
 
-    workspace: bytes that it needs besides its outputs while it runs; no log says so, but a group of operators
-    that is run as one has some.
+    workspace: bytes that it needs while it runs, in addition to its outputs. Logs have none, but a group of
+    operators that runs as one does.
     """
 
     name: str
@@ -47,12 +47,12 @@ class Operator:
 
 @dataclass
 class Schedule:
-    """Tensors and storages are numbered in the order in which they come up."""
+    """Tensors and storages are numbered in order of appearance."""
 
     name: str
     operators: list[Operator] = field(default_factory=list)
     storage_of: list[int] = field(default_factory=list)
-    """Per tensor. Its first tensor is a storage's root; the others are aliases."""
+    """Per tensor. A storage's first tensor is its root; the others are aliases."""
     operator_of: list[int] = field(default_factory=list)
     """Per tensor: iop(t)."""
     nbytes: list[int] = field(default_factory=list)
@@ -60,15 +60,15 @@ class Schedule:
     roots: list[int] = field(default_factory=list)
     """Per storage: iroot(S)."""
     events: list[int] = field(default_factory=list)
-    """In order: i, call operator i; ~i, storage i has lost its last external reference."""
+    """In order: i means call operator i; ~i means storage i has lost its last external reference."""
     outputs: list[int] = field(default_factory=list)
-    """Tensors that the program still holds in the end, one for each name (output condition)."""
+    """Tensors that the program holds at the end, one for each name (output condition)."""
     backward: int | None = None
-    """The event with which the backward pass begins, if the log says so."""
+    """The event that begins the backward pass, if the log has it."""
 
     @property
     def cost(self) -> int:
-        """Time of all operators, ns: the plain run's."""
+        """Return the time of all operators in ns: the plain run's."""
         return sum(operator.cost for operator in self.operators)
 
     @property
@@ -87,7 +87,7 @@ class Schedule:
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory that the program has at a time, storages living as long as they are referred to."""
+        """Return the program's peak memory, if storages live as long as they are referenced."""
         held = peak = 0
         for event in self.events:
             if event < 0:
@@ -99,7 +99,7 @@ class Schedule:
 
     @property
     def largest_bytes(self) -> int:
-        """Inputs and outputs of the operator that has most, constants aside: below this no budget will do."""
+        """Return the most that an operator's inputs and outputs take, without constants: the least budget."""
         most = 0
         for operator in self.operators:
             if operator.name == CONSTANT:
@@ -114,9 +114,9 @@ class Schedule:
         return most
 
     @cached_property
-    def step(self) -> Step:
-        """What a later step can know of this one, once it is whole."""
-        step, place, ages = Step(), self.storage_of, [0] * len(self.nbytes)
+    def step(self) -> WatchedStep:
+        """Return what a later step can know of this one, once it is complete."""
+        step, place, ages = WatchedStep(), self.storage_of, [0] * len(self.nbytes)
         for age, one in enumerate(self.operators, 1):
             for tensor in one.outputs:
                 if not self.is_alias(tensor):
@@ -127,7 +127,7 @@ class Schedule:
         return step
 
     def made_by(self, operator: Operator) -> list[int]:
-        """Bytes of each storage that a call makes."""
+        """Return the bytes of each storage that a call makes."""
         return [self.nbytes[self.storage_of[one]] for one in operator.outputs if not self.is_alias(one)]
 
     def is_alias(self, tensor: int) -> bool:
@@ -135,12 +135,12 @@ class Schedule:
 
 
 def read_schedule(path: str | Path) -> Schedule:
-    """Raises LogError, OSError."""
+    """Read the schedule of a log file. Raises LogError, OSError."""
     return schedule_of(read_log(path), str(path))
 
 
 def schedule_of(instructions: Iterable[Instruction], name: str) -> Schedule:
-    """Raises LogError for a log that refers to a tensor that there is not."""
+    """Resolve the names of a log. Raises LogError if it refers to an unknown tensor."""
     return _References(name).go(instructions)
 
 
@@ -162,7 +162,7 @@ class _References:
             if isinstance(one, Call):
                 self._call(one)
             elif isinstance(one, Release):
-                if one.name in self._tensors:  # a tensor that was made before the START is not ours
+                if one.name in self._tensors:  # tensors made before START are not counted
                     self._drop(self._tensors[one.name])
             elif isinstance(one, Copy):
                 self._new(one.target)
@@ -189,7 +189,7 @@ class _References:
         self._enter(one.operator, inputs, one.outputs, one.nbytes, one.aliases, one.cost)
 
     def _mutate(self, one: Mutate) -> None:
-        """op(t) becomes t' = op(t), t = t': a new storage takes the place of the old one."""
+        """op(t) becomes t' = op(t), t = t': a new storage replaces the old one."""
         schedule = self.schedule
         inputs = tuple([self._find(name) for name in one.inputs])
         sizes = tuple([schedule.nbytes[schedule.storage_of[inputs[place]]] for place in one.mutated])

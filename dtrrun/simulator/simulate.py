@@ -1,4 +1,4 @@
-"""A log under a budget by a heuristic: the policy and the replay, chosen by name."""
+"""Runs a log under a budget with a heuristic: the policy and the replay, chosen by name."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dtrrun.policy import make_heuristic, make_policy
-from dtrrun.policy.counting import accesses, counting_policy
+from dtrrun.core.heuristics import make_heuristic
+from dtrrun.core.search import make_policy
+from dtrrun.simulator.counting import accesses, counting_policy
 
 from .banish import BanishingReplay, IgnoringReplay
 from .replay import Observer, Outcome, Replay
 from .schedule import Schedule
 
 REPLAYS: dict[str, type[Replay]] = {"eager": Replay, "banish": BanishingReplay, "ignore": IgnoringReplay}
-"""By what happens to a storage when the program's last reference to it is gone (App. C.5)."""
+"""By what happens to a storage when the program's last reference to it is released (App. C.5)."""
 
 
 def prepare(
@@ -32,14 +33,14 @@ def prepare(
     observer: Observer | None = None,
     previous: Schedule | None = None,
 ) -> Replay:
-    """A replay of `schedule` with the paper's semantics (App. C) inside `budget_bytes`, None: no budget.
+    """Make a replay of `schedule` with the paper's semantics (App. C) inside `budget_bytes`, None: no budget.
 
-    heuristic: as for `make_policy`. deallocation: one of REPLAYS. limit: times the plain run's time, beyond
-    which it is thrashing (Sec. 4.2). paper_ties: of equal scores, choose as the authors' simulator does: the
-    storage that came into the pool last, where one that was locked comes in anew; else that which came first.
-    scan: find the least score by computing all, as the paper does. count: storage accesses (App. D.3), which
-    takes longer. previous: the step before, which a heuristic with foresight knows; one like this if None.
-    Raises ValueError for an unknown name.
+    heuristic: as for `make_policy`. deallocation: one of REPLAYS. limit: multiple of the plain run's time,
+    above which it is thrashing (Sec. 4.2). paper_ties: among equal scores, choose as the authors' simulator
+    does: the storage inserted last, where locked ones are reinserted; otherwise the first one. scan: find the
+    least score by computing all, as the paper does. count: storage accesses (App. D.3), which takes longer.
+    previous: the previous step, known to a heuristic with foresight; one like this if None. Raises ValueError
+    for an unknown name.
     """
     if deallocation not in REPLAYS:
         raise ValueError(f"{deallocation!r} is not one of {', '.join(REPLAYS)}")
@@ -66,7 +67,7 @@ def simulate(
     count: bool = False,
     **options: Any,
 ) -> Outcome:
-    """What comes of the replay that `prepare` makes, with the same arguments. Raises ValueError."""
+    """Run the replay that `prepare` makes, with the same arguments. Raises ValueError."""
     with without_collector():
         replay = prepare(schedule, budget_bytes, heuristic, count=count, **options)
         outcome = replay.run()
@@ -78,7 +79,8 @@ def simulate(
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """A replay makes many objects and no garbage: Python's collector would take half of its time."""
+    """Context without garbage collection: a replay makes no garbage, and collections would take half its
+    time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The begin of a log of `dtrrun record`: what the ledger knew then (compare `runtime.snapshot`)."""
+"""Restores the ledger at the beginning of a log of `dtrrun record` (compare `runtime.observe.snapshot`)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import weakref
 from collections import deque
 from typing import Any
 
-from dtrrun.ledger.ledger import Ledger
-from dtrrun.ledger.record import Blank, Op, Record, Signature, inputs_of, new_record
+from dtrrun.core.dtr import DTR
+from dtrrun.core.graph import Operation, Overwritten, Signature, Version, distinct, new_operation, new_version
+from dtrrun.core.ledger import Ledger
 
 from .standins import Content
 
 
-class Operator:
-    """As much of an operator as the ledger asks of it."""
+class NamedOperator:
+    """The part of an operator that the core needs."""
 
     __slots__ = ("name",)
 
@@ -21,58 +22,53 @@ class Operator:
         self.name = name
 
 
-def new_op(name: str, cost: int, output_bytes: int, tensors: list[Any]) -> Op:
-    """A recipe without the function and its arguments."""
-    op = Op()
-    op.func = op.kwargs = op.rng = op.held = op.outputs = None
-    op.args, op.kept, op.secured, op.state, op.autocast = [], (), False, (), ()
-    op.signature = Signature(Operator(name), ())
-    op.signature.cost, op.signature.output_bytes = cost, output_bytes
-    op.tensors, op.inputs = tensors, inputs_of(tensors)
-    return op
+def new_signature(name: str, cost: int, output_bytes: int) -> Signature:
+    signature = Signature(NamedOperator(name), ())
+    signature.cost, signature.output_bytes = cost, output_bytes
+    return signature
 
 
-def restore(ledger: Ledger, facts: dict[str, Any], contents: dict[int, Content]) -> None:
+def restore(dtr: DTR, facts: dict[str, Any], contents: dict[int, Content]) -> None:
     """Fill the ledger and `contents` (by number) from the facts of a STATE annotation."""
-    records: list[Record] = []
+    ledger, versions = dtr.ledger, []
     for told in facts["records"]:
-        record = _record(ledger, told, contents)
-        records.append(record)
-    ops = [_op(told, records) for told in facts["ops"]]
-    for told, record in zip(facts["records"], records, strict=True):
+        version = _version(ledger, told, contents)
+        versions.append(version)
+    operations = [_op(told, versions) for told in facts["ops"]]
+    for told, version in zip(facts["records"], versions, strict=True):
         if told["op"] is not None:
-            record.op = ops[told["op"]]
+            version.operation = operations[told["op"]]
     small = [contents[number] for number in facts["small"]]
     ledger.small_constants = deque(small, ledger.small_constants.maxlen)
 
 
-def _record(ledger: Ledger, told: dict[str, Any], contents: dict[int, Content]) -> Record:
+def _version(ledger: Ledger, told: dict[str, Any], contents: dict[int, Content]) -> Version:
     content = Content(told["bytes"])
     alive = told["storage"] is not None
     on_death = ledger.on_death if alive else _no_matter
-    record = new_record(content, on_death, told["bytes"], told["age"], told["access"])
-    record.cost, record.version = told["cost"], told["version"]
-    record.pin, record.exposed = told["pin"], told["exposed"]
-    record.superseded, record.used = told["superseded"], told["used"]
+    version = new_version(content, on_death, told["bytes"], told["age"], told["access"])
+    version.cost, version.mutations = told["cost"], told["version"]
+    version.pin, version.escaped = told["pin"], told["exposed"]
+    version.superseded, version.used = told["superseded"], told["used"]
     if alive:
         contents[told["storage"]] = content
-        ledger.records[record.key] = record
-        ledger.grow(record.nbytes)
+        ledger.enter(version)
     else:
-        record.resident = False
-    return record
+        version.resident = False
+    return version
 
 
 def _no_matter(_record: Any) -> None:
-    """An old version's storage is not the ledger's concern."""
+    """An old version's storage does not concern the ledger."""
 
 
-def _op(told: dict[str, Any], records: list[Record]) -> Op:
+def _op(told: dict[str, Any], versions: list[Version]) -> Operation:
     tensors = [
-        Blank(entry["blank"], None) if isinstance(entry, dict) else records[entry]
+        Overwritten(entry["blank"], None) if isinstance(entry, dict) else versions[entry]
         for entry in told["tensors"]
     ]
-    op = new_op(told["operator"], told["cost"], told["bytes"], tensors)
+    signature = new_signature(told["operator"], told["cost"], told["bytes"])
+    operation = new_operation(None, signature, tensors, distinct(tensors))
     if told["outputs"] is not None:
-        op.outputs = tuple((where, weakref.ref(records[place])) for where, place in told["outputs"])
-    return op
+        operation.outputs = tuple((where, weakref.ref(versions[place])) for where, place in told["outputs"])
+    return operation

@@ -1,19 +1,18 @@
-"""The ledger of the live runtime over stand-ins: storages that have a size and nothing in them."""
+"""Stand-ins for the core of the live runtime in a simulation: storages with a size and no content."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from dtrrun.ledger.ledger import Ledger
-from dtrrun.ledger.record import Blank, Op, Record
-from dtrrun.ledger.replay import Replay
+from dtrrun.core.graph import Operation, Overwritten
 
 from .replay import Stopped
 
 
 class Content:
-    """In a storage's place. It dies, as a storage does, when nobody refers to it any more."""
+    """Stands in for a storage. Like a storage, it dies when nothing refers to it any more."""
 
     __slots__ = ("__weakref__", "device", "nbytes", "ours")
 
@@ -23,8 +22,8 @@ class Content:
         self.ours = ours
 
 
-class Memory:
-    """What the runtime does to storages, done to stand-ins (compare `runtime.storage`)."""
+class StandInMemory:
+    """The operations on storages, applied to stand-ins (compare `runtime.storage`)."""
 
     def __init__(self, *, refill_copies: bool = False) -> None:
         self.REFILL_COPIES = refill_copies
@@ -35,7 +34,7 @@ class Memory:
 
     @staticmethod
     def holds(content: Content, nbytes: int) -> bool:
-        return True  # results of a replay are of no size
+        return True  # results of a replay have no size
 
     @staticmethod
     def device_type_of(content: Content) -> str:
@@ -47,7 +46,7 @@ class Memory:
 
     @staticmethod
     def span_of(content: Content) -> tuple[int, int]:
-        return 0, 0  # no address: it lies over nothing else
+        return 0, 0  # no address, so it overlaps nothing
 
     @staticmethod
     def empty(content: Content) -> None:
@@ -61,55 +60,65 @@ class Memory:
     def storage_of(content: Content) -> Content:
         return content
 
+    @staticmethod
+    def mapping_of(span: tuple[int, int]) -> str:
+        return ""
+
+    @staticmethod
+    def is_held(content: Content) -> bool:
+        return True
+
+    @staticmethod
+    def checksum(content: Content) -> int:
+        return 0
+
 
 class OutOfBudget(Exception):
-    """The budget can't hold an operator."""
+    """The budget can't hold an operator. Made like the runtime's `BudgetError`."""
 
-
-class StandInLedger(Ledger):
-    BudgetError = OutOfBudget
-    out_of_memory = OutOfBudget
-
-    def __init__(self, budget_bytes: int | None, policy: Any, *, memory: Any, warn_only: bool) -> None:
-        self.memory = memory
-        super().__init__(budget_bytes, policy, device_type="ours", warn_only=warn_only)
-
-    def _collect_garbage(self) -> bool:
-        return False
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.least_budget_bytes: int = given[3]
 
 
 class _Results:
-    """What an operator returns: something new in every place."""
+    """An operator's result: a new object at every index."""
 
     def __getitem__(self, where: int) -> Content:
         return Content(0)
 
 
-class StandInReplay(Replay):
-    """Runs nothing, and counts what it would have cost. Stops as `thrash` beyond `limit` ns of that."""
+class StandInExecutor:
+    """Runs nothing, but adds up the costs. Stops as `thrash` above `limit` ns."""
 
-    def __init__(self, ledger: Ledger, limit: float) -> None:
-        super().__init__(ledger)
+    def __init__(self, limit: float) -> None:
         self.recomputed = 0
         self.limit = limit
 
-    def below(self) -> AbstractContextManager[None]:
+    @staticmethod
+    def below() -> AbstractContextManager[None]:
         return nullcontext()
 
-    def execute(self, op: Op, mutated: set[int], stolen: list[Record]) -> tuple[Any, list[Any], int]:
-        self.recomputed += op.signature.cost
+    @staticmethod
+    def quietly(function: Callable[..., None], *args: Any) -> None:
+        function(*args)
+
+    def execute(
+        self, operation: Operation, mutated: set[int], taken: dict[int, Content]
+    ) -> tuple[Any, list[Any], int]:
+        self.recomputed += operation.signature.cost
         if self.recomputed > self.limit:
             raise Stopped("thrash")
         targets: list[Content | None] = []
         written: dict[int, Content] = {}
-        for entry in op.tensors:
+        for entry in operation.tensors:
             target = None
-            if type(entry) is Blank:
+            if type(entry) is Overwritten:
                 target = Content(entry.nbytes)
             elif id(entry) in mutated:
                 target = written.get(id(entry))
                 if target is None:
-                    take = any(record is entry for record in stolen)
-                    target = written[id(entry)] = self._take(entry) if take else Content(entry.nbytes)
+                    given = taken.get(id(entry))
+                    target = written[id(entry)] = Content(entry.nbytes) if given is None else given
             targets.append(target)
-        return _Results(), targets, op.signature.cost
+        return _Results(), targets, operation.signature.cost

@@ -1,7 +1,7 @@
-"""Sweeps: every log, heuristic and budget asked for, in as many processes as wanted.
+"""Sweeps: every combination of logs, heuristics and budgets, in parallel processes.
 
-A budget that is too small, or at which a heuristic thrashes, ends nothing: a lower one may do (which storages
-go depends on the budget, so feasibility has holes).
+A budget that is too small, or at which a heuristic thrashes, does not end a sweep: a lower one may work,
+because which storages are evicted depends on the budget, so feasibility is not monotonic.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dtrrun.policy.foresight import Step
+from dtrrun.core.foresight import WatchedStep
 
 from . import PORTFOLIO
 from .live import predict, watched_steps
@@ -34,13 +34,13 @@ RATIOS = tuple(tenths / 10 for tenths in range(10, 0, -1))
 
 @dataclass(frozen=True)
 class Budget:
-    """A share of the log's peak, or bytes."""
+    """A fraction of the log's peak, or bytes."""
 
     ratio: float | None = None
     nbytes: int | None = None
 
     def of(self, peak_bytes: int) -> tuple[float, int]:
-        """As a share of `peak_bytes`, and in bytes."""
+        """Return it as a fraction of `peak_bytes`, and in bytes."""
         if self.nbytes is not None:
             return (self.nbytes / peak_bytes if peak_bytes else 1.0), self.nbytes
         assert self.ratio is not None
@@ -49,7 +49,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Cell:
-    """One replay of a sweep: what to simulate; `log` is the name that it goes by."""
+    """One replay of a sweep. `log` is the name in results."""
 
     path: str
     log: str
@@ -57,21 +57,21 @@ class Cell:
     budget: Budget
     deallocation: str = "eager"
     search: str = "heap"
-    """Or scan: for the same choices, every score each time."""
+    """Or scan: computes every score each time, and makes the same choices."""
     limit: float = 2.0
     paper_ties: bool = True
     seed: int = 0
     count: bool = False
-    """Storage accesses (App. D.3)."""
+    """Whether to count storage accesses (App. D.3)."""
     semantics: str = "paper"
-    """Or dtrrun: what our own runtime would do, for logs of `dtrrun record`."""
+    """Or dtrrun: the behaviour of dtrrun's own runtime, for logs of `dtrrun record`."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What came of a cell. overhead: total time over plain time, None unless the status is ok.
+    """The result of a cell. overhead: total time over plain time, None unless the status is ok.
 
-    seconds: that the replay took.
+    seconds: duration of the replay.
     """
 
     log: str
@@ -90,12 +90,12 @@ class Row:
     accesses: int | None
     seconds: float
     settings: str
-    """The heuristic; of the portfolio, the one that was found best."""
+    """The heuristic; for the portfolio, the best one found."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A log's own figures: what it takes without a budget, and below what no budget will do (Sec. 4.2)."""
+    """A log's own figures: its needs without a budget, and the least possible budget (Sec. 4.2)."""
 
     log: str
     path: str
@@ -109,24 +109,27 @@ class Facts:
 
 @lru_cache(maxsize=4)
 def schedule_at(path: str) -> Schedule:
-    """The log of that file, kept for the next one who asks. Raises LogError, OSError."""
+    """Return the schedule of that file, cached. Raises LogError, OSError."""
     return read_schedule(path)
 
 
 @lru_cache(maxsize=4)
 def log_at(path: str) -> Sequence[Instruction]:
-    """The same, for a prediction of our own runtime."""
+    """Return the instructions of that file, for a prediction of dtrrun's own runtime."""
     return read_log(path)
 
 
 @lru_cache(maxsize=4)
-def steps_at(path: str) -> Sequence[Step]:
-    """The steps of the same, for heuristics with foresight: a portfolio tries many."""
+def steps_at(path: str) -> Sequence[WatchedStep]:
+    """Return the steps of that file, for heuristics with foresight: a portfolio tries many."""
     return watched_steps(log_at(path), path)
 
 
 def read_facts(paths: Sequence[str]) -> list[Facts]:
-    """The figures of each log; logs of the same name go by their paths. Raises LogError, OSError."""
+    """Return the figures of each log.
+
+    Logs with equal names are called by their paths. Raises LogError, OSError.
+    """
     names = [log_name(path) for path in paths]
     found = []
     for path, name in zip(paths, names, strict=True):
@@ -162,7 +165,7 @@ def cells(
     searches: Sequence[str] = ("heap",),
     **options: Any,
 ) -> list[Cell]:
-    """Every combination, log by log; options: those of `Cell`."""
+    """Return every combination, log by log. options: those of `Cell`."""
     return [
         Cell(log.path, log.log, heuristic, budget, deallocation, search, **options)
         for log, heuristic, deallocation, search, budget in product(
@@ -172,7 +175,7 @@ def cells(
 
 
 def run_cell(cell: Cell) -> Row:
-    """Raises LogError, OSError, and ValueError for an unknown heuristic or deallocation."""
+    """Run one cell. Raises LogError, OSError, and ValueError for an unknown heuristic or deallocation."""
     peak_bytes = peak_of(cell.path, cell.semantics)
     ratio, nbytes = cell.budget.of(peak_bytes)
     settings = cell.heuristic
@@ -204,7 +207,7 @@ def run_cell(cell: Cell) -> Row:
 
 @lru_cache(maxsize=16)
 def peak_of(path: str, semantics: str) -> int:
-    """What budgets are shares of: the peak without a budget, bytes."""
+    """Return the peak without a budget in bytes, of which budgets are fractions."""
     if semantics == "dtrrun":
         return predict(log_at(path), None, name=path).peak_bytes
     return schedule_at(path).peak_bytes
@@ -236,15 +239,15 @@ def run_cells(wanted: Sequence[Cell], jobs: int = 1) -> Generator[tuple[int, Row
 def run_all(
     run: Callable[[C], R], wanted: Sequence[C], jobs: int = 1
 ) -> Generator[tuple[int, R], None, None]:
-    """What `run` gives for each, with its index, as they get done: in order where `jobs` is 1.
+    """Yield the results of `run` with their indices as they complete: in order if `jobs` is 1.
 
-    To stop, close the generator: what runs is given up.
+    Closing the generator cancels the remaining work.
     """
     if jobs <= 1 or len(wanted) <= 1:
         for index, cell in enumerate(wanted):
             yield index, run(cell)
         return
-    # A fresh interpreter each: a fork would copy threads' locks, of a progress bar for one.
+    # Fresh interpreters, since a fork would copy locks of threads, for instance of a progress bar.
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(min(jobs, len(wanted)), context, _quiet) as executor:
@@ -263,12 +266,12 @@ def run_all(
 
 
 def _quiet() -> None:
-    """In a worker: Ctrl-C, which a terminal sends to all, is for the one that started us."""
+    """In a worker: ignore Ctrl-C, which the terminal sends to all processes; the parent handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def sweep(wanted: Iterable[Cell], jobs: int = 1) -> list[Row]:
-    """The rows of all cells, in their order."""
+    """Return the rows of all cells, in order."""
     wanted = list(wanted)
     rows = dict(run_cells(wanted, jobs))
     return [rows[index] for index in range(len(wanted))]

@@ -1,1 +1,1 @@
-"""What `dtrrun smoke` does: a program plain and inside a budget, and whether both come to the same."""
+"""`dtrrun smoke`: runs a program with and without a budget, and compares the results."""

@@ -1,4 +1,4 @@
-"""What is checked of two runs, and how it came out."""
+"""The checks of two runs, and their results."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dtrrun.sizes import format_size
 from dtrrun.smoke.runs import Run
 from dtrrun.telemetry.state import State
 
-NAMED = 3  # of what differs
+NAMED = 3  # maximum number of differences named
 
 
 @dataclass(frozen=True)
 class Check:
-    """passed: None where it could not be made, because of another that failed. seconds: of its run."""
+    """passed: None if an earlier failure prevented the check. seconds: of its run."""
 
     name: str
     passed: bool | None
@@ -30,7 +30,7 @@ def skipped(names: Sequence[str], why: str) -> list[Check]:
 
 
 def check_run(name: str, run: Run) -> Check:
-    """That it ended well, with a step at least."""
+    """Check that it ended well, with at least one step."""
     seconds = run.ended.seconds
     if run.error:
         return Check(name, False, run.error, seconds)
@@ -43,7 +43,7 @@ def check_run(name: str, run: Run) -> Check:
 
 
 def check_state(plain: Run, other: Run) -> Check:
-    """That parameters, buffers, optimizers and the random generator ended with the same bits."""
+    """Check that parameters, buffers, optimizers and the random generator ended with the same bits."""
     name = NAMES[2]
     if len(plain.states) != len(other.states):
         counts = f"{len(plain.states)} training processes, {len(other.states)} in the budget"
@@ -62,7 +62,7 @@ def check_state(plain: Run, other: Run) -> Check:
 
 
 def differences(one: State, two: State) -> list[str]:
-    """The names under which the two have other bits, or that only one of them has."""
+    """Return the names whose bits differ, or that only one of the two has."""
     names = dict.fromkeys([*one["digests"], *two["digests"]])
     return [name for name in names if one["digests"].get(name) != two["digests"].get(name)]
 
@@ -74,7 +74,7 @@ def check_peak(run: Run, budget_bytes: int) -> Check:
 
 
 def check_slowdown(plain: Run, other: Run, most: float | None) -> Check:
-    """By the median step after the first. most: None, no limit."""
+    """Compare the median steps, without the first. most: None for no limit."""
     before, after = plain.step_seconds, other.step_seconds
     if not before or after is None:
         return Check(NAMES[4], None, "it takes two steps at least to tell")

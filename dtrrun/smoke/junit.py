@@ -1,4 +1,4 @@
-"""The checks as JUnit XML, which CI servers show."""
+"""The checks as JUnit XML, for CI servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dtrrun.smoke.checks import Check
 
 
 def junit(target: str, checks: Sequence[Check], tail: str) -> bytes:
-    """A document with one test suite. tail: the end of the failed run's output."""
+    """Return a document with one test suite. tail: the end of the failed run's output."""
     failures = sum(check.passed is False for check in checks)
     skipped = sum(check.passed is None for check in checks)
     suite = ElementTree.Element(
@@ -40,7 +40,7 @@ def junit(target: str, checks: Sequence[Check], tail: str) -> bytes:
 
 
 def _valid(text: str) -> str:
-    """Without what XML 1.0 has no way to write."""
+    """Remove characters that XML 1.0 cannot represent."""
     return "".join(
         c if c in "\t\n" or " " <= c <= "\ud7ff" or "\ue000" <= c <= "\ufffd" or c > "\uffff" else "\ufffd"
         for c in text

@@ -1,4 +1,4 @@
-"""One short run of the program, its output kept back, and what it left."""
+"""One short run of the program with its output captured, and what it left."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from dtrrun.telemetry.state import State, read_state
 
 @dataclass(frozen=True)
 class Run:
-    """How a run ended. states: one a training process, by rank."""
+    """The outcome of a run. states: one for each training process, by rank."""
 
     ended: Captured
     error: str | None
-    """Why it counts as failed; None if it ended well."""
+    """Why it counts as failed; None for success."""
     snapshots: tuple[Snapshot, ...] = ()
     states: tuple[State, ...] = ()
 
@@ -43,7 +43,7 @@ class Run:
 
     @property
     def step_seconds(self) -> float | None:
-        """Median of the steps after the first, of the process that takes longest."""
+        """Return the median of the steps after the first, for the slowest process."""
         found = [
             median(walls)
             for snapshot in self.snapshots
@@ -53,7 +53,7 @@ class Run:
 
 
 def _peak(snapshot: Snapshot) -> int:
-    """What a budget is about: tensors on the CPU; on a GPU all that the driver shows."""
+    """Return the memory that the budget limits: tensors on the CPU; on a GPU all that the driver shows."""
     counters, driver = snapshot.counters, snapshot.driver
     if counters["device_index"] < 0:
         return counters["peak_bytes"]
@@ -90,7 +90,7 @@ def run_once(settings: RuntimeSettings, command: Sequence[str], patience: float)
 
 
 def _too_small(snapshot: Snapshot) -> str | None:
-    """What the error of a budget that cannot hold an operator says."""
+    """Return the message of the error for a budget that cannot hold an operator."""
     error = snapshot.tables.get("error")
     if not isinstance(error, dict):
         return None

@@ -1,8 +1,8 @@
-"""What to tell a user whose budget is too small: what is known of the least budget, and how to find it.
+"""Advice for a user whose budget is too small: what is known of the least budget, and how to find it.
 
 The least budget of one operator is known when it fails, but a later operator may need more. What training
-keeps in memory in any case is a second bound, often a larger one. The error message and the views of a run
-say both in the same words.
+keeps in memory in any case is a second lower bound, often a larger one. The error message and the views of a
+run use the same words for both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from dtrrun.sizes import format_size_up
 
 PARTS = {"parameters": "parameters", "gradients": "gradients", "optimizer": "the optimizer's state"}
-"""What training keeps in memory: the keys of the figures, and how they are called."""
+"""The memory that training always needs: keys of the figures, and their names in messages."""
 
 FOR_A_COMMAND = "`dtrrun profile` finds the least budget"
 FOR_A_BLOCK = "the peak_bytes that report() gives under dtrrun.budget(None) are enough"
@@ -24,8 +24,8 @@ def advice(
 ) -> str:
     """`at least 37 MB for aten.mm; parameters, gradients and ... need about 497 MB; ... finds the least`.
 
-    training: bytes by the names in `PARTS`, None where they cannot be estimated; `how`: where the least
-    budget can be learned.
+    training: bytes by the names in `PARTS`, None if they cannot be estimated. how: how to find the least
+    budget.
     """
     clauses = [f"at least {format_size_up(least_bytes)}" + (f" for {operator}" if operator else "")]
     given = training or {}
@@ -40,7 +40,8 @@ def advice(
 
 
 def advice_of(error: Mapping[str, Any], least_bytes: int = 0) -> str:
-    """The same from the table of an error in a record (docs/report.md), of which nothing need be there."""
+    """Like `advice`, from the table of an error in a record (docs/report.md), all of whose fields are
+    optional."""
     sizes = (least_bytes, error.get("least_budget_bytes"), error.get("called_bytes"))
     least = max(size for size in sizes if isinstance(size, int))
     training = error.get("training")

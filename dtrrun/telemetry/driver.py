@@ -1,8 +1,8 @@
-"""What the driver shows for a training process: told to that process by the launcher, which can ask NVML.
+"""What the driver shows for a training process, passed to it by the launcher, which can query NVML.
 
-Standard library only. Beside a process's record lies `<pid>.driver`, which the launcher writes and the
-process reads: two slots, written in turn, each with its checksum. A reader takes the newest slot that is
-whole, so it never sees a torn one.
+Standard library only. Next to a process's record is `<pid>.driver`, which the launcher writes and the process
+reads: two slots, written alternately, each with a checksum. A reader takes the newest intact slot, so it
+never sees a partial write.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 SOURCES = ("nvml_pid", "nvml_new_pid", "device_delta", "reserved_overhead")
-"""Where a figure comes from, the most direct first: NVML's list of processes, by process id; the one process
-in it that came with ours (a container's ids are not the host's); what the device's use grew by, where it was
-idle; what the process says itself, allocator and measured overhead."""
+"""Sources of a figure, most direct first: NVML's list of processes, by process id; its only entry that is new
+since the launch (a container's ids are not the host's); the growth of the device's use, if it was idle; the
+process's own figures, allocator and measured overhead."""
 PER_PROCESS = SOURCES[:2]
 
 SUFFIX = ".driver"
@@ -25,7 +25,7 @@ BODY = struct.Struct("<qqq")
 
 
 class Figure(NamedTuple):
-    """One reading; `monotonic_ns` is on the system's monotonic clock, which all processes share."""
+    """One reading. `monotonic_ns` is on the system's monotonic clock, which all processes share."""
 
     nbytes: int
     monotonic_ns: int
@@ -37,32 +37,32 @@ class DriverUse:
     """What the driver has shown for one process so far, in bytes."""
 
     device: str
-    """The device's UUID, or `cuda:N` where there is no NVML to say."""
+    """The device's UUID, or `cuda:N` without NVML."""
     nbytes: int
     """Of the last reading."""
     peak_bytes: int
     source: str
     """Of the last reading: one of SOURCES."""
     violations: int = 0
-    """Times that it went over the budget."""
+    """How often it exceeded the budget."""
     most_over_bytes: int = 0
-    """The most that it was over."""
+    """The largest excess."""
 
 
 def read(record_dir: str, pid: int) -> int | None:
-    """Bytes that the driver last showed for process `pid`, by a per-process source; None: not known."""
+    """Return the bytes last shown by the driver for process `pid`, by a per-process source; or None."""
     figure = read_figure(record_dir, pid)
     return figure.nbytes if figure is not None and figure.source in PER_PROCESS else None
 
 
 def read_figure(record_dir: str, pid: int) -> Figure | None:
-    """The last reading with its time and source, of whatever source."""
+    """Return the last reading with its time and source, whatever the source."""
     try:
         descriptor = os.open(_path(record_dir, pid), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        for _ in range(8):  # both slots torn takes two writes during one of our reads
+        for _ in range(8):  # both slots are torn only if two writes occur during a read
             slots = _slots(descriptor)
             if whole := [figure for figure in slots if figure]:
                 return max(whole, key=lambda figure: figure.monotonic_ns)
@@ -74,7 +74,7 @@ def read_figure(record_dir: str, pid: int) -> Figure | None:
 
 
 def write(record_dir: str, pid: int, figure: Figure) -> None:
-    """Tell process `pid` of `figure`. For one writer at a time; raises OSError."""
+    """Pass `figure` to process `pid`. Only one writer at a time; raises OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(_path(record_dir, pid), flags, 0o600)
     try:

@@ -1,7 +1,7 @@
-"""What a training process did at which moment: the file that `--trace` is made from. Standard library only.
+"""Timed events of a training process: the source of `--trace`. Standard library only.
 
-A process appends to a file of its own beside its record, in batches, and stops at `LIMIT_BYTES`: what it
-leaves out from then on is counted. The file holds
+A process appends to its own file next to its record, in batches, up to `LIMIT_BYTES`; further events are only
+counted. The file contains
 
     header    magic, process id, number of events left out
     events    fixed size; an event of kind NAME is followed by the text of a name
@@ -34,16 +34,16 @@ EVENT = struct.Struct("<BxHIqqqqq")
 NAME, REMATERIALIZE, EVICT, SEARCH, STEP = range(5)
 MOST_NAMES, LONGEST_NAME, NO_NAME = 4096, 200, 0xFFFF
 MOST_WITH_MODULE = MOST_NAMES - 1024
-"""From then on without one: a model of very many modules must not take the names of its operators."""
+"""Beyond this, names have no module: a model with very many modules must not use up the names."""
 MODULE = "\x1f"
-"""In a name, between the operator and the module that it was called from, where that is known."""
+"""In a name, separates the operator from the module that called it, if known."""
 
 
 class Event(NamedTuple):
-    """One of `REMATERIALIZE`, `EVICT`, `SEARCH`, `STEP`, when it was over; ns and bytes.
+    """One of `REMATERIALIZE`, `EVICT`, `SEARCH`, `STEP`, at its end; ns and bytes.
 
     name: of the operator that was run again, or whose output was evicted or found ("" for none), see MODULE.
-    nbytes: of that; of a STEP, its number from 1. resident_bytes and evicted_bytes: of all tensors.
+    nbytes: of that output; for a STEP, its number from 1. resident_bytes and evicted_bytes: of all tensors.
     """
 
     kind: int
@@ -57,7 +57,7 @@ class Event(NamedTuple):
 
 
 class EventWriter:
-    """Appends this process's events. A child after a fork, and a full disk, write nothing. Raises OSError."""
+    """Appends this process's events. Writes nothing in a forked child or on a full disk. Raises OSError."""
 
     def __init__(self, directory: str) -> None:
         self._pid = os.getpid()
@@ -68,12 +68,12 @@ class EventWriter:
         self._left_out = 0
         self._flushed_ns = 0
         self._names: dict[str, int] = {}
-        self._lock = threading.RLock()  # a signal's handler may come by in the middle of it
+        self._lock = threading.RLock()  # a signal handler may interrupt it
 
     def add(
         self, kind: int, name: str, start_ns: int, nbytes: int, resident_bytes: int, evicted_bytes: int
     ) -> None:
-        """An event that began at `start_ns` and is over now."""
+        """Add an event that began at `start_ns` and ends now."""
         if os.getpid() != self._pid:
             return
         now = time.monotonic_ns()
@@ -124,14 +124,14 @@ class EventWriter:
 
 @dataclass(frozen=True)
 class Events:
-    """What one process left. left_out: events that came after its file was full."""
+    """The events of one process. left_out: number of events after its file was full."""
 
     pid: int
     left_out: int
     data: bytes
 
     def __iter__(self) -> Iterator[Event]:
-        """In the order in which they were over; what is torn at the end is passed over."""
+        """Yield the events in the order in which they ended, without a torn one at the end."""
         names: dict[int, str] = {}
         at = 0
         while at + EVENT.size <= len(self.data):
@@ -145,7 +145,7 @@ class Events:
 
 
 def read_events(directory: str) -> Iterator[Events]:
-    """Of one process in `directory` after the other; what is no file of events is passed over."""
+    """Yield the events of each process in `directory`. Other files are skipped."""
     try:
         names = sorted(name for name in os.listdir(directory) if name.endswith(SUFFIX))
     except OSError:

@@ -1,8 +1,8 @@
-"""The lock by which a launcher holds a run's folder of records for as long as it lives.
+"""The lock with which a launcher holds a run's folder of records while it lives.
 
-Standard library only. The system lets go of the lock whatever ends the launcher, and containers that share
-the folder see it too, where process ids would say nothing. Its file says on which machine it was taken, and
-since which start of that: some network file systems keep locks to the machine that took them.
+Standard library only. The system releases the lock however the launcher ends, and containers that share the
+folder see it too, whereas process ids would be useless. Its file names the machine on which it was taken, and
+that machine's boot: some network file systems keep locks local to a machine.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ LOCK = "lock"
 
 
 def take(folder: str) -> int:
-    """Hold our own new folder; a descriptor for `drop`. Raises OSError."""
+    """Lock our own new folder. Returns a descriptor for `drop`. Raises OSError."""
     path = os.path.join(folder, LOCK)
     descriptor = os.open(f"{path}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with suppress(OSError):  # a file system without locks: then nobody can take it for abandoned
+    with suppress(OSError):  # without locks in the file system, it never counts as abandoned
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.write(descriptor, machine().encode())
-    os.rename(f"{path}.new", path)  # nobody ever sees it free
+    os.rename(f"{path}.new", path)  # so it never appears unlocked
     return descriptor
 
 
 def drop(folder: str, descriptor: int) -> None:
-    """We end as we should: whoever looks from now on finds no lock, rather than a free one."""
+    """Normal end: from now on there is no lock, rather than a free one."""
     with suppress(OSError):
         os.unlink(os.path.join(folder, LOCK))
     os.close(descriptor)
 
 
 def abandoned_on(folder: str) -> str | None:
-    """Where a launcher was killed and left its folder behind, its `machine`; None where it was not."""
+    """Return the `machine` on which a launcher was killed and left its folder, or None if it was not."""
     path = os.path.join(folder, LOCK)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return None  # none of ours, or it ended as it should
+        return None  # not one of ours, or ended normally
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if not os.path.samestat(os.stat(path), os.fstat(descriptor)):
@@ -52,7 +52,7 @@ def abandoned_on(folder: str) -> str | None:
 
 
 def machine() -> str:
-    """This machine since it was started: the same in all of its containers. Empty where it does not say."""
+    """Return an id of this machine's boot, equal in all of its containers; empty if unavailable."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""

@@ -1,4 +1,4 @@
-"""Files that are their owner's alone, whatever the umask. Standard library only."""
+"""Files that only their owner can access, whatever the umask. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ MODE = 0o600
 
 
 def open_private(path: str | os.PathLike[str], mode: str = "w") -> IO[Any]:
-    """A new file of mode 0600, for `mode` "w" or "wb". Raises OSError, also where something has that name."""
+    """Open a new file of mode 0600, for `mode` "w" or "wb". Raises OSError, also if the file exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, MODE), mode)
 
 
 def write_private(path: str | os.PathLike[str], text: str) -> None:
-    """Put `text` into the file at `path`, whole or not at all. For one writer. Raises OSError."""
+    """Atomically write `text` to the file at `path`. Only one writer. Raises OSError."""
     part = f"{os.fspath(path)}.part"
     with suppress(FileNotFoundError):
-        os.unlink(part)  # of a writer that was killed
+        os.unlink(part)  # left by a writer that was killed
     with open_private(part) as file:
         file.write(text)
     os.replace(part, path)

@@ -1,15 +1,15 @@
-"""A training process's record: a small memory-mapped file that it writes and everyone else reads.
+"""A training process's record: a small memory-mapped file that it writes and others read.
 
-Standard library only, and cheap: a counter is one store into shared memory, so a process that dies by
-SIGKILL leaves its last numbers behind. The file holds
+Standard library only, and cheap: a counter is one store into shared memory, so a process that dies by SIGKILL
+leaves its last numbers behind. The file contains
 
     header      magic, status, sequence number of the tables
     counters    int64, in the order of `fields.COUNTERS`
     block 0     what the process is (JSON, written once)
     blocks 1, 2 its tables (JSON, written in turn)
 
-Each block carries its sequence number, length and checksum. A reader takes the newest block that is whole,
-so it never sees a torn one, whatever the writer is doing and wherever it was killed.
+Each block has a sequence number, length and checksum. A reader takes the newest intact block, so it never
+sees a partial write, even if the writer was killed.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ assert COUNTERS_AT + COUNTERS_BYTES <= BLOCKS_AT
 class Writer:
     """The record of this process. Not thread-safe: the runtime calls it under the ledger's lock.
 
-    `meta` says what the process is (torch, device, heuristic, settings ...); pid, ppid, rank, argv and start
-    (seconds since the epoch) are filled in. `counters[i]` may be read and written directly; whoever keeps a
-    reference to it must drop that after `forked`. Raises OSError where the file can't be made.
+    `meta` describes the process (torch, device, heuristic, settings ...); pid, ppid, rank, argv and start
+    (seconds since the epoch) are added. `counters[i]` may be read and written directly; references to it must
+    be dropped after `forked`. Raises OSError if the file can't be created.
     """
 
     counters: memoryview[int] | array[int]
@@ -60,10 +60,10 @@ class Writer:
         self._start_ns = time.monotonic_ns()
         self._sequence = 0
         self._write_block(0, 1, this_process() | meta)
-        self._map[: len(MAGIC)] = MAGIC  # last: a reader skips the file until it is whole
+        self._map[: len(MAGIC)] = MAGIC  # last, since a reader skips the file until it is complete
 
     def publish(self, tables: dict[str, Any]) -> None:
-        """Replace the tables (JSON values), and bring wall_ns up to date."""
+        """Replace the tables (JSON values), and update wall_ns."""
         if self._map is None:
             return
         self._sequence += 1
@@ -71,7 +71,7 @@ class Writer:
         self._write_block(1 + self._sequence % 2, self._sequence, tables)
 
     def close(self, status: str = "ended") -> None:
-        """End the record: the process says itself that it is done, and how. The file stays."""
+        """End the record with a status given by the process itself. The file stays."""
         if self._map is None:
             return
         self.counters[WALL] = time.monotonic_ns() - self._start_ns
@@ -88,14 +88,14 @@ class Writer:
             os.unlink(self.path)
 
     def forked(self) -> None:
-        """In a forked child: let go of the parent's record; all further calls here do nothing."""
+        """In a forked child: release the parent's record. All further calls here do nothing."""
         if self._map is not None:
             self._let_go()
 
     def _let_go(self) -> None:
         assert self._map is not None
         shared, self.counters = self.counters, array("q", self.counters)
-        # A reference that someone kept must fail, not go on counting in the file.
+        # Remaining references must fail, not continue counting in the file.
         with suppress(BufferError):
             if isinstance(shared, memoryview):
                 shared.release()
@@ -113,27 +113,27 @@ class Writer:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one training process's record said when it was read."""
+    """The content of one training process's record when it was read."""
 
     pid: int
     meta: dict[str, Any]
     counters: dict[str, int]
     tables: dict[str, Any] = field(default_factory=dict)
     ended: bool = False
-    """The process closed its record itself; False also for one that was killed."""
+    """Whether the process closed its record itself; False if it was killed."""
     status: str = ""
     alive: bool = True
-    """A process of that id existed at that moment."""
+    """Whether a process of that id existed at that moment."""
     read_ns: int = 0
     """When it was read, on the monotonic clock: two snapshots give a rate."""
     driver: DriverUse | None = None
-    """What the driver shows for the process; not of the record: the launcher adds it."""
+    """What the driver shows for the process. Not in the record: the launcher adds it."""
 
 
 def read_all(directory: str, tables: bool = True) -> list[Snapshot]:
-    """The records in `directory`, oldest process first; what is no record, or not yet whole, is skipped.
+    """Return the records in `directory`, oldest process first. Other and incomplete files are skipped.
 
-    Without `tables` it is quick enough to look many times a second.
+    Without `tables` it is fast enough to be called many times a second.
     """
     try:
         names = [name for name in os.listdir(directory) if name.endswith(SUFFIX)]
@@ -144,7 +144,7 @@ def read_all(directory: str, tables: bool = True) -> list[Snapshot]:
 
 
 def this_process() -> dict[str, Any]:
-    """What any process can say about itself; rank is None outside torchrun and its kin."""
+    """Return what any process knows about itself; rank is None outside torchrun and the like."""
     rank = os.environ.get("RANK", "")
     return {
         "pid": os.getpid(),
@@ -152,14 +152,14 @@ def this_process() -> dict[str, Any]:
         "rank": int(rank) if rank.isdecimal() else None,
         "argv": list(getattr(sys, "argv", ())),
         "start": time.time(),
-        # A script may have set it itself, before CUDA was initialised: its devices are counted by this.
+        # A script may set it before CUDA is initialised, and it determines the numbering of devices.
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "pid_namespace": pid_namespace(),
     }
 
 
 def pid_namespace() -> str | None:
-    """In which namespace this process's id counts: a container has its own. None where Linux does not say."""
+    """Return the PID namespace of this process: a container has its own. None if not on Linux."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -169,7 +169,7 @@ def pid_namespace() -> str | None:
 def _create(path: str) -> mmap.mmap:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        # Written, not truncated to size: a store into a hole on a full disk would be a SIGBUS.
+        # Written, not truncated to size: a store into a sparse file on a full disk would raise SIGBUS.
         zeros = memoryview(bytes(FILE_BYTES))
         while zeros:
             zeros = zeros[os.write(descriptor, zeros) :]
@@ -182,10 +182,10 @@ def _create(path: str) -> mmap.mmap:
 
 
 def _encode(value: dict[str, Any], limit: int) -> bytes:
-    """JSON of at most `limit` bytes: what is too long loses the tails of its lists and strings."""
+    """Encode JSON in at most `limit` bytes, by truncating its lists and strings."""
     for longest in (None, 4096, 256, 64, 16, 4, 1, 0):
         text = json.dumps(value if longest is None else _shorten(value, longest), default=str)
-        if len(text) <= limit:  # json.dumps escapes: one byte a character
+        if len(text) <= limit:  # json.dumps escapes: one byte per character
             return text.encode()
     return b"{}"
 
@@ -202,7 +202,7 @@ def _shorten(value: Any, longest: int) -> Any:
 
 def _read(path: str, with_tables: bool) -> Snapshot | None:
     try:
-        # Neither follow a link nor wait for a pipe that someone put there.
+        # Neither follow a link nor block on a pipe.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
@@ -239,13 +239,13 @@ def _newest_tables(descriptor: int) -> dict[str, Any]:
         newest = max([newest, *filter(None, blocks)], key=lambda block: block[0])
         if None not in blocks:
             break
-        # A torn block may be newer than the whole one, which may have been replaced since we read it: once
-        # more. Where the writer died in the middle of it, the whole one it is.
+        # A torn block may be newer than the intact one, which may have been replaced since: read again. If
+        # the writer died while writing it, the intact one is final.
     return newest[1]
 
 
 def _read_block(descriptor: int, index: int) -> tuple[int, dict[str, Any]] | None:
-    """Its sequence number and content; None where it is torn."""
+    """Return its sequence number and content; None if it is torn."""
     at = BLOCKS_AT + index * BLOCK_BYTES
     head = os.pread(descriptor, BLOCK.size, at)
     if len(head) < BLOCK.size:

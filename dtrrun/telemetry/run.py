@@ -1,4 +1,4 @@
-"""What the launcher says of a run, in the run's private folder of records, for those who look on."""
+"""The launcher's description of a run, in the run's private folder of records, for observers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Run:
 
 
 def announce(folder: str, command: Sequence[str], start: float) -> None:
-    """Leave in our own folder what `read_run` has to know."""
+    """Write what `read_run` needs to our own folder."""
     about = {"pid": os.getpid(), "command": list(command), "start": start}
     write_private(os.path.join(folder, ABOUT), json.dumps(about))
 
 
 def read_run(folder: str) -> Run | None:
-    """The run with that folder of records; None where there is none, or it is not this user's."""
+    """Return the run with that folder of records; None if there is none, or it is not this user's."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         if os.stat(folder).st_uid != os.getuid():
             return None

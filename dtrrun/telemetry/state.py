@@ -1,4 +1,4 @@
-"""The training state at the end of the last step, as digests: a JSON file a process, for `dtrrun smoke`."""
+"""Digests of the training state at the end of the last step: a JSON file per process (`dtrrun smoke`)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ SUFFIX = ".state"
 
 
 class State(TypedDict):
-    """step: how many were made. digests: by the name of the tensor or value."""
+    """step: number of completed steps. digests: by the name of the tensor or value."""
 
     step: int
     digests: dict[str, str]
 
 
 def write_state(record_dir: str, pid: int, state: State) -> None:
-    """Replace what process `pid` has said. Raises OSError."""
+    """Replace the state written by process `pid`. Raises OSError."""
     write_private(_path(record_dir, pid), json.dumps(state))
 
 
 def read_state(record_dir: str, pid: int) -> State | None:
-    """What process `pid` said last; None where it has said nothing."""
+    """Return the last state of process `pid`, or None."""
     with suppress(OSError, ValueError, KeyError, TypeError), open(_path(record_dir, pid)) as file:
         state = json.load(file)
         return {"step": int(state["step"]), "digests": dict(state["digests"])}

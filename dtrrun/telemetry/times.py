@@ -1,8 +1,8 @@
-"""Where the time of a training process went, from its counters: the parts add up to the wall time.
+"""How a training process spent its time, from its counters: the parts add up to the wall time.
 
-All but one part are measured. What PyTorch takes to hand operators to us is estimated, and lies within what
-was measured as something else: most of it within the time outside of operators, the rest within theirs. It is
-taken from there and counted as bookkeeping.
+All but one part are measured. PyTorch's cost of passing operators to us is estimated, and is contained in
+other measurements: most of it in the time outside operators, the rest in theirs. It is subtracted there and
+counted as bookkeeping.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from typing import Any
 from dtrrun.telemetry.fields import PARTS
 
 COUNTED = ("wall", *PARTS, "dispatch")
-"""The names of the counters, less `_ns`."""
+"""The names of the counters, without `_ns`."""
 OPERATORS_OWN = 0.5
-"""What of an operator's measured time is the program's at least."""
+"""The least fraction of an operator's measured time that is the program's."""
 
 
 def breakdown(nanoseconds: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of `wall`, each part and `other`, from counters; and of `dispatch`, a part of bookkeeping."""
+    """Return seconds of `wall`, each part and `other`, from counters; and of `dispatch`, a part of
+    bookkeeping."""
     return shared_out({name: (nanoseconds.get(f"{name}_ns") or 0) / 1e9 for name in COUNTED})
 
 
 def shared_out(counted: Mapping[str, float]) -> dict[str, float]:
-    """The same from seconds of what `COUNTED` names."""
+    """Like `breakdown`, from seconds by the names in `COUNTED`."""
     parts = {part: counted[part] for part in PARTS}
     inside = sum(parts.values())
-    wall = max(counted["wall"], inside)  # a process that was killed has not brought its wall time up to date
+    wall = max(counted["wall"], inside)  # a killed process has an old wall time
     other = wall - inside
     from_other = min(counted["dispatch"], other)
     from_operators = min(counted["dispatch"] - from_other, parts["operators"] * (1 - OPERATORS_OWN))

@@ -1,4 +1,4 @@
-"""What `dtrrun doctor` prints, from its report."""
+"""Prints the report of `dtrrun doctor`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _built(torch: dict[str, Any]) -> str:
 
 
 def _devices(report: dict[str, Any]) -> Table:
-    """A line a device, with the number by which CUDA knows it."""
+    """One line per device, with CUDA's number."""
     table = columns_table("cuda", "GPU", "memory", "in use", "processes", "name", "UUID")
     for column in table.columns[5:]:
         column.justify = "left"

@@ -1,4 +1,4 @@
-"""What the views derive from the records: sums over processes, the breakdown of time, the slowdown."""
+"""Figures derived from the records: sums over processes, the breakdown of time, the slowdown."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ LARGEST = (
     "process_peak_bytes",
     "steps",
     "least_budget_bytes",
-)  # over several processes; all else adds up
+)  # over several processes; all others are summed
 
 
 def total(snapshots: Sequence[Snapshot]) -> dict[str, int]:
-    """The counters of several processes as one: the largest peak and most steps, and sums."""
+    """Combine the counters of several processes: the largest peak, the most steps, otherwise sums."""
     names = dict.fromkeys(name for snapshot in snapshots for name in snapshot.counters)
     every = {name: [snapshot.counters.get(name, 0) for snapshot in snapshots] for name in names}
     return {name: max(values) if name in LARGEST else sum(values) for name, values in every.items()}
@@ -28,13 +28,13 @@ PLACE = ("module", "line", "name")
 
 
 def slowdown(seconds: Mapping[str, float]) -> float | None:
-    """Estimated time over what the same run takes without dtrrun; None where nothing was measured."""
+    """Return the estimated time relative to the run without dtrrun; None if nothing was measured."""
     own = seconds["wall"] - sum(seconds[part] for part in PARTS[1:])
     return seconds["wall"] / own if own > 0 else None
 
 
 def merged(rows: Iterable[Row], key: str, order: str) -> list[Row]:
-    """Rows of the same `key` as one, their numbers added; largest `order` first."""
+    """Merge rows with equal `key` by adding their numbers; largest `order` first."""
     found: dict[Any, Row] = {}
     for row in rows:
         into = found.setdefault(row.get(key), {key: row.get(key)})
@@ -45,17 +45,17 @@ def merged(rows: Iterable[Row], key: str, order: str) -> list[Row]:
 
 
 def places(snapshots: Iterable[Snapshot]) -> list[Row]:
-    """Where the program had called what was run again, the costliest first."""
+    """Return where the program called the operators that were run again, costliest first."""
     rows = [{**row, "place": tuple(row.get(name) for name in PLACE)} for row in table(snapshots, "places")]
     found = merged(rows, "place", "seconds")
     return [dict(zip(PLACE, row.pop("place"), strict=True)) | row for row in found]
 
 
 def table(snapshots: Iterable[Snapshot], name: str) -> list[Row]:
-    """One published table, the rows of all processes after each other."""
+    """Return one published table, concatenating the rows of all processes."""
     return [row for snapshot in snapshots for row in snapshot.tables.get(name) or [] if isinstance(row, dict)]
 
 
 def operators(snapshots: Iterable[Snapshot]) -> list[Row]:
-    """Operators by what it cost to rematerialize them, the costliest first."""
+    """Return operators by the cost of their rematerializations, costliest first."""
     return merged(table(snapshots, "operators"), "name", "seconds")

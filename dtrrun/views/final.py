@@ -1,4 +1,4 @@
-"""The table at the end of a run, from its report."""
+"""The table at the end of a run, made from its report."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from dtrrun.views.panels import (
 from dtrrun.views.text import SOURCE, counts_of, duration, least_budget, plain, rate, times
 
 MOST = 6
-"""Rows shown of each list; `--json` has them all."""
+"""Maximum rows of each list; `--json` has them all."""
 HARMLESS = ("replaced", "stopped")
-"""How a process may end without a word, and without anything wrong (docs/report.md)."""
+"""How a process may end without a status and without a problem (docs/report.md)."""
 WIDE = 100
-"""Columns from which the parts of the breakdown have their full names."""
+"""From this many columns on, the parts of the breakdown have their full names."""
 
 
 def print_final(report: dict[str, Any], stream: TextIO, *, width: int | None = None) -> None:
     """Write the final table of `report` (see `build_report`) to `stream`; in colour only on a terminal.
 
-    Nothing is written where no process of the target ever was a training process.
+    Nothing is written if no process of the target was a training process.
     """
     if not report["processes"]:
         return
@@ -99,7 +99,7 @@ def _summary(report: dict[str, Any]) -> Table:
     if report["slowdown_estimate"] is not None:
         ours = f"{duration(sum(seconds[part] for part in PARTS[1:]))} of {duration(seconds['wall'])}"
         estimated = report["dispatch_seconds"]
-        digits = ".2f" if estimated < seconds["wall"] / 20 else ".2g"  # what is estimated leaves fewer
+        digits = ".2f" if estimated < seconds["wall"] / 20 else ".2g"  # estimates justify fewer
         some = f", {duration(estimated)} of it estimated" if digits == ".2g" else ""
         rows["slowdown"] = f"about {report['slowdown_estimate']:{digits}} ×  ({ours}{some})"
     if verify["enabled"]:

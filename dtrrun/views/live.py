@@ -1,4 +1,4 @@
-"""What is seen while the script runs: a table at the bottom of the terminal, or a line now and then."""
+"""The display while the script runs: a table at the bottom of the terminal, or periodic lines."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dtrrun.views.screen import BottomRows, writer_to
 from dtrrun.views.text import for_encoding
 
 REFRESH = 0.25
-"""Seconds between two pictures of the table."""
+"""Seconds between updates of the table."""
 LINE_EVERY = 5.0
-"""Seconds between two lines where there is no terminal."""
+"""Seconds between lines without a terminal."""
 
 
 def live_view(settings: RuntimeSettings, stream: TextIO, mode: str) -> LiveTable | LiveLines | None:
-    """What `--live` (auto, always, never) means for `stream`; None is nothing at all."""
+    """Return the view for `--live` (auto, always, never) on `stream`; None if there is none."""
     if mode == "never":
         return None
     if stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", ""):
@@ -30,9 +30,9 @@ def live_view(settings: RuntimeSettings, stream: TextIO, mode: str) -> LiveTable
 
 
 class LiveTable:
-    """The table. It keeps to the bottom rows of the terminal; what the script writes passes above it.
+    """The table. It occupies the bottom rows of the terminal; the script's output passes above it.
 
-    `stream` must be a terminal. Call `update` as often as you like, and `close` whatever happens.
+    `stream` must be a terminal. `update` may be called at any rate; always call `close`.
     """
 
     def __init__(self, settings: RuntimeSettings, stream: TextIO, *, width: int | None = None) -> None:
@@ -40,26 +40,26 @@ class LiveTable:
         self._rates = Rates()
         self._rows = BottomRows(writer_to(stream.fileno()), self._size)
         self._next = 0.0
-        self._most = 0  # rows of the tallest picture so far, lest the table jump up and down
+        self._most = 0  # rows of the tallest picture so far, so that the table's height is stable
 
     @property
     def rows(self) -> int:
-        """Terminal rows that the table takes now."""
+        """Number of terminal rows that the table occupies."""
         return self._rows.taken
 
     def start(self) -> None:
-        """Nothing is drawn before there is something to show: a target without torch sees no table."""
+        """Nothing is drawn before there are figures: a target without torch sees no table."""
         self._stream.flush()
 
     def update(self, snapshots: Sequence[Snapshot]) -> None:
-        """Draw the newest figures, unless that was done a moment ago."""
+        """Draw the newest figures, unless that was done very recently."""
         now = time.monotonic()
         if not snapshots or now < self._next:
             return
         self._next = now + REFRESH
         self._rates.add(snapshots)
         if not _in_foreground(self._stream.fileno()):
-            self._rows.erase()  # `bg`: the terminal is somebody else's now
+            self._rows.erase()  # `bg`: another program has the terminal
             return
         columns, height = self._size()
         lines = picture(snapshots, self._settings, self._rates, self._stream, columns, height)
@@ -69,16 +69,16 @@ class LiveTable:
         self._rows.show(lines + [""] * (self._most - len(lines)))
 
     def write(self, data: bytes) -> None:
-        """Bytes that the script wrote to its terminal."""
+        """Write the script's output."""
         self._rows.pass_through(data)
 
     def note(self, line: str) -> None:
-        """A line of our own, on a line of its own above the table."""
+        """Write a line of our own above the table."""
         start = "" if self._rows.at_line_start else "\r\n"
         self._rows.pass_through(f"{start}{line}\r\n".encode())
 
     def close(self) -> None:
-        """Take the table away, and leave the cursor at the start of a line below the script's output."""
+        """Remove the table, and leave the cursor at the start of a line below the script's output."""
         self._rows.erase()
         if not self._rows.at_line_start:
             self._rows.pass_through(b"\r\n")
@@ -92,7 +92,7 @@ class LiveTable:
 
 
 class LiveLines:
-    """The same figures as one line every few seconds, for a log file (`--live always` without a terminal)."""
+    """The same figures as a line every few seconds, for a log file (`--live always` without a terminal)."""
 
     rows = 0
 
@@ -106,7 +106,7 @@ class LiveLines:
         self._next = time.monotonic() + LINE_EVERY
 
     def update(self, snapshots: Sequence[Snapshot]) -> None:
-        """Remember the figures, and every few seconds write a line of them for each process."""
+        """Store the figures, and every few seconds write a line for each process."""
         now = time.monotonic()
         if not snapshots or now < self._read:
             return
@@ -133,8 +133,8 @@ class LiveLines:
 
 
 def _in_foreground(descriptor: int) -> bool:
-    """Whether the terminal is ours to draw on: not while the shell has us in the background."""
+    """Return whether we may draw on the terminal, which is not the case in the background."""
     try:
         return os.tcgetpgrp(descriptor) == os.getpgrp()
-    except OSError:  # not our controlling terminal: nobody takes it from us
+    except OSError:  # not our controlling terminal, so always in the foreground
         return True

@@ -1,4 +1,4 @@
-"""The pieces that the live and the final table are made of."""
+"""The components of the live and the final table."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ PARTS_SHOWN = {  # the paper's Fig. 4: name, short name, colour
 }
 assert tuple(PARTS_SHOWN) == (*PARTS, "other")
 
-BAR = "█▓░"  # pinned, evictable, free: told apart without colour, too
+BAR = "█▓░"  # pinned, evictable, free: distinguishable without colour
 PINNED, EVICTABLE, FREE, OVER = "blue", "green", "dim", "bold red"
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """What rich does here ends the command with status 1, whatever it still has to do."""
+        """By default rich ends the command with status 1 here, whatever it still has to do."""
         raise BrokenPipeError
 
 
 def console_for(stream: TextIO, width: int | None, live: bool = False) -> Console:
-    """A console that takes nothing in the text for markup, emoji or something to highlight."""
+    """Return a console that treats text literally: no markup, emoji or highlighting."""
     return _Console(
         file=stream,
         width=width,
@@ -49,7 +49,7 @@ def console_for(stream: TextIO, width: int | None, live: bool = False) -> Consol
 
 
 def print_to(stream: TextIO, console: Console, *parts: RenderableType) -> None:
-    """Write `parts` below each other, without blanks at the ends of lines, in what `stream` can encode."""
+    """Write `parts` below each other, without trailing blanks, in what `stream` can encode."""
     with console.capture() as capture:
         console.print(Group(*parts))
     text = "\n".join(line.rstrip() for line in capture.get().splitlines())
@@ -58,7 +58,7 @@ def print_to(stream: TextIO, console: Console, *parts: RenderableType) -> None:
 
 
 def columns_table(*labels: str) -> Table:
-    """A table without lines: the first column left, the numbers right."""
+    """Return a table without lines: the first column left-aligned, numbers right-aligned."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for index, label in enumerate(labels):
         table.add_column(label, justify="right" if index else "left", no_wrap=True, overflow="ellipsis")
@@ -66,7 +66,7 @@ def columns_table(*labels: str) -> Table:
 
 
 def memory_bar(pinned: int, evictable: int, resident: int, whole: int, width: int) -> Text:
-    """Resident against the budget (`whole`)."""
+    """Return a bar of resident bytes relative to the budget (`whole`)."""
     scale = width / max(whole, resident, 1)
     full = round(resident * scale)
     dark = min(full, round(pinned * scale))
@@ -78,7 +78,7 @@ def memory_bar(pinned: int, evictable: int, resident: int, whole: int, width: in
 
 
 def breakdown_table(rows: Sequence[tuple[str, Mapping[str, float]]], short: bool = False) -> Table:
-    """One line a row: its time in all, and the share of each part."""
+    """Return one line per row: its total time, and the percentage of each part."""
     table = columns_table("time", "")
     for label, short_label, colour in PARTS_SHOWN.values():
         table.add_column(
@@ -91,12 +91,12 @@ def breakdown_table(rows: Sequence[tuple[str, Mapping[str, float]]], short: bool
 
 
 def rematerialized(rows: Sequence[Row]) -> list[Row]:
-    """Those of the operators that were not only evicted, but also run again."""
+    """Return the operators that were not only evicted, but also run again."""
     return [row for row in rows if row.get("rematerializations")]
 
 
 def operators_table(rows: Sequence[Row], count: int, width: int) -> Table:
-    """The operators that cost most to rematerialize; in less than 60 columns, without their bytes."""
+    """Return the costliest operators to rematerialize; below 60 columns, without their bytes."""
     labels = ["costliest to rematerialize", "times", "cost", "bytes"][: 4 if width >= 60 else 3]
     table = columns_table(*labels)
     for row in rows[:count]:
@@ -110,7 +110,7 @@ def operators_table(rows: Sequence[Row], count: int, width: int) -> Table:
 
 
 def places_table(rows: Sequence[Row], count: int, width: int) -> Table:
-    """Where the program had called what cost most to rematerialize."""
+    """Return where the program called the costliest operators to rematerialize."""
     table = columns_table("called from", "times", "cost")
     for row in rows[:count]:
         module, line = plain(row.get("module") or "", 60), plain(os.path.basename(row.get("line") or ""), 40)

@@ -1,4 +1,4 @@
-"""One picture of the live table: figures in, lines of text out. Knows nothing of terminals and time."""
+"""One picture of the live table: figures in, lines of text out. Independent of terminals and time."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from dtrrun.views.rates import Rates
 from dtrrun.views.text import SOURCE, duration, plain, rate, times
 
 LEFT, GAP, RIGHT = 76, 2, 42
-"""Columns of the two halves, on a terminal wide enough to have the operators beside the rest."""
+"""Columns of the two halves, if the terminal is wide enough to show the operators on the right."""
 NARROW = 60
-"""Columns below which one line must do."""
+"""Below this many columns there is only one line."""
 WIDE_ON_GPU = 100
-"""Columns from which the lines of processes on GPUs have all their figures."""
+"""From this many columns on, the lines of processes on GPUs have all their figures."""
 MOST_OPERATORS = 8
 EVENTS = ("evictions", "rematerializations")
 
 
 def running(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """The processes to show: those that still run; the last one, where none does."""
+    """Return the processes to show: the running ones, or the last one if none is running."""
     return [s for s in snapshots if s.alive and not s.ended] or list(snapshots[-1:])
 
 
 def line(snapshot: Snapshot, rates: Rates) -> str:
-    """One process in one line."""
+    """Return one process as one line."""
     counters, pid = snapshot.counters, snapshot.pid
     budget = counters["budget_bytes"]
     of_budget = f" of {format_size(budget)}" if budget > 0 else ""
@@ -76,7 +76,7 @@ def picture(
     columns: int,
     height: int,
 ) -> list[str]:
-    """The table as lines of ANSI text for a terminal of that size; it takes half of the rows at most."""
+    """Return the table as lines of ANSI text for a terminal of that size; at most half of its rows."""
     console = console_for(stream, columns, live=True)
     shown, room = running(snapshots), height // 2
     if columns < NARROW or room < 5:
@@ -154,7 +154,7 @@ def _memory(snapshot: Snapshot, rates: Rates, columns: int) -> Group:
 
 
 def _driver(snapshot: Snapshot, budget: int | None) -> list[Text]:
-    """What the driver shows, where there is a GPU: the figure that the budget is meant for."""
+    """Return what the driver shows on a GPU: the figure that the budget limits."""
     use = snapshot.driver
     if use is None:
         return []
@@ -171,7 +171,7 @@ def _driver(snapshot: Snapshot, budget: int | None) -> list[Text]:
 
 
 def _processes(shown: Sequence[Snapshot], rates: Rates, most: int, columns: int) -> Table:
-    """A line a process, with events per second, and one for all of them, with events in all."""
+    """Return one line per process, with events per second, and one for all of them, with total events."""
     on_gpu = any(snapshot.driver for snapshot in shown)
     kinds = ["pinned", "evictable", "evicted"]
     if on_gpu and columns < WIDE_ON_GPU:

@@ -1,4 +1,4 @@
-"""What `dtrrun profile` shows: a bar while it works, tables at the end."""
+"""The display of `dtrrun profile`: a progress bar, and tables at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STYLES = {"too small": "red", "thrash": "yellow", "failed": "red"}
 
 
 class Bar:
-    """On a terminal, a bar with what is being done and the time left; elsewhere nothing."""
+    """On a terminal, a bar with the current activity and the time left; elsewhere nothing."""
 
     def __init__(self, stream: TextIO, *, quiet: bool) -> None:
         console = console_for(stream, None)
@@ -42,7 +42,7 @@ class Bar:
         self._bar.stop()
 
     def update(self, what: str, seconds: float, left: float | None) -> None:
-        """`seconds` have passed, and about `left` are to come."""
+        """Update after `seconds`, with about `left` seconds remaining."""
         done = seconds / (seconds + left) if left is not None else 0.0
         text = "" if left is None else f"about {duration(max(round(left), 1))} left"
         self._bar.update(self._task, description=plain(what, 60), completed=done, left=text)
@@ -54,7 +54,7 @@ def print_profile(result: Mapping[str, Any], stream: TextIO, *, width: int | Non
     sections = _varied(result) if "vary" in result else _curve(result, console.width)
     print_to(stream, console, Rule("dtrrun profile", style="dim", align="left", characters="─"), *sections)
     for name, comment in (("run", ""), ("run_minimum", "  # the minimum")):
-        if words := result.get(name):  # to be copied: never cut at the width, as the tables are
+        if words := result.get(name):  # to be copied, so never truncated like the tables
             command = f"\n{plain(shlex.join(words), 2000)}{comment}\n"
             stream.write(for_encoding(command, stream.encoding))
     stream.flush()

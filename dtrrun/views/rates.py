@@ -1,4 +1,4 @@
-"""Events per second of live processes, from what their records said a few seconds ago and say now."""
+"""Events per second of live processes, from their records a few seconds ago and now."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Rates:
                 kept.popleft()
 
     def rate(self, pid: int, counter: str, window: float = 2.0) -> float:
-        """What `counter` of process `pid` grew by per second, over the last `window` seconds."""
+        """Return the increase per second of `counter` of process `pid`, over the last `window` seconds."""
         kept = self._kept.get(pid)
         if not kept:
             return 0.0
@@ -35,7 +35,7 @@ class Rates:
         return (now.counters[counter] - then.counters[counter]) / elapsed if elapsed > 0 else 0.0
 
     def steps(self, pid: int) -> float:
-        """Steps per second; where steps take longer than we remember, their mean so far."""
+        """Return steps per second; if steps take longer than the stored time, their mean so far."""
         recent = self.rate(pid, "steps", KEPT_NS / 1e9)
         if recent > 0 or pid not in self._kept:
             return recent

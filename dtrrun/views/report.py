@@ -1,4 +1,4 @@
-"""The report of a run: what `--json` writes and the final table shows. Its fields: docs/report.md."""
+"""The report of a run: the content of `--json` and of the final table. Its fields: docs/report.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMA = "dtrrun.report/1"
 
 
 PRIVATE = ("record_dir", "log", "log_first", "log_last", "plain", "state", "trace_events", "manual_seed")
-"""Settings that are the launcher's own affair."""
+"""Settings internal to the launcher."""
 
 
 def build_report(
@@ -27,10 +27,10 @@ def build_report(
     wall_seconds: float,
     timeline: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The report (JSON values) of a run whose training processes left `snapshots`.
+    """Return the report (JSON values) of a run whose training processes left `snapshots`.
 
-    `wall_seconds` is how long the whole command took, start of the interpreter included; `timeline` how the
-    run went, if somebody looked.
+    wall_seconds: duration of the whole command, including the start of the interpreter. timeline: the course
+    of the run, if it was sampled.
     """
     return {
         "schema": SCHEMA,
@@ -61,7 +61,7 @@ def build_report(
 
 
 def _step(step: Any) -> dict[str, Any] | None:
-    """The last step that was completed: what a step costs when the first ones are over."""
+    """Return the last completed step, which shows a step's cost after the first ones."""
     if not isinstance(step, dict):
         return None
     seconds = breakdown(step)
@@ -109,7 +109,7 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
 
 
 def _driver(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-    """What the driver showed: the largest peak, and the least direct source; nulls on the CPU."""
+    """Return what the driver showed: the largest peak, and the least direct source; nulls on the CPU."""
     uses = [snapshot.driver for snapshot in snapshots if snapshot.driver]
     return {
         "driver_peak_bytes": max((use.peak_bytes for use in uses), default=None),
@@ -124,6 +124,6 @@ def _driver(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
 
 
 def _budget(snapshot: Snapshot, settings: RuntimeSettings) -> int | None:
-    """What this process worked to: a script may have set another budget through the Python API."""
+    """Return this process's budget: a script may have set another one through the Python API."""
     counted = snapshot.counters.get("budget_bytes", 0)
     return settings.budget_bytes if counted == 0 else None if counted < 0 else counted

@@ -1,4 +1,4 @@
-"""The runs under way: `dtrrun top`."""
+"""The running instances shown by `dtrrun top`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ COLUMNS = ("pid", "procs", "device", "budget", "resident", "peak", "steps", "slo
 
 
 def runs_table(runs: Sequence[Run]) -> RenderableType:
-    """One line a run.
+    """Return one line per run.
 
-    Budget, resident and peak are of one process, as the budget is: the largest figures of those that live.
+    Budget, resident and peak are of one process, as the budget is: the largest figures of the live ones.
     """
     if not runs:
         return Text("no run of dtrrun is under way")
     table = columns_table(*COLUMNS)
-    last = table.columns[-1]  # where there is little room, the target's name is cut
+    last = table.columns[-1]  # if there is little room, the target's name is truncated
     last.justify, last.no_wrap = "left", False
     for run in runs:
         shown = running(run.snapshots)
@@ -55,7 +55,7 @@ def runs_table(runs: Sequence[Run]) -> RenderableType:
 
 
 def processes(run: Run) -> Text:
-    """How many train now, and what has become of others that is worth a look."""
+    """Return how many train now, and the notable ends of others."""
     living = sum(one.alive and not one.ended for one in run.snapshots)
     killed = sum(not one.alive and not one.ended for one in run.snapshots)
     too_small = sum(isinstance(one.tables.get("error"), dict) for one in run.snapshots)
@@ -65,18 +65,18 @@ def processes(run: Run) -> Text:
 
 
 def settings_of(run: Run) -> RuntimeSettings:
-    """Those of its first training process."""
+    """Return the settings of its first training process."""
     said = run.snapshots[0].meta.get("settings")
     return RuntimeSettings.from_values(said if isinstance(said, dict) else {})
 
 
 def target(run: Run) -> str:
-    """The words of the target."""
+    """Return the words of the target."""
     return words_of(run.command, 60)
 
 
 def run_picture(run: Run, rates: Rates, stream: TextIO, columns: int, height: int) -> RenderableType:
-    """The live table of one run, as the run itself would show it."""
+    """Return the live table of one run, as the run itself would show it."""
     rates.add(run.snapshots)
     lines = picture(run.snapshots, settings_of(run), rates, stream, columns, 2 * height)
     return Text.from_ansi("\n".join([f"{run.pid}  {target(run)}", *lines]))

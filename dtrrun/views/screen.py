@@ -1,9 +1,9 @@
-"""Some rows at the bottom of a terminal that stay put while a program writes above them.
+"""Fixed rows at the bottom of a terminal, while a program writes above them.
 
-The rows lie outside the terminal's scroll region (DECSTBM), so the program's bytes pass through untouched:
-carriage returns, cursor movements, colours and echoed input are the terminal's business, as without us. We
-know nothing of where its cursor is, and only save and restore it. Lines that scroll out of a region that
-starts at the top go to the terminal's scrollback. Needs a terminal of the VT100 kind: all but TERM=dumb.
+The rows lie outside the terminal's scroll region (DECSTBM), so the program's bytes pass through unchanged:
+carriage returns, cursor movements, colours and echoed input are handled by the terminal, as without us. We do
+not know the cursor's position, and only save and restore it. Lines that scroll out of a region that starts at
+the top go to the terminal's scrollback. Needs a terminal of the VT100 kind: all but TERM=dumb.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from collections.abc import Callable, Sequence
 SAVE, RESTORE, WHOLE_REGION, PLAIN = "\x1b7", "\x1b8", "\x1b[r", "\x1b[0m"
 DOWN = "\x1bD"  # like a newline, but keeps the column
 
-# An escape sequence or a UTF-8 character of the program that has begun and not ended.
+# An unfinished escape sequence or UTF-8 character of the program.
 _UNFINISHED = re.compile(
     rb"(?:\x1b(?:\[[0-?]*[ -/]*|[\]P^_X][^\x07\x1b]*\x1b?|[ -/]*)"
     rb"|[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2})\Z"
 )
 _ALTERNATE = re.compile(rb"\x1b\[\?(?:1049|1047|47)([hl])")
 _LOOKBACK = 4096
-_PATIENCE = 1.0  # seconds that a sequence may stay unfinished before we draw all the same
+_PATIENCE = 1.0  # seconds that a sequence may stay unfinished before we draw anyway
 
 
 class BottomRows:
-    """`write` takes bytes for the terminal, `size` says (columns, rows); both may be called at any time."""
+    """`write` takes bytes for the terminal, `size` returns (columns, rows); both may be called at any
+    time."""
 
     def __init__(self, write: Callable[[bytes], None], size: Callable[[], tuple[int, int]]) -> None:
         self._write, self._size = write, size
-        self._lines: list[str] = []  # what stands there now
-        self._drawn_at = (0, 0)  # the terminal's size at that time
+        self._lines: list[str] = []  # currently shown
+        self._drawn_at = (0, 0)  # the terminal's size when drawn
         self._tail = b""  # unfinished
         self._tail_since = 0.0
         self._alternate = False
@@ -41,7 +42,7 @@ class BottomRows:
 
     @property
     def taken(self) -> int:
-        """Rows that are not the program's."""
+        """Number of rows that are not the program's."""
         return len(self._lines)
 
     @property
@@ -49,7 +50,7 @@ class BottomRows:
         return self._last == b"\n"
 
     def show(self, lines: Sequence[str]) -> None:
-        """Put `lines` (ANSI text, each fitting the width) into the bottom rows, taking or freeing rows."""
+        """Show `lines` (ANSI text, each fitting the width) in the bottom rows, taking or releasing rows."""
         if self._alternate or (self._tail and time.monotonic() - self._tail_since < _PATIENCE):
             return
         out = "" if self._drawn_at == self._size() else self._after_resize()
@@ -79,8 +80,8 @@ class BottomRows:
         self._write(f"{SAVE}{PLAIN}{WHOLE_REGION}{wipe}{RESTORE}".encode())
 
     def pass_through(self, data: bytes) -> None:
-        """Write what the program wrote."""
-        if self._lines and self._drawn_at != self._size():  # before it writes over our rows
+        """Write the program's output."""
+        if self._lines and self._drawn_at != self._size():  # before the program overwrites our rows
             self.erase()
         recent = self._tail + data
         switches = _ALTERNATE.findall(recent)
@@ -96,14 +97,14 @@ class BottomRows:
         self._write(data)
 
     def _after_resize(self) -> str:
-        """Wipe our old rows: wherever the terminal has moved them, they are below the program's cursor."""
+        """Erase our old rows: wherever the terminal has moved them, they are below the program's cursor."""
         wipe = f"{SAVE}{PLAIN}{WHOLE_REGION}{RESTORE}\x1b[J" if self._lines else ""
         self._lines = []
         return wipe
 
 
 def writer_to(descriptor: int) -> Callable[[bytes], None]:
-    """Writes all its bytes, though the script may have made the terminal non-blocking; none if it is gone."""
+    """Return a function that writes all bytes, even to a non-blocking terminal; none if it is gone."""
 
     def write(data: bytes) -> None:
         view = memoryview(data)

@@ -54,13 +54,13 @@ def _sections(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]
 
 
 def label(row: Row, first: Row) -> str:
-    """The heuristic; and what else tells the row's series from that of the `first` row."""
+    """Return the heuristic, and what else distinguishes the row's series from that of the `first` row."""
     others = [str(row[field]) for field in ("deallocation", "search") if row[field] != first[field]]
     return ", ".join([str(row["heuristic"]), *others])
 
 
 def series(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows of each line of the table, in order."""
+    """Return the rows of each line of the table, in order."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(label(row, rows[0]), []).append(row)
@@ -68,7 +68,7 @@ def series(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def overhead_table(rows: Sequence[Row], width: int) -> Table:
-    """One line a heuristic, one column a budget; total time over the time without a budget."""
+    """Return one line per heuristic, one column per budget: total time over the time without a budget."""
     budgets = _budgets(rows)
     table = _table("overhead", budgets)
     names = series(rows)
@@ -81,7 +81,7 @@ def overhead_table(rows: Sequence[Row], width: int) -> Table:
 
 
 def settings_table(rows: Sequence[Row]) -> Table:
-    """What a portfolio has found best at each budget."""
+    """Return the best settings that a portfolio found at each budget."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("best of portfolio", no_wrap=True)
     table.add_column("")
@@ -91,7 +91,7 @@ def settings_table(rows: Sequence[Row]) -> Table:
 
 
 def plans_table(rows: Sequence[Row]) -> Table:
-    """One line a static planner; overhead of its plan, `=` before one that is optimal, `≥` before a bound."""
+    """Return one line per static planner: overhead of its plan, with `=` if optimal, `≥` for a bound."""
     budgets = _budgets(rows)
     table = _table("static planners", budgets)
     for name in dict.fromkeys(row["planner"] for row in rows):
@@ -139,7 +139,7 @@ def _table(head: str, budgets: Sequence[tuple[float, int]]) -> Table:
 
 
 def _share(ratio: float, nbytes: int) -> str:
-    exact = abs(ratio * 1000 - round(ratio * 1000)) < 1e-9  # a share, not a size
+    exact = abs(ratio * 1000 - round(ratio * 1000)) < 1e-9  # a fraction, not a size
     return f"{100 * ratio:.3g}%" if exact else format_size(nbytes)
 
 
@@ -161,7 +161,7 @@ def _length(row: Row) -> int:
 
 
 def _overhead(row: Row | None, short: bool) -> Text:
-    if row is None:  # not done: interrupted
+    if row is None:  # not run: interrupted
         return Text("–", style="dim")
     if row["overhead"] is None:
         status = str(row["status"])

@@ -1,4 +1,4 @@
-"""How numbers and foreign names are written, in every view alike."""
+"""Formats numbers and names uniformly in all views."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ SOURCE = {
     "device_delta": "device",
     "reserved_overhead": "estimate",
 }
-"""Where a figure of the driver's comes from (`telemetry.driver.SOURCES`), in a word or two."""
+"""Short names of the sources of the driver's figures (`telemetry.driver.SOURCES`)."""
 
 
 def plain(text: object, limit: int = 200) -> str:
-    """A name or message from the script, safe to show: no control characters or line ends, not too long."""
+    """Make a script's text safe to show: no control characters or line ends, limited length."""
     shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text)[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def words_of(command: Sequence[str], limit: int = 200) -> str:
-    """A target's command, without the path of its interpreter."""
+    """Return a target's command, without the path of its interpreter."""
     first, *rest = command or [""]
     words = rest if rest and os.path.basename(first).startswith("python") else [first, *rest]
     return plain(" ".join(words), limit)
 
 
 def for_encoding(text: str, encoding: str | None) -> str:
-    """`text` without the characters that a stream of this encoding can't take."""
+    """Return `text` without the characters that a stream of this encoding can't represent."""
     try:
         text.encode(encoding or "utf-8")
         return text
@@ -60,7 +60,7 @@ def duration(seconds: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """`71 %`, `0.4 %`, `0 %`; a dash where there is no whole."""
+    """`71 %`, `0.4 %`, `0 %`; a dash if `whole` is 0."""
     if whole <= 0:
         return "–"
     percent = 100 * part / whole
@@ -81,13 +81,13 @@ def times(count: int, noun: str) -> str:
 
 
 def least_budget(report: Mapping[str, Any]) -> str:
-    """Of a report whose budget was too small: what is known of the least budget that works."""
+    """Describe what is known of the least budget, for a report whose budget was too small."""
     error = report["error"] or {}
     return plain(advice_of(error, report["least_budget_bytes"] or 0), 400)
 
 
 def counts_of(process: Mapping[str, Any]) -> tuple[str, ...]:
-    """Of a report's process: evictions, rematerializations and their time, steps, slowdown."""
+    """Return a report's process: evictions, rematerializations and their time, steps, slowdown."""
     estimate = process["slowdown_estimate"]
     return (
         f"{process['evictions']:,}",

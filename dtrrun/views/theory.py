@@ -27,7 +27,7 @@ def print_theory(result: Mapping[str, Any], stream: TextIO, *, width: int | None
 
 
 def theory_table(rows: Sequence[Row]) -> Table:
-    """One line for each N, B and heuristic, beside the optimum of a static plan."""
+    """Return one line for each N, B and heuristic, with the optimum of a static plan."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for head in ("N", "B", "N/B", "optimum"):
         table.add_column(head, justify="right", no_wrap=True)

@@ -1,9 +1,9 @@
 """A run's events in the JSON form of Chrome's Trace Event Format, which Perfetto and chrome://tracing open.
 
 Spans (ph X) for operators run again, evictions and searches on the threads that they ran on, and for steps on
-a track of their own; counters (C) of tensor memory; names of processes and threads (M); one instant (i) where
-a process stopped writing. Times are in µs since the run's start. Without `displayTimeUnit`, which Perfetto of
-2021 took for their unit (google/perfetto#106).
+a track of their own; counters (C) of tensor memory; names of processes and threads (M); one instant (i) when
+a process stopped writing. Times are in µs since the run's start. There is no `displayTimeUnit`, which
+Perfetto of 2021 took for their unit (google/perfetto#106).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dtrrun.telemetry.record import Snapshot
 from dtrrun.views.text import plain
 
 STEPS_TRACK = 1 << 30
-"""Added to a process's id, for a thread that is none: its steps. Linux has no ids so large."""
+"""Added to a process's id for the track of its steps, which is no thread. Linux has no ids so large."""
 COUNTER_EVERY_US = 500.0
 KINDS = {REMATERIALIZE: "rematerialization", EVICT: "eviction", SEARCH: "search", STEP: "step"}
 LONGEST = 200
@@ -34,7 +34,10 @@ def chrome_trace(
     about: Mapping[str, Any],
     timeline: Mapping[str, Any] | None = None,
 ) -> Iterator[bytes]:
-    """The file, in pieces. started_ns: the run's start, on the monotonic clock; about: what to say of it."""
+    """Yield the file in pieces.
+
+    started_ns: the run's start, on the monotonic clock. about: its description.
+    """
     by_pid = {snapshot.pid: snapshot for snapshot in snapshots}
     separator = b'{"traceEvents":[\n'
     left_out = 0
@@ -52,7 +55,7 @@ def chrome_trace(
 
 
 def compressed(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """As a gzip file, which Perfetto opens as well."""
+    """Compress to a gzip file, which Perfetto opens as well."""
     packer = zlib.compressobj(6, zlib.DEFLATED, 31)
     for piece in pieces:
         yield packer.compress(piece)
@@ -89,7 +92,7 @@ def _process(events: Events, snapshot: Snapshot | None, started_ns: int) -> Iter
 
 
 def _told(event: Event) -> Json:
-    """Its name and arguments."""
+    """Return its name and arguments."""
     name, _, module = event.name.partition(MODULE)
     name = plain(name, LONGEST)
     known = {"bytes": event.nbytes} | ({"module": plain(module, LONGEST)} if module else {})
@@ -112,7 +115,7 @@ def _named(pid: int, snapshot: Snapshot | None) -> Iterator[Json]:
 
 
 def _sampled(timeline: Mapping[str, Any]) -> Iterator[Json]:
-    """What the launcher saw now and then: evictable and pinned memory."""
+    """Yield the launcher's samples: evictable and pinned memory."""
     for process in timeline.get("processes", ()):
         samples = process["samples"]
         rows = zip(*(samples.get(n, ()) for n in ("seconds", "evictable_bytes", "pinned_bytes")), strict=True)

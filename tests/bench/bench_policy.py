@@ -13,7 +13,9 @@ import time
 from collections import deque
 from typing import Any
 
-from dtrrun.policy import HeapSearch, Policy, ScanSearch, make_heuristic
+from dtrrun.core.heuristics import make_heuristic
+from dtrrun.core.pool import Policy
+from dtrrun.core.search import HeapSearch, ScanSearch
 from tests.unit.policy_world import Record
 
 

@@ -7,10 +7,11 @@ SHARES = (100, 70, 50, 40, 30)
 FEASIBLE_AT_40 = 6
 
 TEXT = """\
-Every example, unchanged, inside a share of its plain peak. "Equal" means: every output line, parameter,
-buffer, gradient and optimizer state and the final state of the random number generators equal those of the
-plain run bit for bit, and the peak was at most the budget. "Needs" means: ended by the error that the budget
-is too small, which names the least budget for the operator that failed."""
+Each example runs unchanged inside a share of its plain peak. "Equal" means that every line of output, every
+parameter, buffer, gradient and optimizer state, and the final state of the random number generators are equal
+to those of the plain run bit for bit, and that the peak was at most the budget. "Needs" means that the run
+ended with the error that the budget is too small. The error names the least budget for the operator that
+failed."""
 
 
 def measure(quick: bool) -> Section:

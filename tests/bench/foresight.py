@@ -14,9 +14,10 @@ STEPS = 6
 """`h_next` watches the second and the third step, and knows them from the fourth on."""
 
 TEXT = f"""\
-Recomputation in the last of {STEPS} steps, as a share of the program's own operators, inside a share of the
-peak: with {", ".join(RULES)}, in this order. "–": the budget is too small, or a step takes more than five
-times its own work. Of the GAN's two networks, that which steps last, and needs little."""
+The table shows the recomputation in the last of {STEPS} steps as a share of the program's own operators,
+inside a share of the peak, with {", ".join(RULES)}, in this order. "–" means that the budget is too small, or
+that a step takes more than five times as long as its own work. For the GAN, the figures are those of the
+network that steps last, which needs little."""
 
 
 def measure(quick: bool) -> Section:

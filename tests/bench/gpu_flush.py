@@ -2,8 +2,9 @@
 
     PYTORCH_ALLOC_CONF=expandable_segments:True python -m tests.bench.gpu_flush
 
-Against it stand the milliseconds of recomputation that `gpu_holes --idea holes-4ms` pays for a flush that it
-spares, and the time of the allocator's snapshot, without which it cannot tell that there is going to be one.
+Against it stand the milliseconds of recomputation that `gpu_flush_counts --idea holes-4ms` pays for a flush
+that it spares, and the time of the allocator's snapshot, without which it cannot tell that there is going to
+be one.
 """
 
 import sys

@@ -15,11 +15,11 @@ from tests.bench.section import Section
 STEPS, WARM = 200, 40
 
 TEXT = f"""\
-A convnet with batch normalisation under Adam inside half its peak, {STEPS} steps in one process. The program
-keeps every loss, and a running average that it changes in place, as programs do. Compared are the states
-after {WARM} steps and at the end, and the median processor times of the {WARM} steps before. Storages are
-those in the ledger less the losses that the program keeps; objects are all that Python's garbage collector
-knows, less the same."""
+A convnet with batch normalization under Adam runs {STEPS} steps in one process, inside half its peak. The
+program keeps every loss, and a running average that it changes in place, as real programs do. The table
+compares the states after {WARM} steps and at the end, and the median processor times of the {WARM} steps
+before each. Storages are those in the ledger, not counting the losses that the program keeps. Objects are all
+those known to Python's garbage collector, not counting the same losses."""
 
 
 class Training:
@@ -47,7 +47,7 @@ class Training:
 
 
 def peak_of_a_step() -> int:
-    with dtrrun.budget("1TB") as session:
+    with dtrrun.budget("1TB", device="cpu") as session:
         training = Training()
         for _ in range(3):
             training.step()
@@ -57,7 +57,7 @@ def peak_of_a_step() -> int:
 def measure(quick: bool) -> Section:
     torch.set_num_threads(1)
     budget = f"{peak_of_a_step() // 2}B"
-    with dtrrun.budget(budget) as session:
+    with dtrrun.budget(budget, device="cpu") as session:
         training = Training()
         states, times = [], []
         for step in range(1, STEPS + 1):

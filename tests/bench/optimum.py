@@ -24,19 +24,21 @@ MOST_SECONDS, BOUND_SECONDS = 10.0, 4.0
 LIMIT = 10.0
 
 TEXT = f"""\
-Overhead of heuristics, of static plans, which know everything before it runs, and what is proved. First the
-linear network of App. A with {LAYERS} layers, at budgets of so many tensors; its peak is {LAYERS}. Then
-logs of the examples at {" and ".join(map(str, SHARES))} of their peaks, with neighbouring operators joined to
-at most {NODES} nodes, where the budget allows; all columns are for that graph, heuristics included, so they
-are no figures of the log itself. Logs of more than {MOST_OPERATORS} operators are left out.
+The table compares the overhead of heuristics, of static plans, which know everything before the run, and of
+proved bounds. The first graph is the linear network of App. A with {LAYERS} layers, at budgets of the given
+number of tensors; its peak is {LAYERS}. The others are logs of the examples at
+{" and ".join(map(str, SHARES))} of their peaks. Neighbouring operators are joined to at most {NODES} nodes,
+if the budget allows it. All columns, including the heuristics, are for that graph, so they are not figures of
+the original log. Logs of more than {MOST_OPERATORS} operators are left out.
 
-`search` is the planner for large graphs. "Plan" is the best plan of dynamic programming on the chain, else of
-Checkmate's integer program in at most {MOST_SECONDS:.0f} seconds. "Claim" says what it is: *optimal*, no run
-in the program's order is better (of the chain, no plan); *optimal in stages*, among Checkmate's plans, which
-DTR's need not be; *feasible*, it exists, and a better one may. "Bound": no run in the program's order, DTR's
-included, has less. It is that of a relaxation, so the truth lies between it and the least figure of the row.
-– : none survives, or none was found. The last line has geometric means of overhead over the least in the row,
-where all heuristics survive."""
+`search` is the planner for large graphs. "Plan" is the best plan: on the chain, that of dynamic programming;
+otherwise, that of Checkmate's integer program in at most {MOST_SECONDS:.0f} seconds. "Claim" says what the
+plan is. *Optimal*: no run in the program's order is better (for the chain, no plan at all). *Optimal in
+stages*: it is the best of Checkmate's plans; a run of DTR may not be one of these. *Feasible*: it exists, and
+there may be a better one. "Bound": no run in the program's order, including those of DTR, has less overhead.
+It is the bound of a relaxation, so the optimum lies between it and the least figure of the row. – : none
+survives, or none was found. The last line shows geometric means of the overhead over the least in the row,
+for the rows in which all heuristics survive."""
 
 
 def optimum(logs: dict[str, Schedule], expected: dict[str, Any]) -> Section:

@@ -16,12 +16,12 @@ POINTS = 10
 LIMIT = 20.0
 
 TEXT = """\
-Evictions, rematerializations and peak of a whole run of 4 steps under `--cost model`, as predicted from one
-log of `dtrrun record --step 1-4 --cost model`, are "equal" to the live run's or not; "too small" means that
-both end by the same error, "thrashes" that the prediction was given up. Beside it the recomputation as a
-share of the program's own operators, with measured costs: predicted from a log of the steps 2 to 4 and,
-after the comma, measured in the live run (our own bookkeeping is neither counted nor predicted). Budgets are
-shares of the recorded peak."""
+Before the semicolon, the table says whether a prediction from one log (`dtrrun record --step 1-4 --cost
+model`) is "equal" to the live run: the evictions, rematerializations and peak of a whole run of 4 steps with
+`--cost model`. "Too small" means that both end with the same error. "Thrashes" means that the prediction was
+given up. After the semicolon is the recomputation as a share of the program's own operators, with measured
+costs: first as predicted from a log of steps 2 to 4, then as measured in the live run. dtrrun's own
+bookkeeping is neither counted nor predicted. Budgets are shares of the recorded peak."""
 
 
 def measure(quick: bool) -> Section:

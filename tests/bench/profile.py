@@ -15,11 +15,17 @@ NEAR = 0.1
 QUICK = ("vae", "transformer", "resnet")
 
 TEXT = """\
-`dtrrun profile` on each example, at its default arguments. Minimum and recommended budget as shares of the
-plain peak; at 5 % below the minimum the run failed as the next column says. Time is that of the whole command
-in plain runs of as many steps. Then the largest difference between predicted and measured slowdown, in
-percentage points, and at how many checked budgets; the evictions of the first and the last step with the
-profile given, without its costs in brackets; and whether two runs with it made the same decisions."""
+`dtrrun profile` runs on each example with its default arguments. The columns are:
+
+- the plain peak;
+- the minimum budget as a share of the plain peak, and how the run with 5% less failed;
+- the recommended budget as a share of the plain peak, its heuristic, and the slowdown;
+- the time of the whole command, in plain runs of as many steps;
+- the largest difference between predicted and measured slowdown, in percentage points, and in brackets the
+  number of checked budgets;
+- the evictions of the first and the last step with the profile, and in brackets those of the first step
+  without its costs;
+- whether two runs with the profile made the same decisions."""
 
 HEADERS = [
     "Example", "Peak", "Minimum", "5 % less", "Recommended", "Slowdown", "Time", "Off by", "First, last step",

@@ -8,11 +8,12 @@ SHARES = (70, 50)
 TOLERANCE = 0.15
 
 TEXT = f"""\
-The peak of the resident set (`VmHWM`) above that of the same script on a tiny batch, in MB, and as a share of
-the plain run's. With `--return-memory auto`, the default, it counts as missed if it is more than the plain
-run's. With `always` the resident set must fall with the budget: it counts as missed if its share of the plain
-figure is more than {TOLERANCE * 100:.0f} points over the budget's share of the peak. `tanh_layers` has layers
-of equal blocks of 12 MB, which leaves the C library's heap full of holes, in a plain run as well."""
+The table shows the peak of the resident set (`VmHWM`) above that of the same script on a tiny batch, in MB,
+and as a share of the plain run's figure. With `--return-memory auto`, the default, a result counts as missed
+if it is more than the plain run's. With `always`, the resident set must shrink with the budget: a result
+counts as missed if its share of the plain figure is more than {TOLERANCE * 100:.0f} points above the budget's
+share of the peak. `tanh_layers` has layers of equal blocks of 12 MB, which fragments the C library's heap, in
+a plain run as well."""
 
 
 def cell(part: int | None, whole: int) -> str:

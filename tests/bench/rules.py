@@ -14,11 +14,12 @@ BUDGETS = tuple(tenths / 10 for tenths in range(10, 0, -1))
 WITHIN = 0.01
 
 TEXT = f"""\
-Overhead in the simulator (the paper's semantics). "Paper": the best of {", ".join(PAPER)} at that budget.
-`h_chain` and `h_next` are rules of ours, without knowledge of the step and with that of the step before; the
-portfolio tries rules on the recorded step and keeps the best, in the seconds of the last column. `h_chain`
-should be within 1 % of the paper's best at every budget from 0.2 on, and do wherever one of those does; the
-portfolio should be no worse than any rule. – : no rule of that kind survives."""
+The table shows the overhead in the simulator (the paper's semantics). "Paper" is the best of
+{", ".join(PAPER)} at that budget. `h_chain` and `h_next` are heuristics of dtrrun: `h_chain` does not know
+the step, and `h_next` knows the step before. The portfolio tries heuristics on the recorded step and keeps
+the best, in the seconds shown in the last column. `h_chain` should be within 1% of the paper's best at every
+budget from 0.2 on, and should work wherever one of those does. The portfolio should be no worse than any
+heuristic. – : no heuristic of that kind survives."""
 
 
 def rules(logs: dict[str, Schedule], expected: dict[str, Any]) -> Section:

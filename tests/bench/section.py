@@ -65,9 +65,9 @@ def machine() -> str:
 
 INTRODUCTION = """# Measurements
 
-`make bench` (`python -m tests.bench`), `make bench-simulator` and `make bench-gpu` measure all of this again
-and replace the sections below. Ratios are between runs on the same machine in turn. "Plain" means without
-dtrrun, "peak" the most bytes of tensors that were held at once.
+`make bench` (`python -m tests.bench`), `make bench-simulator` and `make bench-gpu` repeat all of these
+measurements and replace the sections below. Ratios compare runs that took turns on the same machine. "Plain"
+means without dtrrun. "Peak" means the most bytes of tensors that were held at once.
 """
 
 

@@ -35,25 +35,25 @@ FASTER = 5
 LONG, SECONDS = 100_000, 60
 
 EQUAL = """\
-The authors' logs, each heuristic and budget: 1.0 to 0.1 of the log's peak, as far as their sweep goes,
-which stops at the first budget that does not do. Equal: the same status and, where that is ok, an overhead
-within 1 %; at least 95 % of the cells must be. "To the nanosecond" leaves aside the one with which their
-clock starts. The last column is with ties broken otherwise (`--no-paper-ties`): of equal scores, the
-storage that came into the pool first, where the authors' simulator takes the one that was used or made
-last."""
+The table covers the authors' logs with each heuristic and budget. Budgets are 1.0 to 0.1 of the log's peak,
+as far as the authors' sweep goes, which stops at the first budget that fails. "Equal" means the same status
+and, if that is ok, an overhead within 1%. At least 95% of the cells must be equal. "To the nanosecond"
+ignores the one nanosecond with which the authors' clock starts. The last column breaks ties differently
+(`--no-paper-ties`): among equal scores, it chooses the storage that entered the pool first, while the
+authors' simulator chooses the one that was used or made last."""
 
 SPEED = """\
-The sweep with `h_dtr_eq`, in one process; processor times. "Theirs" is from `expected.json`, of another
-machine. "Scan" is our replay with every score computed at each eviction, on this machine. These two and
-"ours" are for the budgets of their sweep. Scores are those computed for each eviction that makes room. The
-synthetic log is a step of training with 100,000 operators, at half of its peak; it should take less than a
-minute."""
+The table shows processor times of the sweep with `h_dtr_eq`, in one process. "Theirs" is from
+`expected.json`, measured on another machine. "Scan" is our replay on this machine, with every score computed
+at each eviction. "Theirs", "scan" and "ours" are for the budgets of the authors' sweep. "Scores" are the
+number of scores computed for each eviction that makes room. The synthetic log is a training step with 100,000
+operators, at half of its peak. It should take less than a minute."""
 
 ACCESSES = """\
-Storage accesses (App. D.3) at half of the peak: scores computed, and storages visited for the
-neighbourhoods. "Theirs" is what the authors' simulator counts. Our scan has our neighbourhoods, which are
-brought up to date only when a score is computed; our search counts every storage that it looks at, its
-score computed or not."""
+The table shows storage accesses (App. D.3) at half of the peak: scores computed, and storages visited for the
+neighbourhoods. "Theirs" is what the authors' simulator counts. Our scan uses our neighbourhoods, which are
+updated only when a score is computed. Our search counts every storage that it looks at, whether or not its
+score is computed."""
 
 
 def main() -> int:

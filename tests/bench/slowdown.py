@@ -11,8 +11,9 @@ AT_MOST_HALF = dict.fromkeys(TINY, 1.5) | dict.fromkeys(COARSE, 1.3)
 AT_MOST_AMPLE = 1.1
 
 TEXT = """\
-Mean time of a step after the second, as a ratio to the plain run of the same round: median (least to most) of
-the rounds, in each of which the three kinds of run take turns."""
+The figures are the mean time of the steps after the second, divided by that of the plain run of the same
+round: the median of the rounds, with the least and the most in brackets. In each round, the three kinds of
+run take turns."""
 
 
 def measure(quick: bool) -> Section:

@@ -14,18 +14,19 @@ CONTRAST = ("lru", "size")
 CONTRAST_SIZES, CONTRAST_LIMIT = (64, 256, 1024), 500.0
 
 THEOREM_1 = f"""\
-Operations of one forward and one backward pass of a linear network of N layers in B = 2 ⌈√N⌉ tensors, with
-App. A's banishing; in brackets, over N. A pass without a budget takes 2 N. The optimum is the binomial one
-(Griewank and Walther 2000), for which the network must be known. `e_star`, for which the theorem was proved,
-must stay within {AT_MOST} N, as must all other heuristics that look at the evicted neighbourhood. `lru` and
-`size`, which look at the storage alone, are for contrast: they do not stay linear, and are measured for small
-N only."""
+The table shows the operations of one forward and one backward pass of a linear network of N layers in B = 2
+⌈√N⌉ tensors, with App. A's banishing. In brackets, they are divided by N. A pass without a budget takes 2 N.
+The optimum is the binomial one (Griewank and Walther 2000), for which the network must be known. `e_star`,
+for which the theorem was proved, must stay within {AT_MOST} N, and so must all other heuristics that look at
+the evicted neighbourhood. `lru` and `size`, which look at each storage alone, are for contrast: they do not
+stay linear, and are measured for small N only."""
 
 THEOREM_2 = """\
-Operations on a network of N nodes that the adversary of App. B reveals, in B tensors, over those of the
-optimal static plan, which takes one path after the other and runs each node once. The theorem says at least
-of the order of N / B; it must be no less than N / (2 B) for every heuristic. The adversary takes the shortest
-path that is wholly evicted, and all of these heuristics leave it one each time, so that all pay the same."""
+The table shows the operations on a network of N nodes that the adversary of App. B reveals, in B tensors. In
+brackets, they are divided by those of the optimal static plan, which takes one path after the other and runs
+each node once. According to the theorem, this ratio is at least of the order of N / B. It must not be below N
+/ (2 B) for any heuristic. The adversary takes the shortest path that is completely evicted. All of these
+heuristics leave it one each time, so all of them have the same cost."""
 
 
 def theorem_1(logs: dict[str, Schedule], expected: dict[str, Any]) -> Section:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dtrrun.runtime import modes
-from dtrrun.runtime.replay import Replay
+from dtrrun.runtime.dispatch.python_mode import modes
+from dtrrun.runtime.execute import Executor
 
 
 class Attempt:
@@ -76,31 +76,32 @@ def underneath(mode: TorchDispatchMode) -> Iterator[None]:
 @contextmanager
 def failing_replays(at: int, error: type[BaseException], *, after: bool = False) -> Iterator[list[str]]:
     """Raise in the `at`-th operator replayed in an attempt, once; yields the names of those that ran."""
-    run = Replay._run
+    execute = Executor.execute
     ran: list[str] = []
     count = itertools.count()
 
-    def counted(replay: Replay, wanted: Any, op: Any) -> None:
-        kernel = op.func
+    def counted(executor: Executor, operation: Any, *given: Any) -> Any:
+        recorded = operation.recorded
+        kernel, *others = recorded
 
         def failing(*args: Any, **kwargs: Any) -> Any:
             if not Attempt.under_way:
                 return kernel(*args, **kwargs)
-            ran.append(op.signature.operator.name)
+            ran.append(operation.signature.operator.name)
             if next(count) != at:
                 return kernel(*args, **kwargs)
             if after:
                 kernel(*args, **kwargs)
             raise error(INJECTED)
 
-        op.func = failing
+        operation.recorded = failing, *others
         try:
-            run(replay, wanted, op)
+            return execute(executor, operation, *given)
         finally:
-            op.func = kernel
+            operation.recorded = recorded
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Replay, "_run", counted)
+        patch.setattr(Executor, "execute", counted)
         yield ran
 
 
@@ -114,13 +115,13 @@ def run_together(threads: list[threading.Thread]) -> None:
 def check_accounts(session: Any) -> None:
     """No locks, and the ledger's bytes are those of the storages that there are."""
     ledger = session.ledger
-    ledger.drain()
-    assert ledger.replaying == 0
-    locked = [record.op or record.pin for record in ledger.records.values() if record.locks]
+    ledger.collect_dead()
+    assert session.dtr.eviction.replaying == 0
+    locked = [record.operation or record.pin for record in ledger.versions.values() if record.locks]
     assert not locked, f"{len(locked)} storages are still locked"
-    assert not any(record.locks for record in ledger.held.values()), "recomputed storages are still locked"
+    assert not any(record.locks for record in ledger.scratch.values()), "recomputed storages are still locked"
     resident = evicted = 0
-    for record in ledger.records.values():
+    for record in ledger.versions.values():
         storage = record()
         assert storage is not None
         if record.resident:
@@ -129,8 +130,8 @@ def check_accounts(session: Any) -> None:
         else:
             assert storage.nbytes() == 0, "counted as evicted, but in memory"
             evicted += record.nbytes
-    held = sum(record.nbytes for record in ledger.held.values())
-    assert ledger.held_bytes == held
-    assert sorted(map(id, ledger.blocks.values())) == sorted(id(r.block) for r in ledger.held.values())
+    held = sum(record.nbytes for record in ledger.scratch.values())
+    assert ledger.scratch_bytes == held
+    assert sorted(map(id, ledger.blocks.values())) == sorted(id(r.block) for r in ledger.scratch.values())
     assert ledger.resident_bytes == resident + held
     assert ledger.evicted_bytes == evicted

@@ -119,7 +119,7 @@ def check_stress(
 ) -> dict[str, Any]:
     """Under a budget of one byte, where everything is evicted that can be: the same bits.
 
-    Twice: `verify` sends every operator the careful way, so that the short cut needs a run without it.
+    Twice: `verify` sends every operator the slow path, so that the fast path needs a run without it.
     """
     expected = plain(program) if expected is None else expected
     for verify in (False, True):

@@ -8,6 +8,7 @@ from programs import chain
 
 import dtrrun
 from dtrrun.runtime import shapes
+from dtrrun.runtime.execute import Executor
 
 
 @pytest.fixture
@@ -15,21 +16,21 @@ def slow_replay(monkeypatch):
     """A session whose replays take 10 ms of bookkeeping for each operator, and a chain that is evicted."""
     with dtrrun.budget(1, over_budget="warn") as session:
         kept = chain(torch.ones(64), 16)
-        collect = session.replay._collect
+        execute = Executor.execute
 
         def slowly(*args):
             time.sleep(0.01)
-            collect(*args)
+            return execute(*args)
 
-        monkeypatch.setattr(session.replay, "_collect", slowly)
+        monkeypatch.setattr(Executor, "execute", slowly)
         yield session, kept
 
 
 def test_a_replay_under_way_is_bookkeeping(slow_replay, monkeypatch):
     session, kept = slow_replay
     before, told = session.times(), []
-    monkeypatch.setattr(session.replay, "next_tick", 0)
-    monkeypatch.setattr(session.replay, "tick", lambda: told.append(session.times()))
+    monkeypatch.setattr(session.slow_path, "next_tick", 0)
+    monkeypatch.setattr(session, "_tick", lambda: told.append(session.times()))
     kept[-2] + 1
     after = session.times()
     assert len(told) > 4
@@ -38,7 +39,7 @@ def test_a_replay_under_way_is_bookkeeping(slow_replay, monkeypatch):
     spent = told[-1]["bookkeeping_ns"] - before["bookkeeping_ns"]
     assert spent >= 0.01e9 * (len(told) - 1)
     assert after["bookkeeping_ns"] - before["bookkeeping_ns"] <= after["wall_ns"] - before["wall_ns"]
-    assert session.replay.under_way_ns() == 0
+    assert session.dtr.rematerializer.under_way_ns() == 0
 
 
 def test_the_time_of_an_operator_that_finds_no_room_is_accounted_for(monkeypatch):
@@ -51,7 +52,7 @@ def test_the_time_of_an_operator_that_finds_no_room_is_accounted_for(monkeypatch
 
     with dtrrun.budget("1MB") as session:
         monkeypatch.setattr(shapes, "predict", loads)
-        session.ledger._next_collection = 1000  # it would take longer than all else
+        session.dtr.eviction._next_collection = 1000  # it would take longer than all else
         monkeypatch.setattr("dtrrun.runtime.session.training_memory", lambda device_type: None)  # this, too
         with pytest.raises(dtrrun.BudgetError):
             torch.ones(1_000_000)

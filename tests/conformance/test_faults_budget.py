@@ -30,7 +30,7 @@ def trained(change):
     return kept, model, optimizer, torch.get_rng_state()
 
 
-@pytest.mark.parametrize("verify", [False, True], ids=["short cut", "careful"])
+@pytest.mark.parametrize("verify", [False, True], ids=["fast path", "slow path"])
 def test_a_budget_that_goes_up_and_down(verify):
     expected = bits(trained(lambda step, where: None))
     peaks = []

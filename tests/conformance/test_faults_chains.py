@@ -21,12 +21,10 @@ def long_chain(x):
 def evict_all(session):
     """Everything that can be evicted, however dear it would be to have again."""
     ledger = session.ledger
-    ledger.drain()
+    ledger.collect_dead()
     evicted = 0
-    for record in list(ledger.records.values()):
-        if record.op is not None and record.resident and not record.locks and ledger.secure(record):
-            ledger.evict(record)
-            evicted += 1
+    for record in list(ledger.versions.values()):
+        evicted += session.dtr.eviction.evict_if_possible(record)
     return evicted
 
 

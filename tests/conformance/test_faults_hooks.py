@@ -10,7 +10,7 @@ from programs import assert_same, batch, mlp, outcome, plain
 from torch import nn
 
 import dtrrun
-from dtrrun.runtime.replay import Replay
+from dtrrun.runtime.execute import Executor
 
 
 class Fault(Exception):
@@ -153,7 +153,7 @@ def test_custom_functions_that_raise(where):
 
 def test_finalizers_that_use_torch_in_the_middle_of_a_rematerialization(monkeypatch):
     """They run unseen there, so that what they read must be in memory: here it is pinned."""
-    run, waiting, spent = Replay._run, [], []
+    execute, waiting, spent = Executor.execute, [], []
 
     class Finalized:
         def __init__(self, tensor):
@@ -163,11 +163,11 @@ def test_finalizers_that_use_torch_in_the_middle_of_a_rematerialization(monkeypa
             with torch.no_grad():
                 spent.append(float((self.tensor.sin() * 2).sum()))
 
-    def collecting(replay, wanted, op):
+    def collecting(*given):
         if waiting:
             Finalized(waiting.pop())
             gc.collect()
-        run(replay, wanted, op)
+        return execute(*given)
 
     def program(finalize=lambda one: None):
         x = torch.randn(64, 32)
@@ -181,7 +181,7 @@ def test_finalizers_that_use_torch_in_the_middle_of_a_rematerialization(monkeypa
         session.pin(one)
         waiting.append(one)
 
-    monkeypatch.setattr(Replay, "_run", collecting)
+    monkeypatch.setattr(Executor, "execute", collecting)
     gc.collect()
     gc.freeze()
     try:

@@ -20,7 +20,7 @@ from programs import assert_same, bits
 from torch import nn
 
 import dtrrun
-from dtrrun.runtime import modes
+from dtrrun.runtime.dispatch.python_mode import modes
 
 pytestmark = pytest.mark.skipif("INTERRUPTS" not in os.environ, reason="takes long: INTERRUPTS=40 runs it")
 
@@ -149,8 +149,8 @@ def run(interrupts, verify):
             assert guards_of() == inside, "dispatch keys"
             assert torch.is_grad_enabled()
             assert not torch.is_inference_mode_enabled()
-            assert not session.careful.lock._is_owned(), "lock"
-            assert session.ledger.promised_bytes == 0, f"{session.ledger.promised_bytes} bytes promised"
+            assert not session.slow_path.lock._is_owned(), "lock"
+            assert session.ledger.reserved_bytes == 0, f"{session.ledger.reserved_bytes} bytes promised"
             check_accounts(session)
             assert session.report()["evictions"] > 0
         assert session.report()["mismatches"] == []
@@ -168,7 +168,7 @@ def guards_of():
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="needs the table of exception handlers")
-@pytest.mark.parametrize("verify", [False, True], ids=["short cut", "careful"])
+@pytest.mark.parametrize("verify", [False, True], ids=["fast path", "slow path"])
 def test_an_interrupt_at_each_place(verify):
     expected = bits(program(Interrupts()))
     run(Interrupts(), verify)  # what is imported or set up once

@@ -68,7 +68,7 @@ def check_each(check, count, every):
 WAYS = pytest.mark.parametrize(
     ("verify", "after", "every"),
     [(False, True, 1), (False, False, 5), (True, True, 5), (True, False, 5)],
-    ids=["short cut, after each", "short cut, before", "careful, after", "careful, before"],
+    ids=["fast path, after each", "fast path, before", "careful, after", "careful, before"],
 )
 """At each operator in turn where no handler sees it, at every fifth elsewhere."""
 

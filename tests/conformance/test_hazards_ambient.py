@@ -24,6 +24,7 @@ COMPOSITES = {
     "cdist": lambda: torch.cdist(square(30), square(30)),
     "matmul": lambda: torch.rand(5, 3, 8) @ torch.rand(8, 4),
     "pinv": lambda: torch.linalg.pinv(square()),
+    "pinverse": lambda: torch.pinverse(square()),  # cast by autocast, which is off in the other
     "matrix_exp": lambda: torch.linalg.matrix_exp(square()),
     "gru": lambda: nn.GRU(8, 8)(torch.rand(5, 3, 8)),
     "lstm": lambda: nn.LSTM(8, 8)(torch.rand(5, 3, 8)),
@@ -202,6 +203,38 @@ def test_a_replay_leaves_the_settings_as_they_are():
     check_stress(program)
 
 
+@contextmanager
+def deterministic(enabled, warn_only):
+    before = determinism()
+    torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def determinism():
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def unpooled():
+    """By an operator that refuses to run, or warns, where algorithms are to be deterministic."""
+    return nn.functional.max_unpool2d(square()[None, None], torch.arange(64).view(1, 1, 8, 8), 2)
+
+
+@pytest.mark.parametrize("later", [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize("first", [(False, False), (False, True), (True, True)])
+@pytest.mark.filterwarnings("ignore:max_unpool")
+def test_a_replay_is_as_strict_about_determinism_as_the_first_run(first, later):
+    def program():
+        with deterministic(*first):
+            kept = [unpooled() for _ in range(3)]
+        with deterministic(*later):
+            return [[one.sum(), determinism()] for one in kept]
+
+    check_stress(program)
+
+
 class Rounding(TorchDispatchMode):
     """Changes what operators compute."""
 
@@ -222,6 +255,35 @@ def test_a_mode_of_the_programs_around_the_session_is_never_left_out(capsys):
     assert_same(expected, found, "inside of a mode")
     assert report["evictions"] == 0
     assert capsys.readouterr().err.count("TorchDispatchMode") == 1
+
+
+class Listening(TorchDispatchMode):
+    """Changes what one operator computes, which some composites call, and notes what it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        result = func(*args, **(kwargs or {}))
+        return torch.ceil(result) if func is torch.ops.aten.erf.default else result
+
+
+def test_a_mode_of_the_programs_around_the_session_gets_composites_whole_in_inference_mode():
+    def program():
+        x, out = square() * 1.0, torch.zeros(8, 8)
+        with torch.inference_mode():
+            before = len(mode.seen)
+            found = [torch.special.ndtr(x), torch.inner(x, x), x.t().reshape(-1), torch.einsum("ij->ji", x)]
+            found.append(torch.special.ndtr(x, out=out))
+            return found, out, mode.seen[before:]
+
+    with Listening() as mode:
+        expected = plain(program)
+        for verify in (False, True):
+            found, _ = run_inside(program, None if verify else 1, over_budget="warn", verify=verify)
+            assert_same(expected, found, f"inside of a mode, verify={verify}")
 
 
 def test_a_mode_of_the_programs_within_the_session():

@@ -43,8 +43,10 @@ def test_mutation_of_a_buffer_on_the_short_cut():
         for _ in range(4):
             old = before.exp()
             before.add_(1.0)
-            record = session.careful.record_of(old)
-            assert record.op.inputs[0] is not session.careful.record_of(before), "an old version was read"
+            record = session.slow_path.version_of(old)
+            assert record.operation.inputs[0] is not session.slow_path.version_of(before), (
+                "an old version was read"
+            )
 
 
 def test_statistics_are_read_before_they_are_updated():
@@ -64,7 +66,7 @@ def test_statistics_are_read_before_they_are_updated():
 
 
 def evicted_at_the_end(session):
-    session.ledger.warn_only = True
+    session.dtr.eviction.warn_only = True
     session.set_budget(1)
     assert session.report()["evictions"] > 0
 

@@ -221,8 +221,8 @@ def test_budget_error_in_an_escape_leaves_no_trace(touch):
         for one in tensors[touch == "tolist" :]:
             with pytest.raises(dtrrun.BudgetError):
                 TOUCHES[touch](one)
-            records = session.ledger.records.values()
-            assert not any(record.locks or record.exposed for record in records)
+            records = session.ledger.versions.values()
+            assert not any(record.locks or record.escaped for record in records)
         session.set_budget(1 << 20)
         assert_same(expected, bits(tensors), "after the errors")
 
@@ -236,7 +236,7 @@ def test_budget_error_in_a_function_with_out_leaves_no_locks():
             torch.linalg.matrix_norm(y, "nuc", out=torch.zeros(()))
         with pytest.raises(dtrrun.BudgetError):
             torch.linalg.cond(y, out=out)
-        assert not any(record.locks for record in session.ledger.records.values())
+        assert not any(record.locks for record in session.ledger.versions.values())
         session.set_budget(None)
 
 

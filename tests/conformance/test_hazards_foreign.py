@@ -9,7 +9,7 @@ from programs import bits, check_budget, check_stress, mlp, plain, run_inside
 from torch import nn
 
 import dtrrun
-from dtrrun.ledger.foreign import LostError
+from dtrrun.core.foreign import LostError
 
 ROWS, WIDTH = 128, 16
 
@@ -207,7 +207,7 @@ def test_an_array_is_changed_and_changed_back():
     assert run_inside(program, "40MB")[0] == expected
     with dtrrun.budget("40MB") as session:
         found = program()
-        session.ledger.warn_only = True
+        session.dtr.eviction.warn_only = True
         session.set_budget(1)
         assert bits(list(found)) == expected[: len(bits(list(found)))]
 
@@ -264,7 +264,7 @@ def test_memory_that_other_processes_have(share):
     weight = nn.Parameter(share(torch.ones(WIDTH, WIDTH)))
     with dtrrun.budget("40MB", over_budget="warn") as session:
         y = torch.ones(ROWS, WIDTH) @ weight
-        assert session.careful.record_of(y).op is None
+        assert session.slow_path.version_of(y).operation is None
         weight.data.mul_(2)
         session.set_budget(1)
         assert (y == WIDTH).all()
@@ -335,16 +335,16 @@ def test_the_program_has_the_storage_itself():
         session.set_budget(1)
         storage.fill_(0)
         assert (y == WIDTH).all()
-        assert session.careful.record_of(x @ weight).op is None
+        assert session.slow_path.version_of(x @ weight).operation is None
         del storage
-        assert session.careful.record_of(x @ weight).op is not None
+        assert session.slow_path.version_of(x @ weight).operation is not None
 
 
 def test_checksums_are_for_evictions():
     weight = nn.Parameter(from_array(torch.ones(WIDTH, WIDTH)))
     with dtrrun.budget(None) as session:
         y = torch.ones(ROWS, WIDTH) @ weight
-        assert session.careful.record_of(y).op is None
+        assert session.slow_path.version_of(y).operation is None
         session.set_budget(40_000_000)
         y = torch.ones(ROWS, WIDTH) @ weight
-        assert session.careful.record_of(y).op is not None
+        assert session.slow_path.version_of(y).operation is not None

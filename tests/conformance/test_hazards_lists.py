@@ -1,16 +1,16 @@
-"""In-place operators on lists of tensors, which have a short cut of their own: `runtime.lists`."""
+"""In-place operators on lists of tensors, which have a fast path of their own: `runtime.dispatch.lists`."""
 
 import pytest
 import torch
 from programs import batch, bits, chain, check, check_stress, mlp, plain, run_inside, train
 
 import dtrrun
-from dtrrun.runtime import lists
+from dtrrun.runtime.dispatch import lists
 
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Names of the operators that took the short cut."""
+    """Names of the operators that took the fast path."""
     names = []
     update = lists.update
 
@@ -97,8 +97,10 @@ def test_recipes_name_the_version_that_they_read(taken):
         assert len(taken) == 3
         torch._foreach_add_(many, 1.0)
         for one, old in zip(many, made, strict=True):
-            assert session.careful.record_of(old).op.inputs[0] is not session.careful.record_of(one)
-        session.ledger.warn_only = True
+            assert session.slow_path.version_of(old).operation.inputs[0] is not session.slow_path.version_of(
+                one
+            )
+        session.dtr.eviction.warn_only = True
         session.set_budget(1)
     assert all(map(torch.equal, made, expected))
 
@@ -128,7 +130,7 @@ def test_new_state_among_old(taken):
             made = torch.sin(torch.randn(64, 32))  # the last that was made is still in memory
             torch._foreach_mul_([*state, made], 0.5)
             kept += [made, made + step]
-            if step % 2:  # the other's recipe needs the old values: then there is no short cut
+            if step % 2:  # the other's recipe needs the old values: then there is no fast path
                 kept.append(state[0] * 2)
             torch._foreach_mul_([*state, made], 0.5)
         return kept, state
@@ -175,7 +177,7 @@ def test_one_memory_many_times(taken):
 
 
 def test_complex_numbers_are_not_taken_for_as_many_bytes_of_others(taken):
-    """Conjugate views older than the session: only the careful way lets kernels see that they are."""
+    """Conjugate views older than the session: only the slow path lets kernels see that they are."""
     real = [torch.tensor([[0.5, 2.0], [3.0, 4.0]], dtype=torch.float64) for _ in range(2)]
     imaginary = [torch.tensor([[0.5 + 1j, 2.0], [3.0, 4.0j]], dtype=torch.complex64) for _ in range(2)]
     conjugate = [one.conj() for one in imaginary]
@@ -224,7 +226,7 @@ def test_a_first_call_that_fails_has_no_cost(taken):
             torch._foreach_add_(many, flat)
         for _ in range(3):
             torch._foreach_add_(many, many)
-        [signature] = {id(one): one for one in session.careful.updates.values()}.values()
+        [signature] = {id(one): one for one in session.slow_path.signatures.updates.values()}.values()
         assert signature.cost > 0
     assert len(taken) == 2
 

@@ -7,7 +7,7 @@ import torch
 from programs import assert_same, check_stress, needs_swap, plain, run_inside
 
 import dtrrun
-from dtrrun.ledger.record import Op
+from dtrrun.core.graph import Operation
 from dtrrun.runtime import session as session_module
 
 WIDTH, ROWS, LAYERS = 64, 1024, 10
@@ -149,7 +149,7 @@ def test_inside_a_budget_a_step_is_recomputed_and_not_the_program(program, share
 
 def recipes():
     gc.collect()
-    return sum(type(one) is Op for one in gc.get_objects())
+    return sum(type(one) is Operation for one in gc.get_objects())
 
 
 def test_the_records_of_a_loop_without_gradients_do_not_pile_up(monkeypatch):
@@ -169,7 +169,7 @@ def test_the_records_of_a_loop_without_gradients_do_not_pile_up(monkeypatch):
         before = recipes()
         x, rows = program(400)
         assert recipes() - before < 400
-        session.ledger.warn_only = True
+        session.dtr.eviction.warn_only = True
         session.set_budget(1)
     assert plain(lambda: (x, rows))[:-2] == expected[:-2]
 
@@ -183,10 +183,9 @@ def test_what_is_carried_over_comes_back_before_its_history_goes():
             ws = [w.requires_grad_() for w in ws]
             x, y = batch()
             state = 0.9 * state + forward(ws, x).detach()
-            with session.careful.lock:
-                record = session.careful.record_of(state)
-                if session.ledger._evictable(record):
-                    session.ledger.evict(record)
+            with session.slow_path.lock:
+                record = session.slow_path.version_of(state)
+                session.dtr.eviction.evict_if_possible(record)
             gradients = torch.autograd.grad(loss_of(ws, x, y), ws)
             ws = [w.detach() - 0.1 * g for w, g in zip(ws, gradients, strict=True)]
         assert session.report()["evictions"] > 0
@@ -197,17 +196,17 @@ def test_what_dies_just_before_its_history_is_cut_keeps_its_recipe():
     """As when another thread lets go of it: what is evicted is computed from it."""
     source = torch.randn(64, 64)
     expected = (source.sin() * 2).exp()
-    with dtrrun.budget(None) as session:
+    # Measured costs would sometimes have an eviction keep its input.
+    with dtrrun.budget(None, cost="model") as session:
         old = source.sin()
-        session.ledger.end_period()
+        session.dtr.history.end_period()
         carried = old * 2
         result = carried.exp()
-        record = session.careful.record_of(result)
-        assert session.ledger._evictable(record)
-        session.ledger.evict(record)
+        record = session.slow_path.version_of(result)
+        assert session.dtr.eviction.evict_if_possible(record)
         del old
-        session.ledger.drain()
+        session.ledger.collect_dead()
         del carried
         assert session.ledger.dead
-        session.ledger.cut_history()
+        session.dtr.history.cut()
         assert torch.equal(result, expected)

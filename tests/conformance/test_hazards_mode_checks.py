@@ -37,6 +37,10 @@ FORMULAS = {
     "householder_product": lambda x: torch.linalg.householder_product(x[:3, :3], x[0, :3]),
     "ormqr": lambda x: torch.ormqr(x[:3, :3], x[0, :3], x[:3, :3]),
     "vander": lambda x: torch.linalg.vander(x),
+    "max": lambda x: x.max() - 2,  # a negative gradient, and zeros, which have a sign, too
+    "min": lambda x: x.min() - 2,
+    "median": lambda x: x.median() - 2,
+    "nanmedian": lambda x: x.nanmedian() - 2,
 }
 
 
@@ -174,6 +178,34 @@ def test_small_constants_are_let_go_of_at_the_end():
     assert storage() is None
 
 
+OUT_OF_RANGE = {
+    "more than 1": [0.5, 1.5],
+    "less than 0": [-0.5, 0.5],
+    "no number": [float("nan"), 0.5],
+    "two dimensions": [[-0.5, 1.5]],
+}
+
+
+@pytest.mark.parametrize("points", OUT_OF_RANGE)
+def test_quantiles_refuse_what_they_refuse_without_a_mode(points):
+    def program():
+        x = (torch.rand(3, 7) - 0.5).requires_grad_()
+        found = [torch.quantile(torch.tanh(x), torch.rand(2), dim=1)]
+        for function in (torch.quantile, torch.nanquantile):
+            for out in (None, torch.zeros(2, 3)):
+                with torch.set_grad_enabled(out is None):
+                    try:
+                        found.append(
+                            function(torch.tanh(x), torch.tensor(OUT_OF_RANGE[points]) * 1, 1, out=out)
+                        )
+                    except RuntimeError as error:
+                        found.append(str(error))
+                found.append(out)
+        return found
+
+    check_stress(program)
+
+
 COMPOSITES = {
     "mH": lambda x: x.mH,
     "reshape": lambda x: x.reshape(24, 6),
@@ -182,6 +214,9 @@ COMPOSITES = {
     "chunk": lambda x: x.chunk(3)[1],
     "narrow": lambda x: x.narrow(0, 2, 3),
     "mT of a chunk": lambda x: x.chunk(2, 1)[0].mT,
+    "unsafe_split": lambda x: x.unsafe_split(5)[1],
+    "unsafe_split_with_sizes": lambda x: x.unsafe_split_with_sizes([4, 8], 1)[1],
+    "unsafe_chunk": lambda x: x.unsafe_chunk(3)[1],
 }
 
 

@@ -8,7 +8,7 @@ from programs import batch, chain, check, check_stress, mlp
 from torch import nn
 
 import dtrrun
-from dtrrun.ledger.record import Op, Record
+from dtrrun.core.graph import Operation, Version
 
 
 def test_chain_of_mutations_whose_old_versions_are_needed():
@@ -229,7 +229,7 @@ def test_kept_losses_do_not_pile_up_records(budget_bytes):
 
     def alive() -> int:
         gc.collect()
-        return sum(type(thing) in (Op, Record) for thing in gc.get_objects())
+        return sum(type(thing) in (Operation, Version) for thing in gc.get_objects())
 
     with dtrrun.budget(budget_bytes, over_budget="warn") as session:
         for step in range(50):

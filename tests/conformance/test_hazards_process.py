@@ -16,7 +16,7 @@ import dtrrun
 
 
 def locks(session) -> int:
-    return sum(record.locks for record in session.ledger.records.values())
+    return sum(record.locks for record in session.ledger.versions.values())
 
 
 def test_long_chain_is_recomputed_in_bounded_memory():
@@ -328,9 +328,9 @@ def test_resident_bytes_are_what_the_process_holds():
         train(model, batch, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
         kept = chain(torch.randn(64, 32), 30)
         report = session.report()
-        held = sum(record.nbytes for record in session.ledger.held.values())
+        held = sum(record.nbytes for record in session.ledger.scratch.values())
         storages = {}
-        for record in session.ledger.records.values():
+        for record in session.ledger.versions.values():
             storage = record()
             if storage is not None:
                 storages[id(storage)] = (storage.nbytes() + 63) // 64 * 64

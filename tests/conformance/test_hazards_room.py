@@ -54,7 +54,7 @@ def test_what_one_has_been_promised_is_not_anothers_room(meet):
         assert errors == []
         assert session.report()["peak_bytes"] <= 6 * UNIT + UNIT // 2
         assert session.report()["evictions"] == 1
-        assert session.ledger.promised_bytes == 0
+        assert session.ledger.reserved_bytes == 0
     assert [tensor[0].item() for tensor in kept] == [1, 2, 3, 4, 5]
 
 
@@ -93,9 +93,9 @@ def test_threads_of_torchscript_take_no_short_cut():
     with dtrrun.budget("1GB") as session:
         x = torch.ones(8, 8)
         torch.tanh(x)
-        assert not session.careful.always
-        twice(x, x)  # the thread's operator is the first of its kind: a known one would take the short cut
-        assert session.careful.always
+        assert not session.slow_path.reasons.any
+        twice(x, x)  # the thread's operator is the first of its kind: a known one would take the fast path
+        assert session.slow_path.reasons.any
 
 
 def test_who_finds_no_room_when_nobody_else_is_at_work_is_told():

@@ -181,7 +181,7 @@ def test_tensors_without_plain_storage_are_counted(name):
         assert session.report()["resident_bytes"] == known
         before.to_dense().sum()
         assert session.report()["resident_bytes"] == pytest.approx(5 * TAKE[name] * KB, rel=0.05)
-        assert session.ledger.pinned_by_reason()["no plain storage"] > 3 * TAKE[name] * KB
+        assert session.dtr.eviction.pinned_by_reason()["no plain storage"] > 3 * TAKE[name] * KB
         del kept, views, before
         torch.ones(1).add(1)
         assert session.report()["resident_bytes"] < 10 * KB

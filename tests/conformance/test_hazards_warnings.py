@@ -8,6 +8,7 @@ import torch
 from programs import check_stress
 
 import dtrrun
+from dtrrun.core.observer import Observer
 
 
 @torch.library.custom_op("dtrrun_tests::warns", mutates_args=())
@@ -107,11 +108,12 @@ def test_other_threads_are_warned_meanwhile():
             x = torch.rand(4, 400)
             results = [torch.sin(x + step) for step in range(4)]
 
-            def noted(*_):
-                began.set()
-                done.wait(60)
+            class Waiting(Observer):
+                def rematerialized(self, *_):
+                    began.set()
+                    done.wait(60)
 
-            session.replay.noted = noted
+            session.ledger.observers.append(Waiting())
             sums = [result.sum() for result in results]
             thread.join()
             assert session.report()["rematerializations"]

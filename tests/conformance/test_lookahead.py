@@ -1,4 +1,4 @@
-"""`runtime.lookahead`: which steps are watched, what is known of later ones, and that the bits stay."""
+"""`observe.lookahead`: which steps are watched, what is known of later ones, and that the bits stay."""
 
 import random
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dtrrun
-from dtrrun.policy.foresight import Foresight
+from dtrrun.core.foresight import Foresight
 
 WIDTH, ROWS = 64, 256
 
@@ -77,7 +77,7 @@ def losses_and_session(program, budget, **options):
         def ended():
             lookahead = session._lookahead
             if lookahead is not None:
-                seen.append((session.careful.always, len(lookahead.foresight.steps)))
+                seen.append((session.slow_path.reasons.any, len(lookahead.foresight.steps)))
 
         losses = list(program(ended))
     return losses, session, seen
@@ -96,10 +96,10 @@ def test_the_bits_stay_and_steps_are_known(program, budget, known):
     plain, _, _ = losses_and_session(program, None)
     losses, session, seen = losses_and_session(program, budget, heuristic="h_next")
     assert losses == plain
-    assert session.ledger.evictions > 20
+    assert session.dtr.eviction.evictions > 20
     assert session.ledger.peak_bytes <= budget
     assert [after for _, after in seen][-1] == known
-    assert not session.careful.always
+    assert not session.slow_path.reasons.any
 
 
 def test_two_steps_are_watched_and_no_more_where_all_are_alike():

@@ -35,12 +35,12 @@ def steps_of(program, budget, *, begin=1, prepare=None, **options):
     with dtrrun.budget(budget if begin == 1 else AMPLE, **{"cost": "model"} | options) as session:
         if prepare is not None:
             prepare(session)
-        ledger, replay = session.ledger, session.replay
+        ledger, replay = session.ledger, session.dtr.rematerializer
         before = Counts(0, 0, 0, ledger.clock)
 
         def stepped(*_):
             nonlocal before
-            now = Counts(ledger.evictions, replay.rematerializations, 0, ledger.clock)
+            now = Counts(session.dtr.eviction.evictions, replay.rematerializations, 0, ledger.clock)
             found.append(
                 Counts(
                     now.evictions - before.evictions,
@@ -51,9 +51,9 @@ def steps_of(program, budget, *, begin=1, prepare=None, **options):
             )
             before = now
             if begin > 1 and len(found) == begin - 1:
-                known = dict(session.careful.signatures)
+                known = dict(session.slow_path.signatures.by_key)
                 session.set_budget(budget)
-                session.careful.signatures.update(known)  # the costs that the log has
+                session.slow_path.signatures.by_key.update(known)  # the costs that the log has
 
         handle = register_optimizer_step_post_hook(stepped)
         try:

@@ -7,6 +7,7 @@ from faults import check_accounts
 from programs import assert_same, batch, plain, run_inside, train
 
 import dtrrun
+from dtrrun.runtime.execute import Executor
 
 MIB = 1 << 20
 
@@ -78,9 +79,8 @@ def test_a_kept_input_outlives_the_replay_that_reads_it_again():
         cheap = torch.cat([dear, dear])
         product = cheap[512:] @ dear
         for one in (cheap, product):
-            record = session.careful.record_of(one)
-            assert session.ledger.secure(record)
-            session.ledger.evict(record)
+            version = session.slow_path.version_of(one)
+            assert session.dtr.eviction.evict_if_possible(version)
         memory = weakref.ref(torch._C.TensorBase.untyped_storage(dear))
         del dear
         assert torch.equal(product, expected)
@@ -113,9 +113,8 @@ def test_at_the_end_only_the_programs_own_tensors_are_in_memory():
 
 def evict_all(session, tensors):
     for one in tensors:
-        record = session.careful.record_of(one)
-        assert session.ledger.secure(record)
-        session.ledger.evict(record)
+        version = session.slow_path.version_of(one)
+        assert session.dtr.eviction.evict_if_possible(version)
 
 
 def test_what_was_recomputed_beside_the_target_is_kept_to_a_share():
@@ -131,7 +130,7 @@ def test_what_was_recomputed_beside_the_target_is_kept_to_a_share():
         session.set_budget(48 * MIB)
         assert torch.equal(kept[-1], expected)
         assert session.report()["rematerializations"] == 17
-        assert MIB <= session.ledger.held_bytes <= 48 * MIB // 8
+        assert MIB <= session.ledger.scratch_bytes <= 48 * MIB // 8
         check_accounts(session)
 
 
@@ -142,27 +141,24 @@ def test_a_stolen_version_is_released_once_its_successor_is_back(monkeypatch):
     with dtrrun.budget(64 * MIB) as session:
         x = (foot + 1).mul_(2).add_(3).tanh_()
         evict_all(session, [x])
-        replay, policy = session.replay, session.ledger.policy
-        taken, successor_was_back = [], []
+        policy = session.dtr.policy
+        wanted, given, successor_was_back = [], set(), []
 
-        def run(wanted, op, original=replay._run):
-            taken[:] = [wanted]
-            original(wanted, op)
-
-        def take(source, original=replay._take):
-            taken.append(source)
-            return original(source)
+        def execute(executor, operation, mutated, taken, original=Executor.execute):
+            wanted[:] = [reference for _, reference in operation.outputs or ()]
+            given.clear()
+            given.update(taken)
+            return original(executor, operation, mutated, taken)
 
         def released(source, original=policy.released):
-            if any(source is one for one in taken[1:]):
-                successor_was_back.append(taken[0].resident)
+            if id(source) in given:
+                successor_was_back.append(wanted[0]().resident)
             original(source)
 
-        monkeypatch.setattr(replay, "_run", run)
-        monkeypatch.setattr(replay, "_take", take)
+        monkeypatch.setattr(Executor, "execute", execute)
         monkeypatch.setattr(policy, "released", released)
         assert torch.equal(x, expected)
-        taken.clear()
+        wanted.clear()
     assert successor_was_back == [True] * 3
 
 
@@ -186,39 +182,37 @@ def test_what_only_one_recipe_reads_goes_at_once():
         evict_all(session, [top])
         assert torch.equal(top, expected)
         assert session.report()["rematerializations"] == 5
-        assert not session.ledger.held
+        assert not session.ledger.scratch
 
 
-def test_the_short_cut_keeps_to_the_budget():
+def test_the_fast_path_keeps_to_the_budget():
     with dtrrun.budget(8 * MIB) as session:
         kept = [tensor()]
         for _ in range(30):
             kept.append(kept[-1].tanh())
-        assert not session.careful.always
+        assert not session.slow_path.reasons.any
         report = session.report()
     assert report["evictions"] > 20
     assert report["peak_bytes"] <= 8 * MIB
 
 
-def test_what_dies_while_it_is_recomputed_is_counted_once():
+def test_what_dies_while_it_is_recomputed_is_counted_once(monkeypatch):
     """As when another thread lets go of it."""
     x = tensor()
     with dtrrun.budget(None) as session:
         kept = [x.sin()]
         result = kept[0].exp()
-        record = session.careful.record_of(kept[0])
-        assert session.ledger._evictable(record)
-        session.ledger.evict(record)
-        execute = session.replay.execute
+        version = session.slow_path.version_of(kept[0])
+        assert session.dtr.eviction.evict_if_possible(version)
+        execute = Executor.execute
 
         def dies(*args):
             kept.clear()
             return execute(*args)
 
-        session.replay.execute = dies
-        record.locks += 1
-        session.replay.materialize([record])
-        record.locks -= 1
-        del session.replay.execute
+        monkeypatch.setattr(Executor, "execute", dies)
+        version.locks += 1
+        session.dtr.rematerializer.materialize([version])
+        version.locks -= 1
         check_accounts(session)
         assert torch.equal(result, x.sin().exp())

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtrrun
-from dtrrun.runtime.dispatch_cost import AGAIN, DispatchCost
+from dtrrun.runtime.dispatch.python_mode.dispatch_cost import AGAIN, DispatchCost
 from dtrrun.telemetry.times import breakdown
 from dtrrun.views.figures import slowdown
 

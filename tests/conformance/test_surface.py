@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 
 import dtrrun
-from dtrrun.runtime import patches
+from dtrrun.runtime.patches import registry as patches
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 

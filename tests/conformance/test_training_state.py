@@ -1,4 +1,4 @@
-"""`runtime.training_state`: what a smoke run compares."""
+"""`runtime.observe.training_state`: what a smoke run compares."""
 
 import copy
 import json
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import dtrrun
-from dtrrun.runtime.training_state import TrainingState, digest
+from dtrrun.runtime.observe.training_state import TrainingState, digest
 
 
 class Trained(nn.Module):
@@ -98,7 +98,7 @@ def test_in_a_session_what_is_evicted_is_brought_back(folders):
     plain = states(folders[0])
     with dtrrun.budget("41KB", cost="model") as session, watching(folders[1], session._access.hold):
         train()
-    assert session.ledger.evictions > 0
+    assert session.dtr.eviction.evictions > 0
     assert written(folders[1]) == plain
 
 
@@ -106,7 +106,7 @@ def test_what_is_merely_looked_at_is_not_counted(folders):
     beside = nn.Linear(64, 64)
     with dtrrun.budget(None) as session, watching(folders[0], session._access.hold):
         train(1)
-        known = session.ledger.records.keys()
+        known = session.ledger.versions.keys()
         assert id(torch._C.TensorBase.untyped_storage(beside.weight)) not in known
 
 

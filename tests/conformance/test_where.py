@@ -78,8 +78,8 @@ def test_all_that_is_run_again_is_told():
     with dtrrun.budget("700KB", where=True) as session:
         train()
     tallies = session._where.tallies
-    assert sum(count for count, _, _ in tallies.values()) == session.replay.rematerializations
-    assert sum(ns for _, ns, _ in tallies.values()) == session.replay.operators_ns
+    assert sum(count for count, _, _ in tallies.values()) == session.dtr.rematerializer.rematerializations
+    assert sum(ns for _, ns, _ in tallies.values()) == session.dtr.rematerializer.operators_ns
 
 
 def test_what_autograd_called():
@@ -128,6 +128,6 @@ def test_without_it_nothing_is_hooked():
     with dtrrun.budget("700KB") as session:
         assert hooks() == (0, 0)
         train(1)
-        assert not session.careful.always
-        assert session.careful.observers == ()
+        assert not session.slow_path.reasons.any
+        assert session.ledger.observers == []
         assert session.report()["places"] == []

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dtrrun.runtime.arguments import flatten_into
+from dtrrun.runtime.dispatch.arguments import flatten_into
 from dtrrun.runtime.operators import operator_of
 from tests.database.replicas import tensors
 

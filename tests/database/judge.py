@@ -42,8 +42,8 @@ class Way(NamedTuple):
     verify: bool = False
 
 
-WAYS = (Way("swap", verify=True), Way("copy", copies=True, verify=True), Way("short cut"))
-"""Everything is evicted; the short cut is not taken where what comes back is compared."""
+WAYS = (Way("swap", verify=True), Way("copy", copies=True, verify=True), Way("fast path"))
+"""Everything is evicted; the fast path is not taken where what comes back is compared."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Probe:
             torch.ones(1).add(1)
             if self.session is None:
                 return
-            self.session.ledger.drain()
+            self.session.ledger.collect_dead()
             for tensor in tensors(list(results)):
                 self._look_at(tensor)
 
@@ -82,14 +82,14 @@ class Probe:
         except (NotImplementedError, RuntimeError):
             self.pins.add("no plain storage")
             return
-        record = self.session.ledger.records.get(id(found))
+        record = self.session.ledger.versions.get(id(found))
         if record is None or not record.nbytes:
             return  # the storage was not made or seen by an operator; or there is nothing in it
         if not record.resident:
             self.evicted += 1
         elif tensor.is_nested or tensor.is_quantized:
             self.pins.add("no plain storage")
-        elif record.op is not None:
+        elif record.operation is not None:
             self.unevicted.add("left in memory although it can be evicted")
         elif record.pin in PINS:
             self.pins.add(record.pin)
@@ -186,7 +186,7 @@ def inside(program: Program, way: Way) -> tuple[list[Any], Probe, dict[str, Any]
     storage.use_refill(copy=way.copies)
     _scramble()
     try:
-        with dtrrun.budget(way.budget_bytes, over_budget="warn", verify=way.verify) as session:
+        with dtrrun.budget(way.budget_bytes, "cpu", over_budget="warn", verify=way.verify) as session:
             # A program that trains: else all gradients would stay in memory, and none be recomputed.
             torch.optim.SGD([torch.zeros(1, requires_grad=True)])
             probe = Probe(session)

@@ -149,12 +149,15 @@ def _gradients(result: Any, leaves: list[torch.Tensor], twice: bool, probe: Prob
 
 
 def ramp(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Gradients for these outputs; not all the same, so that a permutation shows."""
-    made = [torch.ones_like(one) for one in outputs]
+    """Gradients for these outputs: not all the same, so that a permutation shows, and of both signs.
+
+    The first is negative, so that the sign of zeros shows where there is only one.
+    """
+    made = [-torch.ones_like(one) for one in outputs]
     for one in made:
         if one.layout == torch.strided:
             with suppress(RuntimeError):
-                one.view(-1).add_(torch.linspace(0, 1, one.numel()))
+                one.view(-1).add_(torch.linspace(0, 3, one.numel()))
     return made
 
 

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import torch
 
 import dtrrun
-from dtrrun.runtime.arguments import outputs_of
-from dtrrun.runtime.storage import size_of, storage_of
+from dtrrun.core.observer import Observer
+from dtrrun.runtime.dispatch.arguments import outputs_of
+from dtrrun.runtime.storage import size_of
 from tests.database import operators
 from tests.database.judge import Probe
 from tests.database.operators import Case
@@ -78,36 +79,41 @@ class Prediction(NamedTuple):
 @contextmanager
 def watched(found: list[Prediction], case: str) -> Iterator[None]:
     """Every operator inside adds to `found`."""
-    with dtrrun.budget(AMPLE) as session:
-        careful, ledger = session.careful, session.ledger
-        careful.take_all("test")
-        finish = careful._finish
-
-        def finished(call: Any, args: Any, kwargs: Any, result: Any, cost: int, rng: Any) -> None:
-            plain = not call.opaque and all(one.layout == torch.strided for one in outputs_of(result, []))
-            if plain:  # of others nothing is known but what the inputs take
-                _, promised = ledger.promised.get(id(call), (0, 0))
-                found.append(Prediction(str(call.func), promised, made(ledger, call, result), case))
-            finish(call, args, kwargs, result, cost, rng)
-
-        careful._finish = finished  # type: ignore[method-assign]
+    with dtrrun.budget(AMPLE, device="cpu") as session:
+        session.slow_path.reasons.add("test")
+        session.ledger.observers.append(Watch(session.ledger, found, case))
         yield
 
 
-def made(ledger: Any, call: Any, result: Any) -> int:
+class Watch(Observer):
+    """Compares what was reserved for each operator with what it has made."""
+
+    def __init__(self, ledger: Any, found: list[Prediction], case: str) -> None:
+        self.ledger, self.found, self.case = ledger, found, case
+        self.admitted_calls: dict[int, tuple[int, dict[int, int]]] = {}
+
+    def admitted(self, call: Any) -> None:
+        before = {version.key: version.nbytes for version in call.versions}
+        self.admitted_calls[id(call)] = call.signature.output_bytes, before
+
+    def finished(self, call: Any, outputs: Any) -> None:
+        predicted, before = self.admitted_calls.pop(id(call))
+        plain = not call.opaque and all(one.layout == torch.strided for one in outputs_of(call.result, []))
+        if plain:  # of others nothing is known but what the inputs take
+            real = made(self.ledger, call, outputs, before)
+            self.found.append(Prediction(str(call.func), predicted, real, self.case))
+
+
+def made(ledger: Any, call: Any, outputs: Any, before: dict[int, int]) -> int:
     """Bytes of new storages, and those by which others have grown."""
-    fresh = {}
-    for tensor in outputs_of(result, []):
-        storage = storage_of(tensor)
-        if id(storage) not in ledger.records and storage.device.type == ledger.device_type:
-            fresh[id(storage)] = size_of(storage)
+    fresh = [size_of(one) for _, one, _ in outputs if one.device.type == ledger.device_type]
     grown = 0
     for holes in call.written.values():
-        record = call.records[holes[0]]
-        storage = record()
+        key = call.versions[holes[0]].key
+        storage = ledger.versions[key]()
         if storage is not None and storage.device.type == ledger.device_type:
-            grown += max(size_of(storage) - record.nbytes, 0)
-    return sum(fresh.values()) + grown
+            grown += max(size_of(storage) - before[key], 0)
+    return sum(fresh) + grown
 
 
 def names() -> list[str]:

@@ -106,6 +106,18 @@ def same(one, other):
     )
 
 
+def tensor(mib=8):
+    return torch.ones(mib * MIB // 4, device=DEVICE)
+
+
+def chain(length, mib=8):
+    """Tensors of which each is computed from the one before."""
+    kept = [tensor(mib)]
+    for _ in range(length):
+        kept.append(kept[-1].mul(2.0))
+    return kept
+
+
 def correct(kept):
     """Whether each tensor of a chain is twice the one before, from 1 on."""
     return HOLLOW or all(bool((one == 2.0**step).all()) for step, one in enumerate(kept))

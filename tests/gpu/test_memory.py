@@ -2,25 +2,14 @@
 
 import pytest
 import torch
-from gpu_programs import DEVICE, HOLLOW, MIB, beside, computes, correct
+from gpu_programs import DEVICE, HOLLOW, MIB, beside, chain, computes, correct, tensor
 
 import dtrrun
-from dtrrun.runtime.relief import requested
+from dtrrun.runtime.cuda.oom_retry import requested
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
 SPACE = (64 + 22) * MIB  # guard and slack
-
-
-def tensor(mib=8):
-    return torch.ones(mib * MIB // 4, device=DEVICE)
-
-
-def chain(length, mib=8):
-    kept = [tensor(mib)]
-    for _ in range(length):
-        kept.append(kept[-1].mul(2.0))
-    return kept
 
 
 def test_the_cap_is_the_allocators_own():
@@ -87,7 +76,7 @@ def test_a_workspace_that_does_not_fit_is_made_room_for():
         assert correct(kept)
 
 
-def test_holes_are_closed():
+def test_fragments_are_joined_by_evictions():
     with dtrrun.budget(beside() + SPACE + 300 * MIB, device=DEVICE) as session:
         kept = chain(30)
         del kept[1::2]
@@ -126,10 +115,10 @@ def test_memory_goes_back_at_once_and_in_order():
         x = torch.randn(4096, 4096, device=DEVICE)
         y = x @ x
         expected = y.clone()
-        record = session.careful.record_of(y)
-        assert session.ledger.secure(record)
+        record = session.slow_path.version_of(y)
+        assert session.dtr.recipes.secure(record)
         before = torch.cuda.memory_allocated()
-        session.ledger.evict(record)
+        session.dtr.eviction.evict(record)
         assert before - torch.cuda.memory_allocated() == 64 * MIB
         torch.zeros(4096, 4096, device=DEVICE)  # may take that block
         assert torch.equal(y, expected)

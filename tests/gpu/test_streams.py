@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gpu_programs import DEVICE, HOLLOW, MIB, beside, correct
+from gpu_programs import DEVICE, HOLLOW, MIB, beside, chain, correct, tensor
 
 import dtrrun
 
@@ -11,22 +11,11 @@ pytestmark = pytest.mark.usefixtures("gpu")
 BUDGET = (64 + 22 + 200) * MIB
 
 
-def tensor():
-    return torch.ones(2 * MIB, device=DEVICE)  # 8 MiB
-
-
-def chain(length):
-    kept = [tensor()]
-    for _ in range(length):
-        kept.append(kept[-1].mul(2.0))
-    return kept
-
-
 def test_side_streams():
     with dtrrun.budget(beside() + BUDGET, device=DEVICE) as session:
         side = torch.cuda.Stream()
         kept = chain(40)
-        evicted = [one for one in kept if not session.careful.record_of(one).resident]
+        evicted = [one for one in kept if not session.slow_path.version_of(one).resident]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             sums = [one.add(1.0).sum() for one in evicted[:6]]
@@ -37,7 +26,7 @@ def test_side_streams():
         assert HOLLOW or [one.item() / (2 * MIB) for one in sums] == expected
         assert correct(kept)
         assert correct(more)
-        assert session.device.side_storages >= 6
+        assert session.device.operators.side_storages >= 6
 
 
 def test_a_captured_graph_replays_while_others_are_evicted():
@@ -58,7 +47,7 @@ def test_a_captured_graph_replays_while_others_are_evicted():
             assert HOLLOW or bool((result == 3.0 * step + 1).all())
             assert correct(kept)
         assert session.report()["evictions"] > 0
-        assert session.careful.record_of(static).pin == "CUDA graph"
+        assert session.slow_path.version_of(static).pin == "CUDA graph"
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -71,4 +60,4 @@ def test_replays_while_another_device_is_the_current_one():
             assert correct(kept)
             assert torch.cuda.current_device() == 1
         assert session.report()["rematerializations"] > 0
-        assert session.careful.always
+        assert session.slow_path.reasons.any

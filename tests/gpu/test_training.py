@@ -80,7 +80,7 @@ def test_the_device_shows_no_more_than_the_budget():
         seen = []
         look = session.device.look
         session.device.look = lambda: (look(), seen.append(used()))
-        session.careful.always = True
+        session.slow_path.reasons.add("test")
         train(convnet, steps=4)
     assert seen
     assert max(seen) - max(others, 0) <= budget
@@ -112,14 +112,14 @@ def test_a_recurrent_layers_own_dropout_goes_on_where_it_was():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_loader_that_pins_leaves_the_short_cut(workers):
+def test_a_data_loader_that_pins_leaves_the_fast_path_on(workers):
     """Its workers are forked from a process that has used CUDA; its thread pins on the host."""
     data = torch.utils.data.TensorDataset(torch.ones(64, 64))
     loader = torch.utils.data.DataLoader(data, 8, num_workers=workers, pin_memory=True)
     with dtrrun.budget(None, device=DEVICE) as session:
         weight = torch.ones(64, 64, device=DEVICE)
         found = [(x.to(DEVICE, non_blocking=True) @ weight).sum().item() for (x,) in loader]
-        assert not session.careful.always
+        assert not session.slow_path.reasons.any
         assert session.running
     assert HOLLOW or found == [8 * 64 * 64] * 8
 
@@ -146,8 +146,8 @@ def test_costs_are_read_without_waiting(monkeypatch):
         monkeypatch.undo()
         torch.cuda.synchronize()
         for _ in range(2):
-            session.device.timer.poll()
-        timed = [s for s in session.careful.signatures.values() if s.operator.name == "aten.mm"]
+            session.device.operators.timer.poll()
+        timed = [s for s in session.slow_path.signatures.by_key.values() if s.operator.name == "aten.mm"]
         assert timed[0].timed
         assert HOLLOW or timed[0].cost > 20_000  # ns: 17 GFLOP take longer than a launch
 

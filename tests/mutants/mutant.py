@@ -1,8 +1,16 @@
-"""A mutant: what is switched off, and the tests that must notice. The tables are in `mutants_of_*.py`."""
+"""A mutant: a function or a constant of dtrrun, what it is replaced with, and the tests that must notice.
+
+The tables are in `mutants_of_*.py`.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import inspect
+import sys
+from collections.abc import Callable
+from functools import reduce
+from importlib import import_module
+from typing import Any, NamedTuple
 
 ROWS = (
     "in-place operators",
@@ -35,21 +43,98 @@ ROWS = (
 NOT_APPLICABLE: dict[str, str] = {}
 
 
+class around:  # as a decorator, and in tables, where it reads like a function
+    """A replacement that is given what it replaces, before the arguments."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def over(self, original: Any) -> Any:
+        return lambda *args, **kwargs: self.function(original, *args, **kwargs)
+
+
 class Mutant(NamedTuple):
     row: str  # of the design's hazard table
     name: str
-    file: str  # of dtrrun/runtime or dtrrun/ledger
-    old: str
-    new: str
+    target: str  # "module:name" or "module:Class.name", without "dtrrun."; the module that uses what it names
+    replacement: Any
     tests: str  # "file::test file::test", without "tests/conformance/test_" and ".py"
 
     @property
     def paths(self) -> list[str]:
         return [f"tests/conformance/test_{test.replace('::', '.py::test_')}" for test in self.tests.split()]
 
+    def found(self) -> tuple[Any, str, Any]:
+        """The module or class, the name in it, and what that has now. AttributeError: this row is stale."""
+        module, _, path = self.target.partition(":")
+        *classes, name = path.split(".")
+        owner = reduce(getattr, classes, import_module(f"dtrrun.{module}"))
+        return owner, name, inspect.getattr_static(owner, name)
+
+    def apply(self) -> None:
+        owner, name, original = self.found()
+        new = self.replacement
+        setattr(owner, name, new.over(original) if isinstance(new, around) else new)
+
 
 MUTANTS: list[Mutant] = []
 
 
-def row(name: str, *mutants: tuple[str, str, str, str, str]) -> None:
+def row(name: str, *mutants: tuple[str, str, Any, str]) -> None:
     MUTANTS.extend(Mutant(name, *mutant) for mutant in mutants)
+
+
+# -- replacements that many have -----------------------------------------------------------------------------
+
+
+def nothing(*_args: Any, **_kwargs: Any) -> None:
+    """A function that does nothing."""
+
+
+def yes(*_args: Any, **_kwargs: Any) -> bool:
+    return True
+
+
+def no(*_args: Any, **_kwargs: Any) -> bool:
+    return False
+
+
+def called_from(module: str) -> bool:
+    """Asked by a replacement: whether dtrrun's module calls it."""
+    frame = sys._getframe()
+    while frame.f_globals["__name__"].startswith("mutant"):
+        frame = frame.f_back  # type: ignore[assignment]
+    return bool(frame.f_globals["__name__"] == f"dtrrun.{module}")
+
+
+def only_in(module: str, instead: Callable[..., Any]) -> around:
+    """Does `instead` where that module calls it, and elsewhere what the original does."""
+    return around(
+        lambda original, *args, **kwargs: (instead if called_from(module) else original)(*args, **kwargs)
+    )
+
+
+def leaves(attribute: str) -> around:
+    """The method leaves that attribute of its object as it was."""
+
+    def replaced(original: Any, self: Any, *args: Any) -> Any:
+        before = getattr(self, attribute)
+        result = original(self, *args)
+        setattr(self, attribute, before)
+        return result
+
+    return around(replaced)
+
+
+def meanwhile(place: int, attribute: str, value: Any) -> around:
+    """Does what the original does, while the attribute of the argument at that place has that value."""
+
+    def replaced(original: Any, *args: Any, **kwargs: Any) -> Any:
+        before = getattr(args[place], attribute)
+        setattr(args[place], attribute, value)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            setattr(args[place], attribute, before)
+
+    return around(replaced)

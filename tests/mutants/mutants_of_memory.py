@@ -1,261 +1,181 @@
 """Ways to memory that are no plain operator: escapes, native code, foreign memory, layouts, set_."""
 
-from mutant import row
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from mutant import around, meanwhile, no, nothing, row, yes
+from torch.autograd.function import BackwardCFunction
+
+PATCHES = "runtime.patches.registry:Patches.wrap"
+
+
+def all_but(owner: Any, name: str) -> around:
+    """A session replaces everything but this."""
+
+    def wrap(original: Any, self: Any, *place: Any) -> None:
+        if place[:2] != (owner, name):
+            original(self, *place)
+
+    return around(wrap)
+
+
+@around
+def one_result(execute: Any, *args: Any) -> Any:
+    results, *others = execute(*args)
+    return results[:1] * len(results), *others
+
+
+@around
+def replacing_all(collect: Any, self: Any, wanted: Any, operation: Any, *made: Any) -> None:
+    for version in operation.versions(wanted):
+        version.resident = False
+    collect(self, wanted, operation, *made)
+
+
+@around
+def not_superseding(supersede: Any, self: Any, version: Any, *operation: Any) -> Any:
+    made = supersede(self, version, *operation)
+    made.escaped = False
+    return made
+
+
+@around
+def without_types(run: Any, self: Any, mode: Any, operator: Any, func: Any, _types: Any, *call: Any) -> Any:
+    return run(self, mode, operator, func, (), *call)
+
+
+@around
+def without_complex(of: Any, self: Any, call: Any, key: Any, *more: Any, **named: Any) -> Any:
+    return of(self, call, tuple(one for one in key if one != "complex"), *more, **named)
+
+
+class NeverAsking:
+    """In place of a thread's variables."""
+
+    now = property(no, nothing)
+
+
+def by_tensor() -> around:
+    """Whatever storage a tensor gets, it is looked up by its first one."""
+    seen: dict[int, Any] = {}
+    return around(lambda storage_of, tensor: seen.setdefault(id(tensor), storage_of(tensor)))
+
+
+# What is switched off, and how; below it, who must notice. A table, whose lines no formatter shall break.
+# fmt: off
 
 row(
     "escapes",
-    (
-        "reads are not seen",
-        "escapes",
-        "        for name in READS:\n",
-        "        for name in ():\n",
-        "hazards_escapes::reads",
-    ),
-    (
-        "writes are not seen",
-        "escapes",
-        "        for name in WRITES:\n",
-        "        for name in ():\n",
-        "hazards_escapes::writes",
-    ),
-    (
-        "memory is handed out unseen",
-        "escapes",
-        "        for name in EXPOSES:\n",
-        "        for name in ():\n",
-        "hazards_escapes::arrays_stay_valid_and_are_written_to_later",
-    ),
-    (
-        "what is saved or copied counts as handed out",
-        "escapes",
-        "                if takes_storage and (ends := until_return()) is not None:\n",
-        "                if False:\n",
-        "hazards_saving::what_was_saved_can_be_evicted_afterwards",
-    ),
-    (
-        "what is read from an address is evicted meanwhile",
-        "access",
-        "                    self._keep(tensor)\n",
-        "                    pass\n",
-        "hazards_saving::what_a_reader_was_handed_stays_where_it_is",
-    ),
-    (
-        "every module may read from addresses",
-        "passing",
-        'frame.f_globals.get("__name__") in READERS',
-        "True",
-        "hazards_saving::other_modules_are_handed_memory_for_good",
-    ),
-    (
-        "what was loaded is evicted once it is overwritten",
-        "outcomes",
-        'given.exposed, given.pin = False, "loaded or copied"',
-        'given.exposed, given.pin = False, "constant"',
-        "hazards_saving::memory_that_was_loaded_cannot_be_given_back",
-    ),
-    (
-        "what is handed out is not marked so",
-        "writes",
-        "        record.exposed = record.exposed or exposes ",
-        "        pass ",
-        "hazards_escapes::arrays_stay_valid_and_are_written_to_later",
-    ),
-    (
-        "what is handed out is marked in its old version",
-        "recipes",
-        "        version.exposed = record.exposed\n",
-        "",
-        "hazards_escapes::what_an_operator_has_read_before_it_is_handed_out",
-    ),
-    (
-        "nothing is rescued before a write outside",
-        "writes",
-        "record, why)\n            self.before_mutation(record)\n",
-        "record, why)\n",
-        "hazards_escapes::writes hazards_escapes::arrays_stay_valid_and_are_written_to_later",
-    ),
-    (
-        "composite operators read lengths that are evicted",
-        "composites",
-        "        for func in _named(READ_INTEGERS):\n",
-        "        for func in ():\n",
-        "hazards_lengths::packed_sequences_whose_lengths_were_evicted "
-        "hazards_lengths::split_points_that_were_evicted",
-    ),
-    (
-        "constructors read evicted elements",
-        "escapes",
-        "        for name in NUMBERS:\n",
-        "        for name in ():\n",
-        "hazards_escapes::reads surface::evicted_tensors_in_lists",
-    ),
-    (
-        "an escape's replay runs under the program's modes",
-        "replay",
-        "        guard: below = self.guard()\n",
-        "        guard: Any = torch.no_grad()\n",
-        "hazards_modes::autocast_in_and_out",
-    ),
+    ("reads are not seen", "runtime.patches.escapes:READS", (), "hazards_escapes::reads"),
+    ("writes are not seen", "runtime.patches.escapes:WRITES", (), "hazards_escapes::writes"),
+    ("memory is handed out unseen", "runtime.patches.escapes:EXPOSES", (),
+     "hazards_escapes::arrays_stay_valid_and_are_written_to_later"),
+    ("what is saved or copied counts as handed out", "runtime.patches.escapes:until_return", nothing,
+     "hazards_saving::what_was_saved_can_be_evicted_afterwards"),
+    ("what is read from an address is evicted meanwhile", "runtime.access:Access._keep", nothing,
+     "hazards_saving::what_a_reader_was_handed_stays_where_it_is"),
+    ("every module may read from addresses", "runtime.patches.escapes:is_read", yes,
+     "hazards_saving::other_modules_are_handed_memory_for_good"),
+    ("what was loaded is evicted once it is overwritten",
+     "core.mutation:STICKY", ("parameter", "gradient", "pinned", "foreign memory"),
+     "hazards_saving::memory_that_was_loaded_cannot_be_given_back"),
+    ("what is handed out is not marked so",
+     "core.mutation:Mutation.written_outside",
+     around(lambda original, self, version, why, escapes: original(self, version, why, escapes=False)),
+     "hazards_escapes::arrays_stay_valid_and_are_written_to_later"),
+    ("what is handed out is marked in its old version", "core.recipes:Recipes.supersede", not_superseding,
+     "hazards_escapes::what_an_operator_has_read_before_it_is_handed_out"),
+    ("nothing is rescued before a write outside",
+     "core.mutation:Mutation._constant_about_to_change",
+     lambda self, version, why: self._recipes.make_constant(version, why),
+     "hazards_escapes::writes hazards_escapes::arrays_stay_valid_and_are_written_to_later"),
+    ("composite operators read lengths that are evicted", "runtime.patches.composites:READ_INTEGERS", (),
+     "hazards_lengths::packed_sequences_whose_lengths_were_evicted "
+     "hazards_lengths::split_points_that_were_evicted"),
+    ("constructors read evicted elements", "runtime.patches.escapes:NUMBERS", (),
+     "hazards_escapes::reads surface::evicted_tensors_in_lists"),
+    ("an escape's replay runs under the program's modes",
+     "runtime.execute:Executor.below", lambda self: torch.no_grad(),
+     "hazards_modes::autocast_in_and_out"),
 )
 row(
     "native extensions",
-    (
-        "a custom forward's inputs are not locked",
-        "functions",
-        "            unlock = lock([arg for arg in args if isinstance(arg, torch.Tensor)])\n",
-        "            unlock = lock([])\n",
-        "hazards_functions::tensors_of_a_custom_function_stay_in_memory_while_it_runs",
-    ),
-    (
-        "a custom backward's gradients are not locked",
-        "functions",
-        "            frames.unlocks = [lock([arg for arg in args if isinstance(arg, torch.Tensor)])]\n",
-        "            frames.unlocks = []\n",
-        "hazards_functions::tensors_of_a_custom_function_stay_in_memory_while_it_runs",
-    ),
-    (
-        "a custom backward's saved tensors are not locked",
-        "functions",
-        "            if unlocks is not None:\n",
-        "            if False:\n",
-        "hazards_functions::tensors_of_a_custom_function_stay_in_memory_while_it_runs",
-    ),
+    ("a custom forward's inputs are not locked", PATCHES, all_but(torch.autograd.Function, "apply"),
+     "hazards_functions::tensors_of_a_custom_function_stay_in_memory_while_it_runs"),
+    ("a custom backward's gradients are not locked", PATCHES, all_but(BackwardCFunction, "apply"),
+     "hazards_functions::tensors_of_a_custom_function_stay_in_memory_while_it_runs"),
+    ("a custom backward's saved tensors are not locked", PATCHES, all_but(BackwardCFunction, "saved_tensors"),
+     "hazards_functions::tensors_of_a_custom_function_stay_in_memory_while_it_runs"),
 )
 row(
     "storages that are not ours",
-    (
-        "foreign memory is taken for ours",
-        "storages",
-        "        elif not self.memory.is_ours(storage):\n",
-        "        elif False:\n",
-        "hazards_escapes::memory_that_is_not_ours "
-        "faults_numpy::arrays_under_tensors_change_between_operators",
-    ),
+    ("foreign memory is taken for ours", "runtime.storage:is_ours", yes,
+     "hazards_escapes::memory_that_is_not_ours faults_numpy::arrays_under_tensors_change_between_operators"),
 )
 row(
     "several outputs",
-    (
-        "every output is the first one",
-        "replay",
-        "targets[~where] if where < 0 else memory.storage_of(results[where])",
-        "targets[~where] if where < 0 else memory.storage_of(results[0])",
-        "hazards_values::several_outputs_of_which_some_are_dropped",
-    ),
-    (
-        "an output that is there is replaced",
-        "replay",
-        "                if record is None or record.resident:\n",
-        "                if record is None:\n",
-        "rematerialization::outputs_that_are_there_are_left_alone",
-    ),
+    ("every output is the first one", "runtime.execute:Executor.execute", one_result,
+     "hazards_values::several_outputs_of_which_some_are_dropped"),
+    ("an output that is there is replaced", "core.rematerialize:Rematerializer._collect", replacing_all,
+     "rematerialization::outputs_that_are_there_are_left_alone"),
 )
 row(
     "other layouts and subclasses",
-    (
-        "quantized results are taken for plain ones",
-        "outcomes",
-        "    odd: bool = tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor()\n",
-        "    odd = False\n",
-        "hazards_layouts::sparse_and_quantized hazards_layouts::nested_tensors",
-    ),
-    (
-        "subclasses are not unwrapped",
-        "careful",
-        "                return NotImplemented  # a subclass",
-        "                pass  # a subclass",
-        "hazards_layouts::tensor_subclasses",
-    ),
-    (
-        "what a sparse tensor is made from stays evictable",
-        "outcomes",
-        "                for record in call.records:\n"
-        '                    ledger.expose(record, "shared with a tensor without plain storage")\n',
-        "                pass\n",
-        "hazards_layouts::sparse_and_quantized",
-    ),
-    (
-        "conjugate views older than the session take the short cut",
-        "calls",
-        "        if call.complex:\n",
-        "        if False:\n",
-        "hazards_layouts::conjugate_made_before_the_session",
-    ),
+    ("quantized results are taken for plain ones", "runtime.dispatch.outputs:is_odd", no,
+     "hazards_layouts::sparse_and_quantized hazards_layouts::nested_tensors"),
+    ("subclasses are not unwrapped", "runtime.dispatch.slow_path:SlowPath._run_any", without_types,
+     "hazards_layouts::tensor_subclasses"),
+    ("what a sparse tensor is made from stays evictable",
+     "core.operator:Operators.finish",
+     around(lambda finish, self, call, outputs, plain: finish(self, call, outputs)),
+     "hazards_layouts::sparse_and_quantized"),
+    ("conjugate views older than the session take the fast path",
+     "runtime.dispatch.signatures:Signatures.of", without_complex,
+     "hazards_layouts::conjugate_made_before_the_session"),
 )
 row(
     "what PyTorch does otherwise under a mode",
-    (
-        "gradient formulas see our mode",
-        "careful",
-        "        if operator.checks_modes:\n",
-        "        if False:\n",
-        "hazards_mode_checks::gradient_formulas_that_ask_for_modes",
-    ),
-    (
-        "what such a formula reads may be evicted",
-        "mode_checks",
-        "tensors = [*saved_by(node), *_tensors(gradients)]",
-        "tensors = []",
-        "hazards_mode_checks::gradient_formulas_that_ask_for_modes",
-    ),
-    (
-        "unpack hooks are asked what such a node has saved",
-        "unpacking",
-        "                raise Hooked\n",
-        "                pass\n",
-        "hazards_saved::hooks_where_pytorch_does_not_tell_of_them",
-    ),
-    (
-        "unpack hooks run where nobody sees their operators",
-        "mode_checks",
-        "            return formulas[-1].unpack(hook, packed)\n",
-        "            pass\n",
-        "hazards_saved::hooks_run_once_and_find_what_they_read",
-    ),
-    (
-        "the program's hooks on such a node run without our mode",
-        "mode_checks",
-        "        _move_to_front(last)\n",
-        "",
-        "hazards_saved::hooks_about_such_a_node_that_read_what_is_evicted",
-    ),
-    (
-        "functions with out= see our mode",
-        "composites",
-        "            if (graph and not is_written) or not only_our_mode():\n",
-        "            if True:\n",
-        "hazards_mode_checks::out_of_composites_that_ask_for_modes",
-    ),
-    (
-        "kernels find conjugates unresolved",
-        "careful",
-        "            elif call.complex or call.autocast:\n",
-        "            elif False:\n",
-        "hazards_mode_checks::conjugates_that_kernels_make_inside",
-    ),
-    (
-        "small constants go at once",
-        "storages",
-        'elif pin == "constant" and 0 < record.nbytes',
-        "elif False and 0 < record.nbytes",
-        "hazards_mode_checks::what_was_made_from_a_small_constant_can_be_evicted",
-    ),
+    ("gradient formulas see our mode", "runtime.operators:_CHECKS_MODES", (),
+     "hazards_mode_checks::gradient_formulas_that_ask_for_modes"),
+    ("what such a formula reads may be evicted",
+     "runtime.dispatch.python_mode.mode_checks:Formula.__init__",
+     around(lambda init, self, lock, tensors: init(self, lock, [])),
+     "hazards_mode_checks::gradient_formulas_that_ask_for_modes"),
+    ("unpack hooks are asked what such a node has saved",
+     "runtime.dispatch.python_mode.unpacking:_asking", NeverAsking(),
+     "hazards_saved::hooks_where_pytorch_does_not_tell_of_them"),
+    ("unpack hooks run where nobody sees their operators",
+     "runtime.dispatch.python_mode.mode_checks:ModeChecks._unpack", lambda self, hook, packed: hook(packed),
+     "hazards_saved::hooks_run_once_and_find_what_they_read"),
+    ("the program's hooks on such a node run without our mode",
+     "runtime.dispatch.python_mode.mode_checks:_move_to_front", nothing,
+     "hazards_saved::hooks_about_such_a_node_that_read_what_is_evicted"),
+    ("functions with out= see our mode", "runtime.patches.composites:only_our_mode", no,
+     "hazards_mode_checks::out_of_composites_that_ask_for_modes"),
+    ("quantiles of what is no share are not refused", "runtime.patches.composites:QUANTILES", (),
+     "hazards_mode_checks::quantiles_refuse_what_they_refuse_without_a_mode"),
+    ("composites come apart to the program's modes around the session",
+     "runtime.dispatch.slow_path:SlowPath._run_any", meanwhile(0, "under_modes", False),
+     "hazards_ambient::a_mode_of_the_programs_around_the_session_gets_composites_whole_in_inference_mode"),
+    ("kernels within composites that autocast has cast find autocast on",
+     "runtime.patches.composites:autocast_as_here", nullcontext,
+     "hazards_ambient::composites_have_the_bits_that_they_have_without_a_mode"),
+    ("views of which the schema does not speak are none in inference mode",
+     "runtime.operators:_VIEWS_UNSAID", (),
+     "hazards_mode_checks::views_of_composites_in_inference_mode_are_views_for_autograd"),
+    ("kernels find conjugates unresolved",
+     "runtime.dispatch.slow_path:call_operator", lambda call, args, kwargs: call.func(*args, **kwargs),
+     "hazards_mode_checks::conjugates_that_kernels_make_inside"),
+    ("small constants go at once", "core.operator:SMALL_CONSTANT", 0,
+     "hazards_mode_checks::what_was_made_from_a_small_constant_can_be_evicted"),
 )
 row(
     ".data, set_, swap_tensors",
-    (
-        "set_ and resize_ are ordinary mutations",
-        "operators",
-        "self.reshapes_storage = name in _RESHAPES_STORAGE",
-        "self.reshapes_storage = False",
-        "hazards_mutation::resize_set_data_and_swap",
-    ),
-    (
-        "a storage is looked up by its tensor",
-        "calls",
-        "            return None\n        record = self.ledger.records.get(id(storage))\n",
-        "            return None\n"
-        "        storage = self.__dict__.setdefault('s', {}).setdefault(id(tensor), storage)\n"
-        "        record = self.ledger.records.get(id(storage))\n",
-        "hazards_mutation::resize_set_data_and_swap",
-    ),
+    ("set_ and resize_ are ordinary mutations", "runtime.operators:_RESHAPES_STORAGE", (),
+     "hazards_mutation::resize_set_data_and_swap"),
+    ("a storage is looked up by its tensor", "runtime.dispatch.slow_path:storage_of", by_tensor(),
+     "hazards_mutation::resize_set_data_and_swap"),
 )

@@ -1,280 +1,196 @@
 """Which bits a storage has: versions, constants, gradients, random numbers, uninitialised memory, views."""
 
-from mutant import row
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from mutant import around, called_from, meanwhile, no, nothing, only_in, row, yes
+
+SUPERSEDE = "core.recipes:Recipes.supersede"
+MAKE_CONSTANT = "core.recipes:Recipes.make_constant"
+UPDATE = "runtime.dispatch.lists:update"
+
+
+def no_version(module: str, *, recorded: bool) -> around:
+    """A mutation makes no version if it comes from that module, and is recorded (or is not)."""
+
+    def supersede(original: Any, self: Any, version: Any, operation: Any, cost: int) -> Any:
+        if called_from(module) and recorded == (operation is not None):
+            return version
+        return original(self, version, operation, cost)
+
+    return around(supersede)
+
+
+@around
+def both_own_it(supersede: Any, self: Any, version: Any, *operation: Any) -> Any:
+    made = supersede(self, version, *operation)
+    version.superseded, version.resident = False, True
+    return made
+
+
+def pretending(attribute: str, value: Any) -> around:
+    """As if every version had that attribute, while an operator is looked at and runs."""
+
+    def replaced(original: Any, mode: Any, *call: Any) -> Any:
+        before = [(one, getattr(one, attribute)) for one in mode.ledger.versions.values()]
+        for version, _ in before:
+            setattr(version, attribute, value)
+        try:
+            return original(mode, *call)
+        finally:
+            for version, was in before:
+                if getattr(version, attribute) == value:
+                    setattr(version, attribute, was)
+
+    return around(replaced)
+
+
+@around
+def real_numbers(key_of: Any, func: Any, tensors: Any, versions: Any) -> Any:
+    return key_of(func, [one.to("meta", torch.float64) for one in tensors], versions)
+
+
+def unless(why: str, instead: Callable[[Any], None] = nothing) -> around:
+    """Versions do not become constants for that reason."""
+    return around(
+        lambda original, self, version, pin: instead(version) if pin == why else original(self, version, pin)
+    )
+
+
+def found_nowhere(module: str) -> around:
+    """Every storage is new to that module."""
+
+    class Versions(dict[int, Any]):
+        __contains__ = only_in(module, no).over(dict.__contains__)
+
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.versions = Versions()
+
+    return around(init)
+
+
+# What is switched off, and how; below it, who must notice. A table, whose lines no formatter shall break.
+# fmt: off
 
 row(
     "in-place operators",
-    (
-        "the short cut gives a mutation no version",
-        "mode",
-        "op.outputs = ((~0, weakref.ref(ledger.supersede(target, op, signature.cost))),)\n",
-        "pass\n",
-        "hazards_mutation::chain_of_mutations_whose_old_versions_are_needed",
-    ),
-    (
-        "the careful way gives a mutation no version",
-        "outcomes",
-        "            if op is not None:\n                record = ",
-        "            if False:\n                record = ",
-        "hazards_mutation::foreach_operators hazards_mutation::out_arguments",
-    ),
-    (
-        "a replayed mutation writes into the old version",
-        "replay",
-        "self._take(entry) if take else self._copy(entry)",
-        "self._take(entry) if take else entry.memory()",
-        "hazards_mutation::chain_of_mutations_whose_old_versions_are_needed",
-    ),
-    (
-        "an old version still owns the storage",
-        "recipes",
-        "        record.superseded = True\n        record.resident = False\n",
-        "",
-        "hazards_mutation::chain_of_mutations_whose_old_versions_are_needed",
-    ),
-    (
-        "lists: what relies on the old values is not rescued",
-        "lists",
-        "        if record.secured_by is not None:\n            return False\n",
-        "",
-        "hazards_lists::what_was_computed_from_the_old_values_is_rescued",
-    ),
-    (
-        "lists: they get no version",
-        "lists",
-        "                ledger.supersede(record, None, 0)\n    except",
-        "                pass\n    except",
-        "hazards_lists::recipes_name_the_version_that_they_read",
-    ),
-    (
-        "lists: inputs are not brought back",
-        "lists",
-        "        if not record.resident:\n            return False\n",
-        "",
-        "hazards_lists::evicted_inputs_come_back",
-    ),
-    (
-        "lists: autograd is not told",
-        "lists",
-        "            count_write(unseen)\n",
-        "            pass\n",
-        "hazards_lists::autograd_sees_the_writes",
-    ),
-    (
-        "lists: new state keeps its recipe",
-        "lists",
-        '        ledger.make_constant(record, "updated in place")\n',
-        "        pass\n",
-        "hazards_lists::new_state_among_old",
-    ),
-    (
-        "lists: complex numbers are taken for others",
-        "calls",
-        "call.opaque or call.complex or ",
-        "call.opaque or ",
-        "hazards_lists::complex_numbers_are_not_taken_for_as_many_bytes_of_others",
-    ),
+    ("the fast path gives a mutation no version",
+     SUPERSEDE, no_version("runtime.dispatch.mode", recorded=True),
+     "hazards_mutation::chain_of_mutations_whose_old_versions_are_needed"),
+    ("the slow path gives a mutation no version", SUPERSEDE, no_version("core.operator", recorded=True),
+     "hazards_mutation::foreach_operators hazards_mutation::out_arguments"),
+    ("a replayed mutation writes into the old version",
+     "runtime.execute:Executor._copy", lambda self, storage: storage,
+     "hazards_mutation::chain_of_mutations_whose_old_versions_are_needed"),
+    ("an old version still owns the storage", SUPERSEDE, both_own_it,
+     "hazards_mutation::chain_of_mutations_whose_old_versions_are_needed"),
+    ("lists: what relies on the old values is not rescued", UPDATE, pretending("needed_by", None),
+     "hazards_lists::what_was_computed_from_the_old_values_is_rescued"),
+    ("lists: they get no version", SUPERSEDE, no_version("runtime.dispatch.lists", recorded=False),
+     "hazards_lists::recipes_name_the_version_that_they_read"),
+    ("lists: inputs are not brought back", UPDATE, pretending("resident", True),
+     "hazards_lists::evicted_inputs_come_back"),
+    ("lists: autograd is not told", "runtime.dispatch.lists:count_write", nothing,
+     "hazards_lists::autograd_sees_the_writes"),
+    ("lists: new state keeps its recipe", MAKE_CONSTANT, only_in("runtime.dispatch.lists", nothing),
+     "hazards_lists::new_state_among_old"),
+    ("lists: complex numbers are taken for others", "runtime.dispatch.lists:key_of", real_numbers,
+     "hazards_lists::complex_numbers_are_not_taken_for_as_many_bytes_of_others"),
 )
 row(
     "mutated constants",
-    (
-        "nothing is rescued before a constant changes",
-        "recipes",
-        "        if record.secured_by is None:\n            return\n",
-        "        return\n",
-        "hazards_mutation::weights_change_while_what_they_made_is_evicted",
-    ),
-    (
-        "the short cut mutates constants that something is secured by",
-        "mode",
-        "                if target.secured_by is not None:\n",
-        "                if False:\n",
-        "hazards_constants::mutation_of_a_buffer_on_the_short_cut",
-    ),
-    (
-        "the short cut's mutated constant has no new version",
-        "mode",
-        "                    ledger.supersede(target, None, 0)\n",
-        "                    pass\n",
-        "hazards_constants::mutation_of_a_buffer_on_the_short_cut",
-    ),
-    (
-        "the careful way's mutated constant has no new version",
-        "outcomes",
-        "            elif record.used:\n                record = ledger.supersede",
-        "            elif False:\n                record = ledger.supersede",
-        "hazards_mutation::weights_change_while_what_they_made_is_evicted "
-        "hazards_mutation::input_mutated_by_the_program_after_its_use",
-    ),
-    (
-        "only what is evicted is rescued",
-        "recipes",
-        '                    self.make_constant(node, "input mutated")\n                elif',
-        "                    pass\n                elif",
-        "hazards_mutation::weights_change_while_what_they_made_is_evicted "
-        "hazards_gradients::maml_inner_steps_by_functional_call",
-    ),
-    (
-        "history is never forgotten",
-        "history",
-        "        self.forget_history()\n",
-        "",
-        "hazards_mutation::kept_losses_do_not_pile_up_records",
-    ),
-    (
-        "recipes do not hold on to their constants",
-        "recipes",
-        "                op.held = tuple(held)\n",
-        "                op.held = ()\n",
-        "hazards_constants::constants_that_the_program_releases",
-    ),
-    (
-        "a released constant counts as there",
-        "recipes",
-        "if content is None or source.pin",
-        "if source.pin",
-        "hazards_mutation::weights_change_while_what_they_made_is_evicted hazards_modes::autocast_in_and_out",
-    ),
+    ("nothing is rescued before a constant changes", "core.mutation:Mutation.rescue_dependents", nothing,
+     "hazards_mutation::weights_change_while_what_they_made_is_evicted"),
+    ("the fast path mutates constants that something is secured by",
+     "runtime.dispatch.mode:DTRMode.dispatch", pretending("needed_by", None),
+     "hazards_constants::mutation_of_a_buffer_on_the_short_cut"),
+    ("the fast path's mutated constant has no new version",
+     SUPERSEDE, no_version("runtime.dispatch.mode", recorded=False),
+     "hazards_constants::mutation_of_a_buffer_on_the_short_cut"),
+    ("the slow path's mutated constant has no new version",
+     SUPERSEDE, no_version("core.operator", recorded=False),
+     "hazards_mutation::weights_change_while_what_they_made_is_evicted "
+     "hazards_mutation::input_mutated_by_the_program_after_its_use"),
+    ("what was computed from a constant that changes keeps its recipe",
+     MAKE_CONSTANT, unless("input mutated"),
+     "hazards_mutation::weights_change_while_what_they_made_is_evicted "
+     "hazards_gradients::maml_inner_steps_by_functional_call"),
+    ("history is never forgotten", "core.history:History._forget_mutated", nothing,
+     "hazards_mutation::kept_losses_do_not_pile_up_records"),
+    ("recipes do not hold on to their constants",
+     "core.graph:Operation.constants", property(nothing, nothing),
+     "hazards_constants::constants_that_the_program_releases"),
+    ("a released constant counts as there",
+     MAKE_CONSTANT, unless("input lost", lambda version: setattr(version.operation, "secured", True)),
+     "hazards_mutation::weights_change_while_what_they_made_is_evicted hazards_modes::autocast_in_and_out"),
 )
 row(
     "gradients",
-    (
-        "those that no leaf accumulates may be evicted",
-        "backwards",
-        '        self._pin(gradient, "gradient")\n',
-        "        pass\n",
-        "hazards_loops::inside_a_budget_a_step_is_recomputed_and_not_the_program",
-    ),
-    (
-        "a replay holds on to them",
-        "recipes",
-        ' or source.pin == "gradient"',
-        "",
-        "hazards_loops::inside_a_budget_a_step_is_recomputed_and_not_the_program",
-    ),
-    (
-        "gradients are not pinned",
-        "gradients",
-        "        if gradient is not None:\n",
-        "        if False:\n",
-        "hazards_gradients::gradients_stay_in_memory",
-    ),
+    ("those that no leaf accumulates may be evicted", "runtime.patches.backwards:Backwards._arrived", nothing,
+     "hazards_loops::inside_a_budget_a_step_is_recomputed_and_not_the_program"),
+    ("a replay holds on to them",
+     "core.recipes:Recipes.pin",
+     around(lambda pin, self, version, why: pin(self, version, "pinned" if why == "gradient" else why)),
+     "hazards_loops::inside_a_budget_a_step_is_recomputed_and_not_the_program"),
+    ("gradients are not pinned", "runtime.patches.gradients:Gradients._arrived", nothing,
+     "hazards_gradients::gradients_stay_in_memory"),
 )
 row(
     "schemas that lie",
-    (
-        "batch norm is believed",
-        "operators",
-        '_STATISTICS.get(name) if func._overloadname == "default" else None',
-        "None",
-        "hazards_functions::running_statistics_are_updated_once",
-    ),
-    (
-        "a replay updates the running statistics again",
-        "mutation",
-        "        if rule is None or not holes:\n            return\n",
-        "        return\n",
-        "hazards_functions::running_statistics_are_updated_once",
-    ),
-    (
-        "running statistics have no later version",
-        "mutation",
-        "            if rule.updates and call.records[hole].used:\n",
-        "            if False:\n",
-        "hazards_constants::what_statistics_made_is_evicted_after_their_update",
-    ),
-    (
-        "what running statistics made is not rescued",
-        "careful",
-        "            ledger.about_to_change(statistics, call.changing)\n",
-        "            pass\n",
-        "hazards_constants::statistics_are_read_before_they_are_updated",
-    ),
+    ("batch norm is believed", "runtime.operators:_STATISTICS", {},
+     "hazards_functions::running_statistics_are_updated_once"),
+    ("a replay updates the running statistics again",
+     "runtime.dispatch.call:TensorCall.find_statistics", nothing,
+     "hazards_functions::running_statistics_are_updated_once"),
+    ("running statistics have no later version",
+     "core.operator:Operators.finish", meanwhile(1, "updates_statistics", False),
+     "hazards_constants::what_statistics_made_is_evicted_after_their_update"),
+    ("what running statistics made is not rescued",
+     "core.operator:Operators.admit", meanwhile(1, "updates_statistics", False),
+     "hazards_constants::statistics_are_read_before_they_are_updated"),
 )
 row(
     "randomness",
-    (
-        "generators are found by name alone",
-        "operators",
-        "        given = kwargs.get(name, args[position] if position < len(args) else None)\n",
-        "        given = kwargs.get(name)\n",
-        "hazards_draws::a_generator_that_is_given",
-    ),
-    (
-        "what is not PyTorch's draws nothing unless it says so",
-        "operators",
-        "        self.foreign = namespace not in _OWN_NAMESPACES\n",
-        "        self.foreign = False\n",
-        "hazards_draws::an_operator_that_is_not_pytorchs",
-    ),
-    (
-        "a shape function's draws count",
-        "shapes",
-        "            with unmoved() if operator.foreign else nullcontext():\n",
-        "            with nullcontext():\n",
-        "hazards_draws::an_operator_that_is_not_pytorchs",
-    ),
-    (
-        "a shared state is not moved on",
-        "rng",
-        "        if self.blocks:\n",
-        "        if False:\n",
-        "hazards_draws::draws_that_share_a_state_come_back",
-    ),
-    (
-        "a replay draws anew",
-        "replay",
-        "replaying(op.rng) if op.rng else nullcontext(),\n",
-        "nullcontext(),\n",
-        "hazards_values::random_operators_and_their_generators",
-    ),
-    (
-        "a replay moves the program's generator",
-        "rng",
-        "                generator.set_state(state)\n",
-        "                pass\n",
-        "hazards_values::rematerialization_leaves_the_generator_where_the_program_put_it",
-    ),
+    ("generators are found by name alone",
+     "runtime.operators:Operator.generators_of",
+     around(lambda generators_of, self, args, kwargs: generators_of(self, (), kwargs)),
+     "hazards_draws::a_generator_that_is_given"),
+    ("what is not PyTorch's draws nothing unless it says so",
+     "runtime.operators:_OWN_NAMESPACES", ("aten", "dtrrun_test_draws_cpu"),
+     "hazards_draws::an_operator_that_is_not_pytorchs"),
+    ("a shape function's draws count", "runtime.shapes:unmoved", nullcontext,
+     "hazards_draws::an_operator_that_is_not_pytorchs"),
+    ("a shared state is not moved on",
+     "runtime.rng:Position.whole", around(lambda whole, self: whole(type(self)(self.start, 0, self.rest))),
+     "hazards_draws::draws_that_share_a_state_come_back"),
+    ("a replay draws anew", "runtime.execute:replaying", nullcontext,
+     "hazards_values::random_operators_and_their_generators"),
+    ("a replay moves the program's generator",
+     "runtime.rng:replaying._give",
+     around(lambda give, self, *state: (give(self, *state), self._before.clear())),
+     "hazards_values::rematerialization_leaves_the_generator_where_the_program_put_it"),
 )
 row(
     "uninitialised memory",
-    (
-        "empty has a recipe",
-        "operators",
-        "self.uninitialised = name in _UNINITIALISED",
-        "self.uninitialised = False",
-        "hazards_mutation::uninitialised_memory_becomes_replayable_when_it_is_overwritten",
-    ),
-    (
-        "an overwrite makes nothing replayable",
-        "operators",
-        "self.overwrites = name in _OVERWRITES or (",
-        "self.overwrites = False and (",
-        "hazards_mutation::uninitialised_memory_becomes_replayable_when_it_is_overwritten",
-    ),
-    (
-        "a part is taken for the whole",
-        "mutation",
-        "        and covers(call.tensors[holes[0]])\n",
-        "",
-        "hazards_mutation::uninitialised_memory_becomes_replayable_when_it_is_overwritten "
-        "hazards_mutation::mutation_through_views hazards_mutation::out_arguments",
-    ),
+    ("empty has a recipe", "runtime.operators:_UNINITIALISED", (),
+     "hazards_mutation::uninitialised_memory_becomes_replayable_when_it_is_overwritten"),
+    ("an overwrite makes nothing replayable", "runtime.operators:_OVERWRITES", (),
+     "hazards_mutation::uninitialised_memory_becomes_replayable_when_it_is_overwritten"),
+    ("a part is taken for the whole", "runtime.dispatch.call:covers", yes,
+     "hazards_mutation::uninitialised_memory_becomes_replayable_when_it_is_overwritten "
+     "hazards_mutation::mutation_through_views "
+     "hazards_mutation::out_arguments"),
 )
 row(
     "views by identity",
-    (
-        "the short cut takes every result for new memory",
-        "mode",
-        "            if place not in records:\n",
-        "            if True:\n",
-        "hazards_values::views_that_may_be_their_input",
-    ),
-    (
-        "the careful way does",
-        "outcomes",
-        "            if id(storage) in ledger.records:\n                continue",
-        "            if False:\n                continue",
-        "hazards_values::views_that_may_be_their_input",
-    ),
+    ("the fast path takes every result for new memory",
+     "core.ledger:Ledger.__init__", found_nowhere("runtime.dispatch.mode"),
+     "hazards_values::views_that_may_be_their_input"),
+    ("the slow path does", "core.ledger:Ledger.__init__", found_nowhere("runtime.dispatch.outputs"),
+     "hazards_values::views_that_may_be_their_input"),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from dtrrun.policy import ABLATION_NAMES, HEURISTIC_NAMES, make_heuristic
+from dtrrun.core.heuristics import ABLATION_NAMES, HEURISTIC_NAMES, make_heuristic
 from tests.programs.language import STEPS, Body
 from tests.programs.running import Conditions
 

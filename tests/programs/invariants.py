@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtrrun.ledger.record import Record
+from dtrrun.core.graph import Version
 from dtrrun.runtime import storage as memory
 from dtrrun.runtime.session import Session
 from dtrrun.runtime.storage import rounded
@@ -13,108 +13,123 @@ from dtrrun.runtime.storage import rounded
 def check(session: Session) -> None:
     """Raises AssertionError where the ledger, the recipes or the pool contradict themselves or the memory."""
     ledger = session.ledger
-    ledger.drain()
-    records = list(ledger.records.items())
-    for key, record in records:
-        check_record(ledger, key, record)
-    check_bytes(ledger)
-    known = reachable([record for _, record in records])
-    for record in known:
-        assert record.locks == 0, f"{told(record)} is still locked"
-    check_recipes(ledger, [record for _, record in records if not record.resident])
-    check_pool(ledger, [record for _, record in records])
+    ledger.collect_dead()
+    dtr = session.dtr
+    versions = list(ledger.versions.items())
+    for key, version in versions:
+        check_version(ledger, key, version)
+    check_bytes(dtr)
+    known = reachable([version for _, version in versions])
+    for version in known:
+        assert version.locks == 0, f"{told(version)} is still locked"
+    check_recipes(dtr, [version for _, version in versions if not version.resident])
+    check_pool(ledger, [version for _, version in versions])
 
 
-def check_record(ledger: Any, key: int, record: Record) -> None:
-    assert record.key == key
-    assert not record.superseded, f"{told(record)} is listed, but a later version has its storage"
-    assert record.held is None, f"{told(record)} has memory of its own beside the program's"
-    storage = record()
+def check_version(ledger: Any, key: int, version: Version) -> None:
+    assert version.key == key
+    assert not version.superseded, f"{told(version)} is listed, but a later version has its storage"
+    assert version.scratch is None, f"{told(version)} has memory of its own beside the program's"
+    storage = version()
     if storage is None:  # died this moment: it is in the queue
         return
     assert id(storage) == key
-    if record.pin == "other device":
+    if version.pin == "other device":
         return
     size = storage.nbytes()
-    if not record.resident:
-        assert size == 0, f"{told(record)} counts as evicted, but has {size} bytes"
-        assert record.op is not None, f"{told(record)} was evicted without a recipe"
-        assert not record.exposed, f"{told(record)} was evicted, but other code can reach it"
+    if not version.resident:
+        assert size == 0, f"{told(version)} counts as evicted, but has {size} bytes"
+        assert version.operation is not None, f"{told(version)} was evicted without a recipe"
+        assert not version.escaped, f"{told(version)} was evicted, but other code can reach it"
     else:
-        assert rounded(size) == record.nbytes, f"{told(record)} of {record.nbytes} bytes has {size}"
+        assert rounded(size) == version.nbytes, f"{told(version)} of {version.nbytes} bytes has {size}"
 
 
-def check_bytes(ledger: Any) -> None:
-    listed = ledger.records.values()
-    resident = sum(record.nbytes for record in listed if record.resident)
+def check_bytes(dtr: Any) -> None:
+    ledger = dtr.ledger
+    listed = ledger.versions.values()
+    resident = sum(version.nbytes for version in listed if version.resident)
     held = sum(block.nbytes for block in ledger.blocks.values())
     assert ledger.resident_bytes == resident + held, (ledger.resident_bytes, resident, held)
-    assert ledger.evicted_bytes == sum(record.nbytes for record in listed if not record.resident)
-    assert ledger.held_bytes == sum(record.nbytes for record in ledger.held.values())
-    for record in ledger.held.values():
-        assert record.resident
-        assert record.held is not None
-        assert id(record.block) in ledger.blocks
-    if ledger.resident_bytes > ledger.limit and not ledger.warn_only:
+    assert ledger.evicted_bytes == sum(version.nbytes for version in listed if not version.resident)
+    assert ledger.scratch_bytes == sum(version.nbytes for version in ledger.scratch.values())
+    for version in ledger.scratch.values():
+        assert version.resident
+        assert version.scratch is not None
+        assert id(version.block) in ledger.blocks
+    if ledger.resident_bytes > ledger.limit and not dtr.eviction.warn_only:
         # The program may have brought tensors that the session did not see being made; then all else is gone.
-        idle = [record for record in ledger.policy._pool.values() if ledger._evictable(record)]
+        idle = [version for version in ledger.policy if dtr.eviction.may_be_evicted(version)]
         assert not idle, (
             f"{ledger.resident_bytes} bytes in a budget of {ledger.limit}, and {told(idle[0])} stays"
         )
 
 
-def check_recipes(ledger: Any, evicted: list[Record]) -> None:
+def check_recipes(dtr: Any, evicted: list[Version]) -> None:
     """All that is evicted can be computed from constants that are here, kept alive and unchanged."""
-    held = {id(content) for record in reachable(evicted) if record.op for content in record.op.held or ()}
-    for record in reachable(evicted):
-        if record.op is None:
-            assert record.resident, f"{told(record)}, of which something is to be recomputed, is lost"
-            seen = not record.exposed or ledger.foreign.trusts(record)  # it has a checksum
-            assert seen, f"{told(record)} is read by recipes, but other code can write to it"
-            assert id(record.memory()) in held, f"{told(record)} is not kept for the recipe that reads it"
-        elif not record.resident or record.held is not None:
-            assert record.op.secured, f"{told(record)} is needed for a replay, but not secured"
+    held = {
+        id(content)
+        for version in reachable(evicted)
+        if version.operation
+        for content in version.operation.constants or ()
+    }
+    for version in reachable(evicted):
+        if version.operation is None:
+            assert version.resident, f"{told(version)}, of which something is to be recomputed, is lost"
+            seen = not version.escaped or dtr.recipes.foreign.trusts(version)  # it has a checksum
+            assert seen, f"{told(version)} is read by recipes, but other code can write to it"
+            assert id(version.memory()) in held, f"{told(version)} is not kept for the recipe that reads it"
+        elif not version.resident or version.scratch is not None:
+            assert version.operation.secured, f"{told(version)} is needed for a replay, but not secured"
 
 
-def check_pool(ledger: Any, listed: list[Record]) -> None:
+def check_pool(ledger: Any, listed: list[Version]) -> None:
     policy = ledger.policy
-    for number, record in policy._pool.items():
-        assert record.bound == number
-        assert record.op is not None, f"{told(record)} is in the pool without a recipe"
-        assert record.resident or record() is None, f"{told(record)} is in the pool, but evicted"
-    assert policy._pool_nbytes == sum(record.nbytes for record in policy._pool.values())
+    for version in policy:
+        assert version.bound is not None
+        assert version.operation is not None, f"{told(version)} is in the pool without a recipe"
+        assert version.resident or version() is None, f"{told(version)} is in the pool, but evicted"
+    assert policy.nbytes == sum(version.nbytes for version in policy)
     if not ledger.pressure:
         return
-    for record in listed:
-        if record.resident and record.op is not None and record.nbytes >= max(ledger.least_bytes, 1):
-            assert record.bound is not None, f"{told(record)} is not in the pool"
+    for version in listed:
+        if (
+            version.resident
+            and version.operation is not None
+            and version.nbytes >= max(ledger.least_bytes, 1)
+        ):
+            assert version.bound is not None, f"{told(version)} is not in the pool"
 
 
-def reachable(records: list[Record]) -> list[Record]:
+def reachable(versions: list[Version]) -> list[Version]:
     """These, and all that their recipes lead to through what is not in memory."""
-    seen: dict[int, Record] = {id(record): record for record in records}
-    stack = list(records)
+    seen: dict[int, Version] = {id(version): version for version in versions}
+    stack = list(versions)
     while stack:
-        record = stack.pop()
-        if record.resident and record.held is None:
+        version = stack.pop()
+        if version.resident and version.scratch is None:
             continue
-        for source in record.inputs:
+        for source in version.inputs:
             if id(source) not in seen:
                 seen[id(source)] = source
                 stack.append(source)
     return list(seen.values())
 
 
-def told(record: Record) -> str:
-    made = record.op.signature.operator.name if record.op is not None else f"constant ({record.pin})"
-    return f"<{made}, version {record.version}, {record.nbytes} bytes>"
+def told(version: Version) -> str:
+    made = (
+        version.operation.signature.operator.name
+        if version.operation is not None
+        else f"constant ({version.pin})"
+    )
+    return f"<{made}, version {version.mutations}, {version.nbytes} bytes>"
 
 
-def content(record: Record) -> bytes:
-    """The bytes of a resident record, read past everything."""
+def content(version: Version) -> bytes:
+    """The bytes of a resident version, read past everything."""
     import ctypes
 
-    storage = record.memory()
+    storage = version.memory()
     assert storage is not None
     assert memory.is_ours(storage)
     return ctypes.string_at(storage.data_ptr(), storage.nbytes())

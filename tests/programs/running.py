@@ -30,7 +30,7 @@ class Conditions(NamedTuple):
     share: None for a budget of one byte that is gone over (everything is evicted at every moment); else how
     far the budget lies from the peak of such a run (0) towards the program's own (1). copies: storages are
     restored by a copy, not by a swap. first, left_out: steps that run before the session begins, and after it
-    has ended. verify: else the dispatch mode takes its short cut.
+    has ended. verify: else the dispatch mode takes its fast path.
     """
 
     share: float | None = None

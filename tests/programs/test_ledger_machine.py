@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 
 import dtrrun
-from dtrrun.ledger.record import Record
+from dtrrun.core.graph import Version
 from dtrrun.runtime.guards import below
 from tests.programs import amount, invariants
 from tests.programs.amount import search, seeded
@@ -112,7 +112,7 @@ class LedgerMachine(RuleBasedStateMachine):
         }
         self.context = dtrrun.budget(budget, **options)
         self.session = self.context.__enter__()
-        self.ledger = self.session.ledger
+        self.dtr, self.ledger = self.session.dtr, self.session.ledger
         self.do(MAKE["arange"])
 
     def do(self, function: Callable[..., Any], *operands: tuple[torch.Tensor, torch.Tensor]) -> bool:
@@ -145,10 +145,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def pick(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.pairs[-1 - place % len(self.pairs)]
 
-    def record(self, place: int) -> Record:
-        record = self.session.careful.record_of(self.pick(place)[0])
-        assert record is not None
-        return record
+    def version(self, place: int) -> Version:
+        version = self.session.slow_path.version_of(self.pick(place)[0])
+        assert version is not None
+        return version
 
     # -- what a program does ---------------------------------------------------------------------
 
@@ -214,24 +214,21 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(a=PLACES, all_of_them=st.booleans())
     def evict(self, a: int, all_of_them: bool) -> None:
         """Whatever a heuristic would say."""
-        self.ledger.drain()
-        if not self.ledger.pressure:
-            self.ledger._begin_pressure()
+        self.ledger.collect_dead()
+        self.ledger.begin_pressure()
         for place in range(len(self.pairs)) if all_of_them else (a,):
-            record = self.record(place)
-            if self.ledger._evictable(record):
-                self.ledger.evict(record)
-                TALLY["evicted"] += 1
+            version = self.version(place)
+            TALLY["evicted"] += self.dtr.eviction.evict_if_possible(version)
 
     @rule(a=PLACES)
     def rematerialize(self, a: int) -> None:
-        record = self.record(a)
+        version = self.version(a)
         try:
-            self.session.careful.replay.lock([record])
+            self.session.dtr.rematerializer.lock([version])
         except dtrrun.BudgetError:
             return
-        assert record.resident
-        record.locks -= 1
+        assert version.resident
+        version.locks -= 1
 
     @rule(a=PLACES, how=st.sampled_from(("pin", "array", "write", "apply_")))
     def reach(self, a: int, how: str) -> None:
@@ -240,9 +237,9 @@ class LedgerMachine(RuleBasedStateMachine):
         try:
             if how == "pin":
                 self.session.pin(x)
-                record = self.session.careful.record_of(x)
-                assert record is not None
-                assert record.resident
+                version = self.session.slow_path.version_of(x)
+                assert version is not None
+                assert version.resident
             elif how == "array":
                 self.arrays.append((x.detach().numpy(), UNPATCHED["numpy"](twin)))
             elif how == "apply_":
@@ -257,7 +254,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(budget=st.sampled_from((4 * MATRIX, 8 * MATRIX, 16 * MATRIX)))
     def set_budget(self, budget: int) -> None:
-        if self.ledger.warn_only:
+        if self.dtr.eviction.warn_only:
             return
         try:
             self.session.set_budget(budget)
@@ -280,15 +277,15 @@ class LedgerMachine(RuleBasedStateMachine):
     def consistent(self) -> None:
         invariants.check(self.session)
         for x, twin in self.pairs:
-            record = self.ledger.records.get(id(torch._C.TensorBase.untyped_storage(x)))
-            if record is not None and record.resident:
+            version = self.ledger.versions.get(id(torch._C.TensorBase.untyped_storage(x)))
+            if version is not None and version.resident:
                 assert content(x) == content(twin)
 
     def teardown(self) -> None:
         if not hasattr(self, "context"):
             return
         self.session.set_budget(None)
-        TALLY["rematerialized"] += self.session.replay.rematerializations > 0
+        TALLY["rematerialized"] += self.session.dtr.rematerializer.rematerializations > 0
         TALLY["machines"] += 1
         invariants.check(self.session)
         self.context.__exit__(None, None, None)

@@ -13,9 +13,11 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 
-from dtrrun.runtime import replay, rng
-from dtrrun.runtime.careful import Careful
-from dtrrun.runtime.ledger import Ledger
+from dtrrun.core import operator
+from dtrrun.core.mutation import Mutation
+from dtrrun.runtime import rng
+from dtrrun.runtime.dispatch.call import TensorCall
+from dtrrun.runtime.execute import Executor
 from tests.programs import drawing
 from tests.programs.amount import NUMBER, search, seeded
 from tests.programs.language import STEPS, Program, World
@@ -61,16 +63,16 @@ def check_that_it_bites(tally: Counter[str]) -> None:
 
 
 BREAKS: dict[str, tuple[object, str, object]] = {
-    "weights change": (Ledger, "before_mutation", lambda ledger, record: None),
-    "mutations of old versions": (replay.Replay, "_copy", lambda self, source: source.memory()),
+    "weights change": (Mutation, "rescue_dependents", lambda self, version: None),
+    "mutations of old versions": (Executor, "_copy", lambda self, storage: storage),
     "random state": (
         rng.replaying,
         "__enter__",
         lambda context: context._before.extend((one, one.get_state()) for one, _ in context._captured),
     ),
-    "locks": (Careful, "_unlock", lambda call: None),
-    "handed out": (Ledger, "written_outside", lambda ledger, record, why, exposes: None),
-    "sizes": (Careful, "_resized", lambda careful, record: None),
+    "locks": (operator, "unlock", lambda taken: None),
+    "handed out": (Mutation, "written_outside", lambda self, version, why, escapes: None),
+    "sizes": (TensorCall, "resized", lambda self, hole, version: None),
 }
 """Parts of the runtime, and what they are replaced by."""
 
@@ -78,7 +80,7 @@ BREAKS: dict[str, tuple[object, str, object]] = {
 @pytest.mark.parametrize("part", BREAKS)
 def test_what_is_broken_is_found(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, instead = BREAKS[part]
-    monkeypatch.setattr(owner, name, staticmethod(instead) if name == "_unlock" else instead)
+    monkeypatch.setattr(owner, name, instead)
 
     @settings(
         max_examples=300,

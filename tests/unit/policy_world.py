@@ -6,7 +6,7 @@ import random
 import weakref
 from typing import Any
 
-from dtrrun.policy import Policy
+from dtrrun.core.pool import Policy
 
 
 class Storage:

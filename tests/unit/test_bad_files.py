@@ -86,6 +86,6 @@ def test_one_line_and_status_2(here, capfd, words, told):
 
 
 def test_a_file_of_costs(here):
-    from dtrrun.cli.values import costs
+    from dtrrun.values import costs
 
     assert costs("costs.gz") == str(here / "costs.gz")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dtrrun
-from dtrrun.runtime.training_memory import training_memory
+from dtrrun.runtime.observe.training_memory import training_memory
 from dtrrun.sizes import format_size_up, parse_size
 from dtrrun.telemetry.advice import advice
 

@@ -1,11 +1,12 @@
-"""dtrrun.runtime.cuda beside what else there is: other devices, the driver, limits of the program's own."""
+"""runtime.cuda.session beside what else there is: other devices, the driver, limits of the program's own."""
 
-from fake_gpu import chain, fake_session, stepped, tensor
+import torch
+from fake_gpu import TEMPORARY, chain, fake_session, stepped, tensor
 
 from dtrrun.monitor.devices import Device
 from dtrrun.monitor.ladder import Ladder
-from dtrrun.runtime import publish
-from dtrrun.runtime.shares import LEAST_GUARD, MIB
+from dtrrun.runtime.cuda.budget import LEAST_GUARD, MIB
+from dtrrun.runtime.observe import publish
 from dtrrun.telemetry.record import Snapshot
 
 CONTEXT = 300 * MIB
@@ -15,7 +16,7 @@ BUDGET = CONTEXT + LEAST_GUARD + 16 * MIB
 def test_replays_run_on_our_device(monkeypatch):
     with fake_session(monkeypatch, BUDGET) as (session, gpu):
         kept = chain(30)
-        evicted = next(one for one in kept if not session.careful.record_of(one).resident)
+        evicted = next(one for one in kept if not session.slow_path.version_of(one).resident)
         devices = []
         real = gpu.run
         monkeypatch.setattr(gpu, "run", lambda *args: devices.append(gpu.current) or real(*args))
@@ -25,12 +26,21 @@ def test_replays_run_on_our_device(monkeypatch):
         assert devices[-1] == gpu.current == 1  # the program's operator
 
 
-def test_several_gpus_in_a_process_take_no_short_cut(monkeypatch):
+class OnAnotherGpu:
+    """In place of a storage there."""
+
+    device = torch.device("cuda", 1)
+
+    def nbytes(self):
+        return 64
+
+
+def test_several_gpus_in_a_process_take_the_slow_path(monkeypatch):
     with fake_session(monkeypatch, BUDGET) as (session, _):
         tensor()
-        assert not session.careful.always
-        session.ledger.met_device("cuda:1")
-        assert session.careful.always
+        assert not session.slow_path.reasons.any
+        session.dtr.operators.adopt(OnAnotherGpu())
+        assert session.slow_path.reasons.any
 
 
 def test_a_limit_of_the_programs_own_is_overruled(monkeypatch):
@@ -63,7 +73,7 @@ def test_two_figures_that_do_not_belong_together_are_not_used(monkeypatch):
         real = gpu.used_and_total
 
         def used_and_total():
-            gpu.allocator.reserve(8 * MIB).address = -1
+            gpu.allocator.allocate(8 * MIB).address = TEMPORARY
             return real()
 
         monkeypatch.setattr(gpu, "used_and_total", used_and_total)

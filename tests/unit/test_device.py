@@ -5,11 +5,13 @@ import torch
 
 import dtrrun
 from dtrrun.runtime import device
+from dtrrun.runtime.cuda.gpu import Gpu
 from dtrrun.runtime.device import Cpu, choose
-from dtrrun.runtime.gpu import Gpu
 from dtrrun.runtime.storage import place_of, use_device
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.fields import COUNTERS
+
+gpu_is_there = device._gpu_is_there
 
 
 def chosen(name):
@@ -19,6 +21,7 @@ def chosen(name):
 @pytest.fixture
 def built(monkeypatch):
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(device, "_gpu_is_there", gpu_is_there)
     monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: 2)
     monkeypatch.setattr(torch.cuda, "device_count", None)  # may ask CUDA itself
 
@@ -50,11 +53,21 @@ def test_a_pytorch_without_cuda(not_built, monkeypatch, tmp_path, capsys):
     assert type(chosen("auto")) is Cpu
     with pytest.raises(ValueError, match=r"cuda:1: PyTorch .* was built without CUDA"):
         chosen("cuda:1")
-    with dtrrun.budget("1GB", device="auto"):
+    with dtrrun.budget("1GB"):
         assert capsys.readouterr().err == ""
     monkeypatch.setattr(device, "DRIVER", str(tmp_path))  # there is a driver
-    with dtrrun.budget("1GB", device="auto"):
+    with dtrrun.budget("1GB"):
         assert "built without CUDA: the budget is the CPU's" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"), [({}, "auto"), ({"device": "cpu"}, "cpu"), ({"device": "cuda:1"}, "cuda:1")]
+)
+def test_a_block_takes_its_device_as_the_command_does(monkeypatch, said, meant):
+    asked = []
+    monkeypatch.setattr(device, "choose", lambda settings: asked.append(settings.device) or Cpu())
+    with dtrrun.budget("1GB", **said):
+        assert asked == [meant]
 
 
 def test_the_index_that_was_asked_for(built):

@@ -1,6 +1,5 @@
 """The pages of docs/: links lead somewhere, commands parse, options are all described; see docs/site."""
 
-import functools
 import re
 import shlex
 import sys
@@ -9,9 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dtrrun.cli import main
-from dtrrun.cli.main import VERBS, ParseError, split
-from dtrrun.cli.options import READERS
+from dtrrun.cli.command import options_of
+from dtrrun.cli.main import VERBS, parse, understand
+from dtrrun.launch.errors import LaunchError
+from dtrrun.settings import RuntimeSettings, rows
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "docs" / "site"))
@@ -29,8 +29,6 @@ INLINE = re.compile(r"`(dtrrun [^`]+)`")
 BEFORE = re.compile(r"^\s*(?:- run: |- |# \S+: )?(?:[A-Z_]+=\S+ )*(?=dtrrun )")
 PLACEHOLDERS = ("…", "...", "[", "NAME", "VERB", "PATH")
 """What stands in a command line that is a pattern."""
-
-command_of = functools.cache(main.command_of)
 
 
 def text(page):
@@ -56,22 +54,13 @@ def command_in(line):
 
 
 def check(line):
-    """Raise ParseError or ValueError where `dtrrun` would not understand its own options in `line`."""
-    words = shlex.split(line, comments=True)[1:]
-    ours, target = split(words, command_of("run"))
-    verb = "run"
-    if target and target[0] in VERBS and words[len(ours)] != "--":
-        verb, command = target[0], command_of(target[0])
-        arguments = any(param.param_type_name == "argument" for param in command.params)
-        ours += target[1:] if arguments else split(target[1:], command)[0]
-    command = command_of(verb)
-    help = [word for word in ours if word not in ("-h", "--help", "--version")]
-    context = command.context_class(command, info_name="dtrrun")
-    given, _, _ = command.make_parser(context).parse_args(help)
-    if verb == "run":
-        for name, value in given.items():
-            if name in READERS and isinstance(value, str) and not value.isupper():
-                READERS[name](value)
+    """Raise LaunchError or ValueError where `dtrrun` would not understand its own options in `line`."""
+    verb, ours, _ = understand(shlex.split(line, comments=True)[1:])
+    typed = parse(verb, [word for word in ours if word not in ("-h", "--help", "--version")])
+    for row in options_of(verb):
+        value = typed[row.key]
+        if isinstance(value, str) and not value.isupper() and value != row.word:
+            row.read(value)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -95,7 +84,7 @@ def test_commands_parse(page):
             continue
         try:
             check(line)
-        except (ParseError, ValueError) as error:
+        except (LaunchError, ValueError) as error:
             pytest.fail(f"{page}: {line}: {error}")
 
 
@@ -104,7 +93,7 @@ def test_commands_are_found_and_mistakes_seen():
     assert len(found) > 60
     assert {line.split()[1] for line in found} >= {"record", "simulate", "smoke", "top", "doctor"}
     for wrong in ("dtrrun --bugdet 6GB train.py", "dtrrun smoke --step 3 train.py", "dtrrun record -o"):
-        with pytest.raises(ParseError):
+        with pytest.raises(LaunchError):
             check(wrong)
     with pytest.raises(ValueError, match="sometimes"):
         check("dtrrun --live sometimes train.py")
@@ -120,23 +109,29 @@ def test_commands_are_found_and_mistakes_seen():
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_option_is_described(verb):
     page = text(f"docs/{DESCRIBED.get(verb, verb)}.md")
-    missing = [param.opts[-1] for param in options.options(verb) if not named(param, page)]
+    missing = [row.names[0] for row in described(verb) if not any(named(name, page) for name in row.names)]
     assert not missing, f"not in docs/{DESCRIBED.get(verb, verb)}.md: {missing}"
 
 
-def named(param, page):
-    return any(
-        re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", page)
-        for name in (*param.opts, *param.secondary_opts)
-    )
+def described(verb):
+    return [row for row in options_of(verb) if row.key != "version" and not row.argument]
+
+
+def named(name, page):
+    return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", page)
 
 
 def test_the_reference_has_every_verb_and_option():
     made = options.commands()
     for verb in VERBS:
         part = made[made.index(f"## `dtrrun {verb}`") :].split("\n## ")[0]
-        assert all(f"`{name}" in part for param in options.options(verb) for name in param.opts), verb
+        assert all(f"`{name}" in part for row in described(verb) for name in row.names), verb
     assert "[bold]" not in made
+
+
+def test_the_reference_has_every_keyword_of_a_budget_in_ones_own_code():
+    made = options.keywords()
+    assert all(f"| `{row.field}` |" in made for row in rows(RuntimeSettings)[2:])
 
 
 def test_every_page_has_a_place_on_the_site():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dtrrun.runtime import formulas, shapes
-from dtrrun.runtime.arguments import flatten_into, geometry_of, outputs_of
+from dtrrun.runtime.dispatch.arguments import flatten_into, geometry_of, outputs_of
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.storage import storage_of
 

@@ -9,7 +9,6 @@ import psutil
 import pytest
 import torch
 
-from dtrrun.simulator.figures.style import MissingMatplotlib
 from tests.bench.gpu import bench, parts
 from tests.bench.gpu.cases import BY_NAME
 from tests.bench.gpu.children import Run, Setting, run
@@ -65,30 +64,12 @@ def test_a_model_without_blocks_does(results):
     assert ours.losses == result["plain"][0].losses
 
 
-def test_the_page_and_the_picture(results, tmp_path, capsys):
-    folder, _ = results
-    page = tmp_path / "page.md"
-    page.write_text("# Measurements\n\n## 1. Another\n\nThat stays.\n")
-    status = bench.main(["--table", "--results", str(folder), "--page", str(page)])
-    text = page.read_text()
-    assert "That stays." in text
-    assert "| **GPT-2 124M (8), length 1024, bf16** |" in text
-    assert "`make bench-gpu` on a CPU." in text
-    assert "![Time over memory](pictures/gpu.svg)" in text
-    assert (tmp_path / "pictures" / "gpu.svg").read_text().count("GPT-2 124M") == 1
-    assert status == (1 if "Missed" in text else 0)
-    assert "written:" in capsys.readouterr().out
-
-
-def test_without_matplotlib_there_is_the_page_and_a_line(results, tmp_path, capsys, monkeypatch):
-    def missing(*_):
-        raise MissingMatplotlib
-
-    monkeypatch.setattr(bench, "draw", missing)
+def test_the_page_is_written_and_says_whether_something_is_missed(results, tmp_path):
     page = tmp_path / "new" / "page.md"  # its folder is made, rather than an error after all measurements
-    bench.main(["--table", "--results", str(results[0]), "--page", str(page)])
-    assert "gpu.svg" not in page.read_text()
-    assert "matplotlib, which is not installed" in capsys.readouterr().out
+    status = bench.main(["--table", "--results", str(results[0]), "--page", str(page)])
+    text = page.read_text()
+    assert "GPT-2 124M" in text
+    assert status == (1 if "Missed" in text else 0)
 
 
 def test_a_run_without_end_is_ended():
@@ -103,40 +84,24 @@ def test_a_run_that_fails_says_why():
     assert "no_such_size" in found.said
 
 
-def refused(capsys, *arguments):
-    status = bench.main(list(arguments))
-    captured = capsys.readouterr()
-    assert len(captured.err.splitlines()) == 1
-    return status, captured.err
-
-
-def test_an_unknown_part_is_refused(capsys):
-    status, line = refused(capsys, "densenet")
-    assert status == bench.USAGE
-    assert "no part is called densenet; there are inception_v4, densenet121" in line
-
-
-def test_full_sizes_are_not_for_the_cpu(capsys):
-    assert refused(capsys, "--device", "cpu")[0] == bench.USAGE
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_is_one_line(capsys, tmp_path):
-    status, line = refused(capsys, "unet", "--results", str(tmp_path))
-    assert status == bench.NO_GPU
-    assert line == "bench-gpu: no NVIDIA GPU that PyTorch can use (torch.cuda.is_available() is False)\n"
-
-
-def test_a_table_of_nothing_is_refused(capsys, tmp_path):
-    assert refused(capsys, "--table", "--results", str(tmp_path)) == (
-        1,
-        f"bench-gpu: no results in {tmp_path}\n",
-    )
-
-
-def test_list_names_the_parts(capsys):
-    assert bench.main(["list"]) == 0
-    assert "unet-batch" in capsys.readouterr().out.split()
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["densenet"], bench.USAGE, "no part is called densenet; there are inception_v4, densenet121"),
+        (["--device", "cpu"], bench.USAGE, "add --tiny"),  # full sizes are not for the CPU
+        (["--table", "--results", "none"], 1, "no results in none"),
+        pytest.param(
+            ["unet"],
+            bench.NO_GPU,
+            "no NVIDIA GPU that PyTorch can use (torch.cuda.is_available() is False)",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_a_line(capsys, arguments, status, text):
+    assert bench.main(arguments) == status
+    [line] = capsys.readouterr().err.splitlines()
+    assert text in line
 
 
 def test_an_interruption_keeps_what_there_is(tmp_path, capsys, monkeypatch):

@@ -1,192 +1,116 @@
-"""The tables and the picture of tests/bench/gpu, and what they count as missed."""
+"""tests/bench/gpu/page.py: ratios, whether bits are equal, and what counts as missed."""
 
 from dataclasses import replace
 
 import pytest
 
 from tests.bench.gpu.children import Run
-from tests.bench.gpu.page import BATCH, BITS, TIME, machines, markdown, sections
-from tests.bench.gpu.picture import draw
+from tests.bench.gpu.page import sections
 
 GB = 10**9
+PLAIN = Run(
+    "ok",
+    "plain",
+    5.0,
+    steps_ms=[100.0],
+    losses=["0x1p+0"],
+    parameters="abc",
+    allocated=8 * GB,
+    driver=10 * GB,
+    driver_source="process",
+)
 
 
-def run(ms=100.0, status="ok", kind="plain", **more):
-    given = {"allocated": 8 * GB, "reserved": 9 * GB, "driver": 10 * GB, "driver_source": "process"}
-    return replace(Run(status, kind, 5.0, steps_ms=[ms]), **(given | more))
+def run(ms=100.0, **changes):
+    return replace(PLAIN, steps_ms=[ms], **changes)
 
 
-def timed(**changes):
-    shares = [
-        {"share": 0.99, "run": run(105, kind="dtrrun", allocated=7 * GB, capped=11 * GB)},
-        {"share": 0.75, "run": run(113, kind="dtrrun", allocated=6 * GB, capped=10 * GB)},
-    ]
-    result = {
-        "case": "unet",
-        "kind": "time",
-        "machine": "Card",
-        "plain": [run(100), run(100)],
-        "peak": 8 * GB,
-        "shares": shares,
-        "left_out": [],
-        "checkpointed": run(120, kind="checkpointed", allocated=5 * GB),
-        "as_checkpointed": run(125, kind="dtrrun", allocated=5 * GB, capped=10 * GB),
+def ours(share=0.75, **changes):
+    return [{"share": share, "run": run(**{"capped": 10 * GB, "report": {"evictions": 3}} | changes)}]
+
+
+def verified(*mismatches):
+    found = {
+        "storages": 9,
+        "mismatches": len(mismatches),
+        "operators": [{"operator": one} for one in mismatches],
     }
-    return {"unet": result | changes}
+    return run(report={"verify": found})
 
 
-def one_section(results):
-    (section,) = sections(results)
-    return section
-
-
-def test_all_is_well():
-    section = one_section(timed())
-    assert section.title == TIME
-    assert section.missed == []
-    rows = {row[0]: row[1:] for row in section.rows}
-    assert rows["0.75 of the peak"] == ["113", "1.13", "1.14", "6 GB (0.75)", "9 GB", "10 GB", "10 GB"]
-    assert rows["**U-Net (6), 416 × 608**"][:3] == ["100, 100", "1", "(419 ms, 8.42 GB)"]
-    assert list(rows)[-2:] == ["checkpointed by two convolutions", "same peak"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "missed"),
-    [
-        ({"shares": [{"share": 0.75, "run": run(115, capped=10 * GB)}]}, "1.15 of the plain time"),
-        ({"shares": [{"share": 0.75, "run": run(110, capped=10 * GB - 1)}]}, "10 GB shown, the budget was"),
-        ({"shares": [{"share": 0.75, "run": run(status="budget")}]}, "0.75 of the peak: budget"),
-        ({"as_checkpointed": run(127, capped=10 * GB)}, "1.06 of its time"),
-        ({"checkpointed": run(status="out of memory")}, "checkpointed: out of memory"),
-        ({"left_out": ["plain again"]}, "plain again: left out"),
-        ({"plain": [run(status="failed", error="boom")]}, "plain: failed: boom"),
-        ({"plain": [], "left_out": ["plain"]}, "plain: no time for it"),
-    ],
-)
-def test_what_is_missed(changes, missed):
-    assert any(missed in line for line in one_section(timed(**changes)).missed)
-
-
-def test_the_device_as_a_whole_is_told_apart():
-    shares = [{"share": 0.75, "run": run(110, capped=10 * GB, driver_source="device")}]
-    assert one_section(timed(shares=shares)).rows[1][6] == "10 GB (device)"
-
-
-def bits(**changes):
-    plain = run(losses=["0x1p+0"], parameters="abc")
-    verified = run(report={"verify": {"storages": 40, "mismatches": 0, "operators": []}})
-    ours = replace(plain, kind="dtrrun", report={"evictions": 3})
-    tried = [{"share": 0.75, "run": ours}]
-    result = {"case": "unet", "kind": "bits", "plain": [plain, plain], "tried": tried, "verified": verified}
-    return {"unet-bits": result | changes}
-
-
-def other(**changes):
-    return [{"share": 0.75, "run": run(**({"losses": ["0x1p+0"], "parameters": "abc"} | changes))}]
-
-
-def test_equal_bits():
-    section = one_section(bits())
-    assert section.title == BITS
-    assert section.rows == [["U-Net (6), 416 × 608", "0.75", *["equal"] * 3, "40", "0", "–"]]
-    assert section.missed == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "missed"),
-    [
-        ({"tried": other(losses=["0x1p+1"], report={"evictions": 1})}, "other bits"),
-        ({"tried": other(parameters="abd", report={"evictions": 1})}, "other bits"),
-        ({"tried": other(report={"evictions": 0})}, "nothing was evicted"),
-        ({"tried": []}, "not measured"),
-        ({"verified": run(status="no end")}, "--verify: did not end well"),
-        (
-            {
-                "verified": run(
-                    report={
-                        "verify": {"storages": 9, "mismatches": 1, "operators": [{"operator": "aten.mm"}]}
-                    }
-                )
-            },
-            "--verify: aten.mm",
-        ),
-        ({"plain": [run(losses=["nan"], parameters="abc")] * 2}, "not finite"),
-    ],
-)
-def test_missed_bits(changes, missed):
-    assert any(missed in line for line in one_section(bits(**changes)).missed)
-
-
-def test_operators_without_a_deterministic_kernel_are_named():
-    plain = run(losses=["0x1p+0"], parameters="abc", no_deterministic_kernel=["max_pool"])
-    section = one_section(bits(plain=[plain, replace(plain, parameters="abd")]))
-    assert section.rows[0][2:5] == ["differ", "equal", "equal"]
-    assert section.rows[0][-1] == "max_pool"
-
-
-def batch(**changes):
-    result = {
-        "case": "unet",
-        "kind": "batch",
+RESULTS = {
+    "time": {
+        "plain": [run(90), run(110)],
+        "peak": 8 * GB,
+        "shares": ours(0.99, ms=105) + ours(0.75, ms=113, allocated=6 * GB),
+        "left_out": [],
+        "checkpointed": run(120),
+        "as_checkpointed": run(125, capped=10 * GB),
+    },
+    "bits": {"plain": [PLAIN, PLAIN], "tried": ours(), "verified": verified()},
+    "batch": {
         "budget": 12 * GB,
         "plain": [{"size": 7, "run": run(50)}, {"size": 8, "run": run(status="out of memory")}],
         "dtrrun": [{"size": 14, "run": run(200)}],
         "plain_largest": 7,
         "dtrrun_largest": 14,
-        "incomplete": ["dtrrun"],
-    }
-    return {"unet-batch": result | changes}
+    },
+}
+NO_BATCH = {"plain": [], "dtrrun": [], "plain_largest": None, "dtrrun_largest": None}  # it was interrupted
 
 
-def test_the_largest_batch():
-    section = one_section(batch())
-    assert section.title == BATCH
-    row = ["U-Net", "batch", "7", "50", "≥ 14", "200", "10 GB", "2.00", "7 to 10 (1155 ms)"]
-    assert section.rows == [row]
-    assert section.missed == []
+def section(kind, **changes):
+    (found,) = sections({"unet": {"case": "unet", "kind": kind} | RESULTS[kind] | changes})
+    return found
 
 
 @pytest.mark.parametrize(
-    ("changes", "missed"),
+    ("kind", "row", "figures"),
     [
-        ({"dtrrun_largest": 7, "dtrrun": [{"size": 7, "run": run(200)}]}, "no larger than plain"),
-        ({"dtrrun_largest": None, "dtrrun": []}, "no larger than plain"),
-        ({"dtrrun": [{"size": 14, "run": run(200, driver=12 * GB + 1)}]}, "shown, the budget was 12 GB"),
+        ("time", 2, ["113", "1.13", "1.14", "6 GB (0.75)"]),  # of the plain runs' mean, and the prototype's
+        ("bits", 0, ["0.75", "equal", "equal", "equal", "9", "0"]),
+        ("batch", 0, ["batch", "7", "50", "14", "200", "10 GB", "2.00"]),
     ],
 )
-def test_missed_batches(changes, missed):
-    assert any(missed in line for line in one_section(batch(**changes)).missed)
+def test_what_is_as_it_should_be(kind, row, figures):
+    found = section(kind)
+    assert found.rows[row][1 : 1 + len(figures)] == figures
+    assert found.missed == []
 
 
-def test_what_an_interrupted_part_left_can_be_shown():
-    results = {"unet-batch": {"case": "unet", "kind": "batch", "budget": 12 * GB, "plain": [], "dtrrun": []}}
-    assert one_section(results).rows[0][2:6] == ["–"] * 4
+@pytest.mark.parametrize(
+    ("kind", "changes", "missed"),
+    [
+        ("time", {"shares": ours(ms=115)}, "1.15 of the plain time"),
+        ("time", {"shares": ours(capped=10 * GB - 1)}, "10 GB shown, the budget was"),
+        ("time", {"shares": ours(status="budget")}, "0.75 of the peak: budget"),
+        ("time", {"as_checkpointed": run(127)}, "1.06 of its time"),
+        ("time", {"checkpointed": run(status="out of memory")}, "checkpointed: out of memory"),
+        ("time", {"left_out": ["plain again"]}, "plain again: left out"),
+        ("time", {"plain": [run(status="failed", error="boom")]}, "plain: failed: boom"),
+        ("time", {"plain": [], "left_out": ["plain"]}, "plain: no time for it"),
+        ("bits", {"tried": ours(losses=["0x1p+1"])}, "other bits"),
+        ("bits", {"tried": ours(parameters="abd")}, "other bits"),
+        ("bits", {"tried": ours(report={"evictions": 0})}, "nothing was evicted"),
+        ("bits", {"tried": []}, "not measured"),
+        ("bits", {"verified": run(status="no end")}, "--verify: did not end well"),
+        ("bits", {"verified": verified("aten.mm")}, "--verify: aten.mm"),
+        ("bits", {"plain": [run(losses=["nan"])] * 2}, "not finite"),
+        ("batch", {"dtrrun_largest": 7, "dtrrun": [{"size": 7, "run": run(200)}]}, "no larger than plain"),
+        ("batch", {"dtrrun_largest": None, "dtrrun": []}, "no larger than plain"),
+        ("batch", NO_BATCH, "no larger than plain"),
+        ("batch", {"dtrrun": [{"size": 14, "run": run(driver=12 * GB + 1)}]}, "shown, the budget was 12 GB"),
+    ],
+)
+def test_what_is_missed(kind, changes, missed):
+    assert any(missed in line for line in section(kind, **changes).missed)
 
 
-def test_machines_are_named_with_their_parts_if_there_are_several():
-    two = [{"case": "unet", "machine": "A"}, {"case": "lstm", "machine": "B"}]
-    assert machines(two[:1]) == "A"
-    assert machines(two) == "A (unet); B (lstm)"
+def test_plain_runs_with_other_bits_are_told_apart():
+    first = replace(PLAIN, no_deterministic_kernel=["max_pool"])
+    [row] = section("bits", plain=[first, replace(first, parameters="abd")]).rows
+    assert (row[2:5], row[-1]) == (["differ", "equal", "equal"], "max_pool")
 
 
-def test_the_picture_is_linked_where_it_is():
-    results = timed()
-    section = one_section(results)
-    assert "](pictures/gpu.svg)" in markdown(section, results, picture=True)
-    assert "](pictures/gpu.svg)" not in markdown(section, results, picture=False)
-    assert "`make bench-gpu` on Card." in markdown(section, results, picture=False)
-
-
-def test_the_picture_has_all_that_was_measured(tmp_path):
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "gpu.svg"
-    draw([timed()["unet"], timed(plain=[])["unet"]], "Time over memory: Card", path)
-    text = path.read_text()
-    for label in (
-        "prototype, Titan V",
-        "dtrrun",
-        "checkpointed by block",
-        "dtrrun in the same peak",
-        "U-Net",
-    ):
-        assert label in text
+def test_a_figure_of_the_whole_device_is_told_apart():
+    assert section("time", shares=ours(driver_source="device")).rows[1][6] == "10 GB (device)"

@@ -54,7 +54,7 @@ def test_pages_stay(heap):
 @glibc
 @pytest.mark.parametrize("heap", ["auto"], indirect=True)
 def test_pages_go_back_by_default(heap, monkeypatch):
-    """Else evictions tear holes into the heap, until the process holds more than without a budget."""
+    """Else evictions fragment the heap, until the process holds more than without a budget."""
     monkeypatch.setattr(module, "memory_is_short", lambda: False)
     assert returned(heap) > 80 * MB
     assert heap.trims == 1

@@ -4,7 +4,7 @@ import torch
 from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dtrrun.runtime import modes
+from dtrrun.runtime.dispatch.python_mode import modes
 from dtrrun.runtime.guards import below
 
 

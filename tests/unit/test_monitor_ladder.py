@@ -31,12 +31,160 @@ def seen(ladder, *processes):
     return {pid: (name, *figure[::2]) for pid, (name, figure) in ladder.read(processes).items()}
 
 
-def test_per_process():
+ONE, TWO = process(), process(51)
+NEW = process(reserved=0)
+SHOWN = {50: (3 * GIB, "nvml_pid")}
+DELTA = {50: (3 * GIB, "device_delta")}
+BELIEVED = {50: (2 * GIB + 400 * MIB, "reserved_overhead")}
+UNKNOWN = NVMLError_NotSupported("Not Supported")
+
+ONE_GPU = {
+    # What the GPU is like when the run begins. Then, once or several times: what changes, which processes
+    # there are, and the bytes and the source of each.
+    "listed": ({}, ({"compute": {50: 3 * GIB, 60: 9 * GIB}, "graphics": {50: 3 * GIB}}, [ONE], SHOWN)),
+    "listed before anything is allocated": (
+        {},
+        ({}, [NEW], {}),
+        ({"compute": {50: 400 * MIB}}, [NEW], {50: (400 * MIB, "nvml_pid")}),
+    ),
+    "CUDA is shut down: no rung down": (
+        {},
+        ({"compute": {50: 3 * GIB}}, [ONE], SHOWN),
+        ({"compute": {}}, [ONE], {}),
+    ),
+    **{
+        f"it is over ({over.alive=})": (
+            {},
+            ({"compute": {50: 3 * GIB}}, [ONE], SHOWN),
+            ({}, [over], {}),
+        )
+        for over in (process(ended=True), process(alive=False))
+    },
+    **{
+        f"size {size} on an idle device": (
+            {"used": 3 * MIB},
+            ({"compute": {50: size}, "used": 3 * GIB + 3 * MIB}, [ONE], DELTA),
+        )
+        for size in (None, 2**64 - 1, 0)
+    },
+    "no lists": (
+        {"compute": UNKNOWN, "used": 3 * MIB},
+        ({"used": 3 * GIB + 3 * MIB}, [ONE], DELTA),
+    ),
+    "no lists on a device that someone uses": (
+        {"compute": UNKNOWN, "used": IDLE_BYTES + 1},
+        ({"used": 3 * GIB + IDLE_BYTES + 1}, [ONE], BELIEVED),
+    ),
+    "no size on a device that someone uses": (
+        {"used": IDLE_BYTES + 1},
+        ({"used": 3 * GIB + IDLE_BYTES + 1, "compute": {50: None}}, [ONE], BELIEVED),
+    ),
+    "no sizes, and another is listed": (
+        {"compute": {7: None}},
+        ({"used": 3 * GIB, "compute": {7: None, 50: None}}, [ONE], BELIEVED),
+    ),
+    "an old driver without lists cannot say whether a device is idle": (
+        {"compute": UNKNOWN, "old": True},
+        ({"used": 3 * GIB}, [ONE], BELIEVED),
+    ),
+    "an old driver with lists can": ({"old": True}, ({"used": 3 * GIB, "compute": {50: None}}, [ONE], DELTA)),
+    "someone else comes to an idle device": (
+        {},
+        ({"used": 9 * GIB, "compute": {50: None, 60: None}}, [ONE], BELIEVED),
+    ),
+    "the device grew by less than the process holds": (
+        {"used": 100 * MIB},
+        ({"used": GIB, "compute": {50: None}}, [ONE], BELIEVED),
+    ),
+    "growth is of one process only": (
+        {},
+        ({"used": 9 * GIB, "compute": UNKNOWN}, [ONE, TWO], BELIEVED | {51: BELIEVED[50]}),
+    ),
+    "the host's ids": (
+        {"compute": {9001: 5 * GIB}},
+        ({"compute": {9001: 5 * GIB, 9876: 3 * GIB}}, [ONE], {50: (3 * GIB, "nvml_new_pid")}),
+        # It is known by now, so who comes later is another.
+        (
+            {"compute": {9001: 5 * GIB, 9876: 4 * GIB, 9999: 3 * GIB}},
+            [ONE],
+            {50: (4 * GIB, "nvml_new_pid")},
+        ),
+    ),
+    "the host's ids of two that came at once": (
+        {},
+        ({"compute": {9876: 3 * GIB, 9999: 3 * GIB}, "used": 6 * GIB}, [ONE], BELIEVED),
+    ),
+    "a host's id with too little to be its": (
+        {"used": GIB},
+        ({"compute": {9876: GIB}}, [ONE], BELIEVED),
+    ),
+    "the host's id of another is ours by chance": (
+        {"compute": {50: 30 * GIB}},
+        ({}, [ONE], BELIEVED),
+        ({"compute": {50: 30 * GIB, 9876: 3 * GIB}}, [ONE], {50: (3 * GIB, "nvml_new_pid")}),
+    ),
+    "two ranks with host ids cannot be told apart": (
+        {},
+        ({"compute": {9001: 3 * GIB}}, [ONE, process(51, reserved=0)], BELIEVED),
+    ),
+    "ranks with host ids that come after each other": (
+        {},
+        ({"compute": {9001: 3 * GIB}}, [ONE], {50: (3 * GIB, "nvml_new_pid")}),
+        (
+            {"compute": {9001: 3 * GIB, 9002: 4 * GIB}},
+            [ONE, TWO],
+            {50: (3 * GIB, "nvml_new_pid"), 51: (4 * GIB, "nvml_new_pid")},
+        ),
+    ),
+    "two ranks by their own ids": (
+        {},
+        ({"compute": {50: 3 * GIB, 51: 4 * GIB}}, [ONE, TWO], SHOWN | {51: (4 * GIB, "nvml_pid")}),
+    ),
+    "the driver goes in the middle and comes back": (
+        {},
+        ({"compute": {50: 3 * GIB}}, [ONE], SHOWN),
+        ({"lost": True}, [ONE], BELIEVED),
+        ({"lost": False}, [ONE], SHOWN),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ONE_GPU)
+def test_the_source_on_one_gpu(case):
+    before, *steps = ONE_GPU[case]
+    gpu = Gpu("GPU-a", **before)
+    rungs = ladder(gpu)
+    for changes, processes, found in steps:
+        vars(gpu).update(changes)
+        assert seen(rungs, *processes) == {pid: ("GPU-a", *figure) for pid, figure in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"), [({"compute": UNKNOWN}, "Not Supported"), ({"lost": True}, "GPU is lost")]
+)
+def test_why_the_driver_does_not_tell(changes, error):
     gpu = Gpu("GPU-a")
     rungs = ladder(gpu)
-    gpu.compute = {50: 3 * GIB, 60: 9 * GIB}
-    gpu.graphics = {50: 3 * GIB}
-    assert seen(rungs, process()) == {50: ("GPU-a", 3 * GIB, "nvml_pid")}
+    vars(gpu).update(changes)
+    seen(rungs, ONE)
+    assert rungs.error == error
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "source"),
+    [
+        ({50: 3 * GIB, 51: 300 * MIB}, {51: 4 * GIB}, "nvml_pid"),  # 51 has a context on the first, too
+        ({9001: 3 * GIB}, {9002: 4 * GIB}, "nvml_new_pid"),
+    ],
+)
+def test_two_ranks_on_two_devices(first, second, source):
+    one, two = Gpu("GPU-a"), Gpu("GPU-b")
+    rungs = ladder(one, two)
+    one.compute, two.compute = first, second
+    assert seen(rungs, process(50, 0), process(51, 1)) == {
+        50: ("GPU-a", 3 * GIB, source),
+        51: ("GPU-b", 4 * GIB, source),
+    }
 
 
 def test_a_figure_is_as_old_as_the_question(monkeypatch):
@@ -58,170 +206,9 @@ def test_a_figure_is_as_old_as_the_question(monkeypatch):
     assert figure.monotonic_ns == 1000
 
 
-def test_before_anything_is_allocated_a_process_that_is_listed_has_a_figure():
-    gpu = Gpu("GPU-a")
-    rungs = ladder(gpu)
-    assert seen(rungs, process(reserved=0)) == {}
-    gpu.compute = {50: 400 * MIB}
-    assert seen(rungs, process(reserved=0)) == {50: ("GPU-a", 400 * MIB, "nvml_pid")}
-
-
-def test_after_its_end_a_process_has_no_figure():
-    gpu = Gpu("GPU-a")
-    rungs = ladder(gpu)
-    gpu.compute = {50: 3 * GIB}
-    assert seen(rungs, process())
-    gpu.compute = {}
-    assert seen(rungs, process()) == {}  # CUDA is shut down, the process still there: not a rung down
-    for over in (process(ended=True), process(alive=False)):
-        gpu.compute = {50: 3 * GIB}
-        assert seen(rungs, over) == {}
-
-
 def test_a_zombie_has_no_figure():
     gpu = Gpu("GPU-a", compute={50: 3 * GIB})
     assert seen(Ladder(FakeNvml(gpu), proc_running=lambda pid: False), process()) == {}
-
-
-@pytest.mark.parametrize("unknown", [None, 2**64 - 1, 0])
-def test_memory_not_available_on_an_idle_device(unknown):
-    gpu = Gpu("GPU-a", used=3 * MIB)
-    rungs = ladder(gpu)
-    gpu.compute, gpu.used = {50: unknown}, 3 * GIB + 3 * MIB
-    assert seen(rungs, process()) == {50: ("GPU-a", 3 * GIB, "device_delta")}
-
-
-def test_no_lists_at_all():
-    gpu = Gpu("GPU-a", compute=NVMLError_NotSupported("Not Supported"), used=3 * MIB)
-    rungs = ladder(gpu)
-    gpu.used = 3 * GIB + 3 * MIB
-    assert seen(rungs, process()) == {50: ("GPU-a", 3 * GIB, "device_delta")}
-    assert rungs.error == "Not Supported"
-
-
-@pytest.mark.parametrize(
-    ("used", "compute"),
-    [
-        (IDLE_BYTES + 1, NVMLError_NotSupported()),  # someone is there whom we cannot see
-        (IDLE_BYTES + 1, {}),
-        (0, {7: None}),
-    ],
-)
-def test_memory_not_available_on_a_busy_device(used, compute):
-    gpu = Gpu("GPU-a", used=used, compute=compute)
-    rungs = ladder(gpu)
-    gpu.used += 3 * GIB
-    gpu.compute = compute if isinstance(compute, Exception) else compute | {50: None}
-    assert seen(rungs, process()) == {50: ("GPU-a", 2 * GIB + 400 * MIB, "reserved_overhead")}
-
-
-def test_an_old_driver_that_lists_no_processes_cannot_say_whether_a_device_is_idle():
-    gpu = Gpu("GPU-a", compute=NVMLError_NotSupported(), old=True)
-    rungs = ladder(gpu)
-    gpu.used = 3 * GIB
-    assert seen(rungs, process())[50][2] == "reserved_overhead"
-    gpu = Gpu("GPU-a", old=True)
-    rungs = ladder(gpu)
-    gpu.used, gpu.compute = 3 * GIB, {50: None}
-    assert seen(rungs, process()) == {50: ("GPU-a", 3 * GIB, "device_delta")}
-
-
-def test_someone_else_comes_to_an_idle_device():
-    gpu = Gpu("GPU-a")
-    rungs = ladder(gpu)
-    gpu.used, gpu.compute = 9 * GIB, {50: None, 60: None}
-    assert seen(rungs, process())[50][2] == "reserved_overhead"
-
-
-def test_a_device_that_grew_by_less_than_the_process_holds():
-    gpu = Gpu("GPU-a", used=100 * MIB)
-    rungs = ladder(gpu)
-    gpu.used, gpu.compute = 1 * GIB, {50: None}
-    assert seen(rungs, process())[50][2] == "reserved_overhead"
-
-
-def test_growth_is_of_one_process_only():
-    gpu = Gpu("GPU-a")
-    rungs = ladder(gpu)
-    gpu.used, gpu.compute = 9 * GIB, NVMLError_NotSupported()
-    found = seen(rungs, process(50), process(51))
-    assert {source for _, _, source in found.values()} == {"reserved_overhead"}
-
-
-def test_host_ids_in_a_container():
-    gpu = Gpu("GPU-a", compute={9001: 5 * GIB})
-    rungs = ladder(gpu)
-    gpu.compute = {9001: 5 * GIB, 9876: 3 * GIB}
-    assert seen(rungs, process()) == {50: ("GPU-a", 3 * GIB, "nvml_new_pid")}
-    gpu.compute = {9001: 5 * GIB, 9876: 4 * GIB, 9999: 3 * GIB}  # known by now: who comes later is another
-    assert seen(rungs, process()) == {50: ("GPU-a", 4 * GIB, "nvml_new_pid")}
-
-
-def test_host_ids_of_two_that_came_at_once():
-    gpu = Gpu("GPU-a")
-    rungs = ladder(gpu)
-    gpu.compute, gpu.used = {9876: 3 * GIB, 9999: 3 * GIB}, 6 * GIB
-    assert seen(rungs, process())[50][2] == "reserved_overhead"
-
-
-def test_a_host_id_that_is_too_small_for_the_process_is_not_its():
-    gpu = Gpu("GPU-a", used=1 * GIB)
-    rungs = ladder(gpu)
-    gpu.compute = {9876: 1 * GIB}
-    assert seen(rungs, process())[50][2] == "reserved_overhead"
-
-
-def test_the_hosts_id_of_another_is_ours_by_chance():
-    gpu = Gpu("GPU-a", compute={50: 30 * GIB})
-    rungs = ladder(gpu)
-    assert seen(rungs, process())[50] == ("GPU-a", 2 * GIB + 400 * MIB, "reserved_overhead")
-    gpu.compute = {50: 30 * GIB, 9876: 3 * GIB}
-    assert seen(rungs, process())[50] == ("GPU-a", 3 * GIB, "nvml_new_pid")
-
-
-def test_two_ranks_on_two_devices():
-    one, two = Gpu("GPU-a"), Gpu("GPU-b")
-    rungs = ladder(one, two)
-    one.compute, two.compute = (
-        {50: 3 * GIB, 51: 300 * MIB},
-        {51: 4 * GIB},
-    )  # 51 has a context on the first, too
-    assert seen(rungs, process(50, 0), process(51, 1)) == {
-        50: ("GPU-a", 3 * GIB, "nvml_pid"),
-        51: ("GPU-b", 4 * GIB, "nvml_pid"),
-    }
-
-
-def test_two_ranks_on_two_devices_with_host_ids():
-    one, two = Gpu("GPU-a"), Gpu("GPU-b")
-    rungs = ladder(one, two)
-    one.compute, two.compute = {9001: 3 * GIB}, {9002: 4 * GIB}
-    assert seen(rungs, process(50, 0), process(51, 1)) == {
-        50: ("GPU-a", 3 * GIB, "nvml_new_pid"),
-        51: ("GPU-b", 4 * GIB, "nvml_new_pid"),
-    }
-
-
-def test_two_ranks_on_one_device_with_host_ids_cannot_be_told_apart():
-    gpu = Gpu("GPU-a")
-    rungs = ladder(gpu)
-    gpu.compute = {9001: 3 * GIB}
-    found = seen(rungs, process(50), process(51, reserved=0))
-    assert found[50][2] == "reserved_overhead"  # it may as well be the other's
-    assert 51 not in found
-
-
-def test_ranks_that_come_to_one_device_after_each_other():
-    gpu = Gpu("GPU-a")
-    rungs = ladder(gpu)
-    gpu.compute = {9001: 3 * GIB}
-    seen(rungs, process(50))
-    gpu.compute = {9001: 3 * GIB, 9002: 4 * GIB}
-    found = seen(rungs, process(50), process(51))
-    assert [found[pid][1:] for pid in (50, 51)] == [
-        (3 * GIB, "nvml_new_pid"),
-        (4 * GIB, "nvml_new_pid"),
-    ]
 
 
 def test_one_that_has_its_id_leaves_the_other_new_one():
@@ -231,26 +218,6 @@ def test_one_that_has_its_id_leaves_the_other_new_one():
     elsewhere = process(50, meta={"pid_namespace": "pid:[1]"})
     found = seen(rungs, elsewhere, process(51))
     assert found == {50: ("GPU-a", 4 * GIB, "nvml_new_pid"), 51: ("GPU-a", 3 * GIB, "nvml_pid")}
-
-
-def test_two_ranks_on_one_device_by_their_own_ids():
-    gpu = Gpu("GPU-a")
-    rungs = ladder(gpu)
-    gpu.compute = {50: 3 * GIB, 51: 4 * GIB}
-    found = seen(rungs, process(50), process(51))
-    assert [found[pid][1:] for pid in (50, 51)] == [(3 * GIB, "nvml_pid"), (4 * GIB, "nvml_pid")]
-
-
-def test_the_driver_goes_in_the_middle_and_comes_back():
-    gpu = Gpu("GPU-a")
-    rungs = ladder(gpu)
-    gpu.compute = {50: 3 * GIB}
-    assert seen(rungs, process())[50][2] == "nvml_pid"
-    gpu.lost = True
-    assert seen(rungs, process()) == {50: ("GPU-a", 2 * GIB + 400 * MIB, "reserved_overhead")}
-    assert rungs.error == "GPU is lost"
-    gpu.lost = False
-    assert seen(rungs, process())[50][2] == "nvml_pid"
 
 
 def test_no_driver_to_ask():

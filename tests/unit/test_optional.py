@@ -8,7 +8,7 @@ import pytest
 
 import dtrrun
 from dtrrun.runtime import optional
-from dtrrun.runtime.training_state import TrainingState
+from dtrrun.runtime.observe.training_state import TrainingState
 from dtrrun.settings import RuntimeSettings
 
 PARTS = ("lookahead", "plain", "recording_parts", "tracing", "training_state", "verify", "where")
@@ -43,11 +43,9 @@ def test_what_is_asked_for_is_there(options, part):
 
 def test_files_need_a_folder(tmp_path):
     asked = RuntimeSettings(state=True, trace_events=True)
-    assert (
-        optional.training_state(asked) == optional.tracing(asked, SimpleNamespace(), SimpleNamespace()) == []
-    )
+    assert optional.training_state(asked) == optional.tracing(asked, SimpleNamespace()) == []
     asked = RuntimeSettings(state=True, trace_events=True, record_dir=str(tmp_path))
     (state,) = optional.training_state(asked)
     assert isinstance(state, TrainingState)
-    assert len(optional.tracing(asked, SimpleNamespace(), SimpleNamespace())) == 1
+    assert len(optional.tracing(asked, SimpleNamespace())) == 1
     assert optional.training_state(RuntimeSettings(record_dir=str(tmp_path))) == []

@@ -1,13 +1,12 @@
 """dtrrun.cli.options"""
 
 import gzip
-import inspect
 
 import pytest
 
 from dtrrun.cli import options
-from dtrrun.cli.options import PREFIX, READERS, collect
-from dtrrun.cli.run import run
+from dtrrun.cli.command import command_of
+from dtrrun.cli.options import OPTIONS, collect
 from dtrrun.launch.errors import LaunchError
 
 
@@ -29,8 +28,11 @@ def pyproject(folder, text):
     (folder / "pyproject.toml").write_text(f"[tool.dtrrun]\n{text}\n")
 
 
-def test_every_option_of_the_command_line_has_a_reader_and_the_reverse():
-    assert set(inspect.signature(run).parameters) == {*READERS, "profile", "ctx", "version"}
+def test_each_option_has_a_name_a_variable_and_a_key_and_only_this_table_has_them():
+    """One field makes all of them: the command's parser is compared with the variables and the keys."""
+    typed = {name for param in command_of("run").params for name in param.opts}
+    assert typed == {row.names[0] for row in OPTIONS.values()} | {"--version"}
+    assert {row.variable for row in OPTIONS.values()} == {f"DTRRUN_{key.upper()}" for key in OPTIONS}
 
 
 def test_with_nothing_said_memory_is_counted_only(folder):
@@ -75,7 +77,7 @@ def test_all_reach_the_settings(folder):
         "python": "python3",
         "profile": None,
     }
-    assert set(typed) == {*READERS, "profile"}
+    assert set(typed) == set(OPTIONS)
     found = collect(typed, {}, folder)
     settings = found.settings
     assert settings.budget_bytes == 10**9
@@ -169,7 +171,6 @@ def test_an_empty_variable_is_none(folder):
 def test_a_variable_that_looks_like_ours_is_warned_of(folder):
     found = collect({}, {"DTRRUN_BUGDET": "1GB", "DTRRUN_RUNTIME": "{}", "DTRRUN_DEBUG": "1"}, folder)
     assert found.warnings == ("DTRRUN_BUGDET is not a variable of dtrrun; did you mean DTRRUN_BUDGET?",)
-    assert PREFIX == "DTRRUN_"
 
 
 def test_a_percentage_is_of_the_device(folder, monkeypatch):

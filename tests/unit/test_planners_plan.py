@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planner_world import cheapest, graphs
 
-from dtrrun.simulator.planners import Graph, InvalidPlan, Node, Plan, Step, chain, in_order, run
+from dtrrun.simulator.planners import Graph, InvalidPlan, Node, Plan, PlanStep, chain, in_order, run
 from dtrrun.simulator.planners.plan import keeps_order, missing_ancestors, with_frees
 
 WEIGHT, A, B, C = range(4)
@@ -21,8 +21,8 @@ GRAPH = Graph(
 )
 
 
-def steps(text: str) -> list[Step]:
-    return [Step("free" if word[0] == "-" else "compute", int(word.lstrip("-"))) for word in text.split()]
+def steps(text: str) -> list[PlanStep]:
+    return [PlanStep("free" if word[0] == "-" else "compute", int(word.lstrip("-"))) for word in text.split()]
 
 
 def test_cost_and_peak() -> None:

@@ -1,9 +1,9 @@
-"""dtrrun.policy.chain: names of our rules and what they stand for."""
+"""dtrrun.core.chain: names of our rules and what they stand for."""
 
 import pytest
 
-from dtrrun.policy import make_heuristic
-from dtrrun.policy.chain import NAMED, RELEASED, Settings, parse
+from dtrrun.core.chain import NAMED, RELEASED, Settings, parse
+from dtrrun.core.heuristics import make_heuristic
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""dtrrun.policy.counting"""
+"""dtrrun.simulator.counting"""
 
 import pytest
 
-from dtrrun.policy import make_heuristic
-from dtrrun.policy.counting import accesses, counting_policy, depth
-from dtrrun.policy.eqclass import Component
+from dtrrun.core.heuristics import make_heuristic
+from dtrrun.core.neighbourhoods import Component
+from dtrrun.simulator.counting import accesses, counting_policy, depth
 from dtrrun.simulator.schedule import schedule_of
 from dtrrun.simulator.simulate import simulate
 from tests.unit.policy_world import Record
@@ -59,13 +59,13 @@ def test_an_exact_neighbourhood_is_visited_when_it_is_rebuilt():
     nodes = chain(policy, 5)
     evict(policy, nodes[1], nodes[2])
     before = visited(policy)
-    policy._neighbourhood.projected_cost(nodes[3], nodes[3].bound)
+    policy.projected_cost(nodes[3])
     assert visited(policy) - before == 3  # nodes 2 and 1, and 0, where it ends
-    policy._neighbourhood.projected_cost(nodes[3], nodes[3].bound)
+    policy.projected_cost(nodes[3])
     assert visited(policy) - before == 3  # cached
     evict(policy, nodes[4])
     before = visited(policy)
-    policy._neighbourhood.projected_cost(nodes[3], nodes[3].bound)
+    policy.projected_cost(nodes[3])
     assert visited(policy) - before == 1  # its descendants alone are new
 
 
@@ -74,11 +74,11 @@ def test_a_component_is_visited_on_the_way_to_its_root():
     nodes = chain(policy, 5)
     evict(policy, nodes[1])
     before = visited(policy)
-    policy._neighbourhood.projected_cost(nodes[2], nodes[2].bound)
+    policy.projected_cost(nodes[2])
     assert visited(policy) - before == 1
     evict(policy, nodes[2])
     before = visited(policy)
-    policy._neighbourhood.projected_cost(nodes[3], nodes[3].bound)
+    policy.projected_cost(nodes[3])
     assert visited(policy) - before == depth(nodes[2].component)
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_world import Record
 
-from dtrrun.policy import eqclass
-from dtrrun.policy.eqclass import EvictedComponents
+from dtrrun.core import neighbourhoods
+from dtrrun.core.neighbourhoods import EvictedComponents
 
 
 def chain(length: int, cost: int = 10) -> list[Record]:
@@ -159,12 +159,12 @@ def test_a_released_storage_joins_when_something_evicted_depends_on_it() -> None
 
 def test_long_chains_of_released_storages_are_joined() -> None:
     components = EvictedComponents({}, set())
-    records = chain(3 * eqclass.DORMANT)
+    records = chain(3 * neighbourhoods.DORMANT)
     for record in records[1:-1]:
         components.released(record)
     assert components.projected_cost(records[-1], 0) == 10 * (len(records) - 1)
     counted = components._evicted_neighbours(records[-1])
-    assert len(counted) <= eqclass.DORMANT + 1
+    assert len(counted) <= neighbourhoods.DORMANT + 1
 
 
 @settings(max_examples=60, deadline=None)

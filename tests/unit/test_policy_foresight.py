@@ -1,9 +1,10 @@
-"""dtrrun.policy.foresight: what a step that was watched tells of a later one."""
+"""dtrrun.core.foresight: what a step that was watched tells of a later one."""
 
 import pytest
 
-from dtrrun.policy import HeapSearch, ScanSearch, make_heuristic
-from dtrrun.policy.foresight import JOIN, Foresight, Step
+from dtrrun.core.foresight import JOIN, Foresight, WatchedStep
+from dtrrun.core.heuristics import make_heuristic
+from dtrrun.core.search import HeapSearch, ScanSearch
 from tests.unit.policy_world import Record
 
 NEXT = "h_chain(c=ancestors,s=0,next=1,released=alike)"
@@ -30,7 +31,7 @@ class Program:
 
 def watched(names, begin=0, reads_last=3):
     """A step in which operators take 10 each and read what the last few operators made."""
-    step, program = Step(begin), Program(begin)
+    step, program = WatchedStep(begin), Program(begin)
     for name in names:
         used = program.made[-reads_last:]
         program.run(name)
@@ -59,7 +60,7 @@ def test_the_uses_of_what_each_operator_makes():
 
 
 def test_operators_that_nobody_told_of_count_as_places():
-    step = Step(100)
+    step = WatchedStep(100)
     step.add(101, "a", 10, [], [64])
     step.add(104, "b", 5, [(101, 64), (99, 64)], [64, 32, 32])
     assert step.names == ["a", "", "", "b"]
@@ -176,7 +177,7 @@ def test_sizes_may_be_others():
 
 
 def test_of_steps_of_the_same_operators_that_with_the_same_sizes_is_followed():
-    small, large = Step(), Step()
+    small, large = WatchedStep(), WatchedStep()
     for place, name in enumerate(names(30)):
         small.add(place + 1, name, 10, [], [64])
         large.add(place + 1, name, 30, [], [128])
@@ -190,7 +191,7 @@ def test_of_steps_of_the_same_operators_that_with_the_same_sizes_is_followed():
 
 
 def test_a_join_prefers_the_same_sizes():
-    step = Step()
+    step = WatchedStep()
     for place in range(40):
         step.add(place + 1, f"op{place % 5}", 10, [], [128 if place >= 20 else 64])
     program = Program()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrrun.policy import ABLATION_NAMES, HEURISTIC_NAMES, check_heuristic, make_heuristic
+from dtrrun.core.heuristics import ABLATION_NAMES, HEURISTIC_NAMES, check_heuristic, make_heuristic
 
 SIZE, STALENESS, COST, PROJECTED = 1000, 50, 7, 21.0
 

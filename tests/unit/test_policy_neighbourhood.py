@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_world import Record
 
-from dtrrun.policy.neighbourhood import EvictedNeighbourhood
+from dtrrun.core.neighbourhoods import EvictedNeighbourhood
 
 
 def graph() -> list[Record]:

@@ -5,7 +5,9 @@ from collections import Counter
 
 from policy_world import Record, World, play
 
-from dtrrun.policy import Policy, ScanSearch, make_heuristic, make_policy
+from dtrrun.core.heuristics import make_heuristic
+from dtrrun.core.pool import Policy
+from dtrrun.core.search import ScanSearch, make_policy
 
 
 def filled(policy: Policy[Record], sizes: list[int]) -> list[Record]:

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_world import Record, World, play, random_event
 
-from dtrrun.policy import ABLATION_NAMES, HEURISTIC_NAMES, HeapSearch, ScanSearch, make_heuristic
+from dtrrun.core.heuristics import ABLATION_NAMES, HEURISTIC_NAMES, make_heuristic
+from dtrrun.core.search import HeapSearch, ScanSearch
 
 PAPER = [name for name in HEURISTIC_NAMES if make_heuristic(name).ordered]
 

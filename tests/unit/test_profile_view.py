@@ -8,13 +8,13 @@ import pytest
 from fake_records import EVIL
 from view_snapshots import check
 
-from dtrrun.cli.options import READERS, Options
+from dtrrun.cli.options import OPTIONS, Options
 from dtrrun.cli.profile import _at_minimum
 from dtrrun.cli.profiles import read_profile
 from dtrrun.profiling.curve import Forecast, Point
 from dtrrun.profiling.result import study_result, variation_result, write_profile
 from dtrrun.profiling.study import Study
-from dtrrun.profiling.trial import Step, Trial
+from dtrrun.profiling.trial import MeasuredStep, Trial
 from dtrrun.profiling.variation import Variation
 from dtrrun.settings import RuntimeSettings
 from dtrrun.views.profile import Bar, print_profile
@@ -24,7 +24,7 @@ PEAK = 1_000_000_000
 
 def trial(status="ok", slowdown=1.1, peak=PEAK // 2, evictions=40):
     own, over = 10**9, int((slowdown - 1) * 10**9)
-    step = Step(2, own + over, over, own, over // 4, evictions, evictions + 3)
+    step = MeasuredStep(2, own + over, over, own, over // 4, evictions, evictions + 3)
     least = 310_000_000 if status == "too small" else None
     return Trial(status, 0 if status == "ok" else 1, 9.5, peak, (step,), least, "")
 
@@ -125,13 +125,13 @@ def test_the_profile_is_read_again_by_a_run(study, tmp_path):
     for file in path.parent.iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert path.read_text().isprintable() or "\x1b" not in path.read_text()
-    settings = Options.of(read_profile(path, tuple(READERS))).settings
+    settings = Options.of(read_profile(path, OPTIONS)).settings
     assert settings.budget_bytes == 500_000_000
     assert settings.heuristic == "h_chain"
     assert settings.costs == str(path.parent / "train.costs.gz")
     study.recommended = 400_000_000
     write_profile(path, study, ["train.py"])  # over the one before
-    settings = Options.of(read_profile(path, tuple(READERS))).settings
+    settings = Options.of(read_profile(path, OPTIONS)).settings
     assert settings.heuristic == "h'(s=no,m=yes,c=eqclass)"
 
 

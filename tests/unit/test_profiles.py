@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dtrrun.cli import profiles, values
-from dtrrun.cli.options import READERS, Options
+from dtrrun import values
+from dtrrun.cli import profiles
+from dtrrun.cli.options import OPTIONS, Options
 from dtrrun.cli.profiles import find_profile, read_profile, read_pyproject
 from dtrrun.launch.errors import LaunchError
 from dtrrun.settings import RuntimeSettings
@@ -125,7 +126,7 @@ def test_an_unknown_name(user_folder, name, hint):
 @pytest.mark.parametrize("path", sorted(profiles.SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_profiles_are_valid_and_say_what_for(path):
     assert path.read_text().startswith("# ")
-    Options.of(read_profile(path, tuple(READERS)))
+    Options.of(read_profile(path, OPTIONS))
 
 
 def test_shipped_profiles_are_those_that_were_promised():
@@ -138,14 +139,11 @@ def test_shipped_profiles_are_those_that_were_promised():
 
 
 def test_the_default_profile_changes_nothing():
-    assert (
-        Options.of(read_profile(profiles.SHIPPED / "default.yaml", tuple(READERS))).settings
-        == RuntimeSettings()
-    )
+    assert Options.of(read_profile(profiles.SHIPPED / "default.yaml", OPTIONS)).settings == RuntimeSettings()
 
 
 def test_the_papers_settings():
-    settings = Options.of(read_profile(profiles.SHIPPED / "paper.yaml", tuple(READERS))).settings
+    settings = Options.of(read_profile(profiles.SHIPPED / "paper.yaml", OPTIONS)).settings
     assert (settings.heuristic, settings.sample, settings.ignore_small) == ("h_dtr_eq", True, 0.01)
 
 

@@ -3,16 +3,15 @@
 import pytest
 
 from dtrrun.profiling.forecast import EVENT_NS, PRESSED, SCORE_NS, Model, scale_of
-from dtrrun.profiling.trial import Step
-from dtrrun.simulator.live import Prediction
-from dtrrun.simulator.live import Step as PredictedStep
+from dtrrun.profiling.trial import MeasuredStep
+from dtrrun.simulator.live import PredictedStep, Prediction
 
 US = 1000
 
 
 def plain(number, wall=1000 * US, operators_ns=900 * US):
     """Ten operators of the program, 1 µs of bookkeeping each."""
-    return Step(number, wall + 10 * US, 10 * US, operators_ns, 10 * US, 0, 0)
+    return MeasuredStep(number, wall + 10 * US, 10 * US, operators_ns, 10 * US, 0, 0)
 
 
 def predicted(again, events=0, steps=3, own=600 * US, scores=0):
@@ -48,7 +47,8 @@ def test_one_step_is_better_than_none():
 def measured(again, bookkeeping):
     """Steps that took 1 ms of their own."""
     return [
-        Step(i, 1000 * US + again + bookkeeping, again + bookkeeping, 0, bookkeeping, 5, 5) for i in (1, 2, 3)
+        MeasuredStep(i, 1000 * US + again + bookkeeping, again + bookkeeping, 0, bookkeeping, 5, 5)
+        for i in (1, 2, 3)
     ]
 
 

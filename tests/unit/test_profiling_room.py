@@ -3,7 +3,7 @@
 import pytest
 
 from dtrrun.profiling.room import budget_for, room_in
-from dtrrun.runtime.shares import Accounts
+from dtrrun.runtime.cuda.budget import Accounts
 
 MIB = 1 << 20
 

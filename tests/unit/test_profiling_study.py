@@ -11,7 +11,7 @@ from dtrrun.profiling import study as module
 from dtrrun.profiling.room import budget_for, room_in
 from dtrrun.profiling.search import below
 from dtrrun.profiling.study import NothingToProfile, ScriptFailed, Study
-from dtrrun.profiling.trial import Step, Trial
+from dtrrun.profiling.trial import MeasuredStep, Trial
 from dtrrun.settings import RuntimeSettings
 from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import read_log
@@ -50,7 +50,7 @@ class Machine:
                 status = "too small"
             again, evictions = (found.overhead - 1) * self.slower, found.evictions
         own = 10**9
-        step = Step(
+        step = MeasuredStep(
             PLAIN.steps[0].index, int(own * (1 + again)), int(own * again), own, 0, evictions, evictions
         )
         self.seconds += SECONDS * (1 + again)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dtrrun.policy import make_policy
+from dtrrun.core.search import make_policy
 from dtrrun.simulator.banish import BanishingReplay
 from dtrrun.simulator.log import Call, Constant, Release
 from dtrrun.simulator.replay import Replay

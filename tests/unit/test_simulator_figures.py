@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dtrrun.policy import ABLATION_NAMES
+from dtrrun.core.heuristics import ABLATION_NAMES
 from dtrrun.simulator import sweep
 from dtrrun.simulator.figures import MissingMatplotlib, draw
 from dtrrun.simulator.figures.slowdown import draw_slowdown

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrrun.policy import make_policy
+from dtrrun.core.search import make_policy
 from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import START, Annotate, Call, Constant, LogError, Release, read_log
 from dtrrun.simulator.schedule import schedule_of

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dtrrun.policy import make_policy
+from dtrrun.core.search import make_policy
 from dtrrun.simulator.log import Call, Constant, Mutate, Release
 from dtrrun.simulator.replay import Replay
 from dtrrun.simulator.schedule import schedule_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrrun.policy import make_policy
+from dtrrun.core.search import make_policy
 from dtrrun.simulator import sweep
 from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import Call, Constant, LogError, write_log

@@ -1,10 +1,10 @@
-"""dtrrun.runtime.step_log: what it writes is read by the paper's format."""
+"""dtrrun.runtime.observe.step_log: what it writes is read by the paper's format."""
 
 import gzip
 
 import pytest
 
-from dtrrun.runtime.step_log import StepLog, open_log
+from dtrrun.runtime.observe.step_log import StepLog, open_log
 from dtrrun.simulator.log import Call, Constant, Mutate, Release, read_log
 from dtrrun.simulator.schedule import read_schedule
 

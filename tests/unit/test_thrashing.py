@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dtrrun.runtime.thrashing import GRACE_NS, WINDOW_NS, Thrashing
+from dtrrun.runtime.observe.thrashing import GRACE_NS, WINDOW_NS, Thrashing
 
 MS = 1_000_000
 

@@ -1,11 +1,11 @@
-"""dtrrun.runtime.tracing: what the runtime does is in the trace, and nothing is in its way without one."""
+"""runtime.observe.tracing: what the runtime does is in the trace, and nothing is in its way without one."""
 
 from collections import Counter
 
 import torch
 
 from dtrrun.runtime import Session
-from dtrrun.runtime.tracing import Tracing
+from dtrrun.runtime.observe.tracing import Tracing
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.events import EVICT, MODULE, REMATERIALIZE, SEARCH, STEP, read_events
 
@@ -42,15 +42,15 @@ def test_every_eviction_search_and_rematerialization_is_there(tmp_path):
     (events,) = read_events(str(tmp_path))
     found = list(events)
     kinds = Counter(event.kind for event in found)
-    assert session.ledger.evictions > 20
-    assert kinds[EVICT] == session.ledger.evictions
+    assert session.dtr.eviction.evictions > 20
+    assert kinds[EVICT] == session.dtr.eviction.evictions
     assert kinds[SEARCH] >= kinds[EVICT]
     assert kinds[STEP] == 3
-    runs = {name: count for name, (count, _, _) in session.replay.by_operator.items()}
+    runs = {name: count for name, (count, _, _) in session.dtr.rematerializer.by_operator.items()}
     assert Counter(event.name for event in found if event.kind == REMATERIALIZE) == runs
     evicted = Counter(event.name for event in found if event.kind == EVICT)
-    assert evicted == session.ledger.evicted_by
-    assert sum(e.nbytes for e in found if e.kind == EVICT) == session.ledger.evicted_bytes_total
+    assert evicted == session.dtr.eviction.evicted_by
+    assert sum(e.nbytes for e in found if e.kind == EVICT) == session.dtr.eviction.evicted_bytes_total
     assert max(event.resident_bytes for event in found) <= BUDGET
     assert losses == train()
 
@@ -70,8 +70,8 @@ def test_modules_where_they_are_known(tmp_path):
 def test_it_decides_as_without_a_trace(tmp_path):
     traced, _ = run(tmp_path, record_dir=str(tmp_path), trace_events=True)
     plain, _ = run(tmp_path)
-    assert traced.ledger.evictions == plain.ledger.evictions
-    assert traced.replay.rematerializations == plain.replay.rematerializations
+    assert traced.dtr.eviction.evictions == plain.dtr.eviction.evictions
+    assert traced.dtr.rematerializer.rematerializations == plain.dtr.rematerializer.rematerializations
     assert traced.ledger.peak_bytes == plain.ledger.peak_bytes
 
 
@@ -80,7 +80,7 @@ def test_without_one_no_method_is_replaced(tmp_path):
     assert not any(isinstance(part, Tracing) for part in session._parts)
     session.start()
     try:
-        for owner, name in ((session.ledger, "evict"), (session.replay, "execute")):
+        for owner, name in ((session.ledger, "evict"), (session.dtr.rematerializer, "execute")):
             assert name not in vars(owner)
         assert "select" not in vars(session.ledger.policy)
     finally:
@@ -91,5 +91,5 @@ def test_without_one_no_method_is_replaced(tmp_path):
 def test_nothing_of_it_stays(tmp_path):
     session, _ = run(tmp_path, record_dir=str(tmp_path), trace_events=True)
     assert "evict" not in vars(session.ledger)
-    assert "execute" not in vars(session.replay)
+    assert "execute" not in vars(session.dtr.rematerializer)
     assert "select" not in vars(session.ledger.policy)

@@ -1,9 +1,9 @@
-"""dtrrun.cli.values"""
+"""dtrrun.values"""
 
 import pytest
 
-from dtrrun.cli import values
-from dtrrun.policy.heuristics import HEURISTIC_NAMES
+from dtrrun import values
+from dtrrun.core.heuristics import HEURISTIC_NAMES
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""Trick: a finder, first on `sys.meta_path`, that calls back when a certain module has been imported.
+"""A finder, first on `sys.meta_path`, that calls back when a given module has been imported.
 
-It finds nothing itself: it asks the other finders, and puts its call behind the `exec_module` of the loader
-that they return, for the length of one import. `importlib.util.find_spec`, `reload` and pickling see no
-difference. Needed since no Python until now has a callback after an import. Standard library only, and little
-of it: every Python process of the target loads this file.
+It finds nothing itself: it asks the other finders, and adds its call after the `exec_module` of the loader
+that they return, for the duration of one import. `importlib.util.find_spec`, `reload` and pickling see no
+difference. Needed because Python has no callback after an import. Standard library only, and little of it:
+every Python process of the target loads this file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 import time
 
-TYPE_CHECKING = False  # as in typing, which would take longer to import than all of this
+TYPE_CHECKING = False  # as in typing, whose import would take longer than all of this
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
@@ -31,18 +31,18 @@ def install() -> None:
 
 
 def mark(name: str, text: str = "") -> bool:
-    """Leave a word for the launcher, in a file of the folder where the records are; whether it is there."""
+    """Write a message for the launcher to a file in the folder of records. Returns whether it was written."""
     try:
         path = os.path.join(os.environ["DTRRUN_RECORDS"], name)
         with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a") as file:
             file.write(text)
         return True
     except (OSError, KeyError):
-        return False  # the launcher has gone: nobody to tell
+        return False  # the launcher has ended
 
 
 class OwnPackage:
-    """Finds `dtrrun` in the launcher's folder, whatever is installed here; adds nothing to the path."""
+    """Finds `dtrrun` in the launcher's folder, whatever is installed here. Adds nothing to the path."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -56,7 +56,7 @@ class OwnPackage:
 
 
 class AfterImport:
-    """Calls `action(module)` once, when the module called `name` has been imported without an error."""
+    """Calls `action(module)` once, when the module `name` has been imported without an error."""
 
     def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
         self.name = name
@@ -68,14 +68,14 @@ class AfterImport:
     ) -> ModuleSpec | None:
         if name != self.name or self.searching:
             return None
-        self.searching = True  # another finder of this kind may ask everyone, us too
+        self.searching = True  # other finders of this kind may ask all finders, including this one
         try:
             spec = self._find(path, target)
         finally:
             self.searching = False
         if spec is None:
             mark("no-" + name, sys.executable + "\n")
-        elif spec.origin is not None and spec.loader is not None:  # not a folder that merely has the name
+        elif spec.origin is not None and spec.loader is not None:  # not a folder of that name
             self._call_after(spec.loader)
         return spec
 
@@ -95,7 +95,7 @@ class AfterImport:
             try:
                 exec_module(module)
             except BaseException as error:
-                # Without our frame the others are importlib's, which Python leaves out of what it prints.
+                # Remove our frame; the others are importlib's, which Python omits when printing.
                 if error.__traceback__ is not None and not os.environ.get("DTRRUN_DEBUG"):
                     error.__traceback__ = error.__traceback__.tb_next
                 raise
@@ -119,7 +119,7 @@ def _torch_imported(module: ModuleType) -> None:
 
 
 def fail(reason: str) -> None:
-    """End this process: to go on without a budget would be worse. The launcher says why, or else we do."""
+    """End this process, because continuing without a budget would be worse. The reason is reported."""
     reason = " ".join(reason.split())
     if not mark(f"failed-{os.getpid()}", reason):
         sys.stderr.write(f"dtrrun: error: process {os.getpid()} cannot run under a budget: {reason}\n")

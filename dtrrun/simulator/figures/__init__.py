@@ -25,11 +25,11 @@ ABLATIONS = {
 
 
 def draw(result: Mapping[str, Any], folder: Path, format: str = "svg") -> list[Path]:
-    """Every picture that the rows of `result` have figures for; returns the files.
+    """Draw every picture for which `result` has figures, and return the files.
 
     Heuristics compared (Fig. 2), ablations (App. D.1), deallocations (D.2), accesses (D.3), static planners
-    (Fig. 3), and a trace of each log with its first heuristic, in the least budget that did. Raises OSError,
-    MissingMatplotlib.
+    (Fig. 3), and a trace of each log with its first heuristic, at the least budget that worked. Raises
+    OSError, MissingMatplotlib.
     """
     need_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def _heuristic(row: Mapping[str, Any]) -> str:
 
 
 def _ablation(row: Mapping[str, Any]) -> str:
-    """`h'(s=yes,m=no,c=local)` is `s=yes, m=no`."""
+    """Shorten `h'(s=yes,m=no,c=local)` to `s=yes, m=no`."""
     return ", ".join(str(row["heuristic"])[3:-1].split(",")[:2])
 
 
@@ -82,7 +82,7 @@ def _deallocation(row: Mapping[str, Any]) -> str:
 
 
 def _first_of_each(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """One row for each log, heuristic and budget: of the deallocation and search that were named first."""
+    """Return one row for each log, heuristic and budget: of the first deallocation and search."""
     found: dict[Any, Mapping[str, Any]] = {}
     for row in rows:
         found.setdefault((row["log"], row["heuristic"], row["budget_ratio"]), row)
@@ -90,5 +90,5 @@ def _first_of_each(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _as_name(text: str) -> str:
-    """Fit for the name of a file."""
+    """Return text suitable for a file name."""
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in text).strip("-")

@@ -14,7 +14,7 @@ LINES = {"heap": "-", "scan": "--"}
 def draw_accesses(
     logs: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], folder: Path, format: str
 ) -> Path:
-    """One panel a log, one line a heuristic and search; those rows that have counts. Raises OSError."""
+    """Draw one panel per log, one line per heuristic and search, for rows with counts. Raises OSError."""
     rows = [row for row in rows if row["accesses"] is not None]
     logs = [log for log in logs if any(row["log"] == log["log"] for row in rows)]
     heuristics = list(dict.fromkeys(row["heuristic"] for row in rows))

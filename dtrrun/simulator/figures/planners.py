@@ -1,4 +1,4 @@
-"""DTR beside static planners (Fig. 3)."""
+"""DTR compared with static planners (Fig. 3)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ Row = Mapping[str, Any]
 def draw_planners(
     logs: Sequence[Row], rows: Sequence[Row], plans: Sequence[Row], folder: Path, format: str
 ) -> Path:
-    """One panel a log: heuristics as lines, planners as marks, below grey no run can be. Raises OSError."""
+    """Draw one panel per log: heuristics as lines, planners as marks, impossible budgets grey.
+
+    Raises OSError.
+    """
     logs = [log for log in logs if any(row["log"] == log["log"] for row in plans)]
     heuristics = list(dict.fromkeys(row["heuristic"] for row in rows))
     planners = list(dict.fromkeys(row["planner"] for row in plans if not _is_bound(row)))

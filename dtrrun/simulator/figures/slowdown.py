@@ -1,4 +1,4 @@
-"""Slowdown over budget (Fig. 2; App. D.1 and D.2 in the same way)."""
+"""Slowdown over budget (Fig. 2; also App. D.1 and D.2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 BEFORE = {"thrash": "--", "oom": ":"}
-"""The line that marks the last budget before a run thrashes, or is out of memory."""
+"""The style of the line at the last budget before a run thrashes, or is out of memory."""
 
 
 def draw_slowdown(
@@ -26,7 +26,7 @@ def draw_slowdown(
     name: str,
     format: str,
 ) -> Path:
-    """One panel a log, one line for each name that `name_of` gives the rows. Raises OSError."""
+    """Draw one panel per log, one line for each name that `name_of` gives the rows. Raises OSError."""
     names = list(dict.fromkeys(map(name_of, rows)))
     logs = [log for log in logs if any(row["log"] == log["log"] for row in rows)]
     with styled():
@@ -52,7 +52,7 @@ def draw_slowdown(
 
 
 def _shade(panel: Axes, log: Row) -> None:
-    """What no budget can be below: constants, and the operator that has most in memory at once."""
+    """Shade impossible budgets: below the constants, and the operator with most bytes in memory at once."""
     peak = log["peak_bytes"] or 1
     constants, largest = log["constant_bytes"] / peak, log["largest_bytes"] / peak
     panel.axvspan(0, constants, color="#000000", linewidth=0)

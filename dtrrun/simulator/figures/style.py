@@ -1,4 +1,4 @@
-"""How all pictures look; matplotlib is imported here alone, and only when a picture is drawn."""
+"""The style of all pictures. Only this module imports matplotlib, and only when a picture is drawn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 FORMATS = ("svg", "png")
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7f7f7f")
-"""Those of Okabe and Ito, which people with any kind of colour vision tell apart; then grey."""
+"""Those of Okabe and Ito, which are distinguishable with any kind of colour vision; then grey."""
 MARKERS = "osD^vP*X"
 
 STYLE: dict[str, Any] = {
@@ -33,14 +33,14 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 1.3,
     "lines.markersize": 3.5,
     "svg.fonttype": "none",
-    "svg.hashsalt": "dtrrun",  # else, names inside of an SVG are drawn by lot
+    "svg.hashsalt": "dtrrun",  # otherwise ids in an SVG are random
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
 }
 
 
 class MissingMatplotlib(RuntimeError):
-    """Pictures are wanted and matplotlib is not there."""
+    """Raised if a picture is requested and matplotlib is not installed."""
 
     def __init__(self) -> None:
         super().__init__("pictures need matplotlib, which is not installed: pip install 'dtrrun[figures]'")
@@ -55,7 +55,7 @@ def need_matplotlib() -> None:
 
 
 def grid(count: int, title: str) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` panels; call it inside of `styled()`."""
+    """Make a figure with `count` panels. Call it inside `styled()`."""
     from matplotlib.figure import Figure
 
     columns = min(count, 4 if count > 6 else 3)
@@ -69,7 +69,7 @@ def grid(count: int, title: str) -> tuple[Figure, list[Axes]]:
 
 
 def styled() -> Any:
-    """A context in which our style holds, whatever the user's own is."""
+    """Return a context with our style, whatever the user's is."""
     import matplotlib
 
     everything: dict[Any, Any] = {**matplotlib.rcParamsDefault, "backend": "agg"}
@@ -77,7 +77,7 @@ def styled() -> Any:
 
 
 def legend(figure: Figure, axes: Sequence[Axes], extra: Sequence[Any] = ()) -> None:
-    """One for all panels, at the foot."""
+    """Add one legend for all panels, at the bottom."""
     found: dict[str, Any] = {}
     for one in axes:
         for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
@@ -89,7 +89,7 @@ def legend(figure: Figure, axes: Sequence[Axes], extra: Sequence[Any] = ()) -> N
 
 
 def save(figure: Figure, folder: Path, name: str, format: str) -> Path:
-    """Write the picture, the same bytes each time. Raises OSError."""
+    """Write the picture reproducibly, byte for byte. Raises OSError."""
     path = folder / f"{name}.{format}"
     metadata = {"Date": None} if format == "svg" else {"Software": None}
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -19,7 +19,7 @@ EVICTED, FORWARD, GRADIENT = 0, 1, 2
 
 
 def draw_theory(result: Mapping[str, Any], folder: Path, format: str = "svg") -> list[Path]:
-    """The pictures of the rows of `dtrrun simulate --theory`; returns the files.
+    """Draw the rows of `dtrrun simulate --theory`, and return the files.
 
     The trace is of the first heuristic. Raises OSError, MissingMatplotlib.
     """
@@ -35,7 +35,7 @@ def draw_theory(result: Mapping[str, Any], folder: Path, format: str = "svg") ->
 
 
 def draw_linear(rows: Sequence[Row], folder: Path, format: str) -> Path:
-    """Operations over N, as they are and per layer, beside the binomial optimum. Raises OSError."""
+    """Draw operations over N, absolute and per layer, with the binomial optimum. Raises OSError."""
     with styled():
         figure, (left, right) = grid(2, "Theorem 1: operations on a linear network")
         for place, ((name, budget), found) in enumerate(_series(rows, fixed=_is_fixed(rows)).items()):
@@ -56,7 +56,7 @@ def draw_linear(rows: Sequence[Row], folder: Path, format: str) -> Path:
 
 
 def draw_adversary(rows: Sequence[Row], folder: Path, format: str) -> Path:
-    """Operations over those of the optimum, over N/B, and the bound that was proved. Raises OSError."""
+    """Draw operations relative to the optimum over N/B, and the proved bound. Raises OSError."""
     with styled():
         figure, (panel,) = grid(1, "Theorem 2: against the adversary")
         figure.set_size_inches(5, 3.6)
@@ -73,7 +73,7 @@ def draw_adversary(rows: Sequence[Row], folder: Path, format: str) -> Path:
 
 
 def draw_linear_trace(heuristic: str, folder: Path, format: str, layers: int = TRACED) -> Path:
-    """What is in memory of t_i and t̂_i as operations go by, in B = 2⌈√N⌉ (App. A's figure).
+    """Draw which t_i and t̂_i are in memory after each operation, for B = 2⌈√N⌉ (App. A's figure).
 
     Raises OSError.
     """
@@ -101,14 +101,14 @@ def draw_linear_trace(heuristic: str, folder: Path, format: str, layers: int = T
 
 
 def resident_tensors(heuristic: str, layers: int, budget: int) -> tuple[list[list[int]], int]:
-    """Layer by layer, what was in memory while each operation ran; and how many ran before the backward pass.
+    """Return, by layer, what was in memory during each operation, and how many ran before the backward pass.
 
-    One of EVICTED, FORWARD and GRADIENT; where a layer has both, FORWARD.
+    One of EVICTED, FORWARD and GRADIENT; if a layer has both, FORWARD.
     """
     found = trace(linear_schedule(layers), budget, heuristic, "banish", limit=inf)
     picture = [[EVICTED] * found.end for _ in range(layers)]
     turn = found.end
-    for place, begin, until, again in sorted(found.spans, reverse=True):  # the forward values over all
+    for place, begin, until, again in sorted(found.spans, reverse=True):  # forward values on top
         forward = place < layers
         layer = place if forward else 2 * layers - 1 - place
         if place == layers and not again:
@@ -119,7 +119,7 @@ def resident_tensors(heuristic: str, layers: int, budget: int) -> tuple[list[lis
 
 
 def _is_fixed(rows: Sequence[Row]) -> bool:
-    """Whether budgets were given, several for one N."""
+    """Return whether budgets were given: several for one N."""
     budgets: dict[int, set[int]] = {}
     for row in rows:
         budgets.setdefault(row["nodes"], set()).add(row["budget"])
@@ -127,7 +127,7 @@ def _is_fixed(rows: Sequence[Row]) -> bool:
 
 
 def _series(rows: Sequence[Row], fixed: bool) -> dict[tuple[str, int | None], list[Row]]:
-    """The rows of each line, by heuristic and, where it is `fixed`, budget."""
+    """Return the rows of each line, by heuristic and, if `fixed`, budget."""
     found: dict[tuple[str, int | None], list[Row]] = {}
     for row in rows:
         found.setdefault((row["heuristic"], row["budget"] if fixed else None), []).append(row)

@@ -1,4 +1,4 @@
-"""What is in memory when: a run as a picture (as in the figure of App. A)."""
+"""A run as a picture of what is in memory when (as in the figure of App. A)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ..simulate import prepare
 from .style import COLOURS, grid, legend, save, styled
 
 ACROSS, DOWN = 900, 300
-"""Cells of the picture, at most."""
+"""Maximum number of cells of the picture."""
 NOT, FIRST, AGAIN = 0, 1, 2
-"""In memory: not, since its first computation, after a rematerialization."""
+"""States: not in memory, in memory since its first computation, in memory after a rematerialization."""
 
 
 @dataclass
 class Trace:
     """Times in ns. spans: storage, from, to, and whether it had been evicted before.
 
-    Constants and what holds no memory are left out.
+    Constants and storages without memory are omitted.
     """
 
     end: int = 0
@@ -36,7 +36,7 @@ def trace(
     deallocation: str = "eager",
     limit: float = 2.0,
 ) -> Trace:
-    """One run, watched; `limit` as for `prepare`. Where it does not come to its end, as far as it gets."""
+    """Trace one run, as far as it gets. limit: as for `prepare`."""
     found, seen = Trace(), set[int]()
     since: dict[int, int] = {}
 
@@ -67,7 +67,10 @@ def trace(
 def draw_trace(
     schedule: Schedule, budget_bytes: int, heuristic: str, title: str, folder: Path, name: str, format: str
 ) -> Path:
-    """Above, memory over time; below, each storage as a line, dark while it is resident. Raises OSError."""
+    """Draw memory over time above; below, each storage as a line, dark while it is resident.
+
+    Raises OSError.
+    """
     import numpy as np
 
     found = trace(schedule, budget_bytes, heuristic)
@@ -111,7 +114,7 @@ def draw_trace(
 
 
 def _thinned(points: list[tuple[int, int]]) -> tuple[list[float], list[float]]:
-    """Of what is drawn in the same place, the most."""
+    """Keep the maximum of points drawn in the same place."""
     if not points:
         return [0.0], [0.0]
     most: dict[int, tuple[int, int]] = {}

@@ -18,7 +18,7 @@ from .chen import chen_greedy, chen_sqrt
 from .extra import MissingExtra
 from .graph import Graph, Node, Operator, chain, from_operators, residual
 from .group import Grouping, group
-from .plan import Bound, Infeasible, InvalidPlan, NotApplicable, Outcome, Plan, Step, in_order, run
+from .plan import Bound, Infeasible, InvalidPlan, NotApplicable, Plan, PlanOutcome, PlanStep, in_order, run
 from .search import search
 from .treeverse import treeverse
 
@@ -33,9 +33,9 @@ __all__ = [
     "Node",
     "NotApplicable",
     "Operator",
-    "Outcome",
     "Plan",
-    "Step",
+    "PlanOutcome",
+    "PlanStep",
     "chain",
     "from_operators",
     "group",
@@ -58,7 +58,7 @@ PLANNERS: Mapping[str, Callable[..., Plan]] = {
 
 
 def plan(name: str, graph: Graph, budget_bytes: int, **options: Any) -> Plan:
-    """The plan of the planner of that name, one of PLANNERS, for at most `budget_bytes`, constants included.
+    """Return the plan of planner `name`, one of PLANNERS, for at most `budget_bytes`, including constants.
 
     options: the planner's own. Raises ValueError for an unknown name, Infeasible where the planner has no
     plan that fits, NotApplicable where it cannot plan such a graph, MissingExtra without numpy or scipy.

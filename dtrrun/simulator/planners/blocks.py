@@ -60,7 +60,7 @@ class Block:
 
 
 def blocks(graph: Graph) -> list[Block]:
-    """The chain of blocks. Raises NotApplicable for a graph without a forward or a backward pass."""
+    """Return the chain of blocks. Raises NotApplicable for a graph without a forward or a backward pass."""
     turn = graph.turn
     forward = [i for i in graph.operators if i < turn]
     backward = [i for i in graph.operators if i >= turn]
@@ -79,7 +79,7 @@ def blocks(graph: Graph) -> list[Block]:
 
 
 def _phases(graph: Graph, ends: list[int], backward: Sequence[int]) -> list[list[int]]:
-    """Which backward nodes belong to which block; takes ends away until each belongs to one."""
+    """Return which backward nodes belong to which block; takes ends away until each belongs to one."""
     while True:
         phases: list[list[int]] = [[] for _ in ends]
         at = len(ends) - 1
@@ -98,7 +98,7 @@ def _phases(graph: Graph, ends: list[int], backward: Sequence[int]) -> list[list
 
 
 def _labels(graph: Graph, ends: Sequence[int], index: int, at: int) -> tuple[int, int]:
-    """The first and the last block, up to `at`, whose phase can have the node."""
+    """Return the first and the last block, up to `at`, whose phase can have the node."""
     low, high = 0, at
     for source in graph.reads[index]:
         if source < graph.turn:
@@ -138,10 +138,10 @@ def _block(graph: Graph, ends: Sequence[int], k: int, phase: Sequence[int], begi
 
 
 def emit(chain: Sequence[Block], choose: Callable[[int, int, int], Choice], state: int) -> list[int]:
-    """What is computed, in order, if blocks s to t are reversed as `choose(s, t, state)` says.
+    """Return what is computed, in order, if blocks s to t are reversed as `choose(s, t, state)` says.
 
-    Each choice is how far to run before the next checkpoint, and what the two parts are told as their
-    state. Called with the whole chain and `state` first, and for s < t only.
+    Each choice is how far to run before the next checkpoint, and what the two parts are told as their state.
+    Called with the whole chain and `state` first, and for s < t only.
     """
     computes: list[int] = []
     visited = -1
@@ -186,7 +186,8 @@ def _bytes(graph: Graph, nodes: Iterable[int]) -> int:
 
 
 def _alive_backward(graph: Graph, start: int) -> int:
-    """Bytes of backward values made before `start` that it or what follows reads, or that are outputs."""
+    """Return the bytes of backward values made before `start` that it or what follows reads, or that are
+    outputs."""
     return sum(
         graph.nodes[i].size
         for i in range(graph.turn, start)
@@ -196,7 +197,8 @@ def _alive_backward(graph: Graph, start: int) -> int:
 
 
 def _peak(graph: Graph, nodes: Sequence[int], before: set[int], keep: set[int]) -> int:
-    """The peak while `nodes` run, above what waits elsewhere; `before` is there at first, `keep` stays.
+    """Return the peak while `nodes` run, above what waits elsewhere; `before` is there at first, `keep`
+    stays.
 
     A backward value, or an output, lives until its last reader; what a phase frees of earlier phases'
     gradients is counted too, so the figure may fall below zero.

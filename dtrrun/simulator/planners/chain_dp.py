@@ -28,13 +28,12 @@ CELLS = 12_000_000
 
 
 def chain_dp(graph: Graph, budget_bytes: int, slots: int = SLOTS) -> Plan:
-    """The cheapest persistent plan: a checkpoint, once taken, is kept until the phase that reads it.
+    """Return the cheapest persistent plan: a checkpoint, once taken, is kept until the phase that reads it.
 
-    Memory is counted in units: the greatest common divisor of the sizes if the budget is at most `slots`
-    of those, else a slot's worth, everything rounded up. Only with the former is the claim "optimal", and
-    it is among persistent plans of the chain of blocks. On uniform chains no other plan is better
-    (Griewank and Walther 2000). Raises Infeasible, NotApplicable without a backward pass, and
-    MissingExtra without numpy.
+    Memory is counted in units: the greatest common divisor of the sizes if the budget is at most `slots` of
+    those, else a slot's worth, everything rounded up. Only with the former is the claim "optimal", and it is
+    among persistent plans of the chain of blocks. On uniform chains no other plan is better (Griewank and
+    Walther 2000). Raises Infeasible, NotApplicable without a backward pass, and MissingExtra without numpy.
     """
     chain = blocks(graph)
     forward_outputs = sum(node.size for node in graph.nodes[: graph.turn] if node.output)

@@ -26,13 +26,12 @@ SMALL = 100
 
 
 def checkmate(graph: Graph, budget_bytes: int, time_limit: float = 60.0, gap: float = 0.0) -> Plan:
-    """The cheapest plan in stages, or the best one found within `time_limit` seconds.
+    """Return the cheapest plan in stages, or the best one found within `time_limit` seconds.
 
-    Plan.claim is "optimal" where that was proved to a relative `gap`, else "feasible"; Plan.lower_bound
-    holds what was proved either way, among plans in stages. The search starts from what rounding the LP
-    relaxation and the other planners gave; where that is not in stages, "optimal" says that no plan in stages
-    costs less. Raises Infeasible, whose text says whether that is proved, and
-    MissingExtra without scipy.
+    Plan.claim is "optimal" where that was proved to a relative `gap`, else "feasible"; Plan.lower_bound holds
+    what was proved either way, among plans in stages. The search starts from what rounding the LP relaxation
+    and the other planners gave; where that is not in stages, "optimal" says that no plan in stages costs
+    less. Raises Infeasible, whose text says whether that is proved, and MissingExtra without scipy.
     """
     deadline = time.monotonic() + time_limit
     plain = in_order(graph)
@@ -90,7 +89,7 @@ def _search(
 
 
 def lp_bound(graph: Graph, budget_bytes: int, time_limit: float = 60.0) -> Bound | None:
-    """The LP relaxation's lower bound on plans in stages; None if the time did not do.
+    """Return the LP relaxation's lower bound on plans in stages; None if the time did not do.
 
     Raises Infeasible where the relaxation has no solution: then no plan in stages fits.
     """
@@ -122,7 +121,7 @@ def _better(graph: Graph, one: Plan | None, other: Plan | None) -> Plan | None:
 
 
 def _proved(graph: Graph, stages: Stages, bound: float | None) -> float | None:
-    """The bound in units of cost. Costs are whole, so it can be rounded up, less the tolerance."""
+    """Return the bound in units of cost. Costs are whole, so it can be rounded up, less the tolerance."""
     if bound is None:
         return None
     return float(max(graph.total_cost, math.ceil(bound * stages.total * (1 - TOLERANCE) - TOLERANCE)))

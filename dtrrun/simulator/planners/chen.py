@@ -38,7 +38,8 @@ def chen_greedy(graph: Graph, budget_bytes: int) -> Plan:
 
 
 def _candidates(graph: Graph) -> list[list[int]]:
-    """The choices of nodes to take checkpoints from: articulation points, then the linearised graph."""
+    """Return the choices of nodes to take checkpoints from: articulation points, then the linearised
+    graph."""
     forward = [i for i in graph.operators if i < graph.turn]
     if not forward:
         return []

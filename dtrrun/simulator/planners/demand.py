@@ -15,7 +15,7 @@ PATIENCE = 30
 
 
 def on_demand(graph: Graph, budget_bytes: int, worth: Worth) -> list[int] | None:
-    """What is computed if the program runs inside the budget, evicting by `worth` and as late as it can.
+    """Return what is computed if the program runs inside the budget, evicting by `worth` when it must.
 
     None where it does not fit, or thrashes.
     """

@@ -25,7 +25,7 @@ def fill(graph: Graph, computes: Sequence[int], budget_bytes: int) -> list[int]:
 
 
 def without_waste(graph: Graph, computes: Sequence[int]) -> list[int]:
-    """The sequence without recomputations that nobody reads. First computations stay, as a run has them."""
+    """Return the sequence without unread recomputations. First computations stay, as a run has them."""
     first: dict[int, int] = {}
     for position, index in enumerate(computes):
         first.setdefault(index, position)

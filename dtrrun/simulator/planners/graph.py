@@ -26,8 +26,10 @@ class Node:
     """Bytes that it needs only while it is computed, besides its output."""
     name: str = ""
     partner: int | None = None
-    """For a further output of an operator: the node of the first one, which it follows directly. It reads
-    that node and what the operator reads, costs nothing, and is computed right after that node only."""
+    """For a further output of an operator: the node of the first one, which it follows directly.
+
+    It reads that node and what the operator reads, costs nothing, and is computed right after that node only.
+    """
 
 
 @dataclass(frozen=True)
@@ -139,12 +141,12 @@ def from_operators(
     outputs: Iterable[Hashable] = (),
     backward: int | None = None,
 ) -> Graph:
-    """The graph of a log: a node per constant storage, then one per call that makes storages.
+    """Return the graph of a log: a node per constant storage, then one per call that makes storages.
 
-    A call with several outputs is a node for the largest and partners of it for the others; running it
-    takes memory for all of them. A call that only makes views has its cost added to the node it views
-    (cost(S) of App. C.2). `outputs`: storages needed at the end (App. C.6).
-    `backward`: how many of the operators come before the backward pass, where that is known.
+    A call with several outputs is a node for the largest and partners of it for the others; running it takes
+    memory for all of them. A call that only makes views has its cost added to the node it views (cost(S) of
+    App. C.2). `outputs`: storages needed at the end (App. C.6). `backward`: how many of the operators come
+    before the backward pass, where that is known.
     """
     nodes: list[Node] = []
     made_by: dict[Hashable, int] = {}
@@ -189,12 +191,13 @@ def chain(
     *,
     loss: bool = False,
 ) -> Graph:
-    """The linear feedforward network of App. A: t_1 … t_N, then t̂_N … t̂_1, t̂_i = f̂_i(t_{i-1}, t̂_{i+1}).
+    """Return the linear feedforward network of App. A: t_1 … t_N, then t̂_N … t̂_1, t̂_i = f̂_i(t_{i-1},
+    t̂_{i+1}).
 
     costs, sizes: of t_1 … t_N, 1 each by default; t̂_i is as large as t_i, and costs what it costs unless
-    `gradient_costs` says otherwise. With `loss` there is t̂_{N+1} too, of cost and size of t_N, computed
-    from t_N: then reversing each layer takes the same memory, which Griewank and Walther assume; App. A
-    leaves it out. The input t_0 takes no memory, and so is not there.
+    `gradient_costs` says otherwise. With `loss` there is t̂_{N+1} too, of cost and size of t_N, computed from
+    t_N: then reversing each layer takes the same memory, which Griewank and Walther assume; App. A leaves it
+    out. The input t_0 takes no memory, and so is not there.
     """
     if layers < 1:
         raise ValueError("a chain has at least one layer")

@@ -27,7 +27,7 @@ class Grouping:
     """For each node of `graph` all original nodes of its group."""
 
     def expand(self, plan: Plan) -> Plan:
-        """The plan of the original graph that a plan of the grouped graph stands for: feasible.
+        """Return the plan of the original graph that a plan of the grouped graph stands for: feasible.
 
         It recomputes only those of a group that are needed, and frees each as soon as it can.
         """
@@ -64,11 +64,11 @@ SHARES = (0.3, 0.5, 0.7, 0.85, 1.0)
 def group(graph: Graph, most_nodes: int, budget_bytes: int) -> Grouping:
     """Join neighbouring operators, where least is lost, until the grouped graph has `most_nodes` nodes.
 
-    Constants and outputs that nobody reads (weight gradients) are not counted: there is little to plan.
-    What two groups lose by being one: the bytes kept of either times the cost of the other, which must then
-    be paid to have them; and they need the inputs of both at once, which must fit into a share of the
-    budget beside the constants. Groups do not span the turn from forward to backward pass. The result has
-    more nodes than asked for where the budget allows no fewer.
+    Constants and outputs without a reader (weight gradients) are not counted: there is little to plan.
+    Joining two groups loses the bytes kept of either times the cost of the other, which must then be paid to
+    recompute them. A group needs the inputs of both at once, which, with the constants, must fit into a
+    fraction of the budget. Groups do not span the turn from forward to backward pass. The result has more
+    nodes than `most_nodes` if the budget allows no fewer.
     """
     room = budget_bytes - graph.constant_bytes
     for share in SHARES:
@@ -117,7 +117,8 @@ def _loss(graph: Graph, groups: Sequence[Sequence[int]], k: int, most_bytes: flo
 
 
 def _need(graph: Graph, made: Sequence[int]) -> int:
-    """Bytes with which the group can run: what it reads, and its peak with all that is read outside."""
+    """Return the bytes with which the group can run: what it reads, and its peak with all that is read
+    outside."""
     inside = set(made)
     inputs = {source for i in made for source in graph.reads[i]} - inside
     return _bytes(graph, inputs) + _peak(graph, made, {i for i in made if _outside(graph, i, inside)})
@@ -183,7 +184,8 @@ def _bytes(graph: Graph, nodes: Iterable[int]) -> int:
 
 
 def _peak(graph: Graph, made: Sequence[int], kept: set[int]) -> int:
-    """The peak while the group runs, above what it reads: what is not kept goes after its last reader."""
+    """Return the peak while the group runs, above what it reads: what is not kept goes after its last
+    reader."""
     inside = set(made)
     last = {i: max((user for user in graph.users[i] if user in inside), default=i) for i in made}
     used = peak = 0

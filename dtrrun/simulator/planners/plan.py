@@ -11,12 +11,12 @@ from .graph import Graph
 Claim = Literal["optimal", "feasible"]
 
 
-class Step(NamedTuple):
+class PlanStep(NamedTuple):
     what: Literal["compute", "free"]
     node: int
 
 
-class Outcome(NamedTuple):
+class PlanOutcome(NamedTuple):
     cost: int
     peak_bytes: int
 
@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
 class Plan:
     """What to compute and free, in this order, and what is known about how good it is."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
     planner: str = ""
     claim: Claim = "feasible"
     """"feasible": the plan's cost is an upper bound on the optimum. "optimal": it is the optimum `among`."""
@@ -53,7 +53,7 @@ class Bound(NamedTuple):
     among: str
 
 
-def run(graph: Graph, plan: Plan | Iterable[Step]) -> Outcome:
+def run(graph: Graph, plan: Plan | Iterable[PlanStep]) -> PlanOutcome:
     """Execute the plan: its cost and its peak in bytes, constants included.
 
     Strict. Raises InvalidPlan if an input is not resident, if something resident is computed or something
@@ -93,17 +93,18 @@ def run(graph: Graph, plan: Plan | Iterable[Step]) -> Outcome:
         raise InvalidPlan(f"the outputs {missing} are missing at the end")
     if missing := [i for i in graph.operators if i not in ran]:
         raise InvalidPlan(f"{missing} never ran")
-    return Outcome(cost, peak)
+    return PlanOutcome(cost, peak)
 
 
 def keeps_order(graph: Graph, plan: Plan) -> bool:
-    """Whether the nodes are computed for the first time in the program's order, as every run of it does."""
+    """Return whether the nodes are computed for the first time in the program's order, as every run of it
+    does."""
     computed = dict.fromkeys(index for what, index in plan.steps if what == "compute")
     return list(computed) == sorted(computed)
 
 
-def with_frees(graph: Graph, computes: Sequence[int]) -> tuple[Step, ...]:
-    """The steps that compute these nodes in this order, with everything freed as early as can be.
+def with_frees(graph: Graph, computes: Sequence[int]) -> tuple[PlanStep, ...]:
+    """Return the steps that compute these nodes in this order, with everything freed as early as can be.
 
     No other frees give the same computations a smaller peak, so planners need to say only what to compute.
     """
@@ -113,21 +114,22 @@ def with_frees(graph: Graph, computes: Sequence[int]) -> tuple[Step, ...]:
         index = computes[position]
         if index in alive:
             alive.remove(index)
-        else:  # nobody reads this value
+        else:  # no reader
             free_after[position].append(index)
         for source in graph.reads[index]:
             if source not in alive:
                 alive.add(source)
                 free_after[position].append(source)
-    steps: list[Step] = []
+    steps: list[PlanStep] = []
     for position, index in enumerate(computes):
-        steps.append(Step("compute", index))
-        steps.extend(Step("free", done) for done in sorted(free_after[position]))
+        steps.append(PlanStep("compute", index))
+        steps.extend(PlanStep("free", done) for done in sorted(free_after[position]))
     return tuple(steps)
 
 
 def missing_ancestors(graph: Graph, wanted: Iterable[int], resident: Set[int]) -> list[int]:
-    """What must be computed, in order, to have `wanted` from what is resident (constants always are)."""
+    """Return what must be computed, in order, to have `wanted` from what is resident (constants always
+    are)."""
     found: set[int] = set()
     stack = [i for i in wanted if i not in resident and not graph.nodes[i].constant]
     while stack:
@@ -142,7 +144,8 @@ def missing_ancestors(graph: Graph, wanted: Iterable[int], resident: Set[int]) -
 
 
 def in_order(graph: Graph) -> Plan:
-    """Every node once, as the program runs them: no plan costs less, and this is the peak without DTR."""
+    """Return every node once, as the program runs them: no plan costs less, and this is the peak without
+    DTR."""
     steps = with_frees(graph, graph.operators)
     return Plan(steps, "none", "optimal", "all plans", float(graph.total_cost))
 

@@ -61,7 +61,7 @@ class Program:
         self.row(terms, low=0.0)
 
     def solve(self, time_limit: float, *, relaxed: bool = False, gap: float = 0.0) -> Solution:
-        """The optimum, or what is known after `time_limit` seconds. `relaxed`: without whole numbers.
+        """Return the optimum, or what is known after `time_limit` seconds. `relaxed`: without whole numbers.
 
         gap: the relative distance between bound and solution at which a solution counts as optimal.
         """

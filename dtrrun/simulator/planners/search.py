@@ -27,13 +27,13 @@ RULES: tuple[Rule, ...] = (
 
 
 def search(graph: Graph, budget_bytes: int, time_limit: float | None = None, seed: int = 0) -> Plan:
-    """The cheapest plan found, in the program's order: feasible, no more is known.
+    """Return the cheapest plan found, in the program's order: feasible, no more is known.
 
-    Runs the program inside the budget, evicting the least of cost^a / (bytes^b · time until next use^c),
-    for several a, b and c, the cost with or without that of the node's evicted ancestors. With a time limit
-    in seconds it goes on with weights for single nodes, changed at random and kept while they do no harm,
-    and stops when the time is over and there is a plan; without, the same graph has always the same plan.
-    What each run leaves free is filled (`fill`). Raises Infeasible where nothing fits, which proves nothing.
+    Runs the program inside the budget, evicting the least of cost^a / (bytes^b · time until next use^c), for
+    several a, b and c, the cost with or without that of the node's evicted ancestors. With a time limit in
+    seconds it goes on with weights for single nodes, changed at random and kept while they do no harm, and
+    stops when the time is over and there is a plan; without, the same graph has always the same plan. What
+    each run leaves free is filled (`fill`). Raises Infeasible where nothing fits, which proves nothing.
     """
     began = time.monotonic()
 

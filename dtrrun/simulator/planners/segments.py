@@ -31,11 +31,11 @@ def cuts(graph: Graph) -> list[int]:
 
 
 def checkpointed(graph: Graph, checkpoints: Sequence[int]) -> list[int]:
-    """What is computed, in order, if the forward pass keeps only `checkpoints`.
+    """Return what is computed, in order, if the forward pass keeps only `checkpoints`.
 
-    The backward pass recomputes a segment, the nodes between two checkpoints, when it first needs one of
-    its values, and holds what it will need of that segment (Chen et al. 2016). Values of other segments
-    that were recomputed on the way, over a skip connection, are dropped again.
+    The backward pass recomputes a segment, the nodes between two checkpoints, when it first needs one of its
+    values, and holds what it will need of that segment (Chen et al. 2016). Values of other segments that were
+    recomputed on the way, over a skip connection, are dropped again.
     """
     turn, nodes = graph.turn, graph.nodes
     ends = sorted(checkpoints)

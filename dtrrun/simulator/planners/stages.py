@@ -32,7 +32,7 @@ class Stages:
 
 
 def formulate(graph: Graph, budget_bytes: int) -> Stages:
-    """The program for graph and budget; operators are numbered without constants."""
+    """Return the program for graph and budget; operators are numbered without constants."""
     program = Program()
     operators = graph.operators
     nodes = [graph.nodes[i] for i in operators]
@@ -120,7 +120,7 @@ def _add(terms: dict[int, float], column: int, value: float) -> None:
 
 
 def computes(graph: Graph, stages: Stages, values: Any) -> list[int]:
-    """What a whole solution computes, in order."""
+    """Return what a whole solution computes, in order."""
     operators = graph.operators
     return [
         operators[i] for row in stages.recompute for i, variable in enumerate(row) if values[variable] > 0.5

@@ -30,17 +30,17 @@ def advances(steps: int, slots: int) -> int:
 
 @cache
 def split(steps: int, slots: int) -> int:
-    """How many steps to run before the next checkpoint is taken, 1 to steps - 1."""
+    """Return how many steps to run before the next checkpoint is taken, 1 to steps - 1."""
     if slots == 1:
         return steps - 1
     return min(range(1, steps), key=lambda k: k + advances(steps - k, slots - 1) + advances(k, slots))
 
 
 def treeverse(graph: Graph, budget_bytes: int) -> Plan:
-    """The binomial schedule with the number of slots that gives the cheapest plan that fits.
+    """Return the binomial schedule with the number of slots that gives the cheapest plan that fits.
 
-    It takes all blocks for equal, as its authors do, so on other chains it is only a plan; `chain_dp`
-    does not. Raises Infeasible when it fits with no number of slots, NotApplicable without a backward pass.
+    It takes all blocks for equal, as its authors do, so on other chains it is only a plan; `chain_dp` does
+    not. Raises Infeasible when it fits with no number of slots, NotApplicable without a backward pass.
     """
     chain = blocks(graph)
     best: tuple[int, Plan] | None = None

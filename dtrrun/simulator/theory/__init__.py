@@ -1,4 +1,4 @@
-"""The paper's two theorems as programs that any engine can run (Sec. 3, App. A and B)."""
+"""The paper's two theorems as programs for any engine (Sec. 3, App. A and B)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Theorem 2: for any deterministic heuristic there is a network on which it is Ω(N/B) times the optimum.
 
-The network is not known in advance: each next node is chosen by looking at what the heuristic has evicted
-(App. B).
+The network is not known in advance: each next node depends on what the heuristic has evicted (App. B).
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ class Adversary(Generic[H]):
     paths: list[list[H]]
     """B paths from t_0's children on; each tensor is computed from the one before it."""
     order: list[int]
-    """The path of each node, as they were revealed."""
+    """The path of each node, in the order in which they were revealed."""
     missed: int
-    """Nodes that were revealed where no path was entirely evicted. 0 where the engine keeps its budget."""
+    """Nodes revealed when no path was entirely evicted. 0 if the engine keeps its budget."""
 
 
 def adversary(engine: Engine[H], nodes: int, budget: int) -> Adversary[H]:
     """Reveal a network of `nodes` nodes, t_0 included, to an engine with a budget of `budget` tensors.
 
     t_0 first, then its B children, then always the next node at the end of a path that has no resident
-    tensor: with t_0 and B paths in a memory of B there always is one. Of several it takes the shortest,
-    so that what is seen is what any engine must pay, not one engine's bad luck. Nothing is released.
-    Raises ValueError for a budget below 3 (t_0, a tensor and its input), or too few nodes.
+    tensor: with t_0 and B paths in a memory of B there always is one. Among several it takes the shortest, so
+    that the result is a cost of any engine, not one engine's bad luck. Nothing is released. Raises ValueError
+    for a budget below 3 (t_0, a tensor and its input), or too few nodes.
     """
     if budget < 3:
         raise ValueError("a path cannot be computed in a memory of less than 3: t_0, a tensor and its input")
@@ -57,10 +56,10 @@ def adversary(engine: Engine[H], nodes: int, budget: int) -> Adversary[H]:
 
 
 def least_cost(budget: int, nodes: int) -> int:
-    """What any engine pays at least on `nodes` nodes revealed to it, t_0 free: Σ_j L_j (L_j + 1) / 2.
+    """Return the least cost of any engine on `nodes` nodes revealed to it, t_0 free: Σ_j L_j (L_j + 1) / 2.
 
-    That is least with paths of equal length, in which case it is about N² / (2 B) (App. B). The child at
-    the head of a path costs 1 when it is revealed, and the i-th node of a path i.
+    It is least with paths of equal length: about N² / (2 B) (App. B). The child at the head of a path costs 1
+    when it is revealed, and the i-th node of a path i.
     """
     length, longer = divmod(nodes - 1, budget)
     of_length = length * (length + 1) // 2
@@ -68,9 +67,9 @@ def least_cost(budget: int, nodes: int) -> int:
 
 
 def revealed(network: Adversary[H]) -> Graph:
-    """The network as a graph, nodes in the order in which they were revealed; t_0 is its constant.
+    """Return the network as a graph, nodes in the order in which they were revealed; t_0 is its constant.
 
-    No node is an output: each ran, and that is all that Theorem 2 asks.
+    No node is an output: each ran, and Theorem 2 requires no more.
     """
     nodes = [Node(0, 1, constant=True, name="t0")]
     ends = [0] * len(network.paths)
@@ -81,7 +80,7 @@ def revealed(network: Adversary[H]) -> Graph:
 
 
 def static_plan(network: Adversary[H]) -> Plan:
-    """The optimum on what was revealed: one path after the other, each node once, in 3 units of memory.
+    """Return the optimum for the revealed network: path by path, each node once, in 3 units of memory.
 
     It may reorder the network, which no dynamic policy can; no plan costs less than each node once.
     """

@@ -1,4 +1,4 @@
-"""What the theorems ask of an engine that rematerializes: the simulator's replay is one."""
+"""The interface of a rematerializing engine for the theorems. The simulator's replay is one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Engine(Protocol[H]):
         """Run a new operator on these tensors, rematerializing those that are evicted."""
 
     def resident(self, handle: H) -> bool:
-        """Whether the tensor is in memory. Not an access."""
+        """Return whether the tensor is in memory. Not an access."""
 
     def release(self, handle: H) -> None:
-        """The program lets go of the tensor: no later operator names it. It may be banished."""
+        """The program releases the tensor: no later operator uses it. It may be banished."""
 
     def constant(self) -> H:
-        """A tensor that is always in memory and counts towards the budget as one unit, as inputs do."""
+        """Return a tensor that is always in memory and, like inputs, counts as one unit of the budget."""

@@ -1,4 +1,4 @@
-"""The linear feedforward network of App. A, as the stream of operations that a program makes of it."""
+"""The linear feedforward network of App. A, as the stream of operations of a program."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .engine import Engine, H
 def linear(
     engine: Engine[H], layers: int, watch: Callable[[list[H | None], list[H | None]], None] | None = None
 ) -> H:
-    """Run t_1 … t_N, then t̂_N … t̂_1, releasing each tensor once no pending operation takes it; gives t̂_1.
+    """Run t_1 … t_N, then t̂_N … t̂_1, releasing each tensor after its last use. Returns t̂_1.
 
-    Liveness is that of App. A: t_N is let go of when it was computed, t_{N-1} after t̂_N, then t_{i-1} and
-    t̂_{i+1} after t̂_i. The input t_0 is not there, so f_1 takes nothing, and neither does f̂_1 take t_0.
-    `watch` is called after each operation with the tensors t_1 … t_N and t̂_1 … t̂_N, None for those not yet
-    computed or released, to draw the paper's picture of the trace. Raises ValueError without a layer.
+    Liveness is that of App. A: t_N is released when it was computed, t_{N-1} after t̂_N, then t_{i-1} and
+    t̂_{i+1} after t̂_i. There is no input t_0, so neither f_1 nor f̂_1 takes it. `watch` is called after each
+    operation with the tensors t_1 … t_N and t̂_1 … t̂_N, None for those not yet computed or released, to draw
+    the paper's picture of the trace. Raises ValueError without a layer.
     """
     if layers < 1:
         raise ValueError("a network has at least one layer")

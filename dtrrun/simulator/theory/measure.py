@@ -1,4 +1,4 @@
-"""The theorems measured: operations of a heuristic against N, and against the optimum."""
+"""Measures the theorems: operations of a heuristic against N, and against the optimum."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil, inf, sqrt
 from time import perf_counter
 
-from dtrrun.policy import make_heuristic
+from dtrrun.core.heuristics import make_heuristic
 
 from ..planners.treeverse import advances
 from ..replay import Stopped
@@ -28,39 +28,39 @@ HEURISTICS: dict[str, Sequence[str]] = {
     "adversary": ("e_star", "h_dtr", "h_dtr_eq", "lru"),
 }
 BUDGETS: dict[str, Sequence[int]] = {"linear": (), "adversary": (8, 32)}
-"""Tensors; none: 2 ⌈√N⌉, as in App. A's figure."""
+"""In tensors. If empty: 2 ⌈√N⌉, as in App. A's figure."""
 LEAST_BUDGET = 3
 """An operator's two inputs and its output; t_0, a tensor and its input."""
 
 LIMIT = {"linear": 5.0, "adversary": inf}
-"""Of the operations without a budget; beyond, it is thrashing."""
+"""Multiple of the operations without a budget; above it, it is thrashing."""
 
 
 @dataclass(frozen=True)
 class TheoryCell:
     theory: str
-    """Of THEORIES."""
+    """One of THEORIES."""
     heuristic: str
     nodes: int
-    """N: the layers of App. A; t_0 and all that the adversary reveals."""
+    """N: the layers of App. A, or t_0 and all that the adversary reveals."""
     budget: int
-    """B, tensors."""
+    """B, in tensors."""
     limit: float = inf
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class TheoryRow:
-    """What a heuristic needs on a network of N nodes in a budget of B tensors."""
+    """The operations that a heuristic needs on a network of N nodes in a budget of B tensors."""
 
     theory: str
     heuristic: str
     nodes: int
     budget: int
     status: str
-    """ok; thrash or oom: it did not come to its end."""
+    """ok; or thrash or oom if it did not finish."""
     operations: int | None
-    """Rematerializations included; None unless the status is ok."""
+    """Including rematerializations; None unless the status is ok."""
     per_node: float | None
     """operations / N."""
     optimum: int
@@ -86,10 +86,10 @@ def theory_cells(
     limit: float | None = None,
     seed: int = 0,
 ) -> list[TheoryCell]:
-    """Every combination that there is, size by size; without budgets, each size in 2 ⌈√N⌉.
+    """Return every possible combination, size by size. Without budgets, each size in 2 ⌈√N⌉.
 
-    limit: times the operations without a budget; None: that of LIMIT. Raises ValueError where none is left:
-    the adversary needs more nodes than B.
+    limit: multiple of the operations without a budget; None: that of LIMIT. Raises ValueError if no
+    combination is possible: the adversary needs more nodes than B.
     """
     found = [
         TheoryCell(theory, heuristic, nodes, budget, limit or LIMIT[theory], seed)
@@ -104,7 +104,7 @@ def theory_cells(
 
 
 def run_theory(cell: TheoryCell) -> TheoryRow:
-    """Raises ValueError for an unknown heuristic, or fewer nodes or less budget than there must be."""
+    """Run one cell. Raises ValueError for an unknown heuristic, or too few nodes or tensors."""
     started = perf_counter()
     linear_one = cell.theory == "linear"
     optimum = binomial_optimum(cell.nodes, cell.budget) if linear_one else cell.nodes - 1
@@ -144,17 +144,18 @@ def run_theory(cell: TheoryCell) -> TheoryRow:
 
 
 def _adversary(engine: Replayed, cell: TheoryCell) -> None:
-    """The optimum is each node once (`static_plan`), t_0 free."""
+    """The optimum is each node once (`static_plan`), with t_0 free."""
     network = adversary(engine, cell.nodes, cell.budget)
     if network.missed:
         raise RuntimeError(f"{network.missed} nodes without an evicted path: the budget was not kept")
 
 
 def binomial_optimum(layers: int, budget: int) -> int:
-    """The least operations of any plan for App. A's network in `budget` tensors (Griewank and Walther 2000).
+    """Return the least operations of any plan for App. A's network in `budget` tensors (Griewank and Walther
+    2000).
 
-    t_1, t_N and N gradients, and the forward steps that reverse the N - 1 layers between with B - 2
-    checkpoints: a gradient and a value take the other two. Raises ValueError for a budget below 3.
+    These are t_1, t_N and N gradients, and the forward steps that reverse the N - 1 layers between with B - 2
+    checkpoints; a gradient and a value take the other two. Raises ValueError for a budget below 3.
     """
     if budget < LEAST_BUDGET:
         raise ValueError(f"a budget of {budget} tensors: less than {LEAST_BUDGET} does for no network")

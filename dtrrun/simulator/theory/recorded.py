@@ -11,7 +11,7 @@ from .replayed import OPERATOR
 
 
 class Recorded:
-    """An `Engine` without a budget that takes down what it is asked for."""
+    """An `Engine` without a budget that records its calls."""
 
     def __init__(self) -> None:
         self.log: list[Instruction] = []
@@ -39,7 +39,8 @@ class Recorded:
 
 
 def linear_schedule(layers: int) -> Schedule:
-    """The network of App. A: t_1 … t_N and t̂_N … t̂_1 are its storages, in this order, of a byte each."""
+    """Return the network of App. A: its storages are t_1 … t_N and t̂_N … t̂_1, in this order, of one byte
+    each."""
     recorded = Recorded()
     linear(recorded, layers)
     return schedule_of(recorded.log, f"linear {layers}")

@@ -29,10 +29,10 @@ class Replayed:
         previous: Schedule | None = None,
         **options: Any,
     ) -> None:
-        """budget: tensors. most: operations; a program that takes more ends as `thrash`.
+        """budget: in tensors. most: operations; a program that needs more ends as `thrash`.
 
-        previous: the step before, which a heuristic with foresight knows; None: it knows nothing.
-        options: as for `prepare`. `compute` raises Stopped: nothing is left to evict, or `most` is exceeded.
+        previous: the previous step, known to a heuristic with foresight; None: it knows nothing. options: as
+        for `prepare`. `compute` raises Stopped if nothing is left to evict, or `most` is exceeded.
         """
         self.replay = prepare(
             Schedule("theory"),
@@ -47,7 +47,7 @@ class Replayed:
 
     @property
     def operations(self) -> int:
-        """Those of rematerializations included."""
+        """Return the number of operations, including rematerializations."""
         return self.replay.clock
 
     def compute(self, inputs: Sequence[Tensor]) -> Tensor:

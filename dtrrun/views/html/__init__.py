@@ -1,4 +1,4 @@
-"""The report as a page for a browser: one file that asks nothing of any network."""
+"""The report as a page for a browser: one file that needs no network."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
 def page(report: Mapping[str, Any], profile: Mapping[str, Any] | None = None) -> bytes:
-    """The page of a report (see `build_report`), with the curve of `profile` (`dtrrun profile --json`).
+    """Return the page of a report (see `build_report`), with the curve of `profile` (`dtrrun profile
+    --json`).
 
-    Whatever comes from the script is escaped. A report that was read from a file may have wrong values: then
-    it raises KeyError, TypeError, ValueError or AttributeError.
+    Text from the script is escaped. A report read from a file may have wrong values, which raise KeyError,
+    TypeError, ValueError or AttributeError.
     """
     style = Markup("\n".join(map(_asset, STYLES)))
     scripts = [Markup(_asset(name)) for name in SCRIPTS]
@@ -59,7 +60,7 @@ def _asset(name: str) -> str:
 
 
 def _policy(style: str, scripts: list[Markup]) -> str:
-    """Nothing but our own styles and scripts, by their digests, and nothing from anywhere."""
+    """Return a policy that allows only our own styles and scripts, by their digests, and no other sources."""
     ours = " ".join(_digest(script) for script in scripts)
     sources = f"default-src 'none'; style-src {_digest(style)}; script-src {ours}"
     return f"{sources}; base-uri 'none'; form-action 'none'"
@@ -70,6 +71,6 @@ def _digest(text: str) -> str:
 
 
 def _embedded(value: Any) -> Markup:
-    """JSON that can stand inside a script element: ASCII, and nothing that could end the element."""
+    """Return JSON for a script element: ASCII, and nothing that could end the element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return Markup(text.translate(ESCAPES))

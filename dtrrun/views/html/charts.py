@@ -1,4 +1,4 @@
-"""The figures that the page's charts are drawn from, thinned so that the page stays small."""
+"""The data of the page's charts, thinned to keep the page small."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dtrrun.telemetry.fields import PARTS
 from dtrrun.views.text import plain
 
 MOST_VALUES = 60_000
-"""In all charts together: about half a megabyte."""
+"""Maximum for all charts together: about half a megabyte."""
 SAMPLES = (
     "seconds",
     "resident_least_bytes",
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 def charts(report: Mapping[str, Any], profile: Mapping[str, Any] | None) -> Json:
-    """What `charts.js` reads."""
+    """Return the data that `charts.js` reads."""
     timeline = report.get("timeline") or {"processes": []}
     budgets = {process["pid"]: process["budget_bytes"] for process in report["processes"]}
     found = [_process(process, budgets.get(process["pid"])) for process in timeline["processes"]]
@@ -37,10 +37,7 @@ def charts(report: Mapping[str, Any], profile: Mapping[str, Any] | None) -> Json
 
 
 def curve(profile: Mapping[str, Any] | None) -> list[Json]:
-    """The points of a profile, the smallest budget first: slowdowns, None where there is none.
-
-    A prediction or measurement is a slowdown, or an object with `slowdown` and `status`.
-    """
+    """Return the points of a profile, the smallest budget first, with None for missing slowdowns."""
     points = [
         {
             "budget_bytes": _number(point["budget_bytes"]),
@@ -72,7 +69,7 @@ def _process(process: Mapping[str, Any], budget: Any) -> Json:
 
 
 def _halved(process: Json) -> Json:
-    """Every two neighbours as one."""
+    """Merge neighbours in pairs."""
     samples, steps = process["samples"], process["steps"]
     how = {"seconds": _first, "resident_least_bytes": min, "resident_most_bytes": max}
     how |= {"evictions": sum, "rematerializations": sum}

@@ -1,4 +1,4 @@
-"""What the page says in words and tables, each value as text: its template only puts it in place."""
+"""The words and tables of the page, each value as text: its template only places them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Row = Mapping[str, Any]
 
 
 def tables(report: Row) -> Json:
-    """The variables of `page.html`."""
+    """Return the variables of `page.html`."""
     command = [str(word) for word in report["command"]]
     seconds, budget = report["seconds"], report["budget_bytes"]
     return {
@@ -58,7 +58,7 @@ def tables(report: Row) -> Json:
 
 
 def _figures(report: Row) -> Iterable[tuple[str, str, str]]:
-    """The row at the top: what it is, its value, and a remark."""
+    """Yield the row at the top: label, value, and remark."""
     budget, peak = report["budget_bytes"], report["peak_bytes"]
     remark = f"{100 * peak / budget:.1f} % of the budget" if budget else "no budget"
     yield "peak", format_size(peak), remark
@@ -68,7 +68,7 @@ def _figures(report: Row) -> Iterable[tuple[str, str, str]]:
     if report["driver_peak_bytes"] is not None:
         source = SOURCE.get(report["driver_source"], plain(report["driver_source"], 20))
         yield "driver's peak", format_size(report["driver_peak_bytes"]), source
-    elif report.get("process_peak_bytes"):  # reports of older versions have none
+    elif report.get("process_peak_bytes"):  # missing in reports of older versions
         yield "resident set", format_size(report["process_peak_bytes"]), "the process's peak"
     if report["slowdown_estimate"] is not None:
         yield "slowdown", f"{report['slowdown_estimate']:.2f} ×", "estimated"
@@ -93,7 +93,7 @@ def _problems(report: Row) -> Iterable[str]:
 
 
 def _part(name: str, seconds: Row) -> Json:
-    """A part of the time; `percent` is for the bar."""
+    """Return a part of the time; `percent` is for the bar."""
     wall = seconds["wall"]
     percent = 100 * seconds[name] / wall if wall > 0 else 0.0
     return {
@@ -105,7 +105,7 @@ def _part(name: str, seconds: Row) -> Json:
 
 
 def _operators(rows: Iterable[Row]) -> list[Json]:
-    """Those that were run again or evicted; `percent`: of the costliest's time."""
+    """Return the operators that were run again or evicted. `percent`: of the costliest's time."""
     found = [row for row in rows if row.get("rematerializations") or row.get("evictions")][:MOST_ROWS]
     most = max((row.get("seconds") or 0.0 for row in found), default=0.0)
     return [

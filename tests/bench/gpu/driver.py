@@ -6,12 +6,12 @@ import os
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import psutil
 
-from dtrrun.monitor.nvml import processes
+from dtrrun.monitor.devices import all_devices, visible
+from dtrrun.monitor.nvml import NvmlUnavailable, processes, start
 
 EVERY = 0.05
 """Seconds. PyTorch's allocator keeps what it has reserved, so that a peak seldom lasts for less."""
@@ -23,39 +23,17 @@ class Device:
 
     nvml: Any
     handle: Any
-    name: str
-    total: int
     driver: str
 
 
-def first_device(nvml: ModuleType | None = None, visible: str | None = None) -> Device | None:
-    """The GPU that is `cuda:0` for a child; None where NVML has none to show.
-
-    `visible` is CUDA_VISIBLE_DEVICES, whose first entry is an index, or a UUID or the beginning of one.
-    """
-    if nvml is None:
-        import pynvml as nvml  # of nvidia-ml-py, which dtrrun needs anyway
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
-    first = "0" if visible is None else visible.split(",")[0].strip()
+def first_device(nvml: Any = None) -> Device | None:
+    """The GPU that is `cuda:0` for a child; None where NVML has none to show."""
     try:
-        nvml.nvmlInit()
-        count = nvml.nvmlDeviceGetCount()
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        if not first:  # set and empty: none is visible
-            return None
-        if first.isdecimal():
-            handle = handles[int(first)]
-        else:
-            handle = next(one for one in handles if _text(nvml.nvmlDeviceGetUUID(one)).startswith(first))
-        return Device(
-            nvml,
-            handle,
-            _text(nvml.nvmlDeviceGetName(handle)),
-            int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-            _text(nvml.nvmlSystemGetDriverVersion()),
-        )
-    except (nvml.NVMLError, IndexError, StopIteration):
+        nvml = start(nvml)
+    except NvmlUnavailable:
         return None
+    found = visible(all_devices(nvml), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return Device(nvml, found[0].handle, nvml.nvmlSystemGetDriverVersion()) if found else None
 
 
 def of_processes(device: Device, pids: set[int]) -> int | None:
@@ -127,8 +105,3 @@ def family(pid: int) -> set[int]:
     with suppress(psutil.Error):
         return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
     return {pid}
-
-
-def _text(value: str | bytes) -> str:
-    """Older versions of nvidia-ml-py give bytes."""
-    return value.decode() if isinstance(value, bytes) else value

@@ -22,40 +22,43 @@ TIME, BITS, BATCH = (
 PICTURE = "pictures/gpu.svg"
 
 TIME_TEXT = """\
-The models of the paper's Fig. 4 at the prototype's sizes, and GPT-2, with PyTorch's default settings: median
-of a step (forward, backward and optimizer, between two synchronisations of the device) after the warm-up.
-Each row is a process of its own. Ratios are to the plain runs, one before and one after the others.
-"Prototype": its ratio at that share, on its machine; ours should be no more.
+The table covers the models of the paper's Fig. 4 at the prototype's sizes, and GPT-2, with PyTorch's default
+settings. The time is the median of a step (forward, backward and optimizer, between two synchronizations of
+the device) after the warm-up. Each row is a separate process. Ratios are to the plain runs, of which one is
+before and one after the others. "Prototype" is the ratio of the paper's prototype at that share, on its
+machine. dtrrun's ratio should be no more.
 
 The shares are those that the prototype's allocated peak reached. Its budget counted allocated bytes, and was
-exceeded; ours is what the driver shows for the whole process: context, libraries, and all that the allocator
-has reserved. So the budget of a row is its share of the plain run's *allocated* peak, and the overhead that
-the driver shows beyond the plain run's reserved memory. The guard and fragmentation have to fit in as well,
-so that we allocate less than the share; the column says how much. "Driver" is the most that NVML showed,
-looked at every 50 ms, and must be within the budget; "(device)": for the device as a whole, since the process
-could not be told. Plain and checkpointed runs have no limit; that the allocator then reserves more than it
-needs is not counted against them.
+exceeded. dtrrun's budget is what the driver reports for the whole process: context, libraries, and everything
+that the allocator has reserved. So the budget of a row is its share of the plain run's *allocated* peak, plus
+the overhead that the driver reports beyond the plain run's reserved memory. The guard and fragmentation have
+to fit in as well, so dtrrun allocates less than the share; the column says how much. "Driver" is the most
+that NVML reported, in readings every 50 ms, and must be within the budget. "(device)" means the device as a
+whole, because the process could not be told apart. Plain and checkpointed runs have no limit. If the
+allocator then reserves more than it needs, that is not counted against them.
 
-"Checkpointed" is `torch.utils.checkpoint` (not reentrant) around each block; "same peak" is dtrrun with the
-checkpointed run's allocated peak as its share, and should take at most 1.05 of that run's time. The
-optimizer's step is in all times, where the prototype timed forward and backward. The Transformer's attention
-is written out as PyTorch's was then. Plain peaks are less than the prototype's where PyTorch keeps less for
-the backward pass today (a ReLU's input, in ResNet-1202) and where the published cell needs less than the
-prototype's (LSTM, TreeLSTM). In U-Net it exceeded its budgets by most, so that its shares do not follow
-these."""
+"Checkpointed" is `torch.utils.checkpoint` (not reentrant) around each block. "Same peak" is dtrrun with the
+checkpointed run's allocated peak as its share, and should take at most 1.05 times as long as that run. All
+times include the optimizer's step, while the prototype timed only forward and backward. The Transformer's
+attention is written out, as PyTorch's was at the time. Plain peaks are below the prototype's where PyTorch
+keeps less for the backward pass today (a ReLU's input, in ResNet-1202), and where the published cell needs
+less than the prototype's (LSTM, TreeLSTM). In U-Net, the prototype exceeded its budgets by the most, so its
+shares do not follow them."""
 
 BITS_TEXT = """\
-With `torch.use_deterministic_algorithms(True)`, inside the least share of the plain peak (of the same mode)
-that does. "Equal": the losses of all steps, and all parameters and buffers at the end, have the same bits as
-the plain run's. "Plain twice": two plain runs have; if not, the operators named have no deterministic kernel,
-and equality cannot be asked. "Verified", "differ": storages that `--verify` compared with what was evicted,
-and how many came back with other bits."""
+These runs use `torch.use_deterministic_algorithms(True)`, inside the least share of the plain peak (of the
+same mode) that works. "Equal" means that the losses of all steps, and all parameters and buffers at the end,
+have the same bits as those of the plain run. "Plain twice" says whether two plain runs have the same bits. If
+they do not, the named operators have no deterministic kernel, and equality cannot be expected. "Verified" and
+"differ" are the number of storages that `--verify` compared with what was evicted, and how many of them came
+back with different bits."""
 
 BATCH_TEXT = """\
-The largest size with which five steps run while the driver shows at most the budget: plainly, with PyTorch's
-allocator held to the budget less the overhead (`set_per_process_memory_fraction`), and under dtrrun. Found by
-bisection, with each trial in a process of its own that is never retried; ≥: the search had no time to end.
-The paper's figures are from a card of 12 GB (Table 1). ms: median of a step at that size."""
+The table shows the largest size at which five steps run while the driver reports at most the budget: without
+dtrrun, with PyTorch's allocator limited to the budget minus the overhead (`set_per_process_memory_fraction`),
+and under dtrrun. The size is found by bisection. Each trial is a separate process, and is never retried. ≥
+means that there was no time to finish the search. The paper's figures are from a card with 12 GB (Table 1).
+"ms" is the median of a step at that size."""
 
 
 def sections(results: dict[str, dict[str, Any]]) -> list[Section]:

@@ -1,4 +1,4 @@
-"""Many equal blocks of some MB: evictions leave holes in the C library's heap that nothing fits into."""
+"""Many equal blocks of some MB: evictions leave gaps in the C library's heap that nothing fits into."""
 
 import argparse
 

@@ -1,0 +1,88 @@
+"""What the core requires of its environment: real storages in the runtime, stand-ins in the simulator."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from dtrrun.core.graph import Operation, Version
+
+
+class Memory(Protocol):
+    """Storages: their sizes and owners, and how to empty and refill them.
+
+    Implemented by `runtime.storage`.
+    """
+
+    REFILL_COPIES: bool
+    """Whether `refill` temporarily needs the storage's size a second time."""
+
+    def size_of(self, storage: Any) -> int:
+        """Return the bytes that a storage takes, as rounded by its allocator."""
+
+    def holds(self, storage: Any, nbytes: int) -> bool:
+        """Return whether a storage takes `nbytes` bytes."""
+
+    def device_type_of(self, storage: Any) -> str: ...
+
+    def is_ours(self, storage: Any) -> bool:
+        """Return whether the allocator alone owns the memory, and not NumPy, a file, or another process."""
+
+    def storage_of(self, tensor: Any) -> Any: ...
+
+    def empty(self, storage: Any) -> None:
+        """Give the memory back to the allocator; the storage keeps its identity."""
+
+    def refill(self, storage: Any, source: Any) -> None:
+        """Hand the memory of `source` to an emptied storage."""
+
+    def span_of(self, storage: Any) -> tuple[int, int]:
+        """Return the start and end address of a storage that is in memory."""
+
+    def mapping_of(self, span: tuple[int, int]) -> str:
+        """Return what kind of mapping these addresses are in: see `runtime.storage.mapping_of`."""
+
+    def is_held(self, storage: Any) -> bool:
+        """Return whether the program holds the storage itself, not only tensors over it."""
+
+    def checksum(self, storage: Any) -> int: ...
+
+
+class Executor(Protocol):
+    """Runs recorded operators again."""
+
+    def below(self) -> AbstractContextManager[Any]:
+        """A context in which operators run hidden from the program.
+
+        It is entered twice, because of interrupts.
+        """
+
+    def quietly(self, function: Any, *args: Any) -> None:
+        """Call a function that runs operators, without the warnings that they give."""
+
+    def execute(
+        self, operation: Operation, mutated: set[int], taken: dict[int, Any]
+    ) -> tuple[Any, list[Any], int]:
+        """Run an operator again.
+
+        Returns its results, the storages under its tensor arguments (None for those it does not write to),
+        and its time in ns.
+
+        mutated: ids of the versions that it writes to. taken: storages that it may write to directly, by
+        those ids; the others are copied.
+        """
+
+
+class Fingerprints(Protocol):
+    """Digests of evicted contents, under `--verify`."""
+
+    def of(self, version: Version) -> bytes: ...
+
+    def compare(self, version: Version) -> None:
+        """Check a version that is in memory again, if it has a fingerprint."""
+
+
+class Heap(Protocol):
+    """The allocator below. It is occasionally told how much has been freed."""
+
+    def check(self, resident_bytes: int, limit: int) -> None: ...

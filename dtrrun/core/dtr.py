@@ -1,0 +1,92 @@
+"""Dynamic Tensor Rematerialization, put together.
+
+    dtr = DTR(make_policy("h_dtr_eq"), memory, executor, budget_bytes=6 << 30, budget_error=BudgetError)
+    dtr.operators.admit(call)      # before an operator of the program runs
+    dtr.operators.finish(call, outputs)
+
+Each part refers only to parts made before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dtrrun.core.backend import Executor, Fingerprints, Heap, Memory
+from dtrrun.core.deallocation import Deallocation
+from dtrrun.core.evict import Eviction
+from dtrrun.core.graph import Version
+from dtrrun.core.history import History
+from dtrrun.core.ledger import Ledger
+from dtrrun.core.mutation import Mutation
+from dtrrun.core.operator import Operators
+from dtrrun.core.pool import Policy
+from dtrrun.core.recipes import Recipes
+from dtrrun.core.rematerialize import Rematerializer
+
+
+class DTR:
+    """The parts of one session, or of one simulated run."""
+
+    def __init__(
+        self,
+        policy: Policy[Any],
+        memory: Memory,
+        executor: Executor,
+        *,
+        budget_bytes: int | None,
+        budget_error: type[Exception],
+        out_of_memory: type[Exception],
+        device_type: str = "cpu",
+        warn_only: bool = False,
+        collects_garbage: bool = True,
+        fingerprints: Fingerprints | None = None,
+        heap: Heap | None = None,
+        watch_deaths: Callable[[Version], None] | None = None,
+        between_replays: Callable[[], None] | None = None,
+        met_device: Callable[[str], None] | None = None,
+        room_given_back: Callable[[], None] | None = None,
+    ) -> None:
+        """The arguments are described in the parts that use them."""
+        self.policy = policy
+        self.ledger = Ledger(
+            policy,
+            memory,
+            budget_bytes=budget_bytes,
+            device_type=device_type,
+            fingerprints=fingerprints,
+            heap=heap,
+            watch_deaths=watch_deaths,
+        )
+        self.recipes = Recipes(self.ledger)
+        self.deallocation = Deallocation(self.ledger)
+        self.eviction = Eviction(
+            self.ledger,
+            self.recipes,
+            self.deallocation,
+            budget_error=budget_error,
+            warn_only=warn_only,
+            collects_garbage=collects_garbage,
+        )
+        self.rematerializer = Rematerializer(
+            self.ledger,
+            self.recipes,
+            self.deallocation,
+            self.eviction,
+            executor,
+            out_of_memory=out_of_memory,
+            between=between_replays,
+        )
+        self.mutation = Mutation(self.ledger, self.recipes, self.rematerializer)
+        self.history = History(
+            self.ledger, self.recipes, self.deallocation, self.eviction, self.rematerializer
+        )
+        self.operators = Operators(
+            self.ledger,
+            self.recipes,
+            self.eviction,
+            self.rematerializer,
+            self.mutation,
+            met_device=met_device,
+            room_given_back=room_given_back,
+        )

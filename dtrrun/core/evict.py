@@ -1,0 +1,199 @@
+"""The eviction loop (paper, Sec. 2 and App. C.4), and the error raised if it can't free enough."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from time import perf_counter_ns as now_ns
+from typing import Any
+
+from dtrrun.core.deallocation import Deallocation
+from dtrrun.core.graph import Version
+from dtrrun.core.ledger import Ledger
+from dtrrun.core.locks import Locks
+from dtrrun.core.recipes import Recipes
+
+COLLECT_EVERY = 1000  # operators
+
+
+class Eviction:
+    """Evicts until there is room."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        recipes: Recipes,
+        deallocation: Deallocation,
+        *,
+        budget_error: type[Any],
+        warn_only: bool = False,
+        collects_garbage: bool = True,
+    ) -> None:
+        """budget_error: called with the operator, the bytes that it needs, the budget, the least sufficient
+        budget, and the bytes that can't be evicted, by reason. warn_only: exceed the budget and count it
+        instead of raising."""
+        self._ledger, self._recipes, self._deallocation = ledger, recipes, deallocation
+        self.BudgetError = budget_error
+        self.warn_only = warn_only
+        self.replaying = 0  # rematerializations in progress
+        self.reach = -1  # on a GPU: what tensors could use without fragmentation
+        self.evictions = self.evicted_bytes_total = self.over_budget = 0
+        self.evicted_by: dict[str, int] = {}
+        self.making_room_ns = 0
+        self._next_collection = 0 if collects_garbage else 1 << 62
+
+    def make_room(self, nbytes: int, operator: str) -> None:
+        """Evict until `nbytes` more fit into the budget.
+
+        operator: named in the error. Raises the budget error if they can't be made to fit.
+        """
+        ledger = self._ledger
+        ledger.collect_dead()
+        if ledger.reserved:
+            nbytes += ledger.reserved_bytes
+        if ledger.resident_bytes + nbytes <= ledger.limit or self._evict_to(ledger.limit - nbytes):
+            return
+        if self.reach >= 0 and not (self.replaying and ledger.resident_bytes + nbytes > self.reach):
+            return  # the limit is an estimate: the allocator decides
+        if self.warn_only:
+            self.over_budget += 1
+            return
+        raise self.too_small(nbytes - ledger.reserved_bytes, operator)
+
+    def release(self, nbytes: int) -> bool:
+        """Evict `nbytes`. If there are not as many, evict all and return False."""
+        return self._evict_to(max(self._ledger.resident_bytes - nbytes, 0))
+
+    def shrink(self, made: Sequence[Version], operator: str) -> None:
+        """Evict until the budget holds, sparing `made`: an operator allocated more than predicted.
+
+        Raises the budget error.
+        """
+        locks = Locks()
+        with locks:
+            locks.take(made)
+            self.make_room(0, operator)
+
+    def _evict_to(self, most: int) -> bool:
+        """Evict until at most `most` bytes are resident. Returns False if nothing is left to evict."""
+        ledger = self._ledger
+        started = now_ns()
+        ledger.begin_pressure()
+        fits = True
+        while ledger.resident_bytes > most:
+            if self._deallocation.sweep(self.evictions):
+                continue
+            victim = self._select()
+            if victim is not None:
+                if self._recipes.secure(victim):  # otherwise it is a constant now, and not in the pool
+                    self.evict(victim)
+            elif ledger.dead:
+                ledger.collect_dead()
+            elif not self._collect_garbage():
+                fits = False
+                break
+        self.making_room_ns += now_ns() - started
+        return fits
+
+    def _select(self) -> Version | None:
+        ledger = self._ledger
+        if not ledger.observers:
+            return ledger.policy.select(ledger.clock, self.may_be_evicted)
+        started = now_ns()
+        victim: Version | None = ledger.policy.select(ledger.clock, self.may_be_evicted)
+        for observer in ledger.observers:
+            observer.searched(victim, started)
+        return victim
+
+    def may_be_evicted(self, version: Version) -> bool:
+        """Return whether a version may be evicted, provided that its recipe can be secured."""
+        if version.locks or not version.resident or version.operation is None:
+            return False
+        if version.scratch is not None:
+            # Otherwise, with a budget that can't be kept, one rematerialization could take exponential time.
+            return not (self.warn_only and self.replaying)
+        return version() is not None  # otherwise it has just died, and `collect_dead` accounts for it
+
+    def evict_if_possible(self, version: Version) -> bool:
+        """Evict this version, whatever its score. Returns whether that was possible."""
+        if not (self.may_be_evicted(version) and self._recipes.secure(version)):
+            return False
+        self.evict(version)
+        return True
+
+    def _collect_garbage(self) -> bool:
+        """Before giving up, collect tensors in cycles, at most every `COLLECT_EVERY` operators."""
+        ledger = self._ledger
+        if ledger.age < self._next_collection:
+            return False
+        self._next_collection = ledger.age + COLLECT_EVERY
+        before = ledger.resident_bytes
+        gc.collect()
+        ledger.collect_dead()
+        return ledger.resident_bytes < before
+
+    def evict(self, version: Version) -> None:
+        """Free the memory of a version whose recipe is secured (App. C.4)."""
+        ledger, operation = self._ledger, version.operation
+        assert operation is not None
+        started = now_ns() if ledger.observers else 0
+        self.evictions += 1
+        self.evicted_bytes_total += version.nbytes
+        name = operation.signature.operator.name
+        self.evicted_by[name] = self.evicted_by.get(name, 0) + 1
+        if version.scratch is not None:
+            ledger.drop_scratch(version)
+            ledger.policy.released(version)
+        else:
+            storage: Any = version()
+            self._deallocation.keep_inputs(version, storage)
+            if ledger.fingerprints is not None:
+                version.fingerprint = ledger.fingerprints.of(version)
+            ledger.emptied(version)
+            try:
+                ledger.memory.empty(storage)
+            except BaseException:  # an interrupt, before or after emptying
+                ledger.memory.empty(storage)
+                raise
+            ledger.policy.evicted(version)
+        ledger.freed(version.nbytes)
+        for observer in ledger.observers:
+            observer.evicted(version, started)
+
+    # -- what the error says -----------------------------------------------------------------------
+
+    def pinned_by_reason(self) -> dict[str, int]:
+        """Return the resident bytes that can't be evicted now, by reason, largest first."""
+        ledger = self._ledger
+        pinned: dict[str, int] = {}
+        for version in (*ledger.versions.values(), *ledger.scratch.values()):
+            if version.resident and (version.locks or version.operation is None):
+                reason = "in use by the operator" if version.locks else version.pin or "constant"
+                pinned[reason] = pinned.get(reason, 0) + version.nbytes
+        for block in ledger.counted.values():
+            pinned[block.pin] = pinned.get(block.pin, 0) + block.nbytes
+        return dict(sorted(pinned.items(), key=lambda item: -item[1]))
+
+    def least_bytes_with(self, versions: Sequence[Version]) -> int:
+        """Return the bytes of these versions and of all that can never be evicted. Locks don't count."""
+        ledger = self._ledger
+        constants = (one for one in ledger.versions.values() if one.resident and one.operation is None)
+        wanted = {id(one): one.nbytes for one in (*constants, *versions)}
+        blocks = sum(block.nbytes for block in ledger.counted.values())
+        return sum(wanted.values()) + blocks + sum(ledger.overhead.values())
+
+    def too_small(self, nbytes: int, operator: str) -> Exception:
+        """Return the error for an operator that needs `nbytes` more than are available."""
+        ledger = self._ledger
+        assert ledger.budget_bytes is not None
+        overhead = max(ledger.budget_bytes - ledger.limit, sum(ledger.overhead.values()), 0)  # on a GPU
+        reserved = ledger.reserved_bytes
+        under_way = {"results of operators under way": reserved} if reserved else {}
+        error: Exception = self.BudgetError(
+            operator,
+            nbytes,
+            ledger.budget_bytes,
+            ledger.resident_bytes + reserved + nbytes + overhead,
+            self.pinned_by_reason() | ledger.overhead | under_way,
+        )
+        return error

@@ -1,0 +1,204 @@
+"""Memory that PyTorch does not own: weights from NumPy, a buffer or a mapped file.
+
+It is never evicted. Whether results may be recomputed from it is another question: writes by operators are
+seen, but the program may also write to it by other means, which no version counter shows.
+
+- Memory that other processes can write to (shared memory), and everything that is not a parameter (a batch in
+  a loader's array): nothing is recomputed from it.
+- A parameter in a private mapping of a file (safetensors, `torch.load(mmap=True)`): no other code has that
+  memory. It is a constant like any other.
+- A parameter in other memory of this process (`torch.from_numpy`, `torch.frombuffer`): a constant while a
+  checksum finds its content unchanged. The checksum is computed whenever an operator of the program reads it,
+  when something computed from it is to be evicted, and before a rematerialization reads it. So an unseen
+  write never leads to a wrong value: results that are in memory stay there from then on, and those that were
+  evicted are lost, which raises an error in whatever code needs them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from dtrrun.core.graph import Version
+from dtrrun.core.ledger import Ledger
+from dtrrun.core.observer import ESCAPES, TRUSTED
+
+if TYPE_CHECKING:
+    from dtrrun.core.recipes import Recipes
+
+LOST = "computed from memory that was then written to outside of PyTorch"
+
+
+class LostError(RuntimeError):
+    """Raised when an evicted value is needed that can't be recomputed, because code outside PyTorch has
+    written to foreign memory that it was computed from."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "dtrrun: a tensor that was evicted is needed, but the parameter that it was computed from is in "
+            "memory that PyTorch does not own (torch.from_numpy, torch.frombuffer), and other code has "
+            "written to it since. Write to the parameter with PyTorch (parameter.copy_), copy it when it is "
+            "loaded (.clone()), or keep in memory what is needed later (session.pin)."
+        )
+
+
+LostError.__module__ = "dtrrun"  # the name that the program uses, also shown in tracebacks
+
+
+class Region:
+    """One foreign storage."""
+
+    __slots__ = ("changing", "checksum", "origin", "sealed", "span", "usable")
+
+    def __init__(self, storage: Any, span: tuple[int, int]) -> None:
+        self.origin = weakref.ref(storage)
+        self.span = span  # addresses
+        self.usable = True  # until others are known to write to it
+        self.sealed: Version | None = None  # the version whose content has the checksum
+        self.checksum = 0
+        self.changing = False  # an operator is about to write to it
+
+
+class Foreign:
+    """Decides which foreign storages can be recomputed from.
+
+    Their versions are all `escaped`, so that operators that read them take the slow path. Private mappings
+    are the exception, once a parameter has been seen in them.
+    """
+
+    def __init__(self, ledger: Ledger, recipes: Recipes) -> None:
+        self._ledger, self._recipes = ledger, recipes
+        self._regions: dict[int, Region] = {}  # by the key of the storage's versions
+        self._prune_at = 64
+
+    def adopted(self, version: Version, storage: Any) -> list[Version]:
+        """A foreign storage is new to the ledger. Returns the versions of others that it overlaps.
+
+        A write to one of them also writes to the others, without changing their versions.
+        """
+        regions = self._regions
+        if len(regions) >= self._prune_at:
+            for key in [key for key, region in regions.items() if region.origin() is None]:
+                del regions[key]
+            self._prune_at = 2 * len(regions) + 64
+        region = Region(storage, self._ledger.memory.span_of(storage))
+        first, last = region.span
+        overlapping = []
+        for key, other in regions.items():
+            if other.span[0] < last and first < other.span[1] and other.origin() is not None:
+                region.usable = False
+                overlapping.append(self._ledger.versions[key])
+        regions[version.key] = region
+        return overlapping
+
+    def _region(self, version: Version) -> Region | None:
+        region = self._regions.get(version.key)
+        return region if region is not None and region.origin() is not None else None
+
+    def undecided(self, version: Version) -> bool:
+        """Return whether it is foreign, and nothing has been recomputed from it so far."""
+        region = self._region(version)
+        return region is not None and region.usable and region.sealed is None
+
+    def trusts(self, version: Version) -> bool:
+        """Return whether an escaped version is known to be a constant nonetheless."""
+        region = self._region(version)
+        return region is not None and region.sealed is version and region.usable and not region.changing
+
+    def may_be_read(self, version: Version) -> bool:
+        """Return whether something computed from an escaped version may be evicted. Checks the content."""
+        return self.trusts(version) and self.unchanged(version)
+
+    def unchanged(self, version: Version) -> bool:
+        """Check an escaped version before a rematerialization reads it.
+
+        If False, its dependents have been given up.
+        """
+        region = self._region(version)
+        if region is None or region.sealed is not version:
+            return True  # escaped for another reason: mutations are kept in order
+        if region.checksum == self._ledger.memory.checksum(region.origin()):
+            return True
+        self._written_unseen(version, region)
+        return False
+
+    def read(self, version: Version, *, is_parameter: bool, evicts: bool) -> Version:
+        """Return the version that an operator of the program reads, where it reads an escaped one.
+
+        evicts: whether something may be evicted; if not, no checksum is needed.
+        """
+        region = self._region(version)
+        if region is None or not region.usable:
+            return version
+        memory = self._ledger.memory
+        storage = region.origin()
+        if region.sealed is None:
+            if not is_parameter:
+                return version
+            kind = memory.mapping_of(region.span)
+            if kind == "file":
+                if memory.is_held(storage):
+                    return version  # while the program has the storage itself, it can write to it
+                version.escaped = region.usable = False
+                self._trusted(version)
+                return version
+            if kind != "private":
+                region.usable = False
+                return version
+            if not evicts:
+                return version
+        elif region.sealed is version and version.used:
+            if self.unchanged(version):
+                region.changing = False  # the operator that was going to write has not
+                return version
+            return self._recipes.supersede(version, None, 0)
+        if region.sealed is not version:
+            self._trusted(version)
+        region.sealed, region.changing = version, False
+        region.checksum = memory.checksum(storage)
+        return version
+
+    def _trusted(self, version: Version) -> None:
+        """Results can be recomputed from it from now on."""
+        for observer in self._ledger.observers:
+            observer.changes(TRUSTED, version)
+
+    def about_to_change(self, version: Version) -> None:
+        """An operator is about to write to it.
+
+        Until it has, nothing else may come to depend on the content.
+        """
+        region = self._region(version)
+        if region is not None:
+            region.changing = True
+
+    def give_up(self, version: Version) -> None:
+        """It is handed out or shared, so nothing is recomputed from it from now on."""
+        region = self._region(version)
+        if region is not None:
+            region.usable = False
+            region.sealed = None
+
+    def _written_unseen(self, version: Version, region: Region) -> None:
+        """What was computed from the old content stays if it is in memory, and is lost if not."""
+        region.usable = False
+        region.sealed = None
+        recipes = self._recipes
+        stack = [version]
+        while stack:
+            for reference in stack.pop().needed_by or ():
+                node = reference()
+                if node is None or node.operation is None:
+                    continue
+                if node.resident and (node.scratch is None or node.locks):
+                    recipes.make_constant(node, LOST)
+                else:
+                    recipes.lose(node)
+                    node.pin = LOST
+                    stack.append(node)
+        version.needed_by = None
+        why = version.pin or "foreign memory"
+        for observer in self._ledger.observers:
+            observer.changes(ESCAPES, version, why=why)
+        recipes.make_constant(version, why)
+        version.escaped, version.pin = True, why

@@ -1,0 +1,277 @@
+"""The graph of storage versions and the operations that made them (paper, App. C.1).
+
+A `Version` is a node. Mutation follows the paper's reference layer (App. C.6): an in-place operator makes a
+new version, which takes over the storage. The old version remains, without memory, while a recipe needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+Geometry = tuple[Any, ...]
+"""(size, stride, storage offset, dtype), optionally with the conjugate and negative bits."""
+
+
+class Version(weakref.ref):  # type: ignore[type-arg]
+    """One version of one storage. It is also the weak reference that is notified when the storage dies.
+
+    It compares and hashes by its referent, as every `weakref.ref` does: use `is` and `id`. References run
+    from dependents to inputs only, so a version that nothing needs is freed at once.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "age",
+        "block",
+        "bound",
+        "component",
+        "cost",
+        "dependents",
+        "escaped",
+        "extent",
+        "fingerprint",
+        "key",
+        "last_access",
+        "locks",
+        "mutations",
+        "nbytes",
+        "needed_by",
+        "neighbourhood",
+        "operation",
+        "pin",
+        "resident",
+        "scratch",
+        "superseded",
+        "used",
+        "uses",
+    )
+    key: int  # id of the storage in the ledger's table
+    nbytes: int  # m(t), as rounded by the allocator
+    cost: int  # c_0(t), ns
+    last_access: int  # ledger clock, ns
+    age: int  # the ledger's operator count when the storage was made
+    mutations: int  # number of mutations since the storage was made
+    resident: bool
+    locks: int  # > 0 while an operator needs it
+    operation: Operation | None  # its recipe; None for a constant
+    pin: str | None  # why it can't be evicted
+    escaped: bool  # other code may write to the memory unnoticed, now or later
+    superseded: bool  # a later version has taken over the storage
+    used: bool  # some recipe reads it
+    scratch: Any  # a storage with recomputed memory that the program does not have
+    block: Any  # the ledger's entry for `scratch`
+    needed_by: list[weakref.ref[Version]] | None  # the versions whose recipes read this one, once secured
+    extent: int  # bytes of the storage that its first tensor reaches, -1 for all (only set under verify)
+    fingerprint: bytes | None  # of the content when it was evicted, under verify
+    uses: Any  # set when a heuristic with foresight asks for it
+    bound: Any  # the last four belong to the policy
+    component: Any
+    dependents: Any
+    neighbourhood: Any
+
+    @property
+    def constant(self) -> bool:
+        """Whether it has no recipe, and so is never evicted."""
+        return self.operation is None
+
+    @property
+    def released(self) -> bool:
+        """Whether it is in memory only for a rematerialization."""
+        return self.scratch is not None
+
+    @property
+    def inputs(self) -> Sequence[Version]:
+        """deps(S) of App. C.2. A version may occur twice."""
+        operation = self.operation
+        return () if operation is None else operation.inputs
+
+    @property
+    def alive(self) -> bool:
+        """Whether the program itself still holds this version."""
+        return not self.superseded and self() is not None
+
+    def memory(self) -> Any:
+        """Return the storage that holds this version's bytes, or None."""
+        if self.scratch is not None:
+            return self.scratch
+        return None if self.superseded else self()
+
+
+def new_version(storage: Any, on_death: Any, nbytes: int, age: int, clock: int) -> Version:
+    """Return a resident version without a recipe. The dispatch mode has an inlined copy of this."""
+    version = Version(storage, on_death)
+    version.key = id(storage)
+    version.nbytes = nbytes
+    version.age = age
+    version.last_access = clock
+    version.resident = True
+    version.pin = None
+    version.operation = None
+    version.locks = 0
+    version.extent = -1
+    version.cost = 0
+    version.mutations = 0
+    version.superseded = version.used = version.escaped = False
+    version.scratch = version.block = version.needed_by = version.fingerprint = None
+    version.component = version.dependents = version.bound = version.neighbourhood = None
+    return version
+
+
+class Overwritten:
+    """Stands in a recipe for an input that the operator overwrites completely without reading it."""
+
+    __slots__ = ("device", "nbytes")
+
+    def __init__(self, nbytes: int, device: Any) -> None:
+        self.nbytes = nbytes
+        self.device = device
+
+
+class Operation:
+    """A recipe: a recorded operator call that can be run again. It holds no reference to any tensor."""
+
+    __slots__ = (
+        "constants",
+        "inputs",
+        "kept_inputs",
+        "outputs",
+        "recorded",
+        "secured",
+        "signature",
+        "tensors",
+    )
+    recorded: Any  # what the executor needs to run it again; opaque here
+    tensors: list[Any]  # the operator's tensor arguments in order, each a Version or an Overwritten
+    inputs: list[Version]  # the versions it reads
+    outputs: tuple[tuple[int, Any], ...] | None
+    """Pairs (where, weak reference to a version).
+
+    A where >= 0 is an index into the results; ~where is the index of the argument whose memory was written.
+    None: the only result is one new storage.
+    """
+    signature: Signature
+    secured: bool  # the recipe stays replayable, whatever the program releases
+    constants: tuple[Any, ...] | None  # storages kept alive because something evicted is computed from them
+    kept_inputs: tuple[Any, ...]  # storages of inputs that were resident when the output was evicted
+
+    def versions(self, one: Version) -> list[Version]:
+        """Return every version that this operation makes, including `one`."""
+        if self.outputs is None:
+            return [one]
+        return [version for _, reference in self.outputs if (version := reference()) is not None]
+
+    def mutated(self) -> set[int]:
+        """Return the ids of the input versions whose storage the operator writes to."""
+        if self.outputs is None:
+            return set()
+        return {id(self.tensors[~where]) for where, _ in self.outputs if where < 0}
+
+    def references_to(self, version: Version) -> int:
+        """Return how often this recipe refers to a version."""
+        count = sum(1 for entry in self.tensors if entry is version)
+        if self.inputs is not self.tensors:
+            count += sum(1 for entry in self.inputs if entry is version)
+        return count
+
+
+def new_operation(
+    recorded: Any, signature: Signature, tensors: list[Any], inputs: list[Version]
+) -> Operation:
+    """Return a recipe without outputs. The dispatch mode has an inlined copy of this."""
+    operation = Operation()
+    operation.recorded = recorded
+    operation.signature = signature
+    operation.tensors = tensors
+    operation.inputs = inputs
+    operation.outputs = operation.constants = None
+    operation.kept_inputs = ()
+    operation.secured = False
+    return operation
+
+
+def read_by_others(version: Version, table: int, operation: Operation | None = None) -> bool:
+    """Return whether anything but `operation` refers to a version, such as another recipe that reads it.
+
+    table: how many tables the caller knows to refer to it, besides one variable of the caller. This counts
+    references because counting readers would need a finalizer for each recipe, which is slow and can lose a
+    Ctrl-C.
+    """
+    known = _REFERENCES_OF_A_CALL + table
+    if operation is not None:
+        known += operation.references_to(version)
+    return sys.getrefcount(version) > known
+
+
+def _references_of_a_call() -> int:
+    """Return what `getrefcount` reports, in a callee, for an object held by one variable of the caller.
+
+    This depends on the version of Python.
+    """
+
+    def count(one: object, _table: int) -> int:
+        return sys.getrefcount(one)
+
+    alone = object()
+    return count(alone, 0)
+
+
+_REFERENCES_OF_A_CALL = _references_of_a_call()
+
+
+def distinct(tensors: list[Any]) -> list[Version]:
+    """Return the distinct versions among an operator's tensors. A `_foreach_` operator has thousands."""
+    return list({id(one): one for one in tensors if type(one) is not Overwritten}.values())
+
+
+class Hole:
+    """Placeholder for a tensor among recorded arguments."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "HOLE"
+
+
+HOLE = Hole()
+
+
+class Signature:
+    """What calls of one operator on tensors of the same geometry share.
+
+    `cost` is in ns: the minimum over the first few calls, which excludes warm-up and keeps decisions stable.
+    `output_bytes` is what a call allocates: its results and, on a GPU, its temporary memory. `guessed`:
+    `output_bytes` is a prediction because no call has finished yet. `timed`: the cost was measured with GPU
+    events. `workspace`: the part of `output_bytes` that a GPU library can do without by choosing another
+    algorithm; 0 if there is none.
+    """
+
+    __slots__ = (
+        "calls",
+        "cost",
+        "geometries",
+        "guessed",
+        "operator",
+        "output_bytes",
+        "replayed_as",
+        "same",
+        "timed",
+        "workspace",
+    )
+
+    SETTLED = 8  # number of calls after which the cost is fixed
+
+    def __init__(self, operator: Any, geometries: tuple[Geometry, ...]) -> None:
+        """operator: any object with a `name`. geometries: those of its tensors."""
+        self.operator = operator
+        self.geometries = geometries
+        self.calls = 0
+        self.cost = 0
+        self.output_bytes = 0
+        self.guessed = False
+        self.workspace = 0
+        self.timed = False
+        self.same: tuple[int, ...] = ()
+        self.replayed_as: Signature | None = None  # if a replay omits some of the tensors

@@ -1,0 +1,314 @@
+"""The accounts: versions by storage, what is resident or evicted, and the bytes of each.
+
+Invariants: `resident_bytes` counts the program's tensors and those that dtrrun holds. The ledger keeps no
+tensor of the program alive, except constants that something evicted is computed from.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dtrrun.core.backend import Fingerprints, Heap, Memory
+from dtrrun.core.graph import Version
+from dtrrun.core.observer import RESIZED, Observer
+from dtrrun.core.pool import Policy
+
+UNLIMITED = 1 << 62
+SMALL_CONSTANT = 512  # bytes
+SMALL_CONSTANTS = 256  # of these
+LOOK_SHIFT = 4  # check the process's memory when a sixteenth of the budget (or peak) has been freed
+
+
+class Block(weakref.ref):  # type: ignore[type-arg]
+    """Accounts for memory without a version: a scratch storage, or a tensor without plain storage.
+
+    pin: for the latter, why it can't be evicted.
+    """
+
+    __slots__ = ("address", "nbytes", "pin")
+    nbytes: int
+    pin: str
+    address: int  # of a tensor without plain storage, once in `Ledger.counted`
+
+
+class Ledger:
+    """Storages by version, and their bytes. Reports those that come and go to the policy."""
+
+    def __init__(
+        self,
+        policy: Policy[Any],
+        memory: Memory,
+        *,
+        budget_bytes: int | None = None,
+        device_type: str = "cpu",
+        fingerprints: Fingerprints | None = None,
+        heap: Heap | None = None,
+        watch_deaths: Callable[[Version], None] | None = None,
+    ) -> None:
+        """watch_deaths: called with each version whose storage dies, at any moment and in any thread."""
+        self.policy = policy
+        self.memory = memory
+        self.device_type = device_type
+        self.fingerprints = fingerprints
+        self.observers: list[Observer] = []
+        self._heap = heap
+        self.versions: dict[int, Version] = {}
+        self.blocks: dict[int, Block] = {}
+        self.counted: dict[int, Block] = {}  # tensors without plain storage, by address
+        self.scratch: dict[int, Version] = {}  # recomputed versions that the program does not have
+        self.scratch_bytes = 0
+        # The program releases these at once (`torch.tensor(2.0)`), and what they made could never be evicted.
+        self.small_constants: deque[Any] = deque(maxlen=SMALL_CONSTANTS)
+        self.dead: deque[Any] = deque()
+        self.on_death: Callable[[Any], None] = (
+            self.dead.append
+        )  # at any moment and in any thread, so it only queues
+        if watch_deaths is not None:
+            queue = self.dead.append
+
+            def died(version: Version) -> None:
+                queue(version)
+                watch_deaths(version)
+
+            self.on_death = died
+        self.pressure = False  # whether memory ever ran short; before that the policy is told nothing
+        self._no_eviction = 0
+        self.set_budget(budget_bytes)
+        self.clock = 0  # ns: the sum of the costs of all operators run
+        self.age = 0  # number of operators so far
+        self.step_age = 0  # age at the end of the last step
+        self.resident_bytes = self.peak_bytes = self.evicted_bytes = self.step_peak_bytes = 0
+        self.reserved: dict[int, tuple[int, int]] = {}
+        """For operators in progress, by the id of their call: the thread, and the reserved bytes."""
+        self.overhead: dict[str, int] = {}  # bytes of the budget that are not tensors, by kind
+        self._freed_bytes = 0
+
+    # -- the budget ------------------------------------------------------------------------------
+
+    def set_budget(self, budget_bytes: int | None) -> None:
+        """Change the budget. This evicts nothing by itself."""
+        self.budget_bytes = budget_bytes
+        self.set_limit(UNLIMITED if budget_bytes is None else budget_bytes)
+        # Smaller storages are not worth a search, unless the budget requires it.
+        self.least_bytes = min(1024, self._limit // 10_000)
+        if self.pressure:
+            for version in self.versions.values():  # some may have been too small for the previous budget
+                if version.operation is not None and version.resident:
+                    self.evictable(version)
+
+    def set_limit(self, nbytes: int) -> None:
+        """Set what tensors may take: the budget, or on a GPU what it leaves for them."""
+        self._limit = nbytes
+        self.limit = UNLIMITED if self._no_eviction else nbytes
+
+    def no_eviction(self) -> NoEviction:
+        """Disable eviction until the returned object is called or its context ends."""
+        self._no_eviction += 1
+        self.limit = UNLIMITED
+        return NoEviction(self)
+
+    def _eviction_again(self) -> None:
+        self._no_eviction -= 1
+        self.set_limit(self._limit)
+
+    @property
+    def evicting(self) -> bool:
+        """Whether `no_eviction` is not in force."""
+        return not self._no_eviction
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes reserved for operators in progress, which other threads may not take."""
+        return sum([nbytes for _, nbytes in self.reserved.values()])
+
+    def begin_pressure(self) -> None:
+        """Memory runs short for the first time: report everything so far to the policy."""
+        if self.pressure:
+            return
+        self.pressure = True
+        seen: set[int] = set()
+        stack: list[Version] = []
+        for version in self.versions.values():
+            if version.operation is not None:
+                stack.append(version)
+                if version.resident:
+                    self.evictable(version)
+        while stack:
+            for source in stack.pop().inputs:
+                if source.operation is not None and not source.resident and id(source) not in seen:
+                    seen.add(id(source))
+                    stack.append(source)
+                    self.policy.released(source)
+
+    def evictable(self, version: Version) -> None:
+        """Add a resident version with a recipe to the policy, if it is large enough."""
+        if self.pressure and version.nbytes >= self.least_bytes:
+            self.policy.insert(version)
+
+    # -- births ----------------------------------------------------------------------------------
+
+    def enter(self, version: Version) -> None:
+        """Count a storage that has memory now."""
+        self.versions[version.key] = version
+        self.resident_bytes += version.nbytes  # first, because an interrupt could come in a call
+        self.note_peak(self.resident_bytes)
+
+    def resized(self, version: Version, nbytes: int) -> None:
+        """Account for a resident storage whose size has changed."""
+        for observer in self.observers:
+            observer.changes(RESIZED, version, bytes=nbytes)
+        self.policy.discard(version)
+        if nbytes > SMALL_CONSTANT >= version.nbytes:  # no longer keep it alive
+            kept = [storage for storage in self.small_constants if storage is not version()]
+            self.small_constants = deque(kept, self.small_constants.maxlen)
+        self.resident_bytes += nbytes - version.nbytes
+        version.nbytes = nbytes
+        self.note_peak(self.resident_bytes)
+        if version.operation is not None:
+            self.evictable(version)
+
+    def count(self, owner: Any, nbytes: int, address: int, pin: str) -> None:
+        """Account for memory at an address that is not a storage's, until its owner dies."""
+        if address in self.counted:
+            return
+        block = Block(owner, self.on_death)
+        block.nbytes, block.pin, block.address = nbytes, pin, address
+        self.counted[address] = self.blocks[id(block)] = block
+        self.resident_bytes += nbytes  # first, because an interrupt could come in a call
+        self.note_peak(self.resident_bytes)
+
+    def hold_scratch(self, version: Version, storage: Any) -> None:
+        """Keep a recomputed storage for a version that the program does not have."""
+        block = Block(storage, self.on_death)
+        block.nbytes, block.pin, block.address = version.nbytes, "", 0
+        place, key = id(block), id(version)
+        # No calls from here on, since an interrupt could come in one.
+        self.blocks[place] = version.block = block
+        self.scratch[key] = version
+        self.scratch_bytes += version.nbytes
+        self.resident_bytes += version.nbytes
+        version.scratch = storage
+        version.resident = True
+        self.note_peak(self.resident_bytes)
+
+    def drop_scratch(self, version: Version) -> None:
+        """Free a storage kept by `hold_scratch`."""
+        place, key = id(version.block), id(version)
+        # No calls from here on, since an interrupt could come in one.
+        if key in self.scratch:
+            del self.scratch[key]
+            self.scratch_bytes -= version.nbytes
+        if place in self.blocks:
+            del self.blocks[place]
+            self.resident_bytes -= version.nbytes
+        version.scratch = version.block = None
+        version.resident = False
+
+    def note_peak(self, nbytes: int) -> None:
+        """Update the peak with the bytes in memory at this moment."""
+        if nbytes > self.step_peak_bytes:
+            self.step_peak_bytes = nbytes
+            if nbytes > self.peak_bytes:
+                self.peak_bytes = nbytes
+
+    def made_last(self) -> Iterator[tuple[int, str, int]]:
+        """For `core.foresight`: yield age, maker and bytes of storages made by operators, newest first."""
+        for version in reversed(self.versions.values()):
+            if version.operation is not None and not version.mutations:
+                yield version.age, version.operation.signature.operator.name, version.nbytes
+
+    # -- evictions -------------------------------------------------------------------------------
+
+    def emptied(self, version: Version) -> None:
+        """A version of the program is about to lose its memory."""
+        version.resident = False
+        self.resident_bytes -= version.nbytes
+        self.evicted_bytes += version.nbytes
+
+    def restored(self, version: Version) -> None:
+        """An evicted version of the program has its memory again."""
+        version.resident = True
+        self.evicted_bytes -= version.nbytes
+        self.resident_bytes += version.nbytes
+        self.note_peak(self.resident_bytes)
+        if self.fingerprints is not None and version.fingerprint is not None:
+            self.fingerprints.compare(version)
+
+    # -- deaths ----------------------------------------------------------------------------------
+
+    def collect_dead(self) -> None:
+        """Account for the storages that died since the last call."""
+        dead = self.dead
+        before = self.resident_bytes
+        version: Any = None
+        try:
+            while dead:
+                version = dead[0]
+                dead.popleft()
+                if type(version) is Block:
+                    place = id(version)
+                    if place in self.blocks:  # no call until it is accounted for: no interrupt
+                        del self.blocks[place]
+                        self.resident_bytes -= version.nbytes
+                    if version.pin and self.counted.get(version.address) is version:
+                        del self.counted[version.address]
+                    continue
+                current: Any = self.versions.get(version.key)
+                if current is not version:
+                    continue  # superseded by a later version, which has its own callback
+                del self.versions[version.key]
+                if version.scratch is not None:
+                    # It died evicted while a rematerialization held it: any memory left is scratch.
+                    self.evicted_bytes -= version.nbytes
+                elif version.resident:
+                    self.resident_bytes -= version.nbytes
+                    version.resident = False
+                    if self.pressure and version.operation is not None:
+                        self.policy.discard(version)
+                        if version.used:
+                            self.policy.released(version)  # what depends on it may need it again
+                else:
+                    self.evicted_bytes -= version.nbytes
+                    self.policy.forget(version)
+                    if version.used:
+                        self.policy.released(version)
+        except BaseException:
+            # Interrupted: do it again, or the table keeps an id that the next storage may get.
+            if version is not None:
+                dead.appendleft(version)
+            raise
+        if self._heap is not None:
+            self.freed(before - self.resident_bytes)
+
+    def freed(self, nbytes: int) -> None:
+        """Occasionally check what became of memory that was given back to the C library."""
+        if self._heap is None:
+            return
+        self._freed_bytes += nbytes
+        limit = self.peak_bytes if self.budget_bytes is None else self.limit
+        if self._freed_bytes > limit >> LOOK_SHIFT and (self.pressure or self.budget_bytes is None):
+            self._freed_bytes = 0
+            self._heap.check(self.resident_bytes, limit)
+
+
+class NoEviction:
+    """Ends `Ledger.no_eviction`, once: when called, or when its context ends."""
+
+    __slots__ = ("_ledger",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger: Ledger | None = ledger
+
+    def __call__(self) -> None:
+        ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            ledger._eviction_again()
+
+    def __enter__(self) -> NoEviction:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self()

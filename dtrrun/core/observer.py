@@ -1,0 +1,70 @@
+"""Observers of a run: the log of a step, a trace, `--where`, heuristics with foresight.
+
+Without observers nothing is reported, at no cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dtrrun.core.graph import Operation, Version
+
+if TYPE_CHECKING:
+    from dtrrun.core.operator import Call, Output
+
+
+class Observer:
+    """Base class whose methods do nothing. `started_ns` is from `time.perf_counter_ns`."""
+
+    # -- operators of the program ----------------------------------------------------------------
+
+    def admitted(self, call: Call) -> None:
+        """Before room is made for an operator."""
+
+    def finished(self, call: Call, outputs: list[Output]) -> None:
+        """An operator has run, and its outputs are in the ledger."""
+
+    def failed(self, call: Call) -> None:
+        """An operator has raised."""
+
+    def abandoned(self, call: Call) -> None:
+        """An operator will not run, because there is no room for it."""
+
+    def met(self, version: Version) -> None:
+        """An operator has been given a tensor over that version's storage."""
+
+    # -- what the policy does --------------------------------------------------------------------
+
+    def searched(self, victim: Version | None, started_ns: int) -> None:
+        """The policy has searched for a victim."""
+
+    def evicted(self, version: Version, started_ns: int) -> None: ...
+
+    def rematerialized(self, version: Version, operation: Operation, started_ns: int, cost_ns: int) -> None:
+        """An operation was run again because `version` was needed."""
+
+    # -- what is no part of an operator, before it happens -----------------------------------------
+
+    def changes(self, what: str, version: Version, **facts: Any) -> None:
+        """Something is about to be done to a version. what: one of the names below."""
+
+    def locked(self, versions: list[Version]) -> Callable[[], None]:
+        """Code other than an operator has locked versions.
+
+        Returns a function to be called when it unlocks them.
+        """
+        return _nothing
+
+    def period(self, what: str, **facts: Any) -> None:
+        """Something is about to be done to all versions. what: one of the names below."""
+
+
+def _nothing() -> None:
+    pass
+
+
+ESCAPES, WRITTEN_OUTSIDE, TRUSTED = "EXPOSE", "OUTSIDE", "TRUST"
+PINNED, RESIZED = "PIN", "RESIZED"
+COMPACTS, PERIOD_ENDS, RESTORES = "COMPACT", "PERIOD", "RESTORE"
+"""The names of these events in the log of a step."""

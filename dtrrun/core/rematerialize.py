@@ -1,0 +1,406 @@
+"""Rematerialization: running recorded operations again (paper, Sec. 2 and App. C.4).
+
+It uses an explicit stack, so a chain of ten thousand evicted operations raises no RecursionError. The
+operations to run are planned first, and run in the program's order. Resident inputs are locked while an
+operation waits for its other inputs; recomputed ones are locked until the last operation of the plan has read
+them. So nothing is recomputed twice while memory suffices, and a rematerialization costs the sum of its
+recipes, as the paper's c(t) assumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from time import perf_counter_ns as now_ns
+from typing import Any
+
+from dtrrun.core.backend import Executor
+from dtrrun.core.deallocation import Deallocation
+from dtrrun.core.evict import Eviction
+from dtrrun.core.foreign import LOST, LostError
+from dtrrun.core.graph import Operation, Overwritten, Version, read_by_others
+from dtrrun.core.ledger import Ledger
+from dtrrun.core.locks import unlock
+from dtrrun.core.observer import RESTORES
+from dtrrun.core.recipes import Recipes
+
+MAX_RELAXATIONS = 8  # per rematerialization, or inputs that never fit together would alternate forever
+LAST_PLANNED = 5  # number of relaxations left when the last plan is made
+
+Plan = dict[int, tuple[Version, list[Version]]]
+"""By id of each operation to be run: a version that it makes, and the inputs locked for it."""
+
+
+class Entered:
+    """An operation about to run, with the numbers of its inputs locked and unlocked so far."""
+
+    __slots__ = ("locked", "operation", "unlocked", "version")
+
+    def __init__(self, version: Version, operation: Operation) -> None:
+        self.version, self.operation = version, operation  # the version that is needed
+        self.locked = self.unlocked = 0
+
+
+class Rematerializer:
+    """Brings evicted versions back, and counts the cost."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        recipes: Recipes,
+        deallocation: Deallocation,
+        eviction: Eviction,
+        executor: Executor,
+        *,
+        out_of_memory: type[Exception],
+        between: Callable[[], None] | None = None,
+    ) -> None:
+        """out_of_memory: the errors that a rematerialization may raise, including the budget error.
+
+        between: called after each operation that was run again.
+        """
+        self._ledger, self._foreign = ledger, recipes.foreign
+        self._deallocation, self._eviction, self._executor = deallocation, eviction, executor
+        self._out_of_memory = out_of_memory
+        self._between = between
+        self.rematerializations = 0
+        self.rematerialized_bytes = 0
+        self.operators_ns = 0  # time in recomputed operators only
+        self.by_operator: dict[str, list[int]] = {}  # name: [count, ns, bytes]
+        self._without_workspace: Operation | None = None  # what may run without workspace
+        self._began: tuple[int, int] | None = None  # the one in progress, and the time counted before
+
+    # -- what is asked for -----------------------------------------------------------------------
+
+    def lock(self, versions: list[Version], taken: list[Version] | None = None) -> None:
+        """Lock versions and bring back those that are evicted. On failure nothing stays locked.
+
+        taken: receives the versions locked so far, for the caller to unlock. Raises the budget error.
+        """
+        clock = self._ledger.clock
+        if taken is None:
+            taken = []
+        resident = True
+        try:
+            for version in versions:
+                version.locks += 1
+                taken.append(version)
+                version.last_access = clock
+                resident = resident and version.resident
+            if not resident:
+                self.materialize(versions)
+        except BaseException:
+            unlock(taken)
+            raise
+
+    def restore(self, version: Version) -> bool:
+        """Bring an evicted version back if there is room. Returns whether there was."""
+        try:
+            self.materialize((version,))
+        except (self._out_of_memory, AssertionError, LostError):
+            return False
+        return True
+
+    def restore_all(self) -> list[Version]:
+        """Bring back everything that the program still has. Returns what could not be brought back."""
+        for observer in self._ledger.observers:
+            observer.period(RESTORES)
+        return [
+            version
+            for version in list(self._ledger.versions.values())
+            if version.alive and not version.resident and not self.restore(version)
+        ]
+
+    def materialize(self, targets: Iterable[Version]) -> None:
+        """Make all targets resident. The caller has locked those that must stay together.
+
+        Raises the budget error if the budget can't hold what a recipe needs. Locks taken here are released.
+        """
+        if self._began is not None:  # nested: an operation that makes room
+            self._materialize(targets)
+            return
+        self._began = now_ns(), self._accounted()
+        try:
+            self._executor.quietly(self._materialize, targets)
+        finally:
+            self._began = None
+
+    def _accounted(self) -> int:
+        return self.operators_ns + self._eviction.making_room_ns
+
+    def under_way_ns(self) -> int:
+        """Bookkeeping time of the current rematerialization, which is counted only at its end."""
+        began = self._began
+        if began is None:
+            return 0
+        started, accounted = began
+        return now_ns() - started - (self._accounted() - accounted)
+
+    # -- the plan --------------------------------------------------------------------------------
+
+    def _materialize(self, targets: Iterable[Version]) -> None:
+        ledger, eviction = self._ledger, self._eviction
+        stack: list[Version | Operation] = [version for version in targets if not version.resident]
+        entered: list[Entered] = []
+        plan: Plan = {}
+        relaxations = MAX_RELAXATIONS
+        eviction.replaying += 1
+        try:
+            guard = self._executor.below()
+            with guard, guard:  # twice, because of interrupts
+                while stack:
+                    version = stack[-1]
+                    if isinstance(version, Operation):
+                        stack.pop()
+                        if id(version) in plan:  # it has not run yet
+                            stack.append(plan[id(version)][0])
+                        continue
+                    waiting = bool(entered) and entered[-1].version is version
+                    if version.resident:
+                        stack.pop()
+                        if waiting:
+                            self._unplan(plan, entered[-1].operation)
+                            self._leave(entered[-1])
+                            del entered[-1]
+                        continue
+                    operation = version.operation
+                    if operation is None:
+                        if version.pin == LOST:
+                            raise LostError
+                        raise AssertionError("dtrrun: a storage was evicted that can't be recomputed")
+                    if not waiting:
+                        if id(operation) not in plan and relaxations >= LAST_PLANNED:
+                            # In the program's order, which needs as little memory at a time as the original
+                            # run.
+                            stack.extend(_add_to(plan, version))
+                            if stack[-1] is not version:
+                                continue
+                        entered.append(Entered(version, operation))
+                        self._enter(entered[-1])
+                    if ledger.dead:
+                        ledger.collect_dead()
+                    missing = [source for source in operation.inputs if not source.resident]
+                    if missing:
+                        stack.extend(reversed(missing))
+                        continue
+                    self._unplan(plan, operation)
+                    try:
+                        self._run(version, operation)
+                    except eviction.BudgetError:
+                        if (len(entered) < 2 and not plan) or not relaxations:
+                            if not operation.signature.workspace or self._without_workspace is operation:
+                                raise
+                            self._without_workspace = operation  # the library can do without it
+                            continue
+                        # What is needed only later need not be locked yet and can be brought back in its
+                        # turn.
+                        relaxations -= 1
+                        self._give_up(plan)
+                        for outer in entered[:-1]:
+                            self._back_out(outer)
+                        del entered[:-1]
+                        continue
+                    stack.pop()
+                    self._leave(entered[-1])
+                    del entered[-1]
+                    self._deallocation.came_back(operation)
+        finally:
+            try:
+                self._abandon(plan, entered)
+            except BaseException:  # an interrupt
+                self._abandon(plan, entered)
+                raise
+            finally:
+                self._without_workspace = None
+                eviction.replaying -= 1
+            if not eviction.replaying:
+                self._deallocation.release_kept_inputs()
+
+    def _abandon(self, plan: Plan, entered: list[Entered]) -> None:
+        """Release all remaining locks. There are none if the rematerialization has finished."""
+        self._give_up(plan)
+        while entered:
+            self._leave(entered[-1])
+            del entered[-1]
+
+    def _enter(self, entered: Entered) -> None:
+        """Lock an operation's inputs.
+
+        This is a function so that no variable keeps a reference to the last one.
+        """
+        inputs, clock = entered.operation.inputs, self._ledger.clock
+        while entered.locked < len(inputs):
+            source = inputs[entered.locked]
+            source.locks += 1
+            entered.locked += 1
+            source.last_access = clock
+
+    @staticmethod
+    def _unplan(plan: Plan, operation: Operation) -> None:
+        """Remove an operation from the plan: `_materialize` has locked its inputs, or no longer needs it."""
+        if id(operation) in plan:
+            unlock(plan[id(operation)][1])
+            del plan[id(operation)]
+
+    def _give_up(self, plan: Plan) -> None:
+        for _, sources in plan.values():
+            self._unlock(sources)
+        plan.clear()
+
+    def _unlock(self, sources: list[Version]) -> None:
+        """Unlock inputs planned for operations that have not run."""
+        sources.reverse()
+        while sources:
+            source = sources[-1]
+            source.locks -= 1
+            del sources[-1]
+            self._idle(source)
+
+    def _back_out(self, entered: Entered) -> None:
+        """Unlock the inputs of an operation that has not run, and that must lock them again."""
+        while entered.unlocked < entered.locked:
+            source = entered.operation.inputs[entered.unlocked]
+            source.locks -= 1
+            entered.unlocked += 1
+            self._idle(source)
+
+    def _idle(self, source: Version) -> None:
+        if source.scratch is not None and not source.locks and self._ledger.pressure:
+            self._ledger.policy.insert(source)
+
+    def _leave(self, entered: Entered) -> None:
+        """Unlock the inputs of an operation, and free those that were recomputed for it alone."""
+        operation = entered.operation
+        while entered.unlocked < entered.locked:
+            source = operation.inputs[entered.unlocked]
+            source.locks -= 1
+            entered.unlocked += 1
+            if source.scratch is not None and not source.locks:
+                others = read_by_others(source, 1, operation)  # not in a call, which adds references
+                self._deallocation.was_read(source, others=others)
+        if self._ledger.scratch:
+            self._deallocation.trim()
+
+    # -- one operation ---------------------------------------------------------------------------
+
+    def _run(self, wanted: Version, operation: Operation) -> None:
+        ledger, signature = self._ledger, operation.signature
+        need = signature.output_bytes
+        if self._without_workspace is operation:
+            need -= signature.workspace
+        if ledger.memory.REFILL_COPIES:
+            need += wanted.nbytes
+        mutated = operation.mutated()
+        given: list[Version] = []  # old versions that only this operation reads, so it may overwrite them
+        seen: set[int] = set()
+        for entry in operation.tensors:
+            if type(entry) is Overwritten:
+                need += entry.nbytes
+            elif id(entry) in mutated and id(entry) not in seen:
+                seen.add(id(entry))
+                if entry.scratch is not None and entry.locks == 1 and not read_by_others(entry, 1, operation):
+                    given.append(entry)
+                else:
+                    need += entry.nbytes
+        self._eviction.make_room(need, signature.operator.name)
+        for source in operation.inputs:
+            if source.escaped and not self._foreign.unchanged(source):
+                raise LostError
+        started = now_ns() if ledger.observers else 0
+        taken = {id(source): self._take(source) for source in given}
+        results, targets, cost = self._executor.execute(operation, mutated, taken)
+        self.operators_ns += cost
+        ledger.clock += signature.cost
+        self._collect(wanted, operation, results, targets)
+        for source in given:  # only now, when nothing evicted depends on it
+            ledger.policy.released(source)
+        tally = self.by_operator.setdefault(signature.operator.name, [0, 0, 0])
+        tally[0] += 1
+        tally[1] += cost
+        tally[2] += wanted.nbytes
+        for observer in ledger.observers:
+            observer.rematerialized(wanted, operation, started, cost)
+        if self._between is not None:
+            self._between()
+
+    def _take(self, source: Version) -> Any:
+        """Return the memory of an old version, to be accounted for as the new one's."""
+        storage = source.scratch
+        assert storage is not None
+        self._ledger.drop_scratch(source)
+        self._ledger.policy.discard(source)
+        return storage
+
+    def _collect(self, wanted: Version, operation: Operation, results: Any, targets: list[Any]) -> None:
+        """Give the results of an operation to the versions that lack them, and drop the others."""
+        ledger, memory = self._ledger, self._ledger.memory
+        made: list[tuple[Version, Any]] = []
+        if operation.outputs is None:
+            made.append((wanted, memory.storage_of(results[0])))
+        else:
+            for where, reference in operation.outputs:
+                version = reference()
+                if version is None or version.resident:
+                    continue
+                storage = targets[~where] if where < 0 else memory.storage_of(results[where])
+                assert storage is not None
+                made.append((version, storage))
+        ledger.note_peak(ledger.resident_bytes + operation.signature.output_bytes)
+        for version, storage in made:
+            if not memory.holds(storage, version.nbytes):
+                raise AssertionError(
+                    f"dtrrun: internal error: {operation.signature.operator.name}, run again, made "
+                    f"{memory.size_of(storage)} bytes in place of {version.nbytes}"
+                )
+            if version.alive:
+                emptied = version.memory()
+                try:
+                    memory.refill(emptied, storage)
+                    ledger.restored(version)
+                except BaseException:  # an interrupt may come after it has got its memory
+                    if not version.resident and memory.size_of(emptied):
+                        ledger.restored(version)
+                    raise
+            elif version is wanted or version.locks:
+                ledger.hold_scratch(version, storage)
+            else:
+                continue
+            self.rematerializations += 1
+            self.rematerialized_bytes += version.nbytes
+            version.last_access = ledger.clock
+            if ledger.pressure:
+                ledger.policy.rematerialized(version)
+                if version.scratch is None:
+                    ledger.evictable(version)
+
+
+def _add_to(plan: Plan, wanted: Version) -> list[Operation]:
+    """Plan what must run to make `wanted`. Returns the operations, the last in the program's order first.
+
+    Versions that they make for one another get locked until the last of them has read them. So everything is
+    recomputed once; otherwise what two operations read could be evicted between them, at every depth again.
+    """
+    planned: list[Operation] = []
+    pending = [wanted]
+    plan[id(wanted.operation)] = wanted, []
+    while pending:
+        version = pending.pop()
+        operation = version.operation
+        assert operation is not None
+        locked = plan[id(operation)][1]
+        if version is not wanted:
+            planned.append(operation)
+        for source in operation.inputs:
+            if source.resident or source.operation is None:
+                continue
+            source.locks += 1
+            locked.append(source)
+            if id(source.operation) not in plan:
+                plan[id(source.operation)] = source, []
+                pending.append(source)
+
+    def order(operation: Operation) -> tuple[int, int]:
+        version, _ = plan[id(operation)]
+        return version.age, version.mutations
+
+    planned.sort(key=order, reverse=True)
+    return planned

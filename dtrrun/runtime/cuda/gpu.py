@@ -1,0 +1,196 @@
+"""All access to `torch.cuda`, in one place: tests without a GPU substitute a model of it.
+
+Uses functions of `torch._C` where the public ones cost tens of microseconds more (the allocator's statistics)
+or do not exist (the current stream as a number). Nothing here waits for the GPU, except `empty_cache` when it
+returns memory to the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from dtrrun.runtime.cuda.fragmentation import Block, Segment
+
+_C: Any = torch._C
+Tensor = torch.Tensor
+
+
+class Statistics(NamedTuple):
+    """Of the caching allocator, in bytes. `total`: everything ever allocated; `ooms`: its refusals."""
+
+    allocated: int
+    peak: int
+    total: int
+    reserved: int
+    reserved_peak: int
+    ooms: int
+
+
+class Gpu:
+    """The CUDA device of a session, once it is bound to one."""
+
+    type = "cuda"
+    index = -1
+    _home = 0  # the program's main stream: cudaStream_t as a number
+    _home_stream: Any = None
+    _cap_share: float | None = None  # fraction of the device, as the allocator reports our limit
+    _programs_share: float | None = None  # fraction of the device, as limited by the program itself
+
+    @staticmethod
+    def initialized() -> bool:
+        return bool(torch.cuda.is_initialized())
+
+    @staticmethod
+    def usable() -> bool:
+        """Return False in a forked child, which can't use CUDA if its parent did."""
+        return not torch.cuda._is_in_bad_fork()
+
+    @staticmethod
+    def touched_by(args: Any, kwargs: Any) -> torch.device | None:
+        """Return the first device other than the CPU among an operator's arguments."""
+        for arg in args:
+            if isinstance(arg, Tensor):
+                if not arg.is_cpu:
+                    return arg.device
+            elif type(arg) is list or type(arg) is tuple:
+                for item in arg:
+                    if isinstance(item, Tensor) and not item.is_cpu:
+                        return item.device
+        for arg in (kwargs or {}).values():
+            if isinstance(arg, Tensor):
+                if not arg.is_cpu:
+                    return arg.device
+            elif type(arg) is torch.device or (type(arg) is str and arg.startswith("cuda")):
+                device = torch.device(arg)
+                if device.type != "cpu":
+                    return device
+        return None
+
+    def bind(self, index: int | None) -> None:
+        """Bind the session to the device of that index (None: the current one)."""
+        self.index = torch.cuda.current_device() if index is None else index
+        self._home_stream = torch.cuda.default_stream(self.index)
+        self._home = self._home_stream.cuda_stream
+
+    def uuid(self) -> str:
+        """Return the driver's identifier of the device, independent of CUDA's numbering."""
+        return str(getattr(torch.cuda.get_device_properties(self.index), "uuid", ""))
+
+    def statistics(self) -> Statistics:
+        found = _C._cuda_memoryStats(self.index)
+        allocated, reserved = found["allocated_bytes"]["all"], found["reserved_bytes"]["all"]
+        return Statistics(
+            allocated["current"],
+            allocated["peak"],
+            allocated["allocated"],
+            reserved["current"],
+            reserved["peak"],
+            found.get("num_ooms", 0),
+        )
+
+    def used_and_total(self) -> tuple[int, int]:
+        """Return the bytes of the device that any process uses, and its total (cudaMemGetInfo)."""
+        free, total = torch.cuda.mem_get_info(self.index)
+        return total - free, total
+
+    def set_cap(self, nbytes: int | None) -> None:
+        """Set how much the allocator may take from the driver. None restores the program's setting."""
+        share = self._programs_share
+        if share is None:
+            share = self._programs_share = torch.cuda.get_per_process_memory_fraction(self.index)
+        if nbytes is not None:
+            _, total = self.used_and_total()
+            share = min(nbytes / total, share)
+        torch.cuda.set_per_process_memory_fraction(share, self.index)
+        if nbytes is None:
+            self._programs_share = None
+        self._cap_share = None if nbytes is None else torch.cuda.get_per_process_memory_fraction(self.index)
+
+    def cap_stands(self) -> bool:
+        """Return whether the allocator's limit is still that of `set_cap`.
+
+        A new one of the program's is stored.
+        """
+        share = torch.cuda.get_per_process_memory_fraction(self.index)
+        if self._cap_share is None or share == self._cap_share:
+            return True
+        self._programs_share = share
+        return False
+
+    def take(self, sizes: Sequence[int]) -> None:
+        """Allocate blocks of these sizes (bytes) together and free them, so that they are cached for the next
+        requests. Raises OutOfMemoryError."""
+        device = torch.device("cuda", self.index)
+        held = [torch.UntypedStorage(nbytes, device=device) for nbytes in sizes]
+        del held
+
+    @staticmethod
+    def empty_cache() -> None:
+        torch.cuda.empty_cache()
+
+    def segments(self, nbytes: int) -> list[Segment]:
+        """Return the allocator's segments that can serve a request of that size on the program's stream.
+
+        Takes milliseconds if there are thousands of blocks.
+        """
+        kind = "small" if nbytes <= 1 << 20 else "large"  # kSmallSize
+        found: list[Segment] = []
+        try:
+            snapshot = torch.cuda.memory_snapshot()
+        except RuntimeError:  # an allocator without segments (cudaMallocAsync, a user's)
+            return []
+        for segment in snapshot:
+            if (
+                segment["device"] != self.index
+                or segment["stream"] != self._home
+                or segment["segment_type"] != kind
+                or tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)  # private to a CUDA graph
+            ):
+                continue
+            address = segment["address"]
+            blocks = []
+            for block in segment["blocks"]:
+                blocks.append(Block(address, block["size"], block["state"] == "inactive"))
+                address += block["size"]
+            found.append(blocks)
+        return found
+
+    def on_side_stream(self) -> bool:
+        return bool(_C._cuda_getCurrentRawStream(self.index) != self._home)
+
+    def come_from(self) -> int | None:
+        """Make ours the current device. Returns the previous one, if it was another."""
+        if torch.cuda.current_device() == self.index:
+            return None
+        return int(torch.cuda._exchange_device(self.index))
+
+    @staticmethod
+    def go_back(index: int) -> None:
+        """Make the previous device current again."""
+        torch.cuda._maybe_exchange_device(index)
+
+    def leave_side_stream(self) -> Any:
+        """Switch to the program's main stream, which waits for the present one. Returns the present one.
+
+        Our device must be current: `set_stream` would make it so.
+        """
+        side = torch.cuda.current_stream(self.index)
+        self._home_stream.wait_stream(side)
+        torch.cuda.set_stream(self._home_stream)
+        return side
+
+    def return_to(self, side: Any) -> None:
+        """Return to the side stream, which waits for everything done meanwhile."""
+        torch.cuda.set_stream(side)
+        side.wait_stream(self._home_stream)
+
+    @staticmethod
+    def event() -> Any:
+        """Return an event with `record(stream)`, `query()` and `elapsed_time(end)` in ms."""
+        return torch.cuda.Event(enable_timing=True)
+
+    def home_stream(self) -> Any:
+        return self._home_stream

@@ -1,0 +1,68 @@
+"""Where replays run on a GPU, and how the ledger gets memory there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dtrrun.runtime import storage
+from dtrrun.runtime.guards import below
+
+
+class home(below):
+    """Context: `below`, on the program's main stream and device.
+
+    What is evicted was computed on that stream, and its memory belongs to the stream's pool in the allocator.
+    A side stream that needs it waits for the replay, on the GPU; the replay waits for the inputs of the side
+    stream. The device must be current, since `torch.zeros(device="cuda")` is recorded without an index.
+    """
+
+    __slots__ = ("_came_from", "_device", "_side")
+
+    def __init__(self, device: Any) -> None:
+        super().__init__()
+        self._device = device
+        self._came_from = self._side = None
+
+    def __enter__(self) -> None:
+        if self._modes is not None:
+            return
+        device = self._device
+        if device.capturing:
+            # A replay would be captured instead of run. What fits was brought back before the capture.
+            raise device.slow_path.dtr.eviction.too_small(0, "a CUDA graph that reads what is evicted")
+        super().__enter__()
+        self._came_from = device.gpu.come_from()
+        self._side = device.gpu.leave_side_stream() if device.gpu.on_side_stream() else None
+
+    def __exit__(self, *exc: Any) -> None:
+        try:
+            if self._side is not None:
+                self._device.gpu.return_to(self._side)
+                self._side = None
+            if self._came_from is not None:
+                self._device.gpu.go_back(self._came_from)
+                self._came_from = None
+        finally:
+            super().__exit__(*exc)
+
+
+class CudaMemory:
+    """`runtime.storage` for a ledger on a GPU: allocations are retried when memory runs out."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(storage, name)
+
+    def refill(self, emptied: torch.UntypedStorage, source: torch.UntypedStorage) -> None:
+        nbytes = source.nbytes() if storage.REFILL_COPIES else 0
+        self._device.retry.attempt(lambda: storage.refill(emptied, source), "a rematerialization", nbytes)
+
+    def allocate(self, nbytes: int, device: torch.device) -> torch.UntypedStorage:
+        made: torch.UntypedStorage = self._device.retry.attempt(
+            lambda: storage.allocate(nbytes, device), "a rematerialization", nbytes
+        )
+        return made

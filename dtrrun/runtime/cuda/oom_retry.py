@@ -1,0 +1,227 @@
+"""Out-of-memory retry: after an out-of-memory error, evict and run the operator again.
+
+The ledger makes room before an operator runs, so this handles only what it cannot see: workspaces on the
+first call, and fragmentation. Only operators that have certainly not begun to write are run again
+(`retriable`).
+
+PyTorch's convolutions catch the error themselves and let cuDNN try its other algorithms. The next one gives
+different bits and remains the thread's choice (`try_configs` in aten/src/ATen/native/cudnn/Conv_v8.cpp). So
+their workspace is provided in advance; and if no algorithm is left, they raise another error.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dtrrun.core.dtr import DTR
+from dtrrun.core.graph import Version
+from dtrrun.runtime.cuda.budget import Accounts
+from dtrrun.runtime.cuda.fragmentation import best_hole
+from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.errors import BudgetError
+from dtrrun.runtime.guards import below
+from dtrrun.runtime.operators import Operator
+
+ATTEMPTS = 3  # after the first
+OVER_BUDGET = "{operator} did not fit into the GPU's budget, and has taken more (--over-budget warn)"
+
+ALLOCATES_FIRST = {
+    "aten.addmm_",
+    "aten.baddbmm_",
+    "aten.addmv_",
+    "aten.index_put_",
+    "aten._index_put_impl_",
+    "aten.index_add_",
+    "aten.scatter_add_",
+    "aten.masked_fill_",
+}
+"""In-place operators whose CUDA kernels allocate all of their workspace before writing to their target."""
+
+NO_ENGINE = "unable to find an engine to execute this computation"
+"""The RuntimeError of a cuDNN convolution that has memory for none of its algorithms."""
+
+FROM_THE_DRIVER = ("CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
+"""The RuntimeError if the driver is out of memory: for loading a kernel, or a cuBLAS handle."""
+
+SMALL_REQUEST = 2 << 20
+"""The size that the error reports for a request of up to 1 MiB, which is served from a separate pool."""
+
+_REQUEST = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+_DEVICE = re.compile(r"\. GPU (\d+) has a total capacity")
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def retriable(operator: Operator, *, random_state_known: bool) -> bool:
+    """Return whether a call that ran out of memory can be repeated without side effects."""
+    if operator.higher_order or operator.collective or operator.reshapes_storage:
+        return False
+    if operator.random and not random_state_known:
+        return False
+    if not operator.mutates:  # including running statistics: their kernels come after all allocations
+        return operator.replayable or operator.name.startswith("aten.")
+    return operator.replayable and (
+        operator.overwrites or operator.pointwise or operator.name in ALLOCATES_FIRST
+    )
+
+
+def short_of_memory(error: BaseException, index: int) -> bool:
+    """Return whether more memory on device `index` may help a call that raised `error`."""
+    if isinstance(error, torch.OutOfMemoryError):
+        named = _DEVICE.search(str(error))
+        return not isinstance(error, BudgetError) and (named is None or int(named[1]) == index)
+    return isinstance(error, RuntimeError) and any(
+        sign in str(error) for sign in (NO_ENGINE, *FROM_THE_DRIVER)
+    )
+
+
+def requested(message: str) -> int:
+    """Return the bytes that the allocator's error reports, to two decimals of its unit; 0 if it has none.
+
+    That is what it would take from the driver: 2 MiB for everything up to 1 MiB, 20 MiB below 10 MiB.
+    """
+    found = _REQUEST.search(message)
+    return int(float(found[1]) * _UNITS[found[2]]) if found else 0
+
+
+class Retry:
+    """Runs what allocates, repeatedly if necessary. `retries` counts the repetitions."""
+
+    def __init__(
+        self, gpu: Any, accounts: Accounts, dtr: DTR, slow_path: SlowPath, warn: Callable[[str], None]
+    ) -> None:
+        self.gpu = gpu
+        self.accounts = accounts
+        self._dtr, self._ledger, self._slow_path = dtr, dtr.ledger, slow_path
+        self._warn = warn
+        self.retries = 0
+        self.lifted = False  # the cap is removed for good: exceed the budget rather than run out of memory
+        self.refused: int | None = None
+        """Bytes that were refused to the fast path's operator, which comes next."""
+        self.refusals = 0  # refusals of the allocator that were seen as errors
+
+    def attempt(self, run: Callable[[], Any], name: str, wanted: int, *, ran: bool = True) -> Any:
+        """Call run(), and again after an out-of-memory error, up to `ATTEMPTS` times; then raise BudgetError.
+
+        wanted: bytes that it will allocate, as far as known. ran: it has succeeded before, so it lacks only
+        memory.
+        """
+        if self._ledger.budget_bytes is None:
+            return run()
+        refused, self.refused = self.refused, None
+        if refused is not None:  # it was run once already
+            self._release(0, max(wanted, refused), refused)
+        for attempt in range(refused is not None, ATTEMPTS + 1):
+            try:
+                return run()
+            except RuntimeError as error:
+                if not short_of_memory(error, self.gpu.index):
+                    raise
+                self.met(error)
+                if attempt == ATTEMPTS and not ran and not isinstance(error, torch.OutOfMemoryError):
+                    error.dtrrun_given_up = True  # type: ignore[attr-defined]
+                    raise
+                asked = requested(str(error))
+            # The error has been released, and so has what its traceback held.
+            if asked > wanted + wanted // 100:  # not only rounding
+                wanted = asked + asked // 100
+            if attempt == ATTEMPTS:
+                break
+            self._release(attempt, wanted, asked)
+        if self._dtr.eviction.warn_only:
+            self.gpu.set_cap(None)
+            self.lifted = True
+            self._dtr.eviction.over_budget += 1
+            self._warn(OVER_BUDGET.format(operator=name))
+            return run()
+        too_small: Any = self._dtr.eviction.too_small(wanted, name)
+        self._slow_path.too_small(too_small)
+        raise too_small
+
+    def provide(self, sizes: Sequence[int]) -> None:
+        """Make blocks of these sizes available together, if possible. Raises nothing."""
+        if self._ledger.budget_bytes is None:
+            return
+        for attempt in range(ATTEMPTS + 1):
+            try:
+                self.gpu.take(sizes)
+                return
+            except torch.OutOfMemoryError as error:
+                self.met(error)
+                asked = requested(str(error))
+            if attempt < ATTEMPTS:
+                self._release(attempt, max(sum(sizes), asked), asked)
+
+    def met(self, error: BaseException) -> None:
+        """Note an error that is being reported, to tell it from refusals that were not."""
+        if getattr(error, "dtrrun_met", False):  # it passes several handlers
+            return
+        error.dtrrun_met = True  # type: ignore[attr-defined]
+        if isinstance(error, torch.OutOfMemoryError):
+            self.refusals += 1
+        elif NO_ENGINE in str(error):
+            self.refusals = self.gpu.statistics().ooms  # one for each algorithm
+
+    def unseen(self, ooms: int) -> bool:
+        """Return whether any of the allocator's `ooms` refusals since the last call raised no error.
+
+        If so, a library has caught the error and done without the memory.
+        """
+        before, self.refusals = self.refusals, ooms
+        return ooms > before
+
+    def _release(self, attempt: int, wanted: int, asked: int) -> None:
+        with self._slow_path.lock:
+            self._let_go(attempt, wanted, asked)
+        self.retries += 1
+
+    def _let_go(self, attempt: int, wanted: int, asked: int) -> None:
+        """Evict more at each attempt: one contiguous block, twice the bytes anywhere, then everything."""
+        ledger = self._ledger
+        ledger.collect_dead()
+        if not ledger.evicting:
+            self.gpu.empty_cache()
+            return  # eviction is disabled
+        if self.accounts.cap is not None:
+            allocated = self.gpu.statistics().allocated
+            self.accounts.request_failed(allocated, wanted)
+            ledger.set_limit(self.accounts.limit(allocated, ledger.resident_bytes))
+        with (guard := below()), guard:
+            if attempt == 0:
+                if not self._make_hole(SMALL_REQUEST // 2 if 0 < asked <= SMALL_REQUEST else wanted):
+                    self._dtr.eviction.release(wanted)
+                return
+            if attempt == 1:
+                self._dtr.eviction.release(2 * wanted)
+            else:
+                gc.collect()
+                self._dtr.eviction.release(ledger.resident_bytes)
+            self.gpu.empty_cache()
+
+    def _make_hole(self, wanted: int) -> bool:
+        """Evict adjacent blocks with the least sum of cost over staleness (h_DTR times size)."""
+        ledger = self._ledger
+        by_address: dict[int, Version] = {}
+        for version in (*ledger.versions.values(), *ledger.scratch.values()):
+            if version.resident and version.operation is not None and not version.locks:
+                storage = version.memory()
+                if storage is not None:
+                    by_address[address_of(storage)] = version
+        clock = ledger.clock
+
+        def price(address: int) -> float | None:
+            version = by_address.get(address)
+            return None if version is None else version.cost / max(clock - version.last_access, 1)
+
+        hole = best_hole(self.gpu.segments(wanted), wanted, price)
+        if not hole:
+            return False
+        ledger.begin_pressure()
+        return all(self._dtr.eviction.evict_if_possible(by_address.pop(address)) for address in hole)
+
+
+address_of: Any = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]

@@ -1,0 +1,187 @@
+"""Operators of a session on a GPU: timed, measured, retried when out of memory, moved off side streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from dtrrun.core.graph import Geometry, Operation, Signature
+from dtrrun.runtime.cost_model import GPU, modelled_ns
+from dtrrun.runtime.cuda.oom_retry import Retry, retriable, short_of_memory
+from dtrrun.runtime.cuda.timing import Timer
+from dtrrun.runtime.dispatch.arguments import outputs_of
+from dtrrun.runtime.dispatch.call import TensorCall
+from dtrrun.runtime.dispatch.signatures import LIMIT
+from dtrrun.runtime.dispatch.slow_path import SlowPath, call_operator
+from dtrrun.runtime.operators import Operator
+from dtrrun.runtime.rng import put_back
+from dtrrun.runtime.storage import size_of, storage_of
+from dtrrun.settings import RuntimeSettings
+
+DOES_WITHOUT = {"aten.convolution", "aten.convolution_backward"}
+"""Operators whose library chooses another algorithm, with different bits, if it lacks workspace."""
+LEAST_WORKSPACE = 1 << 20  # bytes; less fits into the slack
+GUESS_SHARE = 4  # an unknown workspace is assumed to be at most a quarter of the limit
+
+SIDE_STREAM = "tensors that are used on a side stream stay in memory: dtrrun evicts those of the main stream"
+
+
+class CudaOperators:
+    """Runs operators on a GPU for the slow path and rematerializations."""
+
+    def __init__(self, gpu: Any, settings: RuntimeSettings, look: Callable[[], None]) -> None:
+        """look: measures the device's memory use."""
+        self.gpu = gpu
+        self._look = look
+        self.timer = Timer(gpu.event, gpu.home_stream)
+        self.capturing = False  # a CUDA graph
+        self.blind = False  # an allocator without statistics
+        self._timed = settings.cost == "measured"
+        self._young: dict[Any, Signature] = {}
+        self._guesses: dict[Signature, int] = {}  # bytes of `output_bytes` before the first call
+        self._seen: set[Operator] = set()
+        self.side_storages = 0
+
+    def connect(self, slow_path: SlowPath, retry: Retry, warn: Callable[[str], None]) -> None:
+        """Connect to a session."""
+        self._slow_path, self._ledger, self._retry, self._warn = slow_path, slow_path.ledger, retry, warn
+
+    def young_signature(self, key: Any) -> Signature | None:
+        """Return a signature hidden from the fast path, because its first calls are measured."""
+        signature = self._young.get(key)
+        if signature is not None and signature.calls >= Signature.SETTLED:
+            self._slow_path.signatures.by_key[key] = self._young.pop(key)
+        return signature
+
+    def add_signature(self, key: Any, signature: Signature) -> None:
+        if len(self._young) >= LIMIT:
+            self._young.clear()
+            self._guesses.clear()
+        self._young[key] = signature
+        unknown = not signature.calls and self._ledger.budget_bytes is not None and not self.blind
+        if signature.operator.name in DOES_WITHOUT and unknown and not self.capturing:
+            # cuDNN's copies of its inputs and outputs, in its own layout, are the usual maximum.
+            copies = signature.output_bytes + sum(map(bytes_of, signature.geometries))
+            self._guesses[signature] = guess = min(copies, self._ledger.limit // GUESS_SHARE)
+            signature.output_bytes += guess
+
+    def call(self, call: TensorCall, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run one operator of the program: timed, measured, and retried after an out-of-memory error."""
+        signature, rng = call.signature, call.rng
+        if self.capturing:
+            return call_operator(call, args, kwargs)
+        if self.timer.pending:
+            with self._slow_path.lock:
+                self.timer.poll()
+        self.provide(signature)
+        # The first two: the first may initialise libraries, or try several kernels.
+        measured = signature.calls < 2 and not self.blind
+        state = [self.gpu.statistics() if measured else None]
+        first = [True]
+        timed = self._timed and signature.calls < Signature.SETTLED and not self.gpu.on_side_stream()
+
+        def run() -> Any:
+            if not first[0]:
+                state[0] = None if self.blind else self.gpu.statistics()
+                if rng is not None:
+                    put_back(rng)
+            first[0] = False
+            start = self.timer.begin() if timed else None
+            try:
+                result = call_operator(call, args, kwargs)
+            except BaseException:
+                if start is not None:
+                    self.timer.dropped(start)
+                raise
+            if start is not None:
+                self.timer.end(signature, start)
+            return result
+
+        if retriable(call.operator, random_state_known=rng is not None):
+            wanted = signature.output_bytes - self._guesses.get(signature, 0)
+            ran = signature.calls > 0
+            result = self._retry.attempt(run, call.operator.name, wanted, ran=ran)
+        else:
+            result = run()
+        if state[0] is not None:
+            call.needed = _taken(state[0], self.gpu.statistics())
+        return result
+
+    def replay(self, operation: Operation, run: Callable[[], Any]) -> Any:
+        """Run a recorded operator."""
+        operator = operation.signature.operator
+        self.provide(operation.signature)
+        if retriable(operator, random_state_known=True):
+            return self._retry.attempt(run, operator.name, operation.signature.output_bytes)
+        return run()
+
+    def provide(self, signature: Signature) -> None:
+        """When memory is short, ensure that a library gets a workspace it could do without."""
+        workspace = signature.workspace or (self._guesses.get(signature, 0) if self._guesses else 0)
+        if workspace and self._ledger.pressure and not self.gpu.on_side_stream():
+            self._retry.provide((signature.output_bytes - workspace, workspace))
+
+    def price(self, call: TensorCall, args: Any, kwargs: dict[str, Any]) -> None:
+        """Set the cost of a signature: the model's, until the timer has read one."""
+        signature = call.signature
+        if not signature.calls and not signature.timed:
+            nbytes = sum(version.nbytes for version in call.versions) + signature.output_bytes
+            signature.cost = modelled_ns(call.func, args, kwargs, call.result, nbytes, GPU)
+        if signature.calls < Signature.SETTLED:
+            signature.calls = signature.calls + 1 if self._timed else Signature.SETTLED
+
+    def finished(self, call: TensorCall, signature: Signature) -> None:
+        """An operator's results are in the ledger."""
+        guess = self._guesses.pop(signature, 0) if self._guesses else 0
+        if call.needed < 0:
+            signature.output_bytes -= guess
+        else:
+            if signature.calls == 2:
+                signature.output_bytes = min(call.needed, signature.output_bytes)
+            elif signature.calls == 1 and not call.operator.dynamic:
+                signature.output_bytes = call.needed
+            else:
+                signature.output_bytes = max(call.needed, signature.output_bytes)
+        if call.operator.name in DOES_WITHOUT:
+            made = sum(size_of(storage_of(tensor)) for tensor in outputs_of(call.result, []))
+            workspace = signature.output_bytes - made
+            signature.workspace = workspace if workspace >= LEAST_WORKSPACE else 0
+        if self.gpu.on_side_stream() and not self.capturing:
+            self._pin_side(call)
+        if call.operator not in self._seen:
+            self._seen.add(call.operator)
+            self._look()  # kernels, perhaps a library, have been loaded
+
+    def _pin_side(self, call: TensorCall) -> None:
+        """Pin what two streams use, because one of them could not safely free it."""
+        touched = [self._ledger.versions.get(version.key) for version in call.versions]
+        touched += [self._slow_path.version_of(tensor) for tensor in outputs_of(call.result, [])]
+        for version in touched:
+            if version is not None and version.operation is not None:
+                self._slow_path.dtr.recipes.make_constant(version, "side stream")
+                self.side_storages += 1
+                self._warn(SIDE_STREAM)
+
+    def forgives(self, operator: Operator, error: BaseException) -> bool:
+        """Return whether an operator of the fast path that raised `error` will run again."""
+        return (
+            short_of_memory(error, self.gpu.index)
+            and self._ledger.budget_bytes is not None
+            and retriable(operator, random_state_known=False)
+        )
+
+
+def bytes_of(geometry: Geometry) -> int:
+    """Return the bytes of a tensor's elements."""
+    size, _, _, dtype, *_ = geometry
+    return int(prod(size)) * int(dtype.itemsize)
+
+
+def _taken(before: Any, after: Any) -> int:
+    """Return the bytes that a call used at its peak, or slightly more, without resetting statistics.
+
+    There are two bounds: everything allocated meanwhile, and how far the peak is above the initial memory.
+    The second is exact if the call has raised the peak.
+    """
+    return int(min(after.total - before.total, after.peak - before.allocated))

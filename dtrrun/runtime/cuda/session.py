@@ -1,0 +1,198 @@
+"""A session on a GPU: its budget as seen by the driver, its operators' costs and workspace, its streams.
+
+The session sleeps until CUDA is initialised and an operator uses a GPU, so helpers, agents and programs on
+the CPU are unaffected. Its work is described in docs/design/cuda.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from dtrrun.core.dtr import DTR
+from dtrrun.core.graph import Operation
+from dtrrun.core.ledger import UNLIMITED
+from dtrrun.runtime import storage
+from dtrrun.runtime.cuda.budget import SEGMENT, Accounts
+from dtrrun.runtime.cuda.fragmentation import fragmented_bytes
+from dtrrun.runtime.cuda.graphs import Captures
+from dtrrun.runtime.cuda.guards import CudaMemory, home
+from dtrrun.runtime.cuda.mode import CudaMode
+from dtrrun.runtime.cuda.oom_retry import Retry
+from dtrrun.runtime.cuda.operators import CudaOperators
+from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.guards import below
+from dtrrun.settings import RuntimeSettings
+from dtrrun.telemetry import driver
+
+LOOK_AT_HOLES_SECONDS = 10.0  # the allocator's snapshot takes milliseconds
+BLIND = (
+    "the program's CUDA allocator gives no statistics: the budget holds for tensors alone, "
+    "not for what the driver shows"
+)
+DID_WITHOUT = (
+    "a GPU library asked for more memory than was free, and did without: it may have taken another "
+    "algorithm, and its results may have other bits than without a budget"
+)
+NEVER_USED = (
+    "this process trained without the GPU, which the budget was for; --device cpu gives the CPU a budget"
+)
+
+
+class Cuda:
+    """The GPU-specific parts of a session, and their state."""
+
+    def __init__(self, gpu: Any, settings: RuntimeSettings, index: int | None) -> None:
+        self.gpu = gpu
+        self.type: str = gpu.type
+        self.operators = CudaOperators(gpu, settings, self.look)
+        self.memory = CudaMemory(self)
+        self._index = index
+        self._record_dir = settings.record_dir
+        self.accounts = Accounts(settings.budget_bytes)
+        self.awake = False
+        self.uuid = ""  # of the device, once it is known
+        self._statistics: Any = None  # of the last check
+        self.fragmented = 0
+        self._looked_at_holes = 0.0
+
+    # -- the session's ---------------------------------------------------------------------------
+
+    def connect(self, dtr: DTR, slow_path: SlowPath, warn: Callable[[str], None]) -> None:
+        """Connect to a session."""
+        storage.use_device(storage.CUDA_ROUNDING, None)
+        self.dtr, self.ledger, self.slow_path, self._warn = dtr, dtr.ledger, slow_path, warn
+        self.retry = Retry(self.gpu, self.accounts, dtr, slow_path, warn)
+        self.operators.connect(slow_path, self.retry, warn)
+        self._captures = Captures(self, warn)
+
+    def make_mode(self, slow_path: SlowPath) -> CudaMode:
+        return CudaMode(slow_path, self)
+
+    def below(self) -> home:
+        """The context in which recorded operators are run again."""
+        return home(self)
+
+    def replay(self, operation: Operation, run: Callable[[], Any]) -> Any:
+        """Run a recorded operator."""
+        return self.operators.replay(operation, run)
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a CUDA graph is being captured."""
+        return self.operators.capturing
+
+    def install(self) -> None:
+        self._captures.install()
+
+    def remove(self) -> None:
+        self._captures.remove()
+        self._lift()
+        storage.use_device(storage.CPU_ROUNDING, None)
+
+    def _lift(self) -> None:
+        if self.awake and not self.operators.blind and self.usable():
+            self.gpu.set_cap(None)
+
+    def usable(self) -> bool:
+        return bool(self.gpu.usable())
+
+    def wake(self, device: Any) -> None:
+        """Start: an operator is about to use a GPU for the first time, `device` or the current one."""
+        with self.slow_path.lock:
+            if self.awake:
+                return
+            self.gpu.bind(device.index if self._index is None else self._index)
+            self.uuid = self.gpu.uuid()
+            storage.use_device(storage.CUDA_ROUNDING, self.gpu.index)
+            try:
+                self.retry.unseen(self.gpu.statistics().ooms)  # those before the session
+            except RuntimeError:
+                self.operators.blind = True
+                self._warn(BLIND)
+            self.awake = True
+            self.look()
+
+    def set_budget(self, budget_bytes: int | None) -> None:
+        if budget_bytes is None:
+            self._lift()
+        self.accounts.set_budget(budget_bytes)
+        self.look()
+
+    def step_ended(self) -> None:
+        self.accounts.step_ended()
+        if self.awake and not self.capturing:
+            self.operators.timer.poll()
+        if self.awake and not self.capturing and monotonic() - self._looked_at_holes > LOOK_AT_HOLES_SECONDS:
+            self._looked_at_holes = monotonic()
+            self.fragmented = fragmented_bytes(self.gpu.segments(UNLIMITED))
+        self.look()
+
+    def ended(self, steps: int) -> None:
+        """The process ends after this many steps."""
+        if not self.awake and steps:
+            self._warn(NEVER_USED)
+
+    def counters(self) -> dict[str, int]:
+        found = self._statistics
+        return {
+            "reserved_bytes": found.reserved if found else 0,
+            "reserved_peak_bytes": found.reserved_peak if found else 0,
+            "overhead_bytes": self.accounts.overhead,
+            "guard_bytes": self.accounts.guard,
+            "cap_bytes": self.accounts.cap or 0,
+            "device_index": self.gpu.index,
+            "oom_retries": self.retry.retries,
+            "fragmented_bytes": self.fragmented,
+        }
+
+    # -- the budget ------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Measure the device's memory use; set the allocator's cap and the ledger's limit."""
+        if not self.awake or self.capturing or self.operators.blind or not self.usable():
+            return
+        with self.slow_path.lock:
+            ledger, accounts = self.ledger, self.accounts
+            ledger.collect_dead()
+            self._statistics = found = self.gpu.statistics()
+            if self.retry.unseen(found.ooms):
+                self._warn(DID_WITHOUT)
+            used, _ = self.gpu.used_and_total()
+            if self.gpu.statistics().reserved != found.reserved:
+                return  # changed by another thread's operator, so they don't match; check again soon
+            shown = None if self._record_dir is None else driver_bytes(self._record_dir)
+            before = accounts.cap
+            accounts.look(found.reserved, used, shown, monotonic())
+            if accounts.cap is None:
+                return
+            if not self.retry.lifted and (accounts.cap != before or not self.gpu.cap_stands()):
+                self.gpu.set_cap(accounts.cap)
+                ledger.overhead = {
+                    "CUDA context and libraries": accounts.overhead,
+                    "kept free beside them": accounts.guard,
+                }
+            self._limit(found)
+
+    def _limit(self, found: Any) -> None:
+        ledger, cap = self.ledger, self.accounts.cap
+        if ledger.budget_bytes is None or not ledger.evicting:
+            return
+        ledger.set_limit(self.accounts.limit(found.allocated, ledger.resident_bytes))
+        self.dtr.eviction.reach = ledger.limit + self.accounts.slack
+        if ledger.resident_bytes > ledger.limit:
+            with (guard := below()), guard:  # what can't be evicted is left to the operators
+                self.dtr.eviction.release(ledger.resident_bytes - ledger.limit)
+        # A single request can exceed the cap by up to a page less one byte, which the guard covers.
+        if cap is not None and found.reserved > cap + SEGMENT:
+            self.gpu.empty_cache()
+
+
+def driver_bytes(record_dir: str) -> tuple[int, float] | None:
+    """Return what the launcher last saw the driver show for this process, and when (s, monotonic)."""
+    figure = driver.read_figure(record_dir, os.getpid())
+    if figure is None or figure.source not in driver.PER_PROCESS:
+        return None
+    return figure.nbytes, figure.monotonic_ns / 1e9

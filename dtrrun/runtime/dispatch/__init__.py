@@ -1,0 +1,1 @@
+"""How the program's operators reach the runtime, and how they are handled."""

@@ -1,0 +1,152 @@
+"""Flattens an operator's arguments, and rebuilds them for a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from dtrrun.core.graph import HOLE, Geometry
+from dtrrun.runtime.guards import below
+from dtrrun.runtime.storage import storage_of
+
+VALUE, TENSOR, SEQUENCE, UNKEYED = range(4)
+KINDS: dict[type, int] = {
+    torch.Tensor: TENSOR,
+    torch.nn.Parameter: TENSOR,
+    torch.nn.Buffer: TENSOR,
+    list: SEQUENCE,
+    tuple: SEQUENCE,
+    torch.Size: SEQUENCE,
+    # These have few values: part of a signature.
+    int: VALUE,
+    bool: VALUE,
+    str: VALUE,
+    type(None): VALUE,
+    torch.dtype: VALUE,
+    torch.device: VALUE,
+    torch.layout: VALUE,
+    torch.memory_format: VALUE,
+    # Numbers that vary between steps (learning rates) don't affect cost or size.
+    float: UNKEYED,
+    complex: UNKEYED,
+    torch.Generator: UNKEYED,
+}
+"""How arguments of each type are treated. `kind_of` adds types seen later."""
+
+PLAIN = (torch.Tensor,)
+"""The `types` of a dispatch without subclasses (PyTorch passes Tensor for some tensors)."""
+
+
+def kind_of(cls: type) -> int:
+    """Classify a type seen for the first time."""
+    if issubclass(cls, torch.Tensor):
+        kind = TENSOR
+    elif issubclass(cls, (list, tuple)):
+        kind = SEQUENCE
+    else:  # including storages: a signature must keep none alive
+        kind = UNKEYED
+    KINDS[cls] = kind
+    return kind
+
+
+def flatten_into(value: Any, key: list[Any], tensors: list[torch.Tensor]) -> Any:
+    """Collect the tensors of a nested argument. Returns it with each tensor replaced by HOLE.
+
+    `key` receives what a signature needs of the rest.
+    """
+    kind = KINDS.get(type(value))
+    if kind is None:
+        kind = kind_of(type(value))
+    if kind == VALUE:
+        key.append(value)
+        return value
+    if kind == TENSOR:
+        tensors.append(value)
+        return HOLE
+    if kind == SEQUENCE:
+        key.append(len(value))
+        return [flatten_into(item, key, tensors) for item in value]
+    return value
+
+
+def fill(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    """The inverse of `flatten_into`: each HOLE gets the next tensor."""
+    if value is HOLE:
+        return next(tensors)
+    if type(value) is list:
+        return [fill(item, tensors) for item in value]
+    return value
+
+
+def outputs_of(result: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return all tensors in an operator's result, in order."""
+    if isinstance(result, torch.Tensor):
+        found.append(result)
+    elif isinstance(result, (list, tuple)):
+        for item in result:
+            outputs_of(item, found)
+    return found
+
+
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the plain tensors that a sparse tensor consists of."""
+    names = _PARTS.get(tensor.layout, ())
+    if not names:
+        return []
+    with below(), torch._C.DisableTorchFunction():
+        return [getattr(torch.Tensor, name)(tensor) for name in names]
+
+
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor that requires gradients is a leaf."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        # One of several views of an overwritten base: autograd raises here, but operators work.
+        return False
+
+
+def geometry_of(tensor: torch.Tensor) -> Geometry:
+    """Return a tensor's place in its storage; `over` makes it again from that."""
+    geometry = (tensor.size(), tensor.stride(), tensor.storage_offset(), tensor.dtype)
+    if tensor.is_neg() or (tensor.is_complex() and tensor.is_conj()):
+        return (*geometry, tensor.is_conj(), tensor.is_neg())
+    return geometry
+
+
+def over(storage: torch.UntypedStorage, geometry: Geometry) -> torch.Tensor:
+    """Return a plain tensor over `storage`, as recorded by `geometry_of`."""
+    size, stride, offset, dtype = geometry[:4]
+    tensor = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
+    if len(geometry) > 4:
+        if geometry[4]:
+            tensor = tensor.conj()
+        if geometry[5]:
+            tensor = torch._neg_view(tensor)
+    return tensor
+
+
+def covers(tensor: torch.Tensor) -> bool:
+    """Return whether writing every element of `tensor` writes every byte of its storage."""
+    if tensor.numel() * tensor.element_size() != storage_of(tensor).nbytes():
+        return False
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True

@@ -1,0 +1,157 @@
+"""One call of a PyTorch operator, taken apart: the storages it uses, those it writes to, and its recipe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dtrrun.core.graph import HOLE, Overwritten, Signature, Version
+from dtrrun.core.operator import Call
+from dtrrun.runtime.ambient import State
+from dtrrun.runtime.dispatch.arguments import covers, is_leaf
+from dtrrun.runtime.guards import Autocast
+from dtrrun.runtime.operators import Operator
+from dtrrun.runtime.storage import device_type_of, size_of
+
+
+class TensorCall(Call):
+    """A call in progress, with its tensors."""
+
+    template: list[Any]
+    """The positional arguments, with each tensor replaced by HOLE."""
+    kwargs: dict[str, Any]
+    tensors: list[torch.Tensor]
+    state: State
+    """The settings that its kernel sees."""
+    autocast: Autocast = ()
+    """The autocast state of operators that its kernel calls."""
+    generators: list[torch.Generator]
+    """The generators that it was given."""
+    rng: Any = None
+    """The generators that it may draw from, with their states before it; None if there are none."""
+    complex = False
+    """A tensor may have a conjugate or negative bit, or its kernel may produce one."""
+    plain_types = True
+    """None of its tensors is of a subclass."""
+    identity: Any = None
+    """Its signature's key."""
+    unplain = 0
+    """Bytes of its inputs without plain storage."""
+    counted = 0
+    """Bytes of its results without plain storage."""
+    result: Any = None
+    """Its result, once it has run."""
+    measured = False
+    """Whether its allocations are measured (on a GPU)."""
+    needed = -1
+    """On a GPU: the bytes that it used at its peak, -1 if not measured."""
+
+    def __init__(self, func: Any, operator: Operator, device_type: str) -> None:
+        """device_type: the session's."""
+        self.versions, self.written, self.locked, self.changing = [], {}, [], []
+        self.func, self.operator, self.device_type = func, operator, device_type
+        self.template, self.kwargs, self.tensors = [], {}, []
+        # A composite view (`reshape`) may copy.
+        self.view = operator.view and not (operator.reshapes_storage or operator.composite)
+        self.untouching = operator.untouching
+        self.reshapes = operator.reshapes_storage
+        self.opaque = operator.shares_memory
+        self.uninitialised = operator.uninitialised
+        self.shrinks = not (operator.view or (operator.mutates and not operator.grows))
+
+    def find_statistics(self) -> None:
+        """Note which tensors are running statistics that the call, in training mode, does not read."""
+        rule = self.operator.statistics
+        if rule is None or rule.flag >= len(self.template) or not self.template[rule.flag]:
+            return
+        self.statistics = [
+            sum(1 for arg in self.template[:position] if arg is HOLE)
+            for position in rule.positions
+            if self.template[position] is HOLE
+        ]
+        self.updates_statistics = rule.updates and bool(self.statistics)
+
+    def _written_through(self, place: int) -> list[int]:
+        return list(self.written.values())[place]
+
+    def is_leaf(self, place: int) -> bool:
+        tensor = self.tensors[self._written_through(place)[0]]
+        return tensor.requires_grad and is_leaf(tensor)
+
+    def overwrites(self, place: int) -> bool:
+        if not self.operator.overwrites:
+            return False
+        holes = self._written_through(place)
+        version = self.versions[holes[0]]
+        return (
+            len(holes) == 1
+            and covers(self.tensors[holes[0]])
+            and sum(1 for other in self.versions if other is version) == 1
+        )
+
+    def overwritten(self, place: int) -> Overwritten:
+        storage = self.versions[self._written_through(place)[0]]()
+        assert storage is not None
+        return Overwritten(storage.nbytes(), storage.device)
+
+    def resized(self, hole: int, version: Version) -> int | None:
+        if self.operator.foreach:  # these never resize, and have thousands of tensors
+            return None
+        storage = version()
+        if storage is None or device_type_of(storage) != self.device_type:
+            return None
+        nbytes = size_of(storage)
+        return None if nbytes == version.nbytes else nbytes
+
+    def recorded(self) -> Any:
+        func, template, rule = self.func, self.template, self.operator.statistics
+        if self.statistics and rule is not None:
+            func = rule.replay or func
+            template = [None if place in rule.positions else arg for place, arg in enumerate(template)]
+        return func, template, self.kwargs or None, self.rng, self.state, self.autocast
+
+    def replay_signature(self) -> Signature:
+        signature = self.signature
+        if not self.statistics:
+            return signature
+        if signature.replayed_as is None:
+            kept = [g for hole, g in enumerate(signature.geometries) if hole not in self.statistics]
+            signature.replayed_as = Signature(signature.operator, tuple(kept))
+            signature.replayed_as.calls = signature.calls
+        signature.replayed_as.guessed = signature.guessed
+        signature.replayed_as.cost = signature.cost
+        signature.replayed_as.output_bytes = signature.output_bytes
+        return signature.replayed_as
+
+    def made(self, nbytes: int) -> None:
+        """Predict for the next call what this one has allocated, or the maximum if that varies.
+
+        On a GPU, measurements take precedence.
+        """
+        signature, operator = self.signature, self.operator
+        learn(signature, operator, nbytes + self.counted, lower=signature.guessed and not self.measured)
+        if self.statistics:
+            self.replay_signature()
+
+
+def learn(signature: Signature, operator: Operator, nbytes: int, *, lower: bool) -> None:
+    """A call of that signature allocated `nbytes`. lower: whether the prediction may be lowered."""
+    lower = lower or operator.opaque_output >= 0
+    signature.guessed = False
+    if nbytes > signature.output_bytes or (lower and not (operator.dynamic or operator.grows)):
+        signature.output_bytes = nbytes
+
+
+def autograd_versions(call: TensorCall) -> list[tuple[torch.Tensor, int]]:
+    """Return the tensors that a call will write to, with autograd's version counters."""
+    written = [call.tensors[hole] for holes in call.written.values() for hole in holes]
+    # Tensors made in inference mode have no version counter.
+    return [(tensor, tensor._version) for tensor in written if not tensor.is_inference()]
+
+
+def count_writes(before: list[tuple[torch.Tensor, int]]) -> None:
+    """Count the writes that PyTorch has not counted; otherwise a backward pass would miss a lost value."""
+    torch.autograd.graph.increment_version(
+        [tensor for tensor, version in before if tensor._version == version]
+    )

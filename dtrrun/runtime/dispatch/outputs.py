@@ -1,0 +1,50 @@
+"""Classifies an operator's results: which of them are new storages, and of what kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dtrrun.core.graph import Version
+from dtrrun.core.operator import ELSEWHERE, FOREIGN, NEW, ODD, UNSEEN, Output
+from dtrrun.runtime import storage as memory
+from dtrrun.runtime.dispatch.arguments import outputs_of
+from dtrrun.runtime.operators import Operator
+from dtrrun.runtime.storage import device_type_of, storage_of
+
+
+def new_storages(
+    result: Any, operator: Operator, known: dict[int, Version], device_type: str
+) -> tuple[list[Output], list[torch.Tensor]]:
+    """Return the storages among an operator's results that are not `known`, and the tensors without a plain
+    storage."""
+    outputs: list[Output] = []
+    unplain: list[torch.Tensor] = []
+    seen: set[int] = set()
+    for where, tensor in enumerate(outputs_of(result, [])):
+        try:
+            storage = storage_of(tensor)
+        except (NotImplementedError, RuntimeError):
+            unplain.append(tensor)
+            continue
+        if id(storage) in known or id(storage) in seen:
+            continue
+        seen.add(id(storage))
+        kind = NEW
+        if is_odd(tensor, operator):
+            kind = ODD
+        elif where == operator.read_unseen:
+            kind = UNSEEN
+        elif device_type_of(storage) != device_type:
+            kind = ELSEWHERE
+        elif operator.foreign and not memory.is_ours(storage):  # it may wrap an array, for example
+            kind = FOREIGN
+        outputs.append((where, storage, kind))
+    return outputs, unplain
+
+
+def is_odd(tensor: torch.Tensor, operator: Operator) -> bool:
+    """Return whether a result is not a plain tensor over a storage: neither evicted nor recomputed from."""
+    odd: bool = tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor()
+    return odd or operator.keeps_state

@@ -1,0 +1,1 @@
+"""Compensates for changes in PyTorch's behaviour under a Python dispatch mode."""

@@ -1,0 +1,104 @@
+"""What is known of calls before they run: their costs and allocations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dtrrun.core.graph import Signature
+from dtrrun.core.ledger import Ledger
+from dtrrun.runtime import shapes
+from dtrrun.runtime.cost_model import modelled_ns
+from dtrrun.runtime.costs import Costs, identity
+from dtrrun.runtime.dispatch.call import TensorCall
+
+LIMIT = 50_000  # programs whose shapes never repeat: start over rather than grow forever
+
+
+class Signatures:
+    """Signatures, by what calls have in common."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        device: Any,
+        *,
+        costs: Costs | None = None,
+        modelled: bool = False,
+        asks_sizes: bool = False,
+    ) -> None:
+        """device: the session's if it is a GPU, which does its own measurements.
+
+        costs: known before the program runs. modelled: costs are computed, not measured. asks_sizes: predict
+        the sizes of results before the first call even without a budget.
+        """
+        self._ledger, self._device, self._costs = ledger, device, costs or {}
+        self.modelled = modelled
+        self.asks_sizes = asks_sizes
+        self.by_key: dict[Any, Signature] = {}
+        self.updates: dict[Any, Signature] = {}  # operators that update lists, by `lists.key_of`
+
+    def forget(self) -> None:
+        """Start over, since signatures made without a budget have no result sizes."""
+        self.by_key.clear()
+        self.updates.clear()
+
+    def measure_again(self) -> None:
+        """Time the next calls of each operator as well, because the first step's use fresh pages."""
+        if self._device is not None or self.modelled:
+            return
+        for key, signature in self.by_key.items():
+            if signature.calls and not (self._costs and identity(key) in self._costs):
+                signature.calls = 1
+
+    @property
+    def needs_sizes(self) -> bool:
+        """Return whether predictions of allocations are needed."""
+        return self.asks_sizes or self._ledger.budget_bytes is not None
+
+    def of(
+        self, call: TensorCall, key: tuple[Any, ...], geometries: list[Any], *, elsewhere: bool
+    ) -> Signature:
+        """Return the signature of a call.
+
+        geometries: those of its tensors. elsewhere: its results are not on the session's device.
+        """
+        signature = self.by_key.get(key)
+        if signature is None and self._device is not None:
+            signature = self._device.young_signature(key)
+        if signature is None:
+            if len(self.by_key) >= LIMIT:
+                self.forget()
+            signature = self._new(call, key, geometries, elsewhere)
+            if self._device is None:
+                self.by_key[key] = signature
+            else:
+                self._device.add_signature(key, signature)
+        return signature
+
+    def _new(
+        self, call: TensorCall, key: tuple[Any, ...], geometries: list[Any], elsewhere: bool
+    ) -> Signature:
+        signature = Signature(call.operator, tuple(geometries))
+        known = self._costs.get(identity(key)) if self._costs else None
+        if known is not None:
+            signature.cost, signature.output_bytes = known
+            signature.calls = Signature.SETTLED
+        elif self.needs_sizes and not elsewhere:
+            predicted = shapes.predict(call.func, call.operator, call.template, call.kwargs, geometries)
+            if predicted is None:
+                # Unknown before the first call: the size of the inputs is the best guess.
+                predicted = sum(version.nbytes for version in call.versions) + call.unplain
+            signature.output_bytes, signature.guessed = predicted, True
+        return signature
+
+    def price(self, call: TensorCall, args: Any, kwargs: dict[str, Any], ns: int) -> None:
+        """Record the duration of a call: the minimum of the first few, or the cost model's value."""
+        signature = call.signature
+        if self.modelled and not signature.calls:
+            nbytes = sum(version.nbytes for version in call.versions) + signature.output_bytes
+            signature.cost = modelled_ns(call.func, args, kwargs, call.result, nbytes)
+            signature.calls = Signature.SETTLED
+        if signature.calls < Signature.SETTLED:
+            if ns < signature.cost or not signature.calls:
+                signature.cost = ns
+            signature.calls += 1

@@ -1,0 +1,634 @@
+"""The complete handling of an operator. The dispatch mode has a fast path for the common case.
+
+This covers evicted inputs, memory shortage, in-place and random operators, unknown storages, first calls and
+several threads. `core.operator` defines what is done for an operator, and in which order; this flattens
+PyTorch's calls for it, and runs them.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from threading import get_ident
+from time import perf_counter_ns as now_ns
+from typing import Any
+
+import torch
+
+from dtrrun.core.dtr import DTR
+from dtrrun.core.graph import Operation, Signature, Version, new_operation
+from dtrrun.core.locks import Locks
+from dtrrun.core.operator import Output
+from dtrrun.runtime import rng
+from dtrrun.runtime.ambient import DEFAULT_DTYPE, Ambient, State
+from dtrrun.runtime.dispatch.arguments import PLAIN, flatten_into, geometry_of, is_leaf, outputs_of, parts_of
+from dtrrun.runtime.dispatch.call import TensorCall, autograd_versions, count_writes, learn
+from dtrrun.runtime.dispatch.lists import key_of
+from dtrrun.runtime.dispatch.outputs import new_storages
+from dtrrun.runtime.dispatch.signatures import Signatures
+from dtrrun.runtime.errors import BudgetError
+from dtrrun.runtime.guards import as_without_mode, below, composite, inside_another_mode, program_autocast
+from dtrrun.runtime.operators import Operator, operator_of
+from dtrrun.runtime.patches.passing import until_return
+from dtrrun.runtime.storage import place_of, rounded, storage_of
+
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+UNPLAIN = "no plain storage"
+PATIENCE_SECONDS = 1.0  # for operators of other threads, which may be waiting for one another
+
+_onednn: Any = torch.ops.mkldnn
+CAN_ASK_ONEDNN = hasattr(_onednn, "data_ptr") and hasattr(_onednn, "_nbytes")
+
+function_modes = torch._C._len_torch_function_stack
+
+
+class Reasons:
+    """Why every operator takes the slow path. While there is no reason, plain ones take the fast path."""
+
+    def __init__(self) -> None:
+        self.all: set[str] = set()
+        self.any = False
+
+    def add(self, why: str) -> None:
+        self.all.add(why)
+        self.any = True
+
+    def remove(self, why: str) -> None:
+        self.all.discard(why)
+        self.any = bool(self.all)
+
+
+class SlowPath:
+    """Handles any operator."""
+
+    def __init__(
+        self,
+        dtr: DTR,
+        ambient: Ambient,
+        signatures: Signatures,
+        lock: threading.RLock,
+        ended: threading.Condition,
+        *,
+        device: Any,
+        kernels: dict[Any, Any],
+        tick: Callable[[], None],
+        met_leaf: Callable[[torch.Tensor], None],
+        met_thread: Callable[[], None],
+        too_small: Callable[[BudgetError], None],
+    ) -> None:
+        """ended: a condition of the lock, notified when an operator has ended. device: the session's, if it
+        is a GPU. kernels: our kernels of composite operators. tick: called periodically. met_leaf: called
+        with leaves of autograd. met_thread: called when another thread is about to run operators. too_small:
+        called with an error that the program is about to get."""
+        self.dtr, self.ledger = dtr, dtr.ledger
+        self._operators, self._eviction = dtr.operators, dtr.eviction
+        self._rematerializer = dtr.rematerializer
+        self.ambient, self.signatures, self.lock, self._ended = ambient, signatures, lock, ended
+        self.device, self._kernels = device, kernels
+        self.tick, self._met_leaf, self._met_thread = tick, met_leaf, met_thread
+        self.too_small = too_small
+        self.operators: dict[Any, Operator] = {}
+        self.reasons = Reasons()
+        self.next_tick = 0  # ns
+        self.home: int | None = (
+            None  # the thread that may use the fast path: the main one, or the first one seen
+        )
+        self.under_modes = False  # entered before the session: results may be of any kind
+        self.capturing = False  # a CUDA graph: no eviction, no replay
+        self.checks_modes = False  # an operator whose gradient formula asks for modes has run
+
+    def learn(self, func: Any) -> Operator:
+        """Return the facts about an operator seen for the first time."""
+        operator = self.operators[func] = operator_of(func)
+        if operator.lazy_bits:
+            self.reasons.add("lazy bits")  # the fast path does not check for conjugate and negative views
+        if operator.checks_modes:
+            self.checks_modes = True
+        return operator
+
+    # -- running an operator ---------------------------------------------------------------------
+
+    def run(
+        self,
+        mode: Any,
+        operator: Operator,
+        func: Any,
+        types: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        entered: int,
+    ) -> Any:
+        """Run one operator. mode: the dispatch mode that received it, at the time `entered`.
+
+        Raises what the operator raises, and BudgetError.
+        """
+        if not function_modes():
+            return self._run_any(mode, operator, func, types, args, kwargs, entered)
+        # Some PyTorch functions hide from function modes, and call us with one active.
+        with torch._C.DisableTorchFunction():
+            return self._run_any(mode, operator, func, types, args, kwargs, entered)
+
+    def _run_any(
+        self,
+        mode: Any,
+        operator: Operator,
+        func: Any,
+        types: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        entered: int,
+    ) -> Any:
+        if not self.reasons.any and self.device is None and get_ident() != self.home:
+            self._met_thread()  # not from Python, or it had a stand-in mode: TorchScript's `fork`
+        for cls in types:
+            if cls.__module__.startswith("torch._subclasses."):
+                return func(*args, **kwargs)  # fake tensors have no memory, and other modes would reject them
+            if (
+                cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+                and cls is not torch.nn.Parameter
+            ):
+                return NotImplemented  # a subclass with its own dispatch: its plain operators reach us
+        if operator.higher_order:
+            return self._run_higher_order(mode, func, args, kwargs)
+        if operator.composite and not self.under_modes:  # these get it whole, as without us
+            with composite(operator), mode:
+                kernel = self._kernels.get(func)
+                return kernel(*args, **kwargs) if kernel else func._op_dk(COMPOSITE, *args, **kwargs)
+        plain = not types or types == PLAIN
+        if operator.random:  # no draws between capturing the generator's state and the call
+            with self.lock:
+                return self._run(mode, operator, func, args, kwargs, entered, plain)
+        return self._run(mode, operator, func, args, kwargs, entered, plain)
+
+    def _run(
+        self,
+        mode: Any,
+        operator: Operator,
+        func: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        entered: int,
+        plain: bool,
+    ) -> Any:
+        operators, eviction, rematerializer = self._operators, self._eviction, self._rematerializer
+        # Evictions and rematerializations are accounted for separately.
+        accounted = eviction.making_room_ns + rematerializer.operators_ns
+        call: TensorCall | None = None
+        started = 0
+        try:
+            with self.lock:
+                while True:
+                    call = self._describe(operator, func, args, kwargs, plain)
+                    try:
+                        operators.admit(call)
+                        self._capture_rng(call)
+                        break
+                    except BudgetError as error:
+                        operators.abandon(call)
+                        if not self.others_end():
+                            self._note_call(error, call.versions, call.signature)
+                            self.too_small(error)
+                            raise
+            counted = autograd_versions(call) if operator.unversioned else None
+            started = now_ns()
+            if self.device is not None:
+                result = self.device.call(call, args, kwargs)
+            elif call.complex or call.autocast or operator.views_unsaid:
+                result = call_operator(call, args, kwargs)
+            else:
+                result = func(*args, **kwargs)
+            ended = now_ns()
+            cost = ended - started
+            if counted:
+                count_writes(counted)
+            with self.lock:
+                drawn = call.rng is not None and operator.foreign and "threads" in self.reasons.all
+                drawn = drawn and rng.moved(call.rng)
+                call.result = result
+                self._finish(call, args, kwargs, cost)
+                if drawn:
+                    self._keep_results(call, result)
+        except BaseException:
+            # Also for interrupts, before the kernel or between it and its entry in the ledger.
+            with self.lock:
+                if call is not None:
+                    (operators.fail if started else operators.abandon)(call)
+            if not started:
+                mode.bookkeeping_ns += now_ns() - entered + accounted
+                mode.bookkeeping_ns -= eviction.making_room_ns + rematerializer.operators_ns
+            raise
+        mode.operators_ns += cost
+        left = now_ns()
+        mode.bookkeeping_ns += left - ended + started - entered + accounted
+        mode.bookkeeping_ns -= eviction.making_room_ns + rematerializer.operators_ns
+        if left > self.next_tick:
+            self.tick()
+        return result
+
+    def _finish(self, call: TensorCall, args: Any, kwargs: dict[str, Any], ns: int) -> None:
+        """Record the cost of a call that has run, and enter its outputs."""
+        ledger, signature, operator, result = self.ledger, call.signature, call.operator, call.result
+        if self.device is not None:
+            self.device.price(call, args, kwargs)
+        else:
+            self.signatures.price(call, args, kwargs, ns)
+        call.cost = signature.cost
+        outputs: list[Output] = []
+        unplain: list[torch.Tensor] = []
+        given: list[Version] = []
+        if operator.takes_storage:
+            given = self._given_storages(call)
+        elif not call.view:
+            if ledger.dead:
+                ledger.collect_dead()  # a new storage may have the id of one that died
+            outputs, unplain = new_storages(result, operator, ledger.versions, ledger.device_type)
+            if unplain:
+                call.counted = sum([self._count_new(tensor) for tensor in unplain])
+        self._operators.finish(call, outputs, plain=not unplain)
+        for version in given:
+            nbytes = call.resized(0, version)
+            if nbytes is not None:
+                ledger.resized(version, nbytes)
+        if ledger.fingerprints is not None:
+            self._note_extents(call, outputs)
+        if self.device is not None:
+            self.device.finished(call, signature)
+        call.result = None
+
+    def _given_storages(self, call: TensorCall) -> list[Version]:
+        """The program gives a tensor an existing storage, to which it may write."""
+        tensors = outputs_of(call.result, [])
+        given = [version for tensor in tensors if (version := self.version_of(tensor)) is not None]
+        if until_return() is not None:  # `torch.load`: no other code will have it
+            for version in given:
+                version.escaped, version.pin = False, "loaded or copied"
+            return given
+        foreign = self.dtr.recipes.foreign
+        call.handed_out = given = [version for version in given if not foreign.undecided(version)]
+        return given
+
+    def _count_new(self, tensor: torch.Tensor) -> int:
+        before = self.ledger.resident_bytes
+        self.count(tensor)
+        return self.ledger.resident_bytes - before
+
+    def _note_extents(self, call: TensorCall, outputs: list[Output]) -> None:
+        """Note which part of each new storage is initialised, for comparison under verify."""
+        ledger, operator = self.ledger, call.operator
+        tensors = outputs_of(call.result, [])
+        opaque = [source for source in call.versions if source.nbytes and not source.extent]
+        for where, storage, _ in outputs:
+            version = ledger.versions[id(storage)]
+            if version.operation is None:
+                continue
+            ledger.fingerprints.note(version, tensors[where])  # type: ignore[union-attr]
+            if where == operator.opaque_output or (opaque and not operator.reads_opaque):
+                version.extent = 0
+
+    def _keep_results(self, call: TensorCall, result: Any) -> None:
+        """Other threads may have drawn between the capture of the generator's state and this operator.
+
+        Operators known to draw hold the lock. Others must not, since they may wait for another thread.
+        """
+        keys = [call.versions[holes[0]].key for holes in call.written.values()]
+        made = map(self.version_of, outputs_of(result, []))
+        keys += [version.key for version in made if version is not None]
+        for key in keys:
+            self.dtr.recipes.make_constant(self.ledger.versions[key], "drawn among threads")
+
+    def _capture_rng(self, call: TensorCall) -> None:
+        """Note the states of the generators that a call can draw from, if its recipe may need them."""
+        operator = call.operator
+        if not (operator.random or operator.foreign) or not call.recordable or self.capturing:
+            return
+        nbytes = call.signature.output_bytes
+        for holes in call.written.values():
+            nbytes += call.versions[holes[0]].nbytes
+        if operator.foreign:
+            call.rng = rng.capture_all(self.device is not None, call.generators, nbytes)
+            return
+        device = call.kwargs.get("device")
+        if device is None and call.tensors:
+            device = call.tensors[0].device
+        generator = call.generators[0] if call.generators else None
+        call.rng = rng.capture(torch.device(device or "cpu"), generator, nbytes)
+
+    def _run_higher_order(self, mode: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run `torch.cond` and the like: their bodies run under the mode, their operands are resident."""
+
+        def seen(value: Any) -> Any:
+            if callable(value) and not isinstance(value, (torch.Tensor, type)):
+
+                def body(*inner: Any, **named: Any) -> Any:
+                    with mode:
+                        return value(*inner, **named)
+
+                return body
+            return value
+
+        tensors: list[torch.Tensor] = []
+        for arg in (*args, *kwargs.values()):
+            flatten_into(arg, [], tensors)
+        versions = [version for tensor in tensors if (version := self.version_of(tensor)) is not None]
+        locks = Locks()
+        with locks:
+            with self.lock:
+                self._rematerializer.lock(versions, locks.taken)
+            return func(*map(seen, args), **{name: seen(arg) for name, arg in kwargs.items()})
+
+    # -- tensors ---------------------------------------------------------------------------------
+
+    def version_of(self, tensor: torch.Tensor) -> Version | None:
+        """Return the version of a tensor's storage, entered as a constant if it is new; None without a
+        storage."""
+        try:
+            storage = storage_of(tensor)
+        except (NotImplementedError, RuntimeError):
+            self.count(tensor)
+            return None
+        if tensor.is_nested or tensor.is_quantized:  # not a plain tensor over a storage
+            return None
+        version = self.ledger.versions.get(id(storage))
+        if version is None:
+            version = self._operators.adopt(storage)
+            if tensor.is_neg():
+                self.reasons.add("lazy bits")  # negative views of it may predate the session
+            if tensor.requires_grad and is_leaf(tensor):
+                version.pin = "parameter"
+                self._met_leaf(tensor)
+        for observer in self.ledger.observers:
+            observer.met(version)
+        return version
+
+    def count(self, tensor: torch.Tensor) -> int:
+        """Account for the memory of a tensor without plain storage, until the tensor dies.
+
+        Returns the bytes.
+        """
+        ledger = self.ledger
+        if tensor.device.type != ledger.device_type:
+            return 0
+        nbytes = 0
+        if tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
+            if CAN_ASK_ONEDNN:
+                with below():
+                    address, nbytes = _onednn.data_ptr(tensor), rounded(_onednn._nbytes(tensor))
+                ledger.count(tensor, nbytes, address, UNPLAIN)
+            return nbytes
+        for part in parts_of(tensor):
+            storage = storage_of(part)
+            version = ledger.versions.get(id(storage))
+            if version is None:
+                version = self._operators.adopt(storage, pin=UNPLAIN)
+                version.escaped = True
+            nbytes += version.nbytes
+        return nbytes
+
+    # -- taking a call apart ---------------------------------------------------------------------
+
+    def _describe(
+        self, operator: Operator, func: Any, args: Any, kwargs: dict[str, Any], plain: bool
+    ) -> TensorCall:
+        ledger = self.ledger
+        if ledger.dead:
+            ledger.collect_dead()
+        call = TensorCall(func, operator, ledger.device_type)
+        call.plain_types, call.measured = plain, self.device is not None
+        key: list[Any] = [func]
+        tensors, holes = call.tensors, []
+        for arg in args:
+            holes.append(len(tensors))
+            call.template.append(flatten_into(arg, key, tensors))
+        named: dict[str, int] = {}
+        for name, arg in kwargs.items():
+            named[name] = len(tensors)
+            key.append(name)
+            call.kwargs[name] = flatten_into(arg, key, tensors)
+        holes.append(len(tensors))
+        elsewhere = self._elsewhere(kwargs.get("device"), tensors)
+        if elsewhere:
+            key.append(elsewhere)  # a key unknown to the fast path, which assumes that results are here
+        if operator.sized_by_numbers:
+            key += [arg for arg in (*args, *kwargs.values()) if isinstance(arg, (float, complex))]
+        call.generators = operator.generators_of(args, kwargs)
+        call.state = self.ambient.readers[operator.family]()
+        if call.state[DEFAULT_DTYPE] is not torch.float32:
+            key.append(call.state[DEFAULT_DTYPE])  # the dtype of results without an explicit one
+        if operator.calls_others:
+            call.autocast = program_autocast(operator)
+        geometries = self._look_up(call)
+        key.extend(geometries)
+        same: tuple[int, ...] = ()
+        if operator.compares_tensors:
+            same = tuple(
+                next(place for place, other in enumerate(tensors) if other is one) for one in tensors
+            )
+            key.append(same)
+        if call.complex:
+            key.append("complex")  # the fast path has no such key: these calls must come here
+        if operator.opaque_output >= 0:
+            key.append(torch.is_grad_enabled())  # without gradients there is no workspace
+        call.replayable = (
+            operator.replayable
+            and not operator.uninitialised
+            and not elsewhere
+            and not self.under_modes
+            and not call.opaque
+        )
+        if call.complex and call.replayable:
+            call.replayable = not inside_another_mode()  # a replay resolves lazy bits, their handler did not
+        if operator.mutates or operator.collective:
+            _find_written(call, holes, named, len(args))
+        if operator.statistics is not None:
+            call.find_statistics()
+        call.identity = tuple(key)
+        call.signature = self.signatures.of(call, call.identity, geometries, elsewhere=bool(elsewhere))
+        call.signature.same = same
+        if operator.updates_lists:
+            measured = self.device is not None and call.signature.calls < Signature.SETTLED
+            if not (call.opaque or call.complex or measured):
+                self.signatures.updates[key_of(func, tensors, call.versions)] = call.signature
+        return call
+
+    def _look_up(self, call: TensorCall) -> list[Any]:
+        """Find the versions of a call's tensors. Returns the tensors' geometries."""
+        view = call.operator.view
+        geometries: list[Any] = []
+        for tensor in call.tensors:
+            version = self.version_of(tensor)
+            if version is None:
+                call.opaque = True
+                call.unplain += self.count(tensor)
+                continue
+            if version.escaped and not view:
+                version = self.dtr.recipes.foreign.read(
+                    version, is_parameter=is_parameter(tensor), evicts=self.signatures.needs_sizes
+                )
+            call.versions.append(version)
+            if version.pin is None and tensor.requires_grad and is_leaf(tensor):
+                version.pin = "parameter"
+                self._met_leaf(tensor)
+            geometries.append(geometry_of(tensor))
+            call.complex = call.complex or tensor.is_complex()
+        return geometries
+
+    def _elsewhere(self, device: torch.device | None, tensors: list[torch.Tensor]) -> str:
+        """Return the type of another device where results may be (or `meta`), or "" if there is none."""
+        ours = self.ledger.device_type
+        if device is not None:
+            kind = place_of(torch.device(device))
+            return kind if kind != ours else ""
+        return next((tensor.device.type for tensor in tensors if tensor.device.type != ours), "")
+
+    # -- for the fast path -----------------------------------------------------------------------
+
+    def make_ready(self, inputs: list[Version], signature: Signature) -> int:
+        """Bring the inputs back and make room for the outputs.
+
+        Returns the time in ns that is accounted for elsewhere. Raises BudgetError.
+        """
+        eviction, rematerializer = self._eviction, self._rematerializer
+        accounted = eviction.making_room_ns + rematerializer.operators_ns
+        with self.lock:
+            locks = Locks()
+            try:
+                with locks:
+                    self._rematerializer.lock(inputs, locks.taken)
+                    self._eviction.make_room(signature.output_bytes, signature.operator.name)
+                    if signature.workspace:
+                        self.device.provide(signature)
+            except BudgetError as error:
+                self._note_call(error, inputs, signature)
+                self.too_small(error)
+                raise
+        return eviction.making_room_ns + rematerializer.operators_ns - accounted
+
+    def enter(
+        self,
+        result: Any,
+        func: Any,
+        operator: Operator,
+        signature: Signature,
+        template: list[Any],
+        kwargs: dict[str, Any] | None,
+        inputs: list[Version],
+        state: State,
+    ) -> None:
+        """Enter outputs of the fast path other than a single plain tensor."""
+        if type(result) is tuple and self.ledger.fingerprints is None and not operator.takes_storage:
+            try:
+                storages = [storage_of(tensor) for tensor in result if tensor is not None]
+            except (NotImplementedError, RuntimeError, TypeError):  # sparse, opaque, a number or a list
+                pass
+            else:
+                recorded = func, template, kwargs, None, state, ()
+                self._enter_several(storages, new_operation(recorded, signature, inputs, inputs), operator)
+                return
+        call = TensorCall(func, operator, self.ledger.device_type)
+        call.template, call.kwargs, call.versions = template, kwargs or {}, inputs
+        call.state, call.signature, call.result = state, signature, result
+        call.measured = self.device is not None
+        call.cost = signature.cost
+        with self.lock, Locks() as locks:
+            locks.take(inputs)  # counting a tensor may evict
+            ledger = self.ledger
+            if ledger.dead:
+                ledger.collect_dead()
+            outputs, unplain = new_storages(result, operator, ledger.versions, ledger.device_type)
+            call.counted = sum([self._count_new(tensor) for tensor in unplain])
+            self._operators.enter_results(call, outputs, plain=not unplain)
+            if ledger.fingerprints is not None:
+                self._note_extents(call, outputs)
+
+    def _enter_several(
+        self, storages: list[torch.UntypedStorage], operation: Operation, operator: Operator
+    ) -> None:
+        """Like `Operators.enter_results`, without the cases that the fast path excludes."""
+        for version in operation.inputs:
+            version.used = True
+        made = []
+        total = 0
+        for where, storage in enumerate(storages):
+            if id(storage) not in self.ledger.versions:
+                version = self._operators.enter(storage, operation)
+                total += version.nbytes
+                made.append((where, weakref.ref(version)))
+        operation.outputs = tuple(made)
+        signature = operation.signature
+        learn(signature, operator, total, lower=signature.guessed and self.device is None)
+
+    def shrink(self, operator: Operator, result: Any) -> None:
+        """The operator allocated more than predicted: evict as much now. Raises BudgetError."""
+        if operator.view or (operator.mutates and not operator.grows):
+            return
+        tensors = outputs_of(result, [])
+        made = [version for tensor in tensors if (version := self.version_of(tensor)) is not None]
+        self._eviction.shrink(made, operator.name)
+
+    def unbegun(self, operator: Operator, error: BaseException) -> bool:
+        """Return whether an in-place operator of the fast path that raised `error` has not begun to write."""
+        return self.device is not None and self.device.forgives(operator, error)
+
+    # -- waiting for others ----------------------------------------------------------------------
+
+    def others_end(self) -> bool:
+        """Wait until an operator of another thread ends and its locks are released.
+
+        The caller holds the lock, which is released meanwhile. Returns False if there is no such operator.
+        """
+        own = get_ident()
+        if all(thread == own for thread, _ in self.ledger.reserved.values()):
+            return False
+        return self._ended.wait(PATIENCE_SECONDS)
+
+    def _note_call(self, error: BudgetError, versions: list[Version], signature: Signature) -> None:
+        """Note how much the program's own call needs, whatever failed on the way to it."""
+        error.called = signature.operator.name
+        error.called_bytes = self._eviction.least_bytes_with(versions) + signature.output_bytes
+
+
+def _find_written(call: TensorCall, holes: list[int], named: dict[str, int], positional: int) -> None:
+    """Note which versions a call writes to.
+
+    holes: where those of each positional argument begin. named: the others'.
+    """
+    operator = call.operator
+    if operator.collective:
+        for hole, version in enumerate(call.versions):
+            call.written.setdefault(id(version), []).append(hole)
+        return
+    if not operator.mutates or call.opaque:
+        return
+    ends = [*holes[1:], *named.values(), len(call.tensors)]
+    for place in operator.mutates:
+        if isinstance(place, int):
+            if place >= positional:
+                continue
+            first, last = holes[place], holes[place + 1]
+            if place == positional - 1 and named:
+                last = min(named.values())
+        else:
+            if place not in named:
+                continue
+            first = named[place]
+            last = min((end for end in ends if end > first), default=first)
+        for hole in range(first, last):
+            call.written.setdefault(id(call.versions[hole]), []).append(hole)
+
+
+def is_parameter(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor, or its base, is a parameter: it persists and is not refilled."""
+    base = tensor._base
+    return any(
+        isinstance(one, torch.nn.Parameter) or (one.requires_grad and is_leaf(one))
+        for one in ((tensor,) if base is None else (tensor, base))
+    )
+
+
+def call_operator(call: TensorCall, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an operator of the program as it would run without our mode."""
+    if call.autocast or ((call.complex or call.operator.views_unsaid) and not inside_another_mode()):
+        with as_without_mode(call.autocast, views=call.operator.views_unsaid):
+            return call.func(*args, **kwargs)
+    return call.func(*args, **kwargs)

@@ -1,0 +1,1 @@
+"""Observation of a running session: figures, steps, traces, logs and notices."""

@@ -1,0 +1,58 @@
+"""Chooses which steps of the program are recorded for heuristics with foresight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dtrrun.core.foresight import Foresight, WatchedStep
+from dtrrun.core.observer import Observer
+from dtrrun.runtime.dispatch.slow_path import SlowPath
+
+TOGETHER = 2
+"""Steps recorded in a row: two networks trained alternately have two kinds of steps."""
+KNOWN = 4
+"""The number of latest steps that are remembered."""
+WHY = "a step is watched"
+
+
+class Lookahead(Observer):
+    """Records a step or two once memory runs short, and again when steps no longer match these.
+
+    While a step is recorded all its operators take the slow path; what they compute is the same.
+    """
+
+    def __init__(self, slow_path: SlowPath) -> None:
+        self._reasons, self._ledger = slow_path.reasons, slow_path.ledger
+        self.foresight = self._ledger.policy.foresight = Foresight(self._ledger)
+        self._step: WatchedStep | None = None
+        self._to_watch = TOGETHER
+        self._strange = 0  # steps in which the position was mostly unknown
+        self._patience = 1  # number tolerated; doubled each time, for programs that never repeat
+
+    def step_ended(self) -> None:
+        foresight, step = self.foresight, self._step
+        if step is not None:
+            self._to_watch -= 1
+            if step not in foresight.steps:
+                foresight.steps = [*foresight.steps, step][-KNOWN:]
+        elif foresight.steps and foresight.lost * 2 > foresight.looks:
+            self._strange += 1
+            if self._strange >= self._patience:
+                self._strange, self._patience, self._to_watch = 0, 2 * self._patience, TOGETHER
+        foresight.begin()
+        self._watch(self._to_watch > 0 and self._ledger.pressure)
+
+    def _watch(self, wanted: bool) -> None:
+        if wanted:
+            self._step = WatchedStep(self._ledger.age)
+            self._reasons.add(WHY)
+            if self not in self._ledger.observers:
+                self._ledger.observers.append(self)
+        elif self._step is not None:
+            self._step = None
+            self._ledger.observers.remove(self)
+            self._reasons.remove(WHY)
+
+    def finished(self, call: Any, outputs: Any) -> None:
+        if not call.view and self._step is not None:
+            self._step.watch(self._ledger, call.signature.operator.name, call.cost, call.versions)

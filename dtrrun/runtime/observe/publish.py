@@ -1,0 +1,132 @@
+"""The runtime's figures, in the form of the telemetry record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dtrrun.runtime.heap import resident_peak
+from dtrrun.telemetry.fields import COUNTERS
+
+if TYPE_CHECKING:
+    from dtrrun.runtime.session import Session
+
+_INDEX = {name: place for place, name in enumerate(COUNTERS)}
+TOP = 20
+
+
+def counters(session: Session) -> dict[str, int]:
+    """Return every counter of `telemetry.fields` except `wall_ns`, which the record itself measures."""
+    ledger, eviction = session.ledger, session.dtr.eviction
+    rematerializer = session.dtr.rematerializer
+    pinned = evictable = 0
+    for version in list(ledger.versions.values()):
+        if version.resident:
+            if version.operation is None or version.locks:
+                pinned += version.nbytes
+            else:
+                evictable += version.nbytes
+    fingerprints = session.fingerprints
+    return {
+        "budget_bytes": -1 if ledger.budget_bytes is None else ledger.budget_bytes,
+        "resident_bytes": ledger.resident_bytes,
+        "peak_bytes": ledger.peak_bytes,
+        "evictable_bytes": evictable,
+        "pinned_bytes": pinned,
+        "evicted_bytes": ledger.evicted_bytes,
+        "live_storages": len(ledger.versions),
+        "evictions": eviction.evictions,
+        "evicted_bytes_total": eviction.evicted_bytes_total,
+        "rematerializations": rematerializer.rematerializations,
+        "rematerialized_bytes": rematerializer.rematerialized_bytes,
+        "operators": ledger.age,
+        "steps": session.steps.count,
+        "over_budget": eviction.over_budget,
+        "verified": fingerprints.verified if fingerprints else 0,
+        "verify_mismatches": sum(count for count, _ in fingerprints.mismatches.values())
+        if fingerprints
+        else 0,
+        "score_evaluations": session.dtr.policy.score_evaluations,
+        "least_budget_bytes": session.error["least_budget_bytes"] if session.error else 0,
+        "process_peak_bytes": resident_peak(),
+        **session.times(),
+        **session.device.counters(),
+    }
+
+
+def totals(session: Session) -> dict[str, int]:
+    """Return the running totals of times and counts, from which each step's share is computed."""
+    return session.times() | {
+        "evictions": session.dtr.eviction.evictions,
+        "rematerializations": session.dtr.rematerializer.rematerializations,
+    }
+
+
+def tables(session: Session) -> dict[str, Any]:
+    """Return the tables of the record (see `telemetry.record`)."""
+    ledger, by_operator = session.ledger, session.dtr.rematerializer.by_operator
+    evicted_by = session.dtr.eviction.evicted_by
+    names = {*by_operator, *evicted_by}
+    operators: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "rematerializations": count,
+            "seconds": ns / 1e9,
+            "bytes": nbytes,
+            "evictions": evicted_by.get(name, 0),
+        }
+        for name in names
+        for count, ns, nbytes in [by_operator.get(name, (0, 0, 0))]
+    ]
+    operators.sort(key=lambda row: (-row["seconds"], -row["evictions"]))
+    pinned: dict[str, list[int]] = {}
+    for version in list(ledger.versions.values()):
+        if version.resident and version.operation is None:
+            tally = pinned.setdefault(version.pin or "constant", [0, 0])
+            tally[0] += version.nbytes
+            tally[1] += 1
+    fingerprints = session.fingerprints
+    return {
+        "operators": operators[:TOP],
+        "places": _places(session),
+        "warnings": [{"text": text, "count": count} for text, count in session.warnings.items()],
+        "pinned": [
+            {"reason": reason, "bytes": nbytes, "storages": count}
+            for reason, (nbytes, count) in sorted(pinned.items(), key=lambda item: -item[1][0])
+        ],
+        "step": session.steps.last,
+        "latest_steps": list(session.steps.latest),
+        "mismatches": [
+            {"operator": name, "bytes": nbytes, "count": count}
+            for name, (count, nbytes) in (fingerprints.mismatches.items() if fingerprints else ())
+        ],
+        "error": session.error,
+        "log_error": session._recorder.error if session._recorder is not None else None,
+        "device_uuid": session.device.uuid,
+    }
+
+
+def _places(session: Session) -> list[dict[str, Any]]:
+    """Return where the program called the operators that were run again, costliest first."""
+    if session._where is None:
+        return []
+    rows: list[dict[str, Any]] = [
+        {
+            "module": module,
+            "line": line,
+            "name": name,
+            "rematerializations": count,
+            "seconds": ns / 1e9,
+            "bytes": nbytes,
+        }
+        for (module, line, name), (count, ns, nbytes) in list(session._where.tallies.items())
+    ]
+    return sorted(rows, key=lambda row: -row["seconds"])[:TOP]
+
+
+def write(session: Session, writer: Any) -> None:
+    """Update the record."""
+    cells = writer.counters
+    for name, value in counters(session).items():
+        if name != "wall_ns":
+            cells[_INDEX[name]] = value
+    writer.publish(tables(session))

@@ -1,0 +1,286 @@
+"""`dtrrun record`: logs what the runtime is asked to do in a step.
+
+While a step is being recorded every operator takes the slow path, and storages die when the program releases
+them. The log contains facts about the program (sizes, costs, which storages an operator reads and writes);
+`dtrrun.simulator.live` derives their consequences under a budget, with the same core.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from dtrrun.core.graph import HOLE, Geometry, Version
+from dtrrun.core.ledger import SMALL_CONSTANTS
+from dtrrun.core.observer import Observer
+from dtrrun.core.operator import Output
+from dtrrun.runtime.costs import identity
+from dtrrun.runtime.dispatch.arguments import geometry_of, is_leaf, outputs_of
+from dtrrun.runtime.dispatch.call import TensorCall
+from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.observe import snapshot
+from dtrrun.runtime.observe.lookahead import WHY as WATCHED
+from dtrrun.runtime.observe.step_log import Facts, StepLog, open_log
+from dtrrun.runtime.storage import storage_of
+from dtrrun.settings import RuntimeSettings
+
+WHY = "a step is recorded"
+
+
+class Pending(NamedTuple):
+    """An operator that has not run yet: facts for the log; the ledger keys of its inputs, and their bytes."""
+
+    facts: Facts
+    keys: list[int]
+    nbytes: list[int]
+
+
+class Recorder(Observer):
+    """The log from the end of one step to the end of another, and the numbers of its storages."""
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        assert settings.log is not None
+        self._path, self._first, self._last = settings.log, settings.log_first, settings.log_last
+        self._cost = settings.cost
+        self._log: StepLog | None = None
+        self._numbers: dict[int, int] = {}  # by the key of the storage's versions
+        self._last_number = 0
+        self._died: deque[int] = deque()
+        self._pending: dict[int, Pending] = {}  # by id of the call
+        self._identities: dict[Any, str] = {}
+        self._locks = 0
+        self._steps = 0
+        self._backward = False
+        self.error: str | None = None
+        """Why the log could not be written."""
+
+    def connect(self, slow_path: SlowPath) -> None:
+        """Connect to a session."""
+        self._slow_path, self._dtr, self._ledger = slow_path, slow_path.dtr, slow_path.ledger
+
+    def install(self) -> None:
+        pass  # it begins with its first step
+
+    def remove(self) -> None:
+        """The program ends before the step does."""
+        if self._log is not None:
+            self._log.discard()
+            self._end()
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def step_ended(self) -> None:
+        self._steps += 1
+        self.step_begins()
+
+    def step_begins(self) -> None:
+        """Called before the first step, and after the end of each."""
+        if self._log is not None:
+            self._annotate("STEP", step=self._steps)
+            self._backward = False
+            if self._steps >= self._last:
+                try:
+                    self._flush().close()
+                except OSError as error:
+                    self.error = error.strerror
+                self._end()
+        elif self._steps == self._first - 1:
+            self._begin()
+
+    def _begin(self) -> None:
+        if os.environ.get("RANK", "0") != "0":
+            return  # another process of the same program
+        try:
+            self._log = log = open_log(self._path)
+        except OSError as error:
+            self.error = error.strerror
+            return
+        if log is None:
+            return
+        ledger = self._ledger
+        log.annotate("START", snapshot.head(ledger, self._first, self._last, self._cost))
+        for key, version in ledger.versions.items():
+            log.constant(self._number(key), version.nbytes, {})
+        log.annotate("STATE", snapshot.state(self._dtr, self._numbers))
+        # From now on they die when the program releases them. A replay keeps them for as long as a session
+        # would.
+        ledger.small_constants = deque(maxlen=0)
+        ledger.observers.append(self)
+        self._slow_path.reasons.add(WHY)
+
+    def _end(self) -> None:
+        self._log = None
+        self._ledger.small_constants = deque(maxlen=SMALL_CONSTANTS)
+        self._ledger.observers.remove(self)
+        self._slow_path.reasons.remove(WHY)
+
+    # -- storages --------------------------------------------------------------------------------
+
+    def _number(self, key: int) -> int:
+        self._last_number += 1
+        self._numbers[key] = self._last_number
+        return self._last_number
+
+    def died(self, version: Version) -> None:
+        """A storage has died: at any moment, in any thread."""
+        number = self._numbers.pop(version.key, None) if isinstance(version, Version) else None
+        if number is not None:
+            self._died.append(number)
+
+    def _flush(self) -> StepLog:
+        """Log the deaths so far."""
+        assert self._log is not None
+        while self._died:
+            self._log.released(self._died.popleft())
+        return self._log
+
+    def _annotate(self, event: str, **facts: Any) -> None:
+        self._flush().annotate(event, facts)
+
+    def met(self, version: Version) -> None:
+        """A storage that is new to the ledger is a constant of the step."""
+        if version.key not in self._numbers:
+            facts: Facts = {"pin": version.pin, "exposed": version.escaped}
+            # What an operator in progress releases is logged after it.
+            if not self._pending:
+                self._begins()
+            assert self._log is not None
+            self._log.constant(
+                self._number(version.key), version.nbytes, facts | {"storage": self._last_number}
+            )
+
+    def changes(self, what: str, version: Version, **facts: Any) -> None:
+        if not self._pending and version.key in self._numbers:
+            self._annotate(what, storage=self._numbers[version.key], **facts)
+
+    def period(self, what: str, **facts: Any) -> None:
+        self._annotate(what, **facts)
+
+    def locked(self, versions: list[Version]) -> Callable[[], None]:
+        self._locks += 1
+        number = self._locks
+        if versions:
+            self._annotate("LOCK", lock=number, storages=[self._numbers[one.key] for one in versions])
+
+        def unlocked() -> None:
+            if versions and self._log is not None:
+                self._annotate("UNLOCK", lock=number)
+
+        return unlocked
+
+    # -- operators -------------------------------------------------------------------------------
+
+    def _begins(self) -> None:
+        self._flush()
+        if not self._backward and torch._C._current_graph_task_id() != -1:
+            self._backward = True
+            assert self._log is not None
+            self._log.annotate("BACKWARD")
+
+    def admitted(self, call: Any) -> None:
+        self._begins()
+        keys = [version.key for version in call.versions]
+        self._pending[id(call)] = Pending(
+            self._facts(call), keys, [version.nbytes for version in call.versions]
+        )
+
+    def abandoned(self, call: Any) -> None:
+        self._pending.pop(id(call), None)
+
+    def failed(self, call: Any) -> None:
+        pending = self._pending.pop(id(call), None)
+        if pending is not None:
+            self._annotate("FAILED", **pending.facts)
+
+    def finished(self, call: Any, outputs: list[Output]) -> None:
+        """Log an operator with its outputs. What died meanwhile is logged after it."""
+        pending = self._pending.pop(id(call), None)
+        if pending is None or self._log is None:
+            return
+        facts, versions, numbers = pending.facts, self._ledger.versions, self._numbers
+        written = [holes[0] for holes in call.written.values()]
+        resized = {
+            hole: nbytes
+            for hole in written
+            if (nbytes := versions[pending.keys[hole]].nbytes) != pending.nbytes[hole]
+        }
+        if resized:
+            facts["resized"] = resized
+        if call.signature.output_bytes != facts["bytes"]:
+            facts["again"] = call.signature.output_bytes
+        kinds = {where: kind for where, _, kind in outputs}
+        made: list[tuple[int, int, Any]] = []
+        views: list[tuple[int, Any]] = []
+        new: list[Any] = []
+        for where, tensor in enumerate(outputs_of(call.result, [])):
+            try:
+                version = versions[id(storage_of(tensor))]
+            except (NotImplementedError, RuntimeError):
+                facts["sparse"] = True
+                continue
+            except KeyError:
+                continue
+            if version.key in numbers:
+                views.append((numbers[version.key], geometry_of(tensor)))
+                continue
+            number = self._number(version.key)
+            made.append((number, version.nbytes, geometry_of(tensor)))
+            new.append([where, number, version.nbytes, kinds.get(where, "")])
+        if new:
+            facts["out"] = new
+        if call.handed_out:
+            facts["taken"] = [numbers[version.key] for version in call.handed_out]
+        keys = [pending.keys[hole] for hole in written]
+        replaced = [numbers[key] for key in keys if versions[key].operation is not None]
+        views = [view for view in views if not any(view[0] == numbers[key] for key in keys)]
+        inputs: list[tuple[int, Geometry]] = list(zip(facts["in"], call.signature.geometries, strict=True))
+        self._log.call(call.operator.name, inputs, made, views, replaced, call.signature.cost, facts)
+
+    def _facts(self, call: TensorCall) -> Facts:
+        """Return the facts for the simulator's equivalent of a call (`simulator.live.LoggedCall`)."""
+        operator, numbers = call.operator, self._numbers
+        key = call.identity
+        if key not in self._identities:
+            self._identities[key] = identity(key)
+        facts: Facts = {
+            "in": [numbers[version.key] for version in call.versions],
+            "bytes": call.signature.output_bytes,
+            "signature": self._identities[key],
+        }
+        short = operator.simple and call.plain_types and not self._slow_path.reasons.all - {WHY, WATCHED}
+        flags = {
+            "view": call.view,
+            "short": operator.view and short and bool(call.template) and call.template[0] is HOLE,
+            "untouching": call.untouching,
+            "once": not call.replayable,
+            "uninitialised": call.uninitialised,
+            "reshapes": call.reshapes,
+            "opaque": call.opaque,
+            "opaque_output": operator.opaque_output >= 0,
+            "shrinks": call.shrinks,
+        }
+        facts |= {name: True for name, value in flags.items() if value}
+        if not call.opaque:
+            leaves = [
+                hole for hole, tensor in enumerate(call.tensors) if tensor.requires_grad and is_leaf(tensor)
+            ]
+            if leaves:
+                facts["leaves"] = leaves
+        if call.written:
+            facts["written"] = list(call.written.values())
+            whole = [
+                [place, storage_of(call.tensors[holes[0]]).nbytes()]
+                for place, holes in enumerate(call.written.values())
+                if call.overwrites(place)
+            ]
+            if whole:
+                facts["overwritten"] = whole
+        if call.statistics:
+            facts["statistics"] = list(call.statistics)
+            if call.updates_statistics:
+                facts["updates"] = True
+        return facts

@@ -1,0 +1,94 @@
+"""The ledger at the beginning of a recorded step: its versions, and the recipes that reach further back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dtrrun.core.dtr import DTR
+from dtrrun.core.graph import Operation, Overwritten, Version
+from dtrrun.core.ledger import Ledger
+from dtrrun.runtime import storage as memory
+from dtrrun.runtime.observe.step_log import FORMAT, Facts
+
+
+def head(ledger: Ledger, step: int, last: int, cost: str) -> Facts:
+    return {
+        "format": FORMAT,
+        "step": step,
+        "last": last,
+        "cost": cost,
+        "torch": torch.__version__,
+        "device": ledger.device_type,
+        "refill_copies": memory.REFILL_COPIES,
+        "clock": ledger.clock,
+        "age": ledger.age,
+        "step_age": ledger.step_age,
+    }
+
+
+def state(dtr: DTR, numbers: dict[int, int]) -> Facts:
+    """Return versions and operations, which refer to each other by index.
+
+    Those of the storages come first, in the ledger's order; then old versions that a recipe reads.
+    """
+    ledger, trusts = dtr.ledger, dtr.recipes.foreign.trusts
+    versions: list[Version] = list(ledger.versions.values())
+    alive = len(versions)
+    operations: list[Operation] = []
+    makers: list[Version] = []
+    places: dict[int, int] = {id(version): place for place, version in enumerate(versions)}
+    op_places: dict[int, int] = {}
+    for version in versions:  # grows during the loop
+        operation = version.operation
+        if operation is None or id(operation) in op_places:
+            continue
+        op_places[id(operation)] = len(operations)
+        operations.append(operation)
+        makers.append(version)
+        for source in (*operation.inputs, *operation.versions(version)):
+            if id(source) not in places:
+                places[id(source)] = len(versions)
+                versions.append(source)
+    return {
+        "records": [
+            {
+                "storage": numbers[version.key] if place < alive else None,
+                "bytes": version.nbytes,
+                "cost": version.cost,
+                "access": version.last_access,
+                "age": version.age,
+                "version": version.mutations,
+                "pin": version.pin,
+                "exposed": version.escaped and not trusts(version),
+                "superseded": version.superseded,
+                "used": version.used,
+                "op": None if version.operation is None else op_places[id(version.operation)],
+            }
+            for place, version in enumerate(versions)
+        ],
+        "ops": [_told(operation, maker, places) for operation, maker in zip(operations, makers, strict=True)],
+        "small": [numbers[id(storage)] for storage in ledger.small_constants if id(storage) in numbers],
+    }
+
+
+def _told(operation: Operation, maker: Version, places: dict[int, int]) -> dict[str, Any]:
+    outputs = None
+    if operation.outputs is not None:
+        outputs = [
+            [where, places[id(version)]]
+            for where, reference in operation.outputs
+            if (version := reference()) is not None
+        ]
+    return {
+        "operator": operation.signature.operator.name,
+        "cost": operation.signature.cost,
+        "bytes": operation.signature.output_bytes,
+        "tensors": [
+            {"blank": entry.nbytes} if type(entry) is Overwritten else places[id(entry)]
+            for entry in operation.tensors
+        ],
+        "outputs": outputs,
+        "maker": places[id(maker)],
+    }

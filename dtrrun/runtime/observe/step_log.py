@@ -1,0 +1,174 @@
+"""The log of a step: operators in the paper's format (App. C.6), with additions for dtrrun's runtime.
+
+Readers of the paper's format can read every line. Additional facts are in the field DTRRUN (see
+`docs/design/logs.md`), and events without an instruction in the format are annotations with such a field.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from dtrrun.core.graph import Geometry
+from dtrrun.telemetry.private import open_private
+
+FORMAT = 1
+
+Facts = dict[str, Any]
+
+
+class Names:
+    """The names of one storage's tensors in the log: the first is its number, views have a suffix."""
+
+    __slots__ = ("_views", "all", "by_geometry", "root")
+
+    def __init__(self, root: str, geometry: Geometry | None) -> None:
+        self.root = root
+        self.all = [root]
+        self._views = 0
+        self.by_geometry: dict[Geometry | None, str] = {geometry: root}
+
+    def of(self, geometry: Geometry) -> str:
+        return self.by_geometry.get(geometry, self.root)
+
+    def new_view(self, geometry: Geometry) -> str:
+        self._views += 1
+        name = f"{self.root}v{self._views}"
+        self.all.append(name)
+        self.by_geometry[geometry] = name
+        return name
+
+    def only_root(self) -> list[str]:
+        """After a mutation: return the names of the views, which are no longer valid."""
+        views, self.all = self.all[1:], [self.root]
+        self.by_geometry.clear()
+        return views
+
+
+class StepLog:
+    """An open log file. Raises OSError if it cannot be opened or completed.
+
+    A write error in between is not the recorded operator's: it is kept for `close`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._error: OSError | None = None
+        self._path = path
+        self._names: dict[int, Names] = {}
+        self._fresh = 0
+        self._part = f"{path}.part"
+        raw = self._raw = open_private(self._part, "wb")
+        # No name and no time in the header, so that the same step gives the same bytes.
+        compressed: Any = gzip.GzipFile("", "wb", 9, raw, 0) if path.endswith(".gz") else raw
+        self._file: Any = compressed
+
+    def close(self) -> None:
+        """Complete the log: it gets its final name."""
+        try:
+            if self._error is not None:
+                raise self._error
+            self._file.close()
+            self._raw.close()
+            os.replace(self._part, self._path)
+        except OSError:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        for file in (self._file, self._raw):  # each has unwritten data
+            with suppress(OSError):
+                file.close()
+        with suppress(OSError):
+            os.unlink(self._part)
+
+    def line(self, instruction: str, facts: Facts | None = None, **fields: Any) -> None:
+        fields = {"INSTRUCTION": instruction, **fields}
+        if facts is not None:
+            fields["DTRRUN"] = facts
+        if self._error is not None:
+            return
+        try:
+            self._file.write(json.dumps(fields, separators=(",", ":")).encode() + b"\n")
+        except OSError as error:
+            self._error = error
+
+    def annotate(self, text: str, facts: Facts | None = None) -> None:
+        self.line("ANNOTATE", facts, ANNOTATION=text)
+
+    def constant(self, number: int, nbytes: int, facts: Facts) -> None:
+        names = self._names[number] = Names(f"t{number}", None)
+        self.line("CONSTANT", facts, NAME=names.root)
+        self.line("MEMORY", NAME=names.root, MEMORY=str(nbytes))
+
+    def released(self, number: int) -> None:
+        """The program has released a storage: all tensors over it, the first one last."""
+        *views, root = reversed(self._names.pop(number).all)
+        for name in views:
+            self.line("RELEASE", NAME=name)
+        self.line("RELEASE", {"storage": number}, NAME=root)
+
+    def call(
+        self,
+        operator: str,
+        inputs: Sequence[tuple[int, Geometry]],
+        made: Sequence[tuple[int, int, Geometry]],
+        views: Sequence[tuple[int, Geometry]],
+        written: Sequence[int],
+        cost: int,
+        facts: Facts,
+    ) -> None:
+        """Log one operator.
+
+        inputs: number of the storage and geometry of each tensor argument. made: number, bytes and geometry
+        of new storages. views: of results over its inputs' storages. written: numbers of storages of which it
+        makes a new version.
+        """
+        names = self._names
+        args = [
+            names[number].root if number in written else names[number].of(geometry)
+            for number, geometry in inputs
+        ]
+        results: list[tuple[str, int, int]] = []
+        for number, nbytes, geometry in made:
+            names[number] = Names(f"t{number}", geometry)
+            results.append((names[number].root, nbytes, -1))
+        given = [number for number, _ in inputs]
+        for number, geometry in views:
+            if number in given and number not in written:
+                results.append((names[number].new_view(geometry), 0, given.index(number)))
+        if results or not written:
+            self._call(operator, args, results, cost, facts)
+            cost, facts = 0, {}
+        if written:
+            for number in written:
+                for view in names[number].only_root():
+                    self.line("RELEASE", NAME=view)
+            places = [given.index(number) for number in written]
+            self.line("MUTATE", facts or None, NAME=operator, ARGS=args, MUTATE=places, TIME=str(cost))
+
+    def _call(
+        self, operator: str, args: list[str], results: list[tuple[str, int, int]], cost: int, facts: Facts
+    ) -> None:
+        nothing = not results
+        if nothing:  # the format requires a result: one of no bytes, released at once
+            self._fresh += 1
+            results = [(f"n{self._fresh}", 0, -1)]
+        named = [name for name, _, _ in results]
+        self.line("CALL", facts, NAME=operator, ARGS=args, RESULT=named, TIME=str(cost))
+        for name, nbytes, alias in results:
+            self.line("MEMORY", NAME=name, MEMORY=str(nbytes))
+            self.line("ALIAS", NAME=name, ALIAS=str(alias))
+        if nothing:
+            self.line("RELEASE", NAME=named[0])
+
+
+def open_log(path: str) -> StepLog | None:
+    """Return None if another process of the program writes this log."""
+    try:
+        return StepLog(path)
+    except FileExistsError:
+        return None

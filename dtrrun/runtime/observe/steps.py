@@ -1,0 +1,62 @@
+"""Optimizer steps: the only indication of a training step's end that every script gives."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from dtrrun.telemetry.fields import OVERHEADS
+
+KEPT = 32
+
+
+class StepClock:
+    """Time and memory of each step. `ended` is called at its end.
+
+    `totals()` gives the running sums (ns and counts by name), whose differences are a step's.
+    """
+
+    def __init__(self, totals: Any, ended: Any) -> None:
+        self.count = 0
+        self.last: dict[str, int] | None = None
+        self.latest: deque[dict[str, int]] = deque(maxlen=KEPT)
+        self._totals = totals
+        self._ended = ended
+        self._before: dict[str, int] = totals()
+
+    def install(self) -> None:
+        def stepped(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            self.count += 1
+            now = self._totals()
+            self.last = {name: now[name] - self._before[name] for name in now}
+            self.last["index"] = self.count
+            self.last["ended_ns"] = now["wall_ns"]
+            self._before = now
+            self.latest.append(self.last)
+            self._ended()
+
+        self._handle = register_optimizer_step_post_hook(stepped)
+
+    def remove(self) -> None:
+        self._handle.remove()
+
+    def leave_out(self) -> None:
+        """Attribute what has happened since the last step's end to no step."""
+        self._before = self._totals()
+
+    def under_way(self) -> dict[str, int]:
+        """Return the figures of the current step so far."""
+        now = self._totals()
+        return {name: now[name] - self._before[name] for name in now} | {"index": self.count + 1}
+
+
+def overhead_ns(step: dict[str, int]) -> int:
+    """Return the time that a step spent on recomputation and dtrrun's own work."""
+    return sum(step[name] for name in OVERHEADS)
+
+
+def slowdown(step: dict[str, int]) -> float:
+    """Return a step's time relative to the time without that overhead (1.0: none)."""
+    return step["wall_ns"] / max(step["wall_ns"] - overhead_ns(step), 1)

@@ -1,0 +1,61 @@
+"""Detects steps that consist mostly of recomputation, and warns or stops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dtrrun.runtime.observe.steps import overhead_ns, slowdown
+from dtrrun.settings import RuntimeSettings
+
+THRASHING = 10.0  # the slowdown that causes a warning by default
+GRACE_NS = 5_000_000_000  # of overhead in an unfinished step
+WINDOW_NS = 500_000_000  # by default, short steps are judged together: each of many optimizers makes its own
+THRASHED = 1  # exit status of --on-thrash stop
+
+
+class Thrashing:
+    """Judges steps. `publish` is called before the program is ended."""
+
+    def __init__(
+        self, settings: RuntimeSettings, warn: Callable[[str], None], publish: Callable[[], None]
+    ) -> None:
+        self._settings, self._warn, self._publish = settings, warn, publish
+        self._warning = ""
+        self._window: dict[str, int] = {}  # sums over the steps since the last judgement
+
+    def watch(self, step: dict[str, int], grace_ns: int = 0) -> None:
+        """Warn, or raise SystemExit, if a step (possibly unfinished) is mostly recomputation."""
+        most = self._settings.max_slowdown
+        steps = f"step {step['index']}"
+        if most is None and not grace_ns:
+            first = self._add(step)
+            if self._window["wall_ns"] < WINDOW_NS:
+                return
+            if first != step["index"]:
+                steps = f"steps {first} to {step['index']}"
+            step, self._window = self._window, {}
+        if overhead_ns(step) <= grace_ns or not (step["evictions"] or step["rematerializations"]):
+            return  # without evictions the budget is not the cause
+        found = min(slowdown(step), 999.0)  # with several threads the overheads can add up to more
+        if found <= (most or THRASHING):
+            return
+        if most is not None and self._settings.on_thrash == "stop":
+            self._warn(
+                f"step {step['index']} takes {found:.1f} times its own work; a larger budget would "
+                "help: stopped (--on-thrash stop)"
+            )
+            self._publish()
+            raise SystemExit(THRASHED)
+        if not self._warning:
+            self._warning = (
+                f"steps take more than {most or THRASHING:g} times their own work ({steps}: "
+                f"{found:.1f} times); a larger budget would help"
+            )
+        self._warn(self._warning)
+
+    def _add(self, step: dict[str, int]) -> int:
+        """Add a step. Returns the first of the steps that are counted."""
+        window = self._window
+        first = window.get("index", step["index"])
+        self._window = {name: value + window.get(name, 0) for name, value in step.items()} | {"index": first}
+        return first

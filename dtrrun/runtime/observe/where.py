@@ -1,0 +1,142 @@
+"""`--where`: from which module and which line of the program a recomputed operator was called.
+
+Operators are numbered: a storage's age is the number of its maker. So it is enough to note at which numbers
+the program entered and left modules, and the line of each operator; both are looked up only when something is
+run again. Modules are observed by PyTorch's global module hooks, lines by the frames below an operator, for
+which every operator takes the slow path. None of this is active unless requested.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from dtrrun.core.graph import Operation, Version
+from dtrrun.core.observer import Observer
+from dtrrun.runtime.dispatch.slow_path import SlowPath
+
+WHY = "lines are noted"
+OURS = tuple(str(folder) + os.sep for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
+"""Folders of PyTorch and of dtrrun: lines in them are not the program's."""
+BACKWARD = "backward"
+"""Used instead of a module for operators called by autograd."""
+
+
+class Marks:
+    """Values, each with the operator number from which on it holds."""
+
+    def __init__(self) -> None:
+        self._ages: list[int] = []
+        self._values: list[str] = []
+
+    def set(self, age: int, value: str) -> None:
+        if self._ages and self._ages[-1] == age:
+            self._values[-1] = value
+        elif not self._values or self._values[-1] != value:
+            self._ages.append(age)
+            self._values.append(value)
+
+    def at(self, age: int) -> str:
+        place = bisect_right(self._ages, age) - 1
+        return self._values[place] if place >= 0 else ""
+
+    def forget(self, age: int) -> None:
+        """Drop values that held only before `age`."""
+        place = bisect_right(self._ages, age) - 1
+        if place > 0:
+            del self._ages[:place], self._values[:place]
+
+
+class Where(Observer):
+    """Adds up what was run again, by module, line and operator."""
+
+    def __init__(self, slow_path: SlowPath) -> None:
+        self._reasons, self._ledger = slow_path.reasons, slow_path.ledger
+        self._modules, self._lines = Marks(), Marks()
+        self._stack: list[str] = []
+        self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
+        self._root: Any = None
+        self._thread = threading.get_ident()
+        self._steps = [0, 0]
+        self.tallies: dict[tuple[str, str, str], list[int]] = {}  # count, ns, bytes
+
+    def install(self) -> None:
+        self._hooks = (
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        )
+        self._reasons.add(WHY)
+        self._ledger.observers.append(self)
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._reasons.remove(WHY)
+        self._ledger.observers.remove(self)
+
+    def step_ended(self) -> None:
+        """Long-lived storages keep their recipes for a step or two."""
+        self._steps = [*self._steps[1:], self._ledger.age]
+        for marks in (self._modules, self._lines):
+            marks.forget(self._steps[0])
+
+    # -- modules ---------------------------------------------------------------------------------
+
+    def _enter(self, module: Any, _inputs: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        if not self._stack:
+            self._root = module
+        self._stack.append(self._name_of(module))
+        self._modules.set(self._ledger.age, self._stack[-1])
+
+    def _leave(self, _module: Any, _inputs: Any, _output: Any) -> None:
+        if threading.get_ident() != self._thread or not self._stack:
+            return
+        self._stack.pop()
+        self._modules.set(self._ledger.age, self._stack[-1] if self._stack else "")
+
+    def _name_of(self, module: Any) -> str:
+        names = self._names.get(self._root)
+        if names is None or id(module) not in names:
+            names = {id(part): name for name, part in self._root.named_modules()}
+            names.setdefault(id(module), type(module).__name__)  # the root module
+            self._names[self._root] = names
+        return names[id(module)] or type(module).__name__
+
+    # -- lines -----------------------------------------------------------------------------------
+
+    def finished(self, call: Any, outputs: Any) -> None:
+        if call.view:
+            return
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(OURS):
+            frame = frame.f_back
+        line = "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        age = self._ledger.age
+        self._lines.set(age - 1, line)
+        if torch._C._current_graph_task_id() != -1 and not self._stack:
+            self._modules.set(age - 1, BACKWARD)
+            self._modules.set(age, "")
+
+    def module_of(self, version: Version) -> str:
+        """Return the module that called the operator that made it, or "" if unknown."""
+        return self._modules.at(version.age - 1)
+
+    # -- what is run again -----------------------------------------------------------------------
+
+    def rematerialized(self, version: Version, operation: Operation, started_ns: int, cost_ns: int) -> None:
+        age = version.age - 1
+        key = self._modules.at(age), self._lines.at(age), operation.signature.operator.name
+        tally = self.tallies.setdefault(key, [0, 0, 0])
+        tally[0] += 1
+        tally[1] += cost_ns
+        tally[2] += version.nbytes

@@ -1,0 +1,203 @@
+"""Replaces kernels of composite operators that access memory without an operator, while a session runs.
+
+Some read an integer tensor by its address (lengths, split points) before any operator runs: it must be
+resident. Others behave differently under a dispatch mode: they run without one. For some, our mode must know
+whether autocast has cast them, which only they can see. Our kernels are registered with the dispatcher, where
+C++, TorchScript and Python all reach them, and nothing that Python sees is replaced. They use autograd's key,
+for which a composite operator has no kernel of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from dtrrun.runtime.access import Reach, unseen
+from dtrrun.runtime.guards import any_like_a_subclass, autocast_as_here, only_our_mode, without_our_mode
+from dtrrun.runtime.tracebacks import hiding
+
+READ_INTEGERS = (
+    "lstm.data",
+    "gru.data",
+    "rnn_tanh.data",
+    "rnn_relu.data",
+    "_pad_packed_sequence",
+    "tensor_split.tensor_indices_or_sections",
+    "ctc_loss.Tensor",
+)
+"""These read an integer tensor's memory. They pass their other tensors to operators."""
+
+WITHOUT_MODES = (
+    "_sobol_engine_draw",
+    "_sobol_engine_ff_",
+    "_sobol_engine_initialize_state_",
+    "_sobol_engine_scramble_",
+)
+"""These access the memory of all their arguments, and of their own intermediates."""
+
+_LINALG = ("cond", "eigvals", "eigvalsh", "matrix_norm", "matrix_rank", "norm", "svdvals")
+ASK_FOR_MODES = (*(f"linalg_{name}" for name in _LINALG), "nuclear_norm", "svd")
+"""These ask whether a mode is on, and then also compute singular vectors, which gives different bits.
+
+With `out=` they write something else there, or nothing (PyTorch 2.13). Our mode is off for them, unless a
+gradient requires the vectors anyway.
+"""
+
+QUANTILES = ("quantile.default", "quantile.out", "nanquantile.default", "nanquantile.out")
+"""On a CPU these check that the points are between 0 and 1, but not under a mode."""
+
+CAST = ("bilinear", "pinverse")
+"""Autocast casts these, and is off inside them, although the operators they call have autocast kernels."""
+
+Kernel = Callable[..., Any]
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+class Composites:
+    """The kernels of one session. `reach` is called before each access."""
+
+    def __init__(self, reach: Reach, kernels: dict[Any, Kernel], devices: Sequence[str]) -> None:
+        """kernels: receives them, by operator.
+
+        devices: dispatch keys of the devices of the operators' tensors.
+        """
+        self._reach = reach
+        self._devices = devices
+        self._kernels = kernels
+
+    def install(self) -> None:
+        self._library = torch.library.Library("aten", "IMPL")
+        for func in _named(READ_INTEGERS):
+            self._register(func, self._reading(func))
+        for func in _named(WITHOUT_MODES):
+            self._register(func, self._without_modes(func))
+        for name in ASK_FOR_MODES:
+            for func in _overloads(name):
+                self._register(func, self._asking(func))
+        for func in _named(QUANTILES):
+            self._register(func, self._checking(func))
+        for func in _named(CAST):
+            self._register(func, self._cast(func))
+
+    def remove(self) -> None:
+        self._library._destroy()
+        self._kernels.clear()
+
+    def _register(self, func: Any, kernel: Kernel) -> None:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            return  # not in this version of PyTorch
+        self._kernels[func] = kernel = hiding(kernel)
+        for device in self._devices:
+            self._library.impl(func, kernel, f"Autograd{device}")
+
+    def _reading(self, func: Any) -> Kernel:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            with unseen():
+                touched = [one for one in _touched(args, kwargs, set()) if not one[0].is_floating_point()]
+            return self._run(func, args, kwargs, touched, nullcontext)
+
+        return kernel
+
+    def _without_modes(self, func: Any) -> Kernel:
+        is_written = _writes(func)
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            touched = _touched(args, kwargs, is_written)
+            return self._run(func, args, kwargs, touched, _disable_current_modes)
+
+        return kernel
+
+    def _asking(self, func: Any) -> Kernel:
+        is_written = _writes(func)
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            touched = _touched(args, kwargs, is_written)
+            with unseen():
+                graph = torch.is_grad_enabled() and any(tensor.requires_grad for tensor, _ in touched)
+            if (graph and not is_written) or not only_our_mode():
+                return self._run(func, args, kwargs, [], nullcontext)
+            return self._run(func, args, kwargs, touched, without_our_mode)
+
+        return kernel
+
+    def _checking(self, func: Any) -> Kernel:
+        is_written = _writes(func)
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            touched = _touched(args, kwargs, is_written)
+            points: torch.Tensor = kwargs["q"] if "q" in kwargs else args[1]
+            given = [tensor for tensor, _ in touched]
+            if points.device.type != "cpu" or not only_our_mode() or any_like_a_subclass(given):
+                return self._run(func, args, kwargs, [], nullcontext)
+            ends = self._reach(points, False, False)
+            try:
+                with unseen(), without_our_mode(), torch.no_grad():
+                    fit = bool(points.ge(0).logical_and_(points.le(1)).all())
+            finally:
+                ends()
+            if fit:
+                return self._run(func, args, kwargs, [], nullcontext)
+            return self._run(func, args, kwargs, touched, without_our_mode)  # raises what there is to raise
+
+        return kernel
+
+    def _cast(self, func: Any) -> Kernel:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            return self._run(func, args, kwargs, [], autocast_as_here)
+
+        return kernel
+
+    def _run(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        touched: list[tuple[torch.Tensor, bool]],
+        around: Callable[[], Any],
+    ) -> Any:
+        """Call the composite itself, with the memory that it accesses (and may write to) resident."""
+        ends: list[Callable[[], None]] = []
+        try:
+            for tensor, writes in touched:
+                ends.append(self._reach(tensor, writes, False))
+            # The operator has been called: the program's function modes have seen it.
+            with unseen(), around():
+                return func._op_dk(COMPOSITE, *args, **kwargs)
+        finally:
+            for end in ends:
+                end()
+
+
+def _overloads(name: str) -> Iterator[Any]:
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is not None:
+        yield from (getattr(packet, overload) for overload in packet.overloads())
+
+
+def _named(names: tuple[str, ...]) -> Iterator[Any]:
+    """Yield those overloads that this PyTorch has."""
+    for name in names:
+        packet, _, overload = name.partition(".")
+        yield from (func for func in _overloads(packet) if func._overloadname == (overload or "default"))
+
+
+def _writes(func: Any) -> set[int | str]:
+    """Return the positions and names of the arguments that an operator writes to."""
+    written: set[int | str] = set()
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written |= {place, argument.name}
+    return written
+
+
+def _touched(args: Any, kwargs: dict[str, Any], written: set[int | str]) -> list[tuple[torch.Tensor, bool]]:
+    """Return the tensors among the arguments, and whether each is written to."""
+    return [
+        (value, place in written)
+        for place, value in (*enumerate(args), *kwargs.items())
+        if isinstance(value, torch.Tensor)
+    ]

@@ -1,0 +1,128 @@
+"""Access to a tensor's memory by functions that are not operators: patched while a session runs.
+
+On an evicted tensor `data_ptr()` is 0 and `numpy()` an array over nothing, so each of these first brings the
+storage back. Functions that hand out memory also pin it, and replays no longer read from it, since other code
+may write there unseen. Class attributes cost other tensors nothing. Needed as long as PyTorch has no hook for
+reads of a storage's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from dtrrun.runtime.access import Reach
+from dtrrun.runtime.patches.passing import FUNCTIONS as PASSING
+from dtrrun.runtime.patches.passing import TAKE_STORAGES, is_read, passing, until_return
+from dtrrun.runtime.patches.registry import Function, Patches, caller
+
+READS = ("__repr__", "tolist", "__reduce_ex__", "__format__")
+"""These read the memory while they run (`repr` by operators, but with all modes switched off)."""
+
+NUMBERS = ("__float__", "__int__", "__index__", "__bool__", "__complex__")
+"""These read one element, by an operator.
+
+But constructors and indices call them for each tensor in a nested list, and run their operators below every
+mode.
+"""
+
+WRITES = ("apply_", "map_", "map2_")
+"""These write to the memory while they run."""
+
+EXPOSES = (
+    "data_ptr",
+    "numpy",
+    "__array__",
+    "__dlpack__",
+    "untyped_storage",
+    "storage",
+    "_typed_storage",
+    "share_memory_",
+    "__cuda_array_interface__",
+)
+"""These hand out the memory."""
+
+EXPOSING_FUNCTIONS = ((torch._C, "_to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"))
+"""One function under three names."""
+
+STATES: tuple[tuple[Any, str], ...] = ((torch.random, "set_rng_state"), (torch.cuda, "set_rng_state"))
+"""These read the state of a random generator from a tensor. `Generator.set_state` cannot be replaced."""
+
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_PYTHON = torch._C.DispatchKey.Python
+
+
+class Escapes:
+    """The patches of one session. `reach` is called before each access."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+        self._patches = Patches()
+
+    def install(self) -> None:
+        for name in READS:
+            self._wrap(torch.Tensor, name, writes=False, exposes=False)
+        for name in NUMBERS:
+            self._patches.wrap(torch.Tensor, name, self._below_modes)
+        for name in WRITES:
+            self._wrap(torch.Tensor, name, writes=True, exposes=False)
+        for name in EXPOSES:
+            self._wrap(torch.Tensor, name, writes=True, exposes=True)
+        for owner, name in STATES:
+            self._wrap(owner, name, writes=False, exposes=False)
+        for owner, name in PASSING:
+            self._wrap(owner, name, writes=False, exposes=False, around=passing)
+        [(owner, name), *aliases] = EXPOSING_FUNCTIONS
+        self._wrap(owner, name, *aliases, writes=True, exposes=True)
+
+    def remove(self) -> None:
+        self._patches.undo()
+
+    def _wrap(
+        self,
+        owner: Any,
+        name: str,
+        *aliases: tuple[Any, str],
+        writes: bool,
+        exposes: bool,
+        around: Callable[[], Any] = nullcontext,
+    ) -> None:
+        takes_storage = name in TAKE_STORAGES
+
+        def make(original: Function) -> Function:
+            def patched(*args: Any, **kwargs: Any) -> Any:
+                if takes_storage and (ends := until_return()) is not None:
+                    ends.append(self._reach(args[0], False, False))
+                    return original(*args, **kwargs)
+                handed = writes and not (exposes and is_read(caller()))
+                ends = []
+                try:
+                    for arg in (*args, *kwargs.values()):
+                        if isinstance(arg, torch.Tensor):
+                            ends.append(self._reach(arg, handed, exposes))
+                    with around():
+                        return original(*args, **kwargs)
+                finally:  # nothing stays locked, whatever raises
+                    for end in ends:
+                        end()
+
+            return patched
+
+        self._patches.wrap(owner, name, make, *aliases)
+
+    def _below_modes(self, original: Function) -> Function:
+        reach = self._reach
+
+        def patched(tensor: torch.Tensor) -> Any:
+            if not _is_excluded(_PYTHON):  # the operator reaches our mode
+                return original(tensor)
+            end = reach(tensor, False, False)
+            try:
+                return original(tensor)
+            finally:
+                end()
+
+        return patched

@@ -1,0 +1,72 @@
+"""Custom `autograd.Function`s may pass their tensors to native code that is not an operator.
+
+So their inputs stay in memory during the forward, and the result of `ctx.saved_tensors` during the backward.
+`Function.apply` and the class from which PyTorch derives each backward node are the only places to observe
+both.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+from dtrrun.runtime.patches.registry import Function, Patches
+
+Locker = Callable[[list[torch.Tensor]], Callable[[], None]]
+"""Locks the storages of tensors in memory. Returns a function that unlocks them."""
+
+
+class Functions:
+    """Patches custom functions while installed."""
+
+    def __init__(self, lock: Locker) -> None:
+        self._lock = lock
+        self._frames = threading.local()
+        self._patches = Patches()
+
+    def install(self) -> None:
+        lock, frames = self._lock, self._frames
+
+        def forward(original: Function) -> Function:
+            def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+                unlock = lock([arg for arg in args if isinstance(arg, torch.Tensor)])
+                try:
+                    return original(cls, *args, **kwargs)
+                finally:
+                    unlock()
+
+            return apply
+
+        def backward(original: Function) -> Function:
+            def apply(node: Any, *args: Any) -> Any:
+                outer = getattr(frames, "unlocks", None)
+                frames.unlocks = [lock([arg for arg in args if isinstance(arg, torch.Tensor)])]
+                try:
+                    return original(node, *args)
+                finally:
+                    unlocks, frames.unlocks = frames.unlocks, outer
+                    for unlock in unlocks:
+                        unlock()
+
+            return apply
+
+        def saved(original: Function) -> Function:
+            def saved_tensors(node: Any) -> Any:
+                tensors = original(node)
+                unlocks = getattr(frames, "unlocks", None)
+                if unlocks is not None:
+                    unlocks.append(lock([tensor for tensor in tensors if tensor is not None]))
+                return tensors
+
+            return saved_tensors
+
+        self._patches.wrap(torch.autograd.Function, "apply", forward)
+        self._patches.wrap(BackwardCFunction, "apply", backward)
+        self._patches.wrap(BackwardCFunction, "saved_tensors", saved)
+
+    def remove(self) -> None:
+        self._patches.undo()

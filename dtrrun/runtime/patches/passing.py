@@ -1,0 +1,72 @@
+"""PyTorch's own Python functions that take storages from tensors only until they return.
+
+`torch.save` and `copy.deepcopy` ask a tensor for its storage. That counts as escaping for good, since the
+program may keep it and write to it unseen: nothing is recomputed from it any more, and after the first
+checkpoint of a training that would apply to all parameters. What these functions take stays in memory only
+until they return. `torch.load` makes tensors over storages that no other code has.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+
+FUNCTIONS: tuple[tuple[Any, str], ...] = (
+    (torch.serialization, "save"),
+    (torch.serialization, "load"),
+    (torch.Tensor, "__deepcopy__"),
+)
+
+TAKE_STORAGES = ("untyped_storage", "storage", "_typed_storage")
+"""Methods of tensors that hand out a storage, rather than its memory."""
+
+READERS = frozenset(
+    (
+        "accelerate.utils.modeling",
+        "accelerate.utils.other",
+        "huggingface_hub.serialization._torch",
+        "safetensors.torch",
+        "torch._tensor",  # pickling, `is_shared`
+        "torch.nn.modules.rnn",  # `flatten_parameters`
+        "transformers.modeling_utils",
+        "transformers.pytorch_utils",
+    )
+)
+"""Modules whose functions compare addresses or write memory to a file, but never write to the memory.
+
+What they receive must not move, but may be recomputed from.
+"""
+
+_here = threading.local()
+
+
+@contextmanager
+def passing() -> Iterator[None]:
+    """Context for a call of one of `FUNCTIONS` in this thread."""
+    if until_return() is not None:  # nested: the outermost releases them
+        yield
+        return
+    ends: list[Callable[[], None]] = []
+    _here.ends = ends
+    try:
+        yield
+    finally:
+        _here.ends = None
+        for end in ends:
+            end()
+
+
+def is_read(frame: FrameType) -> bool:
+    """Return whether memory is handed out to one of `READERS`. frame: of the function that asks for it."""
+    return frame.f_globals.get("__name__") in READERS
+
+
+def until_return() -> list[Callable[[], None]] | None:
+    """Return this thread's functions to call at the return; None if none of `FUNCTIONS` is running."""
+    ends: list[Callable[[], None]] | None = getattr(_here, "ends", None)
+    return ends

@@ -1,0 +1,309 @@
+"""All replacements that a session makes in PyTorch are installed and undone here.
+
+PyTorch and programs keep tables of functions: TorchScript's builtins, what `__torch_function__` may override,
+names in pickles, dictionaries filled when a module was imported. A replacement must be found in all of them,
+before, during and after the session. So a Python function stays the same object, and only its code is
+exchanged. A C function gets a stand-in, which is equal to it and has its hash, name, documentation and
+signature.
+
+Before adding a patch here, consider a hook, or a kernel registered with the dispatcher (`composites`), which
+replace nothing that Python sees.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any
+
+from torch import overrides
+from torch.jit import _builtins
+
+from dtrrun.runtime.tracebacks import hide, hiding
+
+Function = Callable[..., Any]
+Make = Callable[[Function], Function]
+"""Given the original, returns the function to be called instead."""
+
+_MISSING = object()
+_WRAPPERS = (__file__, hiding.__code__.co_filename)  # with frames between a caller and our replacement
+
+
+class Patches:
+    """The replacements of one part of a session. `undo` reverts them, the last one first."""
+
+    def __init__(self) -> None:
+        self._layers: list[_Code | _Attribute] = []
+
+    def wrap(self, owner: Any, name: str, make: Make, *aliases: tuple[Any, str]) -> None:
+        """Call `make(original)` instead of the attribute `name` of `owner`. No effect if there is none.
+
+        aliases: other places where PyTorch keeps the same C function. A Python function needs none: all
+        references to it are affected, however old.
+        """
+        found = inspect.getattr_static(owner, name, None)
+        if found is None:
+            return
+        function = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
+        layer: _Code | _Attribute
+        if isinstance(function, FunctionType):
+            layer = _Code(owner, name, function, make)
+        elif inspect.isgetsetdescriptor(found):
+            read = hiding(make(found.__get__))
+            layer = _Attribute(found, property(read, doc=found.__doc__), ((owner, name),))
+        else:
+            kind = MethodStandIn if hasattr(type(found), "__get__") else StandIn
+            layer = _Attribute(found, kind(found, owner, name, make), ((owner, name), *aliases))
+        self._layers.append(layer)
+
+    def undo(self) -> None:
+        """Restore everything, except what other code has replaced meanwhile."""
+        while self._layers:
+            self._layers.pop().remove()
+
+
+def installed() -> list[tuple[Any, str]]:
+    """Return owner and name of everything that is replaced now, including aliases."""
+    stacks: list[list[Any]] = [*_Code._installed.values(), *_Attribute._installed.values()]
+    return list(dict.fromkeys(place for layers in stacks for layer in layers for place in layer.places))
+
+
+def caller() -> FrameType:
+    """Return the frame that called the replaced function. Called from a replacement."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename in _WRAPPERS:
+        frame = frame.f_back
+    assert frame is not None
+    return frame
+
+
+# -- functions written in Python -----------------------------------------------------------------------------
+
+
+class _Code:
+    """A function whose code calls `call`, during one session. It remains the same object."""
+
+    _installed: dict[FunctionType, list[_Code]] = {}  # noqa: RUF012 - by function, the first one first
+    hide = staticmethod(hide)
+
+    def __init__(self, owner: Any, name: str, function: FunctionType, make: Make) -> None:
+        self.places = ((owner, name),)
+        self._function = function
+        self._before = function.__code__
+        self._active = True
+        self._original = _copy(function)
+        self.call = make(self._original)
+        self._marked = "__wrapped__" not in function.__dict__
+        if self._marked:  # signatures and sources are looked up there
+            function.__dict__["__wrapped__"] = self._original
+        self._installed.setdefault(function, []).append(self)
+        function.__code__ = self._code()
+
+    def _code(self) -> CodeType:
+        before = self._before
+        code = _calling(before.co_freevars)
+        constants = tuple(self if constant == _LAYER else constant for constant in code.co_consts)
+        code = code.replace(co_consts=constants, co_name=before.co_name)
+        return code.replace(co_qualname=before.co_qualname) if hasattr(code, "co_qualname") else code
+
+    def remove(self) -> None:
+        self._active = False
+        self.call = self._original
+        layers = self._installed[self._function]
+        while layers and not layers[-1]._active:
+            layer = layers.pop()
+            self._function.__code__ = layer._before
+            if layer._marked:
+                del self._function.__dict__["__wrapped__"]
+        if not layers:
+            del self._installed[self._function]
+
+
+def _copy(function: FunctionType) -> FunctionType:
+    """Return a copy of the function with its present code."""
+    twin = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    twin.__kwdefaults__ = function.__kwdefaults__
+    twin.__dict__.update(function.__dict__)
+    _dress(twin, function)
+    return twin
+
+
+def _dress(function: Any, original: Any) -> None:
+    """Copy the name, the documentation and other attributes of a function."""
+    for attribute in functools.WRAPPER_ASSIGNMENTS:
+        if hasattr(original, attribute):
+            setattr(function, attribute, getattr(original, attribute))
+
+
+_LAYER = "the layer, as a constant of the code"
+
+
+@functools.cache
+def _calling(free: tuple[str, ...]) -> CodeType:
+    """Return code that calls a layer.
+
+    A function only accepts code with as many free variables as it has cells.
+    """
+    names = ", ".join(free)
+    source = f"""
+def make({names}):
+    def replaced(*args, **kwargs):
+        if 0:
+            {names or None}
+        layer = {_LAYER!r}
+        try:
+            return layer.call(*args, **kwargs)
+        except BaseException as error:
+            layer.hide(error)
+            raise
+    return replaced
+"""
+    made: dict[str, Any] = {}
+    exec(compile(source, __file__, "exec"), made)
+    code: CodeType = made["make"](*free).__code__
+    return code
+
+
+# -- functions written in C ----------------------------------------------------------------------------------
+
+
+class StandIn:
+    # No docstring here: it would hide the original's.
+    __slots__ = ("__wrapped__", "_name", "_owner", "call")
+
+    def __init__(self, original: Any, owner: Any, name: str, make: Make) -> None:
+        self.__wrapped__ = original
+        self._owner = owner
+        self._name = name
+        self.call = call = hiding(make(original))
+        _dress(call, original)  # tensors' methods are made from it
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.call(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        if issubclass(type(other), StandIn):  # isinstance() would ask for __class__
+            other = other.__wrapped__  # type: ignore[attr-defined]
+        return bool(self.__wrapped__ == other)
+
+    def __hash__(self) -> int:
+        return hash(self.__wrapped__)
+
+    def __repr__(self) -> str:
+        return repr(self.__wrapped__)
+
+    def __dir__(self) -> list[str]:
+        return dir(self.__wrapped__)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if isinstance(self._owner, type):
+            return getattr, (self._owner, self._name)
+        return self.__wrapped__.__reduce_ex__(protocol)  # its name, by which pickle finds this object
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # as `inspect` asks for it
+        return type(self.__wrapped__)
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        doc: str | None = self.__wrapped__.__doc__
+        return doc
+
+    @property
+    def __module__(self) -> str:  # type: ignore[override]
+        module: str = self.__wrapped__.__module__
+        return module
+
+
+class MethodStandIn(StandIn):
+    __slots__ = ()
+    __doc__ = vars(StandIn)["__doc__"]  # a class would get its own
+    __module__ = vars(StandIn)["__module__"]
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else MethodType(self.call, instance)
+
+
+class _Attribute:
+    """An attribute in one or several places that holds `stand_in`."""
+
+    _installed: dict[tuple[int, str], list[_Attribute]] = {}  # noqa: RUF012 - by place, the first one first
+
+    def __init__(self, original: Any, stand_in: Any, places: tuple[tuple[Any, str], ...]) -> None:
+        self.places = tuple(
+            (owner, name) for owner, name in places if inspect.getattr_static(owner, name, None) is original
+        )
+        self._original = original
+        self._stand_in = stand_in
+        self._before = [vars(owner).get(name, _MISSING) for owner, name in self.places]
+        self._active = True
+        self._fills = _fills()
+        for owner, name in self.places:
+            self._installed.setdefault((id(owner), name), []).append(self)
+            setattr(owner, name, stand_in)
+        _enter_builtin(original, stand_in)
+
+    def remove(self) -> None:
+        self._active = False
+        if isinstance(self._stand_in, StandIn):
+            self._stand_in.call = self._original  # references kept elsewhere then call the original
+        for owner, name in self.places:
+            layers = self._installed[id(owner), name]
+            while layers and not layers[-1]._active:
+                layers.pop()._restore(owner, name)
+            if not layers:
+                del self._installed[id(owner), name]
+        _leave_builtin(self._original, self._stand_in)
+        _forget(self._fills)
+
+    def _restore(self, owner: Any, name: str) -> None:
+        if vars(owner).get(name) is not self._stand_in:
+            return  # replaced by other code since
+        before = self._before[self.places.index((owner, name))]
+        if before is _MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+# -- PyTorch's tables ----------------------------------------------------------------------------------------
+
+
+_CACHES: list[Any] = [found for found in vars(overrides).values() if hasattr(found, "cache_clear")]
+"""Caches of `torch.overrides`, filled on demand with what is then found under each name."""
+
+
+def _fills() -> list[int]:
+    return [cache.cache_info().misses for cache in _CACHES]
+
+
+def _forget(fills: list[int]) -> None:
+    """Clear the caches that have been filled since. They are refilled on demand."""
+    for cache, before in zip(_CACHES, fills, strict=True):
+        if cache.cache_info().misses != before:
+            cache.cache_clear()
+
+
+def _enter_builtin(original: Any, stand_in: Any) -> None:
+    """TorchScript finds builtin functions by identity."""
+    table = _builtins._builtin_table
+    if table is not None and id(original) in table:
+        table[id(stand_in)] = table[id(original)]
+
+
+def _leave_builtin(original: Any, stand_in: Any) -> None:
+    table = _builtins._builtin_table
+    if table is not None and id(stand_in) in table:
+        table[id(original)] = table.pop(id(stand_in))

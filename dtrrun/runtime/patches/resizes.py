@@ -1,0 +1,71 @@
+"""`UntypedStorage.resize_` is not an operator: FSDP empties and fills its storages with it.
+
+The accounts are updated, and room is made before a storage grows. A program that resizes a storage manages
+its memory itself, so it is not evicted any more. Needed as long as PyTorch has no hook for a storage's size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dtrrun.core.graph import Version
+from dtrrun.core.locks import Locks
+from dtrrun.runtime import storage as memory
+from dtrrun.runtime.dispatch.python_mode.threads import joins
+from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.errors import BudgetError
+from dtrrun.runtime.guards import below
+from dtrrun.runtime.patches.registry import Function, Patches
+from dtrrun.runtime.storage import rounded
+
+
+class Resizes:
+    """Patches `resize_` of storages while installed."""
+
+    def __init__(self, slow_path: SlowPath) -> None:
+        self._slow_path, self._dtr, self._ledger = slow_path, slow_path.dtr, slow_path.ledger
+        self._patches = Patches()
+
+    def install(self) -> None:
+        self._patches.wrap(torch.UntypedStorage, "resize_", self._resizing)
+
+    def remove(self) -> None:
+        self._patches.undo()
+
+    def _resizing(self, original: Function) -> Function:
+        lock, ledger = self._slow_path.lock, self._ledger
+
+        def resize_(storage: Any, size: int) -> Any:
+            joins()
+            with lock:
+                ledger.collect_dead()
+                version = ledger.versions.get(id(storage))
+                if version is None or memory.device_type_of(storage) != ledger.device_type:
+                    return original(storage, size)
+                version = self._taken_over(version)
+                self._make_room(rounded(size) - version.nbytes)
+                try:
+                    return original(storage, size)
+                finally:  # also if interrupted after the resize
+                    ledger.resized(version, memory.size_of(storage))
+
+        return resize_
+
+    def _taken_over(self, version: Version) -> Version:
+        """Bring it back, and leave it to the program. Returns its version from now on."""
+        with Locks() as locks:
+            self._dtr.rematerializer.lock([version], locks.taken)
+        self._dtr.mutation.written_outside(version, "resized by the program", escapes=True)
+        return self._ledger.versions[version.key]
+
+    def _make_room(self, nbytes: int) -> None:
+        if nbytes <= 0:
+            return
+        try:
+            with (guard := below()), guard:
+                self._dtr.eviction.make_room(nbytes, "UntypedStorage.resize_")
+        except BudgetError as error:
+            self._slow_path.too_small(error)
+            raise

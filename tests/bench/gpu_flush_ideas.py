@@ -1,0 +1,179 @@
+"""Ways to spare the allocator its flushes, compared by `gpu_flush_counts --idea`; none is in the runtime.
+
+They see the allocator as it is (its free blocks, at every moment), which on a GPU takes a snapshot: what they
+gain here is the most that they can.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dtrrun.core.ledger import UNLIMITED
+from dtrrun.runtime.cuda import budget as constants
+from dtrrun.runtime.cuda.budget import LEAST_SLACK, MIB, SLACK_SHARE, Accounts
+from dtrrun.runtime.cuda.fragmentation import Block, best_hole
+from dtrrun.runtime.cuda.session import Cuda
+
+address_of = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
+
+Idea = Callable[[Any, Any, Any], None]
+
+
+def would_flush(allocator: Any, nbytes: int) -> bool:
+    """Whether a request of that size is going to unmap all that is free."""
+    if allocator.cap is None or nbytes <= allocator.unit:  # small blocks have a pool of their own
+        return False
+    fits = any(block.free and block.nbytes >= nbytes for blocks in large(allocator) for block in blocks)
+    return not fits and bool(allocator.reserved + allocator.counted(nbytes) > allocator.cap)
+
+
+def large(allocator: Any) -> list[list[Block]]:
+    found: list[list[Block]] = allocator.blocks(UNLIMITED)
+    return found
+
+
+def projected(policy: Any, record: Any) -> float:
+    return float(policy._neighbourhood.projected_cost(record, record.bound))
+
+
+def neighbours(ms: float) -> Idea:
+    """Before a flush, evict neighbours that make room for the request, if that costs at most so much."""
+
+    def use(session: Any, allocator: Any, patch: Any) -> None:
+        ledger, eviction, policy = session.ledger, session.dtr.eviction, session.dtr.policy
+        make_room = eviction.make_room
+
+        def evict_neighbours(nbytes: int) -> None:
+            records = {}
+            for record in policy._pool.values():
+                if record.resident and not record.locks and (storage := record.memory()) is not None:
+                    records[address_of(storage)] = record
+            policy._neighbourhood.settle()
+
+            def price(address: int) -> float | None:
+                record = records.get(address)
+                return None if record is None else projected(policy, record)
+
+            window = best_hole(large(allocator), nbytes, price)
+            if window and sum(projected(policy, records[address]) for address in window) <= ms * 1e6:
+                for address in window:
+                    record = records[address]
+                    if eviction.may_be_evicted(record) and session.dtr.recipes.secure(record):
+                        eviction.evict(record)
+
+        def with_neighbours(nbytes: int, operator: str) -> None:
+            make_room(nbytes, operator)
+            if ledger.pressure and would_flush(allocator, nbytes):
+                evict_neighbours(nbytes)
+
+        eviction.make_room = with_neighbours
+
+    return use
+
+
+def joining(factor: float) -> Idea:
+    """Of the victims that score within a factor of the least, the one that makes the longest free run."""
+
+    def use(session: Any, allocator: Any, patch: Any) -> None:
+        eviction, policy = session.dtr.eviction, session.dtr.policy
+        make_room = eviction.make_room
+        select = policy.select
+        wanted = [0]
+
+        def score(record: Any, now: int) -> float:
+            found = policy.heuristic.score(
+                record.nbytes, max(now - record.last_access, 1), record.cost, projected(policy, record)
+            )
+            return float(found * (policy._factor(record, record.bound) if policy._adjusts else 1))
+
+        def joined(now: int, evictable: Any) -> Any:
+            victim = select(now, evictable)
+            if victim is None or not would_flush(allocator, wanted[0]):
+                return victim
+            run = runs(large(allocator))
+            most = factor * score(victim, now)
+            best, longest = victim, min(run.get(address_of(victim.memory()), 0), wanted[0])
+            for record in list(policy._pool.values()):
+                storage = record.memory() if record.resident and not record.locks else None
+                length = 0 if storage is None else min(run.get(address_of(storage), 0), wanted[0])
+                if length > longest and score(record, now) <= most and evictable(record):
+                    best, longest = record, length
+            return best
+
+        def noting(nbytes: int, operator: str) -> None:
+            wanted[0] = nbytes
+            make_room(nbytes, operator)
+
+        policy.select, eviction.make_room = joined, noting
+
+    return use
+
+
+def runs(segments: list[list[Block]]) -> dict[int, int]:
+    """By address, the bytes that would be free side by side if that block were."""
+    found = {}
+    for blocks in segments:
+        for place, block in enumerate(blocks):
+            beside = [*blocks[max(place - 1, 0) : place], *blocks[place + 1 : place + 2]]
+            found[block.address] = block.nbytes + sum(one.nbytes for one in beside if one.free)
+    return found
+
+
+def at_step_end(session: Any, allocator: Any, patch: Any) -> None:
+    """A flush at each step's end, when the activations are gone."""
+    step_ended = Cuda.step_ended
+
+    def flushed(self: Any) -> None:
+        step_ended(self)
+        allocator._flush()
+
+    patch.setattr(Cuda, "step_ended", flushed)
+
+
+def slack(share: float) -> Idea:
+    """Leave so much of the cap free."""
+
+    def use(session: Any, allocator: Any, patch: Any) -> None:
+        def more(self: Any) -> int:
+            cap = self.cap or 0
+            return int(min(max(self._slack, LEAST_SLACK, share * cap), cap // SLACK_SHARE))
+
+        patch.setattr(Accounts, "slack", property(more))
+
+    return use
+
+
+def pages(mib: int) -> Idea:
+    """Pages of another size, and what is kept free for them."""
+
+    def use(session: Any, allocator: Any, patch: Any) -> None:
+        allocator.page = mib
+        patch.setattr(constants, "SEGMENT", mib * MIB)
+        patch.setattr(constants, "LEAST_SLACK", (mib + 2) * MIB)
+
+    return use
+
+
+def both(*ideas: Idea) -> Idea:
+    def use(session: Any, allocator: Any, patch: Any) -> None:
+        for idea in ideas:
+            idea(session, allocator, patch)
+
+    return use
+
+
+IDEAS: dict[str, Idea | None] = {
+    "none": None,
+    "holes-1ms": neighbours(1),
+    "holes-4ms": neighbours(4),
+    "holes": neighbours(float("inf")),
+    "joining-2": joining(2),
+    "joining-10": joining(10),
+    "step-end": at_step_end,
+    "slack-6%": slack(0.06),
+    "slack-12%": slack(0.12),
+    "slack-holes": both(slack(0.06), neighbours(1)),
+    "pages-50": pages(50),
+    "pages-100": pages(100),
+}

@@ -1,0 +1,118 @@
+"""dtrrun.runtime.cuda.graphs, on a fake GPU: the patched methods are called as a capture would."""
+
+import pytest
+import torch
+from fake_gpu import fake_session, tensor
+
+import dtrrun
+from dtrrun.runtime.cuda.budget import LEAST_GUARD, MIB
+from dtrrun.runtime.dispatch import slow_path
+
+BUDGET = 300 * MIB + LEAST_GUARD + 16 * MIB
+
+
+class Graph:
+    """Stands for torch.cuda.CUDAGraph."""
+
+    captured = False
+
+    def capture_begin(self, pool=None):
+        self.captured = True
+
+    def capture_end(self):
+        self.captured = False
+
+
+@pytest.fixture(autouse=True)
+def graph(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    begin = Graph.capture_begin
+    yield Graph()
+    assert Graph.capture_begin is begin, "the patch is still there"
+
+
+def test_nothing_is_evicted_while_a_graph_is_captured(monkeypatch, capsys, graph):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        static = tensor()
+        other = [tensor().mul(2.0) for _ in range(3)]
+        graph.capture_begin(pool=None)
+        gpu.side = True
+        gpu.allocator.cap = None  # a graph has a pool of its own
+        evictions = session.report()["evictions"]
+        kept = [static]
+        for _ in range(30):
+            kept.append(kept[-1].mul(2.0))
+        assert session.report()["evictions"] == evictions
+        gpu.side = False
+        graph.capture_end()
+        records = [session.slow_path.version_of(one) for one in kept]
+        assert {record.pin for record in records} == {"CUDA graph"}
+        assert all(record.escaped and record.resident for record in records)
+        assert all(session.slow_path.version_of(one).pin != "CUDA graph" for one in other)
+        del kept, records
+        more = [tensor().mul(2.0) for _ in range(30)]
+        assert session.report()["evictions"] > evictions
+        assert all(one[0, 0] == 2 for one in more)
+        assert session.slow_path.version_of(static).resident
+    assert capsys.readouterr().err.count("CUDA graph") == 1
+
+
+def test_what_was_evicted_comes_back_before_a_capture(monkeypatch, graph):
+    with fake_session(monkeypatch, BUDGET) as (session, _):
+        first = tensor().mul(2.0)
+        fill = [tensor().mul(2.0) for _ in range(20)]
+        assert not session.slow_path.version_of(first).resident
+        del fill
+        graph.capture_begin()
+        assert session.slow_path.version_of(first).resident
+        graph.capture_end()
+
+
+def test_a_capture_that_reads_what_does_not_fit_is_a_budget_error(monkeypatch, graph):
+    with fake_session(monkeypatch, BUDGET) as (session, _):
+        kept = [tensor().mul(2.0) for _ in range(30)]
+        graph.capture_begin()
+        evicted = next(one for one in kept if not session.slow_path.version_of(one).resident)
+        with pytest.raises(dtrrun.BudgetError, match="CUDA graph"):
+            evicted.add(1.0)
+        graph.capture_end()
+        assert all(one[0, 0] == 2 for one in kept)
+
+
+def test_what_was_computed_from_a_captured_constant_is_rescued(monkeypatch, graph):
+    static = tensor()  # older than the session
+    with fake_session(monkeypatch, BUDGET) as (session, _):
+        early = static.mul(2.0)
+        fill = [tensor().mul(2.0) for _ in range(20)]
+        del fill
+        graph.capture_begin()
+        static.sum()
+        graph.capture_end()
+        torch._C.TensorBase.untyped_storage(static).fill_(0)  # as the graph's replay would, unseen
+        assert session.slow_path.version_of(early).operation is None
+        more = [tensor().mul(2.0) for _ in range(20)]
+        assert session.slow_path.version_of(early).resident
+        del more
+        assert early[0, 0] == 2
+        assert static.mul(3.0)[0, 0] == 0
+
+
+def test_random_operators_ask_no_generator(monkeypatch, graph):
+    with fake_session(monkeypatch, BUDGET):
+        x = tensor()
+        graph.capture_begin()
+        monkeypatch.setattr(slow_path.rng, "capture", None)
+        torch.nn.functional.dropout(x)
+        graph.capture_end()
+
+
+def test_a_capture_that_does_not_begin(monkeypatch, graph):
+    monkeypatch.setattr(Graph, "capture_begin", lambda self: 1 / 0)
+    with fake_session(monkeypatch, BUDGET) as (session, _):
+        tensor()
+        limit = session.ledger.limit
+        with pytest.raises(ZeroDivisionError):
+            graph.capture_begin()
+        assert not session.device.capturing
+        assert session.ledger.limit <= limit
+    monkeypatch.undo()

@@ -1,0 +1,326 @@
+"""dtrrun.runtime.cuda.session and what it is made of, on a fake GPU."""
+
+import os
+
+import pytest
+import torch
+from fake_gpu import FakeGpu, chain, correct, fake_session, stepped, tensor, young
+
+import dtrrun
+from dtrrun.runtime import storage
+from dtrrun.runtime.cuda import session as cuda
+from dtrrun.runtime.cuda.budget import LEAST_GUARD, MIB, SEGMENT
+from dtrrun.telemetry import driver
+
+CONTEXT = 300 * MIB
+BUDGET = CONTEXT + LEAST_GUARD + 16 * MIB
+
+
+def test_the_cap_is_set_before_the_first_allocation(monkeypatch):
+    caps = []
+
+    class Watched(FakeGpu):
+        def set_cap(self, nbytes):
+            caps.append((nbytes, self.allocator.total))
+            super().set_cap(nbytes)
+
+    with fake_session(monkeypatch, BUDGET, gpu=Watched()) as (session, _):
+        assert not caps
+        assert session.report()["device_index"] == -1
+        tensor()
+        assert caps == [(16 * MIB, 0)]
+        report = session.report()
+        assert report["cap_bytes"] == 16 * MIB
+        assert report["overhead_bytes"] == CONTEXT
+        assert report["guard_bytes"] == LEAST_GUARD
+        assert report["device_index"] == 0
+    assert caps[-1][0] is None  # lifted at the session's end
+
+
+def test_what_the_driver_shows_stays_inside_the_budget(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        kept = chain(40)
+        assert correct(kept)
+        stepped(session)
+        report = session.report()
+        assert report["evictions"] > 0
+        assert 8 * MIB < report["reserved_peak_bytes"] <= report["cap_bytes"]
+        assert gpu.context + gpu.allocator.reserved_peak <= BUDGET
+
+
+def test_loaded_kernels_take_from_the_tensors(monkeypatch):
+    budget = BUDGET + 200 * MIB
+    with fake_session(monkeypatch, budget) as (session, gpu):
+        kept = chain(100)
+        assert session.report()["evictions"] == 0
+        session.slow_path.next_tick = session.dtr.rematerializer.next_tick = (
+            1 << 62
+        )  # no look but by the operator
+        gpu.context += 100 * MIB
+        torch.mm(tensor(), tensor())  # an operator that was not seen before: a look
+        report = session.report()
+        assert report["overhead_bytes"] == CONTEXT + 100 * MIB
+        assert report["guard_bytes"] == 100 * MIB + SEGMENT
+        assert gpu.context + gpu.allocator.reserved + report["guard_bytes"] <= budget
+        assert report["evictions"] > 0
+        assert gpu.allocator.emptied
+        for _ in range(40):
+            stepped(session)
+        assert session.report()["guard_bytes"] < LEAST_GUARD + MIB
+        gpu.allocator.cap = None
+        assert correct(kept)
+
+
+def test_the_drivers_own_figure_is_asked_for(monkeypatch, tmp_path):
+    now = [0.0]
+    monkeypatch.setattr(cuda, "monotonic", lambda: now[0])
+
+    def shown(nbytes, source):
+        figure = driver.Figure(nbytes + gpu.allocator.reserved, int(15e9), source)
+        driver.write(str(tmp_path), os.getpid(), figure)
+
+    gpu = FakeGpu()
+    with fake_session(monkeypatch, BUDGET, gpu=gpu, record_dir=str(tmp_path)) as (session, _):
+        tensor()
+        now[0] = 10.0
+        stepped(session)
+        now[0] = 20.0
+        shown(250 * MIB, "device_delta")  # no more than we know ourselves
+        stepped(session)
+        assert session.report()["overhead_bytes"] == CONTEXT
+        shown(250 * MIB, "nvml_pid")
+        shown(250 * MIB, "nvml_pid")
+        stepped(session)
+        assert session.report()["overhead_bytes"] == 250 * MIB
+
+
+def test_memory_that_no_tensor_shows_is_counted(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        kept = chain(2)
+        stepped(session)
+        before = session.ledger.limit
+        gpu.allocator.allocated += 3 * MIB  # a library's workspace, taken for good
+        stepped(session)
+        assert before - session.ledger.limit == 3 * MIB
+        assert correct(kept)
+
+
+def test_sizes_are_counted_as_the_allocator_does(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, _):
+        for _ in range(12):  # by the slow path, and then by the fast path
+            kept = torch.ones(3).mul(2.0)
+            assert session.slow_path.version_of(kept).nbytes == 512
+    assert storage.rounded(1) == 64
+
+
+def test_costs_are_the_gpus_and_read_later(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        gpu.duration["aten::mm"] = 0.75  # ms
+        gpu.done = False
+        a, b = tensor(), tensor()
+        torch.mm(a, b)
+        signature = young(session, "aten.mm")
+        assert not signature.timed
+        assert 0 < signature.cost < 750_000  # the model's
+        gpu.done = True
+        torch.mm(a, b)
+        assert signature.cost == 750_000
+
+
+def test_the_fast_path_takes_over_once_a_signature_is_known(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, _):
+        a = tensor()
+        began = []
+        monkeypatch.setattr(session.device.operators.timer, "begin", lambda: began.append(1))
+        for _ in range(20):
+            a.mul(2.0)
+        assert len(began) == 8
+        assert any(s.operator.name == "aten.mul" for s in session.slow_path.signatures.by_key.values())
+
+
+def test_so_does_that_of_updates_of_lists(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, _):
+        state = [tensor() for _ in range(4)]
+        expected = [one * 0.5**20 for one in state]
+        for one in state:
+            session.pin(one)  # what an optimizer keeps over steps
+        slow = 0
+        run = session.slow_path.run
+
+        def counted(*args):
+            nonlocal slow
+            slow += args[1].updates_lists
+            return run(*args)
+
+        monkeypatch.setattr(session.slow_path, "run", counted)
+        for _ in range(20):
+            torch._foreach_mul_(state, 0.5)
+        assert slow == 9  # of which eight were timed
+        [signature] = session.slow_path.signatures.updates.values()
+        assert signature.operator.name == "aten._foreach_mul_"
+        assert all(map(torch.equal, state, expected))
+
+
+def test_the_cost_model_needs_no_events(monkeypatch):
+    with fake_session(monkeypatch, BUDGET, cost="model") as (session, _):
+        monkeypatch.setattr(session.device.operators.timer, "begin", None)
+        kept = chain(30)
+        assert correct(kept)
+        assert session.report()["evictions"] > 0
+
+
+def test_a_workspace_is_learned_without_an_error(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        gpu.workspace["aten::mm"] = 3 * MIB
+        a = tensor()
+        torch.mm(a, a)
+        torch.mm(a, a)
+        signature = young(session, "aten.mm")
+        assert signature.output_bytes == 4 * MIB
+        kept = chain(40)
+        torch.mm(a, a)
+        assert session.report()["oom_retries"] == 0
+        assert correct(kept)
+
+
+def test_what_a_first_call_set_up_is_not_kept_as_workspace(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        gpu.workspace["aten::mm"] = 8 * MIB
+        a = tensor()
+        torch.mm(a, a)
+        gpu.workspace.clear()
+        torch.mm(a, a)
+        signature = young(session, "aten.mm")
+        assert signature.output_bytes == MIB
+
+
+def test_what_a_side_stream_uses_stays(monkeypatch, capsys):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        kept = chain(4)
+        gpu.side = True
+        made = kept[2].mul(3.0)
+        gpu.side = False
+        more = chain(40)
+        records = [session.slow_path.version_of(one) for one in (kept[2], made)]
+        assert [record.pin for record in records] == ["side stream", "side stream"]
+        assert all(record.resident for record in records)
+        assert session.slow_path.version_of(kept[3]).pin is None
+        assert session.device.operators.side_storages == 2
+        assert correct(kept)
+        assert correct(more)
+        made = kept[2].add(1.0)
+    assert capsys.readouterr().err.count("side stream") == 1
+
+
+def test_replays_run_on_the_main_stream(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        kept = chain(30)
+        evicted = next(one for one in kept if not session.slow_path.version_of(one).resident)
+        streams = []
+        monkeypatch.setattr(gpu, "run", lambda *args: streams.append(gpu.side) or type(gpu).run(gpu, *args))
+        gpu.side = True
+        evicted.add(1.0)
+        assert gpu.moves[:2] == ["to the main stream", "back to side"]
+        assert streams[0] is False  # the replay
+        assert streams[-1] is True  # the program's operator
+        gpu.side = False
+        assert correct(kept)
+
+
+def test_another_budget_while_it_runs(monkeypatch):
+    with fake_session(monkeypatch, BUDGET + 64 * MIB) as (session, gpu):
+        kept = chain(45)
+        assert session.report()["evictions"] == 0
+        session.set_budget(BUDGET)
+        assert gpu.allocator.cap == 16 * MIB
+        assert gpu.allocator.reserved <= 16 * MIB
+        session.set_budget(None)
+        assert gpu.allocator.cap is None
+        assert correct(kept)
+
+
+def test_counting_only(monkeypatch):
+    with fake_session(monkeypatch, None) as (session, gpu):
+        kept = chain(30)
+        stepped(session)
+        report = session.report()
+        assert gpu.allocator.cap is None
+        assert (report["evictions"], report["cap_bytes"]) == (0, 0)
+        assert report["reserved_bytes"] >= 31 * MIB
+        assert report["overhead_bytes"] == CONTEXT
+        assert correct(kept)
+
+
+def test_a_context_that_takes_the_whole_budget(monkeypatch):
+    with fake_session(monkeypatch, 200 * MIB), pytest.raises(dtrrun.BudgetError) as caught:
+        tensor()
+    assert caught.value.least_budget_bytes > CONTEXT
+    assert "CUDA context and libraries" in str(caught.value)
+
+
+def test_it_sleeps_until_an_operator_touches_a_gpu(monkeypatch, capsys):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        gpu.initialized = lambda: False
+        kept = chain(30)
+        assert (session.ledger.age, len(session.ledger.versions)) == (0, 0)
+        assert session.report()["device_index"] == -1
+        gpu.initialized = lambda: True
+        gpu.touched_by = lambda args, kwargs: None
+        kept[0].mul(1.0)
+        assert session.ledger.age == 0
+        session.device.ended(steps=3)
+        assert correct(kept)
+    assert "trained without the GPU" in capsys.readouterr().err
+
+
+def test_a_forked_child_leaves_cuda_alone(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        kept = chain(30)
+        gpu.usable = lambda: False
+        gpu.statistics = gpu.used_and_total = gpu.set_cap = None
+        ran = len(gpu.ran)
+        session.stop()
+        assert len(gpu.ran) == ran
+        del kept
+
+
+def test_fragmentation_is_looked_at_now_and_then(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(cuda, "monotonic", lambda: now[0])
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        kept = chain(8)
+        del kept[1::2]
+        looks = []
+        segments = gpu.segments
+        gpu.segments = lambda nbytes: looks.append(1) or segments(nbytes)
+        for _ in range(3):
+            stepped(session)
+        assert len(looks) == 1
+        free = [block.nbytes for segment in segments(MIB) for block in segment if block.free]
+        assert session.report()["fragmented_bytes"] == sum(free) - max(free) > 0
+        now[0] = 200.0
+        stepped(session)
+        assert len(looks) == 2
+
+
+def test_an_allocator_without_statistics(monkeypatch, capsys):
+    def none():
+        raise RuntimeError("does not support getDeviceStats")
+
+    with fake_session(monkeypatch, 16 * MIB) as (session, gpu):
+        gpu.statistics = none
+        kept = chain(30)
+        stepped(session)
+        assert session.report()["evictions"] > 0  # the tensors are kept within the budget all the same
+        assert session.ledger.resident_bytes <= 16 * MIB
+        assert correct(kept)
+    assert "gives no statistics" in capsys.readouterr().err
+    assert gpu.allocator.cap is None
+
+
+def test_a_budget_error_names_its_rank(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert str(dtrrun.BudgetError("aten.mm", 1, 2, 3, {})).startswith("rank 1: dtrrun's budget of 2 B")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert str(dtrrun.BudgetError("aten.mm", 1, 2, 3, {})).startswith("dtrrun's budget of 2 B")

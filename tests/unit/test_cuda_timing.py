@@ -1,0 +1,60 @@
+"""dtrrun.runtime.cuda.timing"""
+
+from fake_gpu import FakeGpu
+
+from dtrrun.core.graph import Signature
+from dtrrun.runtime.cuda import timing
+from dtrrun.runtime.cuda.timing import Timer
+
+
+def timed(timer, gpu, signature, ms):
+    start = timer.begin()
+    gpu.clock += ms
+    if start is not None:
+        timer.end(signature, start)
+    return start
+
+
+def test_nothing_is_read_before_it_is_done():
+    gpu = FakeGpu()
+    timer, signature = Timer(gpu.event, gpu.home_stream), Signature(None, ())
+    signature.cost = 7
+    gpu.done = False
+    timed(timer, gpu, signature, 0.5)
+    timer.poll()
+    assert (signature.cost, signature.timed) == (7, False)
+    gpu.done = True
+    timer.poll()
+    assert (signature.cost, signature.timed) == (500_000, True)
+
+
+def test_the_least_counts_and_replaces_the_models_figure():
+    gpu = FakeGpu()
+    timer, signature = Timer(gpu.event, gpu.home_stream), Signature(None, ())
+    signature.cost = 1  # the model's: less than what will be measured
+    for ms in (0.5, 0.25, 0.75):
+        timed(timer, gpu, signature, ms)
+    timer.poll()
+    assert signature.cost == 250_000
+
+
+def test_events_are_used_again():
+    gpu = FakeGpu()
+    timer, signature = Timer(gpu.event, gpu.home_stream), Signature(None, ())
+    made = []
+    timer._new_event = lambda: made.append(gpu.event()) or made[-1]
+    for _ in range(5):
+        timed(timer, gpu, signature, 1)
+        timer.poll()
+    timer.dropped(timer.begin())  # an operator that failed
+    timed(timer, gpu, signature, 1)
+    assert len(made) == 2
+
+
+def test_a_gpu_that_is_far_behind_is_not_measured(monkeypatch):
+    monkeypatch.setattr(timing, "MOST_PENDING", 2)
+    gpu = FakeGpu()
+    gpu.done = False
+    timer = Timer(gpu.event, gpu.home_stream)
+    started = [timed(timer, gpu, Signature(None, ()), 1) for _ in range(3)]
+    assert [start is None for start in started] == [False, False, True]

@@ -1,0 +1,198 @@
+"""dtrrun.runtime.cuda.operators: the workspaces of libraries, on a fake GPU."""
+
+import pytest
+import torch
+from fake_gpu import REAL, Allocator, FakeGpu, chain, correct, fake_session, stepped, tensor, young
+
+import dtrrun
+from dtrrun.runtime.cuda.budget import LEAST_GUARD, MIB, SEGMENT
+from dtrrun.runtime.cuda.oom_retry import ATTEMPTS, NO_ENGINE
+
+CONTEXT = 300 * MIB
+BESIDE = CONTEXT + LEAST_GUARD
+CONVOLUTION = "aten::convolution"
+
+
+def image():
+    return torch.ones(1, 1, 512, 512)  # 1 MiB
+
+
+WEIGHT = torch.ones(1, 1, 3, 3)
+
+
+def convolved(x):
+    return torch.nn.functional.conv2d(x, WEIGHT, padding=1)
+
+
+def test_a_cap_that_a_page_exceeds_costs_no_flush_at_every_look(monkeypatch):
+    gpu = FakeGpu(allocator=Allocator(**REAL))
+    with fake_session(monkeypatch, BESIDE + 110 * MIB, gpu=gpu) as (session, _):
+        kept = [tensor(10) for _ in range(8)]
+        del kept[::2]
+        kept.append(tensor(30))  # into none of the free blocks: 40 MiB more are mapped
+        stepped(session)
+        cap = session.report()["cap_bytes"]
+        assert cap < gpu.allocator.reserved_peak <= cap + SEGMENT
+        assert gpu.allocator.emptied == 0
+        assert gpu.context + gpu.allocator.reserved_peak <= BESIDE + 110 * MIB
+
+
+def test_a_library_gets_its_workspace_from_the_first_call_on(monkeypatch, capsys):
+    with fake_session(monkeypatch, BESIDE + 16 * MIB) as (session, gpu):
+        gpu.library[CONVOLUTION] = 2 * MIB  # as much as it copies of its input and output
+        x = image()
+        kept = chain(12)
+        assert session.report()["evictions"] > 0
+        for _ in range(4):
+            convolved(x)
+        assert gpu.did_without == []
+        signature = young(session, "aten.convolution")
+        assert (signature.output_bytes, signature.workspace) == (3 * MIB, 2 * MIB)
+        assert correct(kept)
+    assert "did without" not in capsys.readouterr().err
+
+
+def test_a_replay_without_room_for_the_workspace_does_without(monkeypatch, capsys):
+    """Rather that than an end: the library can, and it is told of."""
+    with fake_session(monkeypatch, BESIDE + 16 * MIB) as (session, gpu):
+        gpu.library[CONVOLUTION] = 8 * MIB
+        x = image()
+        made = [convolved(x), convolved(x)]
+        expected = made[0].sum().item()
+        record = session.slow_path.version_of(made[0])
+        session.dtr.eviction.make_room(session.ledger.limit, "everything")
+        assert not record.resident
+        pinned = [tensor() for _ in range(9)]
+        for one in pinned:
+            session.pin(one)
+        assert gpu.did_without == []
+        assert made[0].sum().item() == expected
+        assert gpu.did_without == [CONVOLUTION]
+        stepped(session)
+        made.clear()
+    assert "did without" in capsys.readouterr().err
+
+
+def test_what_a_first_call_tried_is_not_kept_as_workspace(monkeypatch):
+    with fake_session(monkeypatch, BESIDE + 32 * MIB) as (session, gpu):
+        gpu.library[CONVOLUTION] = 6 * MIB  # with `cudnn.benchmark`: the largest of all that are tried
+        x = image()
+        chain(30)
+        assert session.ledger.pressure
+        convolved(x)
+        gpu.library[CONVOLUTION] = 2 * MIB
+        convolved(x)
+        signature = young(session, "aten.convolution")
+        assert (signature.output_bytes, signature.workspace) == (3 * MIB, 2 * MIB)
+
+
+def test_a_library_gets_its_workspace_although_memory_is_fragmented(monkeypatch):
+    """Enough bytes are free, but in fragments: nobody would be told, if the library were left to find out."""
+    gpu = FakeGpu(allocator=Allocator(page=30 << 10))  # 30 MiB, of which none is ever free as a whole
+    gpu.library[CONVOLUTION] = 3 * MIB
+    with fake_session(monkeypatch, BESIDE + 40 * MIB, gpu=gpu) as (session, _):
+        x = image()
+        results = [convolved(x), convolved(x)]
+        chain(40)
+        kept = chain(26)
+        gpu.allocator.cap = gpu.allocator.reserved
+        del kept[1::2]  # fragments of 1 MiB
+        for _ in range(12):
+            results.append(convolved(x))
+        gpu.allocator.cap = None
+        assert gpu.did_without == []
+        assert session.report()["oom_retries"] > 0
+        assert all(torch.equal(one, results[0]) for one in results)
+
+
+def test_a_first_workspace_is_provided_as_one_block(monkeypatch):
+    """That as many bytes are free does not make them one."""
+    gpu = FakeGpu()
+    with fake_session(monkeypatch, BESIDE + 16 * MIB, gpu=gpu) as (session, _):
+        x, kept = image(), chain(30)
+        provided = []
+        monkeypatch.setattr(session.device.retry, "provide", provided.append)
+        convolved(x)
+        assert [(made, beside // MIB) for made, beside in provided] == [(MIB, 2)]
+        assert correct(kept)
+
+
+def test_a_library_that_does_without_is_told_of(monkeypatch, capsys):
+    with fake_session(monkeypatch, BESIDE + 16 * MIB) as (session, gpu):
+        gpu.library["aten::mm"] = 100 * MIB  # of an operator of which we do not know it
+        a = torch.ones(512, 512)
+        torch.mm(a, a)
+        stepped(session)
+        assert gpu.did_without == ["aten::mm"]
+    assert capsys.readouterr().err.count("did without") == 1
+
+
+def test_errors_that_were_seen_are_not_told_of_as_that(monkeypatch, capsys):
+    with fake_session(monkeypatch, BESIDE + 16 * MIB) as (session, gpu):
+        gpu.workspace["aten::mm"] = 9 * MIB
+        kept = chain(30)
+        torch.mm(torch.ones(512, 512), torch.ones(512, 512))
+        assert session.report()["oom_retries"] > 0
+        gpu.workspace["aten::cumsum_"] = 1000 * MIB
+        with pytest.raises(torch.OutOfMemoryError):  # not one that is tried again: the program's affair
+            kept[-1].cumsum_(0)
+        stepped(session)
+        assert correct(kept[:-1])
+    assert "did without" not in capsys.readouterr().err
+
+
+def test_a_convolution_without_an_engine_has_run_out_of_memory(monkeypatch):
+    gpu = FakeGpu()
+    real, failing = gpu.kernel, [2]
+
+    def kernel(func, name, args, kwargs):
+        if name == CONVOLUTION and failing[0]:
+            failing[0] -= 1
+            raise RuntimeError(f"GET was {NO_ENGINE}")
+        return real(func, name, args, kwargs)
+
+    monkeypatch.setattr(gpu, "kernel", kernel)
+    with fake_session(monkeypatch, BESIDE + 16 * MIB, gpu=gpu) as (session, _):
+        x, kept = image(), chain(12)
+        found = convolved(x)
+        assert session.report()["oom_retries"] == 2
+        for _ in range(8):  # now by the fast path
+            assert torch.equal(convolved(x), found)
+        failing[0] = 1
+        assert torch.equal(convolved(x), found)
+        assert session.report()["oom_retries"] >= 2
+        failing[0] = 100
+        with pytest.raises(dtrrun.BudgetError):  # it ran before: what is lacking is memory
+            convolved(x)
+        failing[0] = 100
+        with pytest.raises(RuntimeError, match="unable to find an engine"):
+            convolved(x[..., 1:])
+        assert 100 - failing[0] == 1 + ATTEMPTS
+        failing[0] = 0
+        assert correct(kept)
+
+
+def test_a_workspace_that_was_guessed_is_asked_for_no_longer(monkeypatch):
+    gpu = FakeGpu()
+    with fake_session(monkeypatch, BESIDE + 16 * MIB, gpu=gpu) as (session, _):
+        x = image()
+        convolved(x)
+        signature = young(session, "aten.convolution")
+        assert (signature.output_bytes, signature.workspace) == (MIB, 0)
+        for _ in range(10):
+            convolved(x)
+        assert signature in session.slow_path.signatures.by_key.values()
+
+
+def test_a_small_request_looks_among_the_small_blocks(monkeypatch):
+    gpu = FakeGpu(allocator=Allocator(**REAL))
+    with fake_session(monkeypatch, BESIDE + 60 * MIB, gpu=gpu) as (session, _):
+        asked = []
+        real = gpu.segments
+        monkeypatch.setattr(gpu, "segments", lambda nbytes: asked.append(nbytes) or real(nbytes))
+        kept = [torch.ones(1000) for _ in range(4)]
+        gpu.allocator.cap = gpu.allocator.reserved
+        kept += [torch.ones(MIB // 8) for _ in range(8)]
+        assert session.report()["oom_retries"] > 0
+        assert asked
+        assert max(asked) <= MIB

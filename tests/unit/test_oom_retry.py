@@ -1,0 +1,238 @@
+"""dtrrun.runtime.cuda.oom_retry: operators that run out of memory, on a fake GPU."""
+
+import pytest
+import torch
+from fake_gpu import Allocator, FakeGpu, chain, correct, fake_session, tensor
+
+import dtrrun
+from dtrrun.runtime import storage
+from dtrrun.runtime.cuda.budget import LEAST_GUARD, MIB
+from dtrrun.runtime.cuda.oom_retry import requested, retriable, short_of_memory
+from dtrrun.runtime.operators import operator_of
+
+aten = torch.ops.aten
+CONTEXT = 300 * MIB
+BESIDE = CONTEXT + LEAST_GUARD  # of a budget; three quarters of the small rest are for tensors
+BUDGET = BESIDE + 16 * MIB
+
+
+@pytest.mark.parametrize(
+    ("operator", "expected"),
+    [
+        (aten.mul.Tensor, True),
+        (aten.add_.Tensor, True),  # pointwise: allocates nothing once it runs
+        (aten.mul_.Scalar, True),
+        (aten.fill_.Scalar, True),  # overwrites: a second time does no harm
+        (aten.copy_.default, True),
+        (aten.mm.out, True),
+        (aten.addmm_.default, True),  # gets its workspace first
+        (aten.native_batch_norm.default, True),
+        (aten.cumsum_.default, False),
+        (aten._foreach_add_.Scalar, False),  # the first tensor may be done
+        (aten.resize_.default, False),
+        (aten.native_dropout.default, False),  # unless the generator's state is known
+        (aten.normal_.default, False),
+    ],
+)
+def test_what_may_run_again(operator, expected):
+    assert retriable(operator_of(operator), random_state_known=False) is expected
+
+
+def test_random_operators_with_a_known_state():
+    assert retriable(operator_of(aten.native_dropout.default), random_state_known=True)
+
+
+@pytest.mark.parametrize(
+    ("message", "least", "most"),
+    [
+        ("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has", 20 * MIB, 20.02 * MIB),
+        ("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has", 1.5 * (1 << 30), 1.52 * (1 << 30)),
+        ("Tried to allocate 512 bytes", 512, 512),
+        ("another text", 0, 0),
+    ],
+)
+def test_the_request_in_the_error(message, least, most):
+    assert least <= requested(message) <= most
+
+
+def test_another_gpus_error_is_not_ours():
+    text = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU {} has a total capacity of 79.11 GiB of which"
+    assert short_of_memory(torch.OutOfMemoryError(text.format(1)), 1)
+    assert not short_of_memory(torch.OutOfMemoryError(text.format(0)), 1)
+    assert short_of_memory(torch.OutOfMemoryError("CUDA out of memory."), 1)  # an allocator with other words
+    assert not short_of_memory(RuntimeError("CUDA error: misaligned address"), 1)
+    assert short_of_memory(
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), 1
+    )
+    assert short_of_memory(RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), 1)
+
+
+def test_memory_that_the_driver_lacks_is_given_back_to_it(monkeypatch):
+    gpu = FakeGpu()
+    real = gpu.kernel
+
+    def kernel(func, name, args, kwargs):
+        if name == "aten::mm" and gpu.allocator.reserved > 20 * MIB:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+        return real(func, name, args, kwargs)
+
+    monkeypatch.setattr(gpu, "kernel", kernel)
+    with fake_session(monkeypatch, BESIDE + 64 * MIB, gpu=gpu) as (session, _):
+        kept = chain(30)
+        product = torch.mm(kept[0], kept[0])
+        assert torch.equal(product, torch.full((512, 512), 512.0))
+        assert session.report()["oom_retries"] > 1
+        assert correct(kept)
+
+
+def test_an_unknown_workspace_is_made_room_for(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        gpu.workspace["aten::mm"] = 9 * MIB
+        kept = chain(30)
+        before = session.report()
+        product = torch.mm(tensor(), tensor())
+        report = session.report()
+        assert report["oom_retries"] > before["oom_retries"]
+        assert report["evictions"] > before["evictions"]
+        assert torch.equal(product, torch.full((512, 512), 512.0))
+        # The second time, room is made before.
+        again = torch.mm(tensor(), tensor())
+        assert session.report()["oom_retries"] == report["oom_retries"]
+        assert torch.equal(again, product)
+        assert correct(kept)
+
+
+def test_neighbours_are_evicted_for_a_request_that_fragments_do_not_serve(monkeypatch):
+    gpu = FakeGpu(allocator=Allocator(page=12 << 10))  # one page of 12 MiB, in which the chain lies
+    with fake_session(monkeypatch, BESIDE + 64 * MIB, gpu=gpu) as (session, gpu):
+        kept = chain(11)
+        session.set_budget(BESIDE + 30 * MIB)
+        assert gpu.allocator.reserved == 12 * MIB
+        gpu.allocator.cap = gpu.allocator.reserved  # nothing more can be reserved
+        evictions = session.report()["evictions"]
+        large = torch.ones(4 * MIB // 4)
+        assert session.report()["oom_retries"] == 1
+        assert 3 <= session.report()["evictions"] - evictions <= 4  # not all of them
+        gpu.allocator.cap = None
+        assert large.sum().item() == MIB
+        del large
+        assert correct(kept)
+
+
+def test_an_in_place_operator_that_has_begun_is_not_repeated(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        x = tensor()
+        gpu.refuse["aten::cumsum_"] = 1
+        with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+            x.cumsum_(0)
+        assert session.report()["oom_retries"] == 0
+        assert gpu.ran.count("aten::cumsum_") == 1
+        assert x[1, 0] == 2  # as it was left
+
+
+def test_one_that_overwrites_is_repeated(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        x = tensor()
+        gpu.refuse["aten::fill_"] = 1
+        x.fill_(3.0)
+        assert session.report()["oom_retries"] == 1
+        assert torch.equal(x, torch.full((512, 512), 3.0))
+
+
+def test_an_in_place_operator_of_the_fast_path_keeps_its_recipe(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        for _ in range(12):  # until its costs are known
+            y = tensor().mul(1.0)
+            y.addmm_(tensor(), tensor(), alpha=0.0)
+        real = type(gpu).run
+
+        def run(self, func, args, kwargs):
+            if func._schema.name == "aten::addmm_" and not failed:
+                failed.append(True)
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 MiB.")
+            return real(self, func, args, kwargs)
+
+        failed: list = []
+        monkeypatch.setattr(type(gpu), "run", run)
+        y = tensor().mul(1.0)
+        y.addmm_(tensor(), tensor(), alpha=0.0)
+        assert failed
+        assert torch.equal(y, tensor())
+        version = session.slow_path.version_of(y)
+        assert version.operation is not None
+        assert version.mutations == 1
+
+
+def test_random_numbers_are_drawn_as_if_nothing_had_failed(monkeypatch):
+    torch.manual_seed(3)
+    expected = [torch.nn.functional.dropout(tensor()) for _ in range(2)]
+    torch.manual_seed(3)
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        gpu.refuse["aten::native_dropout"] = gpu.refuse["aten::bernoulli_"] = 1
+        found = [torch.nn.functional.dropout(tensor()) for _ in range(2)]
+        assert session.report()["oom_retries"] >= 1
+        assert all(map(torch.equal, expected, found))
+
+
+def test_a_replay_that_runs_out_of_memory(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        kept = chain(30)
+        before = session.report()["oom_retries"]
+        gpu.refuse["aten::mul"] = 2
+        assert correct(kept)
+        assert session.report()["oom_retries"] == before + 2
+        assert session.report()["rematerializations"] > 0
+
+
+def test_a_copy_back_that_runs_out_of_memory(monkeypatch):
+    real, failed = storage.resize, []
+
+    def resize(emptied, nbytes):
+        if nbytes and len(failed) < 2:
+            failed.append(nbytes)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 MiB.")
+        return real(emptied, nbytes)
+
+    monkeypatch.setattr(storage, "refill", storage.refill_by_copy)
+    monkeypatch.setattr(storage, "REFILL_COPIES", True)
+    with fake_session(monkeypatch, BUDGET) as (session, _):
+        kept = chain(30)
+        before = session.report()["oom_retries"]
+        monkeypatch.setattr(storage, "resize", resize)
+        assert correct(kept)
+        assert len(failed) == 2
+        assert session.report()["oom_retries"] == before + 2
+
+
+def test_what_never_fits_is_a_budget_error_that_says_why(monkeypatch):
+    gpu = FakeGpu()
+    gpu.workspace["aten::mm"] = 60 * MIB
+    with (
+        fake_session(monkeypatch, BUDGET, gpu=gpu) as (session, gpu),
+        pytest.raises(dtrrun.BudgetError) as caught,
+    ):
+        torch.mm(tensor(), tensor())
+    error = caught.value
+    assert error.operator == "aten.mm"
+    assert error.budget_bytes == BUDGET
+    assert error.least_budget_bytes >= BESIDE + 60 * MIB
+    assert error.pinned["CUDA context and libraries"] == CONTEXT
+    assert gpu.ran.count("aten::mm") <= 4
+    assert session.error["operator"] == "aten.mm"
+
+
+def test_over_the_budget_if_only_warned(monkeypatch, capsys):
+    with fake_session(monkeypatch, BUDGET, over_budget="warn") as (session, gpu):
+        gpu.workspace["aten::mm"] = 60 * MIB
+        torch.mm(tensor(), tensor())
+        assert session.report()["over_budget"] >= 1
+        assert gpu.allocator.cap is None
+    assert "did not fit into the GPU's budget" in capsys.readouterr().err
+
+
+def test_without_a_budget_the_error_is_the_programs(monkeypatch):
+    with fake_session(monkeypatch, None) as (session, gpu):
+        gpu.refuse["aten::mul"] = 1
+        with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+            tensor().mul(2.0)
+        assert session.report()["oom_retries"] == 0
