@@ -108,7 +108,7 @@ def test_forked_processes_of_multiprocessing_train_on_what_was_evicted():
         children = [context.Process(target=child, args=(model, x, kept, queue)) for _ in range(2)]
         for one in children:
             one.start()
-        told = [queue.get(timeout=60) for _ in children]
+        told = [queue.get(timeout=300) for _ in children]
         for one in children:
             one.join(60)
         assert [one.exitcode for one in children] == [0, 0]

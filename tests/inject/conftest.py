@@ -55,7 +55,7 @@ def plain(tmp_path, environment):
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         return Ended(done.returncode, done.stdout, done.stderr)
 

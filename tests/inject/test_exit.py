@@ -84,7 +84,7 @@ def test_a_signal_to_us_reaches_the_target_once(program, tmp_path, environment, 
     program("waits.py", WAITS)
     child = start(tmp_path, environment, "waits.py", name, start_new_session=True)
     child.send_signal(getattr(signal, name))
-    out, _ = child.communicate(timeout=60)
+    out, _ = child.communicate(timeout=300)
     assert (child.returncode, out) == (5, f"got {name}\n")
 
 

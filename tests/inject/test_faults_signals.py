@@ -73,7 +73,7 @@ def test_a_signal_in_the_middle_of_a_rematerialization(replaying, tmp_path, name
     child, pid = replaying()
     number = getattr(signal, name)
     os.kill(child.pid if to == "launcher" else pid, number)
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate(timeout=300)
     assert child.returncode == -number, err
     assert ended(pid)
     report = json.loads((tmp_path / "r.json").read_text())

@@ -120,7 +120,7 @@ def test_an_interruption_keeps_what_there_is(mlp, environment, tmp_path, number)
         records = list(tmp_path.glob("dtrrun-*/*.record"))
         time.sleep(0.05)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 128 + number
     assert "interrupted" in err
     assert "Traceback" not in err

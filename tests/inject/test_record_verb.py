@@ -101,7 +101,7 @@ def test_a_full_disk(environment, script, tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000)),
     )
     path = tmp_path / "step.log"

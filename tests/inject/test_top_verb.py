@@ -35,7 +35,7 @@ def run(tmp_path, environment):
     )
     assert process.stdout.readline() == "trained\n"
     yield process
-    process.communicate("go on\n", timeout=60)
+    process.communicate("go on\n", timeout=300)
 
 
 def test_a_run_is_seen_from_elsewhere(run, plain):

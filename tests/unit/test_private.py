@@ -92,7 +92,7 @@ def test_the_folder_and_what_is_in_it(temporary):
 def test_marks_of_the_hook_are_private(tmp_path):
     hook = os.path.join(os.path.dirname(records.__file__), "..", "boot", "path")
     environment = {**os.environ, "DTRRUN_RECORDS": str(tmp_path), "PYTHONPATH": hook, "DTRRUN_RUNTIME": "{}"}
-    subprocess.run([sys.executable, "-c", "pass"], env=environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", "pass"], env=environment, check=True, timeout=300)
     assert {name: mode(tmp_path / name) for name in os.listdir(tmp_path)} == {"python": 0o600}
 
 

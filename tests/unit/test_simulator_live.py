@@ -133,4 +133,4 @@ def test_logs_that_are_none_of_ours(log, message):
 def test_nothing_of_torch_is_imported():
     """The simulator also runs where there is no torch."""
     code = "import sys; sys.modules['torch'] = None; import dtrrun.simulator.live, dtrrun.simulator.schedule"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
