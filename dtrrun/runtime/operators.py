@@ -235,7 +235,8 @@ class Operator:
         self.call: Any = func._op if type(func) is torch._ops.OpOverload else func
         if self.higher_order:
             self.name = func.name()
-            self.simple = self.lazy_bits = self.checks_modes = self.updates_lists = self.foreign = False
+            self.simple = self.lazy_bits = self.checks_modes = self.foreign = False
+            self.updates_lists = self.views_unsaid = False
             return
         schema = func._schema
         name: str = schema.name

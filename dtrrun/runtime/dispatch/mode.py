@@ -36,6 +36,7 @@ from dtrrun.runtime.storage import storage_of
 from dtrrun.runtime.tracebacks import hide
 
 Tensor = torch.Tensor
+is_inference_mode_enabled = torch.is_inference_mode_enabled
 FLOAT32 = torch.float32
 NO_TENSORS = {type(None), bool, int, float, complex}
 _NOTHING: dict[str, Any] = {}
@@ -83,7 +84,9 @@ class DTRMode(TorchDispatchMode):
             plain = not self.reasons.any and (not types or types == PLAIN)
             if plain and operator.updates_lists and lists.update(self, operator, func, args, kwargs, entered):
                 return None
-            return slow_path.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
+            # Outside inference mode there is nothing special about views that a schema does not declare.
+            if not (plain and operator.views_unsaid) or is_inference_mode_enabled():
+                return slow_path.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
         if operator.view:
             result = self._view(operator, func, args, kwargs, entered)
             if result is NotImplemented:

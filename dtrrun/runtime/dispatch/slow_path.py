@@ -516,7 +516,7 @@ class SlowPath:
         state: State,
     ) -> None:
         """Enter outputs of the fast path other than a single plain tensor."""
-        if type(result) is tuple and self.ledger.fingerprints is None and not operator.takes_storage:
+        if type(result) in (tuple, list) and self.ledger.fingerprints is None and not operator.takes_storage:
             try:
                 storages = [storage_of(tensor) for tensor in result if tensor is not None]
             except (NotImplementedError, RuntimeError, TypeError):  # sparse, opaque, a number or a list
