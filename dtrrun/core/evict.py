@@ -48,7 +48,8 @@ class Eviction:
         operator: named in the error. Raises the budget error if they can't be made to fit.
         """
         ledger = self._ledger
-        ledger.collect_dead()
+        if ledger.dead:
+            ledger.collect_dead()
         if ledger.reserved:
             nbytes += ledger.reserved_bytes
         if ledger.resident_bytes + nbytes <= ledger.limit or self._evict_to(ledger.limit - nbytes):

@@ -194,6 +194,7 @@ class Operator:
         "collective",
         "compares_tensors",
         "composite",
+        "described",
         "dynamic",
         "family",
         "foreach",
@@ -230,6 +231,7 @@ class Operator:
     )
 
     def __init__(self, func: Any) -> None:
+        self.described = repr(func)
         self.higher_order = not isinstance(func, torch._ops.OpOverload)
         # What OpOverload.__call__ calls; on the fast path each Python call counts.
         self.call: Any = func._op if type(func) is torch._ops.OpOverload else func
@@ -344,6 +346,10 @@ class Operator:
         self.simple = not special and (
             self.mutates == () or (self.mutates == (0,) and not self.overwrites and not self.foreach)
         )
+
+    def __repr__(self) -> str:
+        """Return what identifies it in every process: the keys of signatures contain it."""
+        return self.described
 
     def generators_of(self, args: Any, kwargs: dict[str, Any]) -> list[torch.Generator]:
         """Return the generators that a call receives."""

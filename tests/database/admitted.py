@@ -58,7 +58,7 @@ def _unwritten(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[i
     }
     for where, arg in named:
         found: list[torch.Tensor] = []
-        flatten_into(arg, [], found)
+        flatten_into((arg,), [], found)
         for tensor in found:
             if tensor.layout == torch.strided and tensor.untyped_storage()._cdata not in written:
                 yield where, tensor

@@ -23,8 +23,8 @@ def nothing_learned():
 def taken_apart(func, args, kwargs=None):
     """What the runtime hands to `predict`."""
     tensors = []
-    template = [flatten_into(arg, [], tensors) for arg in args]
-    named = {name: flatten_into(arg, [], tensors) for name, arg in (kwargs or {}).items()}
+    template = flatten_into(args, [], tensors)
+    named = dict(zip(kwargs or {}, flatten_into((kwargs or {}).values(), [], tensors), strict=True))
     return func, Operator(func), template, named, [geometry_of(tensor) for tensor in tensors]
 
 

@@ -41,14 +41,14 @@ class CudaMode(DTRMode):
                 try:
                     return super().dispatch(func, types, args, kwargs)
                 except RuntimeError as error:
-                    operator = self.operators.get(func)
+                    operator = self.operators.get(id(func))
                     tried = getattr(error, "dtrrun_given_up", False)  # retried enough by the slow path
                     if tried or operator is None or not device.operators.forgives(operator, error):
                         raise
                     device.retry.met(error)
                     device.retry.refused = requested(str(error))
             # On a side stream, or after the fast path's operator ran out of memory.
-            operator = self.operators.get(func)
+            operator = self.operators.get(id(func))
             if operator is None:
                 operator = slow_path.learn(func)
             return slow_path.run(self, operator, func, types, args, kwargs or {}, now_ns())

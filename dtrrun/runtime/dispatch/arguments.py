@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -51,24 +51,34 @@ def kind_of(cls: type) -> int:
     return kind
 
 
-def flatten_into(value: Any, key: list[Any], tensors: list[torch.Tensor]) -> Any:
-    """Collect the tensors of a nested argument. Returns it with each tensor replaced by HOLE.
+def flatten_into(values: Iterable[Any], key: list[Any], tensors: list[torch.Tensor]) -> list[Any]:
+    """Collect the tensors of arguments, which may be nested. Returns these with each tensor replaced by HOLE.
 
     `key` receives what a signature needs of the rest.
     """
-    kind = KINDS.get(type(value))
-    if kind is None:
-        kind = kind_of(type(value))
-    if kind == VALUE:
-        key.append(value)
-        return value
-    if kind == TENSOR:
-        tensors.append(value)
-        return HOLE
-    if kind == SEQUENCE:
-        key.append(len(value))
-        return [flatten_into(item, key, tensors) for item in value]
-    return value
+    template: list[Any] = []
+    for value in values:
+        kind = KINDS.get(type(value))
+        if kind is None:
+            kind = kind_of(type(value))
+        if kind == TENSOR:
+            tensors.append(value)
+            template.append(HOLE)
+            continue
+        if kind == VALUE:
+            key.append(value)
+        elif kind == SEQUENCE:
+            key.append(len(value))
+            value = flatten_into(value, key, tensors)
+        template.append(value)
+    return template
+
+
+def holes_in(argument: Any) -> int:
+    """Return the number of tensors in an argument that `flatten_into` returned."""
+    if type(argument) is list:
+        return sum(map(holes_in, argument))
+    return argument is HOLE
 
 
 def fill(value: Any, tensors: Iterator[torch.Tensor]) -> Any:

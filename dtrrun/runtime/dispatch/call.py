@@ -66,7 +66,7 @@ class TensorCall(Call):
         if rule is None or rule.flag >= len(self.template) or not self.template[rule.flag]:
             return
         self.statistics = [
-            sum(1 for arg in self.template[:position] if arg is HOLE)
+            self.template[:position].count(HOLE)
             for position in rule.positions
             if self.template[position] is HOLE
         ]

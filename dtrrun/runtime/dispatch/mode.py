@@ -77,7 +77,7 @@ class DTRMode(TorchDispatchMode):
         """Run one operator of the program (see the module docstring)."""
         entered = now_ns()
         slow_path = self.slow_path
-        operator = self.operators.get(func)
+        operator = self.operators.get(id(func))
         if operator is None:
             operator = slow_path.learn(func)
         if not operator.simple or self.reasons.any or (types and types != PLAIN):
@@ -98,7 +98,7 @@ class DTRMode(TorchDispatchMode):
         # Flatten the arguments: the inputs' versions, the signature's key, the recipe.
         versions = ledger.versions
         clock = ledger.clock
-        key: list[Any] = [func]
+        key: list[Any] = [operator]
         template: list[Any] = []
         inputs: list[Version] = []
         geometries: list[Any] = []
@@ -126,6 +126,7 @@ class DTRMode(TorchDispatchMode):
                 key.append(arg)
             elif kind == SEQUENCE:
                 found: list[Tensor] = []
+                key.append(len(arg))
                 template.append(flatten_into(arg, key, found))
                 for item in found:
                     try:

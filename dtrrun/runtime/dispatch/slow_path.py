@@ -22,7 +22,15 @@ from dtrrun.core.locks import Locks
 from dtrrun.core.operator import Output
 from dtrrun.runtime import rng
 from dtrrun.runtime.ambient import DEFAULT_DTYPE, Ambient, State
-from dtrrun.runtime.dispatch.arguments import PLAIN, flatten_into, geometry_of, is_leaf, outputs_of, parts_of
+from dtrrun.runtime.dispatch.arguments import (
+    PLAIN,
+    flatten_into,
+    geometry_of,
+    holes_in,
+    is_leaf,
+    outputs_of,
+    parts_of,
+)
 from dtrrun.runtime.dispatch.call import TensorCall, autograd_versions, count_writes, learn
 from dtrrun.runtime.dispatch.lists import key_of
 from dtrrun.runtime.dispatch.outputs import new_storages
@@ -40,7 +48,7 @@ PATIENCE_SECONDS = 1.0  # for operators of other threads, which may be waiting f
 _onednn: Any = torch.ops.mkldnn
 CAN_ASK_ONEDNN = hasattr(_onednn, "data_ptr") and hasattr(_onednn, "_nbytes")
 
-function_modes = torch._C._len_torch_function_stack
+sees_functions = torch._C._is_torch_function_mode_enabled  # some function mode, unless all are disabled
 
 
 class Reasons:
@@ -88,7 +96,8 @@ class SlowPath:
         self.device, self._kernels = device, kernels
         self.tick, self._met_leaf, self._met_thread = tick, met_leaf, met_thread
         self.too_small = too_small
-        self.operators: dict[Any, Operator] = {}
+        self.operators: dict[int, Operator] = {}
+        """By id of the overload, since hashing one is a call in Python; `operator_of` keeps it alive."""
         self.reasons = Reasons()
         self.next_tick = 0  # ns
         self.home: int | None = (
@@ -100,7 +109,7 @@ class SlowPath:
 
     def learn(self, func: Any) -> Operator:
         """Return the facts about an operator seen for the first time."""
-        operator = self.operators[func] = operator_of(func)
+        operator = self.operators[id(func)] = operator_of(func)
         if operator.lazy_bits:
             self.reasons.add("lazy bits")  # the fast path does not check for conjugate and negative views
         if operator.checks_modes:
@@ -123,25 +132,14 @@ class SlowPath:
 
         Raises what the operator raises, and BudgetError.
         """
-        if not function_modes():
-            return self._run_any(mode, operator, func, types, args, kwargs, entered)
-        # Some PyTorch functions hide from function modes, and call us with one active.
-        with torch._C.DisableTorchFunction():
-            return self._run_any(mode, operator, func, types, args, kwargs, entered)
-
-    def _run_any(
-        self,
-        mode: Any,
-        operator: Operator,
-        func: Any,
-        types: Any,
-        args: Any,
-        kwargs: dict[str, Any],
-        entered: int,
-    ) -> Any:
+        if sees_functions():
+            # Some PyTorch functions hide from function modes, and call us with one active.
+            with torch._C.DisableTorchFunction():
+                return self.run(mode, operator, func, types, args, kwargs, entered)
         if not self.reasons.any and self.device is None and get_ident() != self.home:
             self._met_thread()  # not from Python, or it had a stand-in mode: TorchScript's `fork`
-        for cls in types:
+        plain = not types or types == PLAIN
+        for cls in () if plain else types:
             if cls.__module__.startswith("torch._subclasses."):
                 return func(*args, **kwargs)  # fake tensors have no memory, and other modes would reject them
             if (
@@ -155,7 +153,6 @@ class SlowPath:
             with composite(operator), mode:
                 kernel = self._kernels.get(func)
                 return kernel(*args, **kwargs) if kernel else func._op_dk(COMPOSITE, *args, **kwargs)
-        plain = not types or types == PLAIN
         if operator.random:  # no draws between capturing the generator's state and the call
             with self.lock:
                 return self._run(mode, operator, func, args, kwargs, entered, plain)
@@ -197,7 +194,7 @@ class SlowPath:
             elif call.complex or call.autocast or operator.views_unsaid:
                 result = call_operator(call, args, kwargs)
             else:
-                result = func(*args, **kwargs)
+                result = operator.call(*args, **kwargs)
             ended = now_ns()
             cost = ended - started
             if counted:
@@ -328,8 +325,7 @@ class SlowPath:
             return value
 
         tensors: list[torch.Tensor] = []
-        for arg in (*args, *kwargs.values()):
-            flatten_into(arg, [], tensors)
+        flatten_into((*args, *kwargs.values()), [], tensors)
         versions = [version for tensor in tensors if (version := self.version_of(tensor)) is not None]
         locks = Locks()
         with locks:
@@ -395,17 +391,12 @@ class SlowPath:
             ledger.collect_dead()
         call = TensorCall(func, operator, ledger.device_type)
         call.plain_types, call.measured = plain, self.device is not None
-        key: list[Any] = [func]
-        tensors, holes = call.tensors, []
-        for arg in args:
-            holes.append(len(tensors))
-            call.template.append(flatten_into(arg, key, tensors))
-        named: dict[str, int] = {}
+        key: list[Any] = [operator]
+        tensors = call.tensors
+        call.template = flatten_into(args, key, tensors)
         for name, arg in kwargs.items():
-            named[name] = len(tensors)
             key.append(name)
-            call.kwargs[name] = flatten_into(arg, key, tensors)
-        holes.append(len(tensors))
+            call.kwargs[name] = flatten_into((arg,), key, tensors)[0]
         elsewhere = self._elsewhere(kwargs.get("device"), tensors)
         if elsewhere:
             key.append(elsewhere)  # a key unknown to the fast path, which assumes that results are here
@@ -439,7 +430,7 @@ class SlowPath:
         if call.complex and call.replayable:
             call.replayable = not inside_another_mode()  # a replay resolves lazy bits, their handler did not
         if operator.mutates or operator.collective:
-            _find_written(call, holes, named, len(args))
+            _find_written(call)
         if operator.statistics is not None:
             call.find_statistics()
         call.identity = tuple(key)
@@ -479,7 +470,11 @@ class SlowPath:
         if device is not None:
             kind = place_of(torch.device(device))
             return kind if kind != ours else ""
-        return next((tensor.device.type for tensor in tensors if tensor.device.type != ours), "")
+        for tensor in tensors:
+            kind = tensor.device.type
+            if kind != ours:
+                return kind
+        return ""
 
     # -- for the fast path -----------------------------------------------------------------------
 
@@ -588,11 +583,8 @@ class SlowPath:
         error.called_bytes = self._eviction.least_bytes_with(versions) + signature.output_bytes
 
 
-def _find_written(call: TensorCall, holes: list[int], named: dict[str, int], positional: int) -> None:
-    """Note which versions a call writes to.
-
-    holes: where those of each positional argument begin. named: the others'.
-    """
+def _find_written(call: TensorCall) -> None:
+    """Note which versions a call writes to."""
     operator = call.operator
     if operator.collective:
         for hole, version in enumerate(call.versions):
@@ -600,20 +592,13 @@ def _find_written(call: TensorCall, holes: list[int], named: dict[str, int], pos
         return
     if not operator.mutates or call.opaque:
         return
-    ends = [*holes[1:], *named.values(), len(call.tensors)]
+    holes: dict[Any, range] = {}  # by position or name of the argument
+    end = 0
+    for place, argument in (*enumerate(call.template), *call.kwargs.items()):
+        begin, end = end, end + holes_in(argument)
+        holes[place] = range(begin, end)
     for place in operator.mutates:
-        if isinstance(place, int):
-            if place >= positional:
-                continue
-            first, last = holes[place], holes[place + 1]
-            if place == positional - 1 and named:
-                last = min(named.values())
-        else:
-            if place not in named:
-                continue
-            first = named[place]
-            last = min((end for end in ends if end > first), default=first)
-        for hole in range(first, last):
+        for hole in holes.get(place, ()):
             call.written.setdefault(id(call.versions[hole]), []).append(hole)
 
 
