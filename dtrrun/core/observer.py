@@ -5,7 +5,7 @@ Without observers nothing is reported, at no cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dtrrun.core.graph import Operation, Version
@@ -22,7 +22,7 @@ class Observer:
     def admitted(self, call: Call) -> None:
         """Before room is made for an operator."""
 
-    def finished(self, call: Call, outputs: list[Output]) -> None:
+    def finished(self, call: Call, outputs: Sequence[Output]) -> None:
         """An operator has run, and its outputs are in the ledger."""
 
     def failed(self, call: Call) -> None:

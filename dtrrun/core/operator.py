@@ -45,6 +45,26 @@ A tuple of its tensor's index among the results, the storage, and its kind.
 class Call:
     """One operator call in progress. `hole`: a tensor's index among the tensor arguments."""
 
+    # Reading a slot is several times as fast as reading a default from the class.
+    __slots__ = (
+        "changing",
+        "cost",
+        "handed_out",
+        "locked",
+        "opaque",
+        "recordable",
+        "replayable",
+        "reshapes",
+        "shrinks",
+        "signature",
+        "statistics",
+        "uninitialised",
+        "untouching",
+        "updates_statistics",
+        "versions",
+        "view",
+        "written",
+    )
     signature: Signature
     versions: list[Version]
     """The versions of its tensor arguments, by hole."""
@@ -53,33 +73,38 @@ class Call:
     locked: list[Version]
     changing: list[Version]
     """Constants that it is about to write to. Until it has, nothing may come to depend on them."""
-    replayable = True
+    replayable: bool
     """Whether the operator and its arguments allow a replay."""
-    recordable = True
+    recordable: bool
     """Whether it gets a recipe; known once it is admitted."""
-    view = False
+    view: bool
     """Its results are views: nothing is entered, and recreating them is free."""
-    untouching = False
+    untouching: bool
     """It does not read its inputs' memory."""
-    reshapes = False
+    reshapes: bool
     """It may change which memory a storage has."""
-    opaque = False
+    opaque: bool
     """An input has no plain storage."""
-    uninitialised = False
+    uninitialised: bool
     """Its results are uninitialised."""
-    shrinks = False
+    shrinks: bool
     """It may have allocated more than predicted."""
-    statistics: Sequence[int] = ()
+    statistics: Sequence[int]
     """Holes of running statistics, which a replay neither reads nor updates."""
-    updates_statistics = False
+    updates_statistics: bool
     """This call updates the running statistics."""
-    handed_out: Sequence[Version] = ()
+    handed_out: Sequence[Version]
     """Versions that other code can reach once it has run."""
-    cost = 0
+    cost: int
     """Cost in ns, once it has run."""
 
     def __init__(self) -> None:
         self.versions, self.written, self.locked, self.changing = [], {}, [], []
+        self.statistics = self.handed_out = ()
+        self.replayable = self.recordable = True
+        self.view = self.untouching = self.reshapes = self.opaque = False
+        self.uninitialised = self.shrinks = self.updates_statistics = False
+        self.cost = 0
 
     def is_leaf(self, place: int) -> bool:
         """Return whether the `place`-th version written is a leaf of autograd, written through that leaf."""
@@ -188,7 +213,7 @@ class Operators:
 
     # -- after it ran ----------------------------------------------------------------------------
 
-    def finish(self, call: Call, outputs: list[Output], *, plain: bool = True) -> None:
+    def finish(self, call: Call, outputs: Sequence[Output], *, plain: bool = True) -> None:
         """Enter what a call has made; its cost is known. plain: all results have a plain storage.
 
         Raises the budget error if its outputs exceed the budget.
@@ -263,7 +288,7 @@ class Operators:
         return new_operation(call.recorded(), call.replay_signature(), tensors, distinct(tensors))
 
     def _enter_outputs(
-        self, call: Call, operation: Operation | None, outputs: list[Output], made: list[tuple[int, Any]]
+        self, call: Call, operation: Operation | None, outputs: Sequence[Output], made: list[tuple[int, Any]]
     ) -> list[Version]:
         versions, total = [], 0
         for where, storage, kind in outputs:
@@ -281,7 +306,7 @@ class Operators:
         call.made(total)
         return versions
 
-    def enter_results(self, call: Call, outputs: list[Output], *, plain: bool) -> None:
+    def enter_results(self, call: Call, outputs: Sequence[Output], *, plain: bool) -> None:
         """Enter the outputs of a call that the caller has admitted and counted itself; see `finish`."""
         operation = self._operation(call)
         made: list[tuple[int, Any]] = []

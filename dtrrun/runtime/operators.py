@@ -182,8 +182,8 @@ class Operator:
     `mutates`: positions (int) and names (str) of the arguments that it writes to. `grows`: those among them
     whose storage it may enlarge. `foreign`: not PyTorch's own; it may draw random numbers undeclared.
     `generator`: position and name of the generator argument. `makes_tensors`: some result is a tensor that is
-    not an argument. `tracks_views`: autograd tracks its views and mutations above us. `simple`: suitable for
-    the fast path.
+    not an argument. `tracks_views`: autograd tracks its views and mutations above us. `only_views`: its
+    results are views; a composite view (`reshape`) may copy. `simple`: suitable for the fast path.
     """
 
     __slots__ = (
@@ -207,6 +207,7 @@ class Operator:
         "makes_tensors",
         "mutates",
         "name",
+        "only_views",
         "opaque_output",
         "overwrites",
         "pointwise",
@@ -283,6 +284,7 @@ class Operator:
         self.reshapes_storage = name in _RESHAPES_STORAGE
         out = any(argument.is_out for argument in schema.arguments)  # the tag is new in PyTorch 2.13
         self.grows = self.reshapes_storage or out
+        self.only_views = self.view and not (self.reshapes_storage or self.composite)
         self.uninitialised = name in _UNINITIALISED
         if name in _STATISTICS and func._overloadname != "default":
             self.mutates = tuple({*_STATISTICS[name].positions, *self.mutates})

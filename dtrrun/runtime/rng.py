@@ -21,7 +21,7 @@ import torch
 
 from dtrrun.runtime import storage
 from dtrrun.runtime.guards import below
-from dtrrun.runtime.storage import storage_of
+from dtrrun.runtime.storage import storage_of, type_of
 
 Captured = tuple[tuple[Any, Any], ...]
 """Generators with their captured states."""
@@ -40,7 +40,7 @@ def capture(device: torch.device, generator: torch.Generator | None, nbytes: int
     nbytes: bytes of the operator's results, which bound how far the next state can be.
     """
     if generator is None:
-        generator = _default_cuda(device.index) if device.type == "cuda" else torch.default_generator
+        generator = _default_cuda(device.index) if type_of(device) == "cuda" else torch.default_generator
     return ((generator, _state_of(generator, nbytes)),)
 
 
@@ -76,7 +76,7 @@ class replaying:
             raise
 
     def _give(self, generator: Any, state: Any) -> None:
-        if generator.device.type == "cuda":
+        if type_of(generator.device) == "cuda":
             spare = _spare(generator.device)
             _set(spare, state)
             self._before.append((generator, generator.graphsafe_get_state()))
@@ -89,7 +89,7 @@ class replaying:
     def __exit__(self, *exc: Any) -> None:
         while self._before:  # last first: a generator may occur twice
             generator, state = self._before[-1]
-            if generator.device.type == "cuda":
+            if type_of(generator.device) == "cuda":
                 generator.graphsafe_set_state(state)
             else:
                 generator.set_state(state)
@@ -113,7 +113,7 @@ class unmoved:
 def put_back(captured: Captured) -> None:
     """Restore generators to their captured states, so that draws since then are repeated."""
     for generator, state in captured:
-        if generator.device.type != "cuda" or (generator.initial_seed(), generator.get_offset()) != state:
+        if type_of(generator.device) != "cuda" or (generator.initial_seed(), generator.get_offset()) != state:
             _set(generator, state)
 
 
@@ -194,12 +194,12 @@ TRAILS = 16
 
 
 def _state_of(generator: Any, nbytes: int) -> Any:
-    if generator.device.type == "cuda":
+    if type_of(generator.device) == "cuda":
         # Philox is counter-based: two integers are its whole state. They can't be read during a graph
         # capture.
         return generator.initial_seed(), generator.get_offset()
     state = generator.get_state()
-    if state.device.type != "cpu" or state.numel() != STATE_BYTES:
+    if type_of(state.device) != "cpu" or state.numel() != STATE_BYTES:
         return Position(state, 0, b"")  # another layout: no sharing
     content = _bytes(state)
     trail = _trails.get(id(generator))
@@ -239,7 +239,7 @@ def _default_cuda(index: int | None) -> Any:
 
 
 def _set(generator: Any, state: Any) -> None:
-    if generator.device.type == "cuda":
+    if type_of(generator.device) == "cuda":
         generator.manual_seed(state[0])
         generator.set_offset(state[1])
     else:

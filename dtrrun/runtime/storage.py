@@ -37,6 +37,7 @@ def use_device(rounding: int, index: int | None) -> None:
     """Round as the allocator of the session's device does. index: of a CUDA device, once known."""
     global MASK, OURS
     MASK, OURS = -rounding, index
+    place_of.cache_clear()
 
 
 def rounded(nbytes: int) -> int:
@@ -54,6 +55,13 @@ def holds(storage: torch.UntypedStorage, nbytes: int) -> bool:
     return rounded(storage.nbytes()) == nbytes
 
 
+@functools.cache
+def type_of(device: torch.device) -> str:
+    """Return a device's type. Asking the device each time is slow: PyTorch writes it to a stream."""
+    return device.type
+
+
+@functools.cache
 def place_of(device: torch.device) -> str:
     """Return a device's type, or `cuda:1` if it is not the session's device."""
     if device.type == "cuda" and OURS is not None and device.index not in (None, OURS):
@@ -104,7 +112,7 @@ def allocate(nbytes: int, device: torch.device) -> torch.UntypedStorage:
 
 def is_ours(storage: torch.UntypedStorage) -> bool:
     """Return whether only PyTorch's allocator owns the memory (not NumPy, a file, or another process)."""
-    return storage.resizable() and not (storage.device.type == "cpu" and storage.is_shared())
+    return storage.resizable() and not (type_of(storage.device) == "cpu" and storage.is_shared())
 
 
 def span_of(storage: torch.UntypedStorage) -> tuple[int, int]:

@@ -169,7 +169,7 @@ class _Watch(Observer):
     def begin(self) -> None:
         self.steps.append(WatchedStep(self._ledger.age))
 
-    def finished(self, call: AnyCall, outputs: list[Output]) -> None:
+    def finished(self, call: AnyCall, outputs: Sequence[Output]) -> None:
         if not call.view:
             self.steps[-1].watch(self._ledger, call.signature.operator.name, call.cost, call.versions)
 

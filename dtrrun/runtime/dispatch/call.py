@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,42 +19,70 @@ from dtrrun.runtime.storage import device_type_of, size_of
 class TensorCall(Call):
     """A call in progress, with its tensors."""
 
+    __slots__ = (
+        "autocast",
+        "complex",
+        "counted",
+        "device_type",
+        "func",
+        "generators",
+        "identity",
+        "kwargs",
+        "measured",
+        "needed",
+        "operator",
+        "plain_types",
+        "result",
+        "rng",
+        "state",
+        "template",
+        "tensors",
+        "unplain",
+        "writes",
+    )
     template: list[Any]
     """The positional arguments, with each tensor replaced by HOLE."""
     kwargs: dict[str, Any]
     tensors: list[torch.Tensor]
+    writes: Sequence[list[int]]
+    """The values of `written`."""
     state: State
     """The settings that its kernel sees."""
-    autocast: Autocast = ()
+    autocast: Autocast
     """The autocast state of operators that its kernel calls."""
-    generators: list[torch.Generator]
+    generators: Sequence[torch.Generator]
     """The generators that it was given."""
-    rng: Any = None
+    rng: Any
     """The generators that it may draw from, with their states before it; None if there are none."""
-    complex = False
+    complex: bool
     """A tensor may have a conjugate or negative bit, or its kernel may produce one."""
-    plain_types = True
+    plain_types: bool
     """None of its tensors is of a subclass."""
-    identity: Any = None
+    identity: Any
     """Its signature's key."""
-    unplain = 0
+    unplain: int
     """Bytes of its inputs without plain storage."""
-    counted = 0
+    counted: int
     """Bytes of its results without plain storage."""
-    result: Any = None
+    result: Any
     """Its result, once it has run."""
-    measured = False
+    measured: bool
     """Whether its allocations are measured (on a GPU)."""
-    needed = -1
+    needed: int
     """On a GPU: the bytes that it used at its peak, -1 if not measured."""
 
     def __init__(self, func: Any, operator: Operator, device_type: str) -> None:
         """device_type: the session's."""
-        self.versions, self.written, self.locked, self.changing = [], {}, [], []
+        super().__init__()
         self.func, self.operator, self.device_type = func, operator, device_type
         self.template, self.kwargs, self.tensors = [], {}, []
-        # A composite view (`reshape`) may copy.
-        self.view = operator.view and not (operator.reshapes_storage or operator.composite)
+        self.writes = self.generators = self.autocast = ()
+        self.rng = self.identity = self.result = None
+        self.complex = self.measured = False
+        self.plain_types = True
+        self.unplain = self.counted = 0
+        self.needed = -1
+        self.view = operator.only_views
         self.untouching = operator.untouching
         self.reshapes = operator.reshapes_storage
         self.opaque = operator.shares_memory
@@ -72,17 +101,14 @@ class TensorCall(Call):
         ]
         self.updates_statistics = rule.updates and bool(self.statistics)
 
-    def _written_through(self, place: int) -> list[int]:
-        return list(self.written.values())[place]
-
     def is_leaf(self, place: int) -> bool:
-        tensor = self.tensors[self._written_through(place)[0]]
+        tensor = self.tensors[self.writes[place][0]]
         return tensor.requires_grad and is_leaf(tensor)
 
     def overwrites(self, place: int) -> bool:
         if not self.operator.overwrites:
             return False
-        holes = self._written_through(place)
+        holes = self.writes[place]
         version = self.versions[holes[0]]
         return (
             len(holes) == 1
@@ -91,7 +117,7 @@ class TensorCall(Call):
         )
 
     def overwritten(self, place: int) -> Overwritten:
-        storage = self.versions[self._written_through(place)[0]]()
+        storage = self.versions[self.writes[place][0]]()
         assert storage is not None
         return Overwritten(storage.nbytes(), storage.device)
 
@@ -129,8 +155,10 @@ class TensorCall(Call):
 
         On a GPU, measurements take precedence.
         """
-        signature, operator = self.signature, self.operator
-        learn(signature, operator, nbytes + self.counted, lower=signature.guessed and not self.measured)
+        signature = self.signature
+        nbytes += self.counted
+        if signature.guessed or nbytes != signature.output_bytes:
+            learn(signature, self.operator, nbytes, lower=signature.guessed and not self.measured)
         if self.statistics:
             self.replay_signature()
 

@@ -11,7 +11,7 @@ from dtrrun.core.operator import ELSEWHERE, FOREIGN, NEW, ODD, UNSEEN, Output
 from dtrrun.runtime import storage as memory
 from dtrrun.runtime.dispatch.arguments import outputs_of
 from dtrrun.runtime.operators import Operator
-from dtrrun.runtime.storage import device_type_of, storage_of
+from dtrrun.runtime.storage import place_of, storage_of
 
 
 def new_storages(
@@ -28,15 +28,16 @@ def new_storages(
         except (NotImplementedError, RuntimeError):
             unplain.append(tensor)
             continue
-        if id(storage) in known or id(storage) in seen:
+        key = id(storage)
+        if key in known or key in seen:
             continue
-        seen.add(id(storage))
+        seen.add(key)
         kind = NEW
         if is_odd(tensor, operator):
             kind = ODD
         elif where == operator.read_unseen:
             kind = UNSEEN
-        elif device_type_of(storage) != device_type:
+        elif place_of(storage.device) != device_type:
             kind = ELSEWHERE
         elif operator.foreign and not memory.is_ours(storage):  # it may wrap an array, for example
             kind = FOREIGN

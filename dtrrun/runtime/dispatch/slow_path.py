@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from threading import get_ident
 from time import perf_counter_ns as now_ns
 from typing import Any
@@ -39,7 +40,7 @@ from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import as_without_mode, below, composite, inside_another_mode, program_autocast
 from dtrrun.runtime.operators import Operator, operator_of
 from dtrrun.runtime.patches.passing import until_return
-from dtrrun.runtime.storage import place_of, rounded, storage_of
+from dtrrun.runtime.storage import place_of, rounded, storage_of, type_of
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 UNPLAIN = "no plain storage"
@@ -179,7 +180,8 @@ class SlowPath:
                     call = self._describe(operator, func, args, kwargs, plain)
                     try:
                         operators.admit(call)
-                        self._capture_rng(call)
+                        if operator.random or operator.foreign:
+                            self._capture_rng(call)
                         break
                     except BudgetError as error:
                         operators.abandon(call)
@@ -228,12 +230,12 @@ class SlowPath:
         ledger, signature, operator, result = self.ledger, call.signature, call.operator, call.result
         if self.device is not None:
             self.device.price(call, args, kwargs)
-        else:
+        elif signature.calls < Signature.SETTLED:
             self.signatures.price(call, args, kwargs, ns)
         call.cost = signature.cost
-        outputs: list[Output] = []
-        unplain: list[torch.Tensor] = []
-        given: list[Version] = []
+        outputs: Sequence[Output] = ()
+        unplain: Sequence[torch.Tensor] = ()
+        given: Sequence[Version] = ()
         if operator.takes_storage:
             given = self._given_storages(call)
         elif not call.view:
@@ -270,7 +272,7 @@ class SlowPath:
         self.count(tensor)
         return self.ledger.resident_bytes - before
 
-    def _note_extents(self, call: TensorCall, outputs: list[Output]) -> None:
+    def _note_extents(self, call: TensorCall, outputs: Sequence[Output]) -> None:
         """Note which part of each new storage is initialised, for comparison under verify."""
         ledger, operator = self.ledger, call.operator
         tensors = outputs_of(call.result, [])
@@ -297,7 +299,7 @@ class SlowPath:
     def _capture_rng(self, call: TensorCall) -> None:
         """Note the states of the generators that a call can draw from, if its recipe may need them."""
         operator = call.operator
-        if not (operator.random or operator.foreign) or not call.recordable or self.capturing:
+        if not call.recordable or self.capturing:
             return
         nbytes = call.signature.output_bytes
         for holes in call.written.values():
@@ -363,7 +365,7 @@ class SlowPath:
         Returns the bytes.
         """
         ledger = self.ledger
-        if tensor.device.type != ledger.device_type:
+        if type_of(tensor.device) != ledger.device_type:
             return 0
         nbytes = 0
         if tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
@@ -394,15 +396,16 @@ class SlowPath:
         key: list[Any] = [operator]
         tensors = call.tensors
         call.template = flatten_into(args, key, tensors)
-        for name, arg in kwargs.items():
-            key.append(name)
-            call.kwargs[name] = flatten_into((arg,), key, tensors)[0]
+        if kwargs:  # their names are values, too: part of the key
+            named = flatten_into(chain.from_iterable(kwargs.items()), key, tensors)
+            call.kwargs = dict(zip(named[::2], named[1::2], strict=True))
         elsewhere = self._elsewhere(kwargs.get("device"), tensors)
         if elsewhere:
             key.append(elsewhere)  # a key unknown to the fast path, which assumes that results are here
         if operator.sized_by_numbers:
             key += [arg for arg in (*args, *kwargs.values()) if isinstance(arg, (float, complex))]
-        call.generators = operator.generators_of(args, kwargs)
+        if operator.random or operator.foreign:
+            call.generators = operator.generators_of(args, kwargs)
         call.state = self.ambient.readers[operator.family]()
         if call.state[DEFAULT_DTYPE] is not torch.float32:
             key.append(call.state[DEFAULT_DTYPE])  # the dtype of results without an explicit one
@@ -471,7 +474,7 @@ class SlowPath:
             kind = place_of(torch.device(device))
             return kind if kind != ours else ""
         for tensor in tensors:
-            kind = tensor.device.type
+            kind = type_of(tensor.device)
             if kind != ours:
                 return kind
         return ""
@@ -587,19 +590,19 @@ def _find_written(call: TensorCall) -> None:
     """Note which versions a call writes to."""
     operator = call.operator
     if operator.collective:
-        for hole, version in enumerate(call.versions):
-            call.written.setdefault(id(version), []).append(hole)
+        holes: list[int] = list(range(len(call.versions)))
+    elif call.opaque:
         return
-    if not operator.mutates or call.opaque:
-        return
-    holes: dict[Any, range] = {}  # by position or name of the argument
-    end = 0
-    for place, argument in (*enumerate(call.template), *call.kwargs.items()):
-        begin, end = end, end + holes_in(argument)
-        holes[place] = range(begin, end)
-    for place in operator.mutates:
-        for hole in holes.get(place, ()):
-            call.written.setdefault(id(call.versions[hole]), []).append(hole)
+    else:
+        holes = []
+        end = 0
+        for place, argument in (*enumerate(call.template), *call.kwargs.items()):
+            begin, end = end, end + holes_in(argument)
+            if place in operator.mutates:
+                holes += range(begin, end)
+    for hole in holes:
+        call.written.setdefault(id(call.versions[hole]), []).append(hole)
+    call.writes = list(call.written.values())
 
 
 def is_parameter(tensor: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -196,7 +196,7 @@ class Recorder(Observer):
         if pending is not None:
             self._annotate("FAILED", **pending.facts)
 
-    def finished(self, call: Any, outputs: list[Output]) -> None:
+    def finished(self, call: Any, outputs: Sequence[Output]) -> None:
         """Log an operator with its outputs. What died meanwhile is logged after it."""
         pending = self._pending.pop(id(call), None)
         if pending is None or self._log is None:
