@@ -38,7 +38,7 @@ def run(
         else:
             child.send_signal(number)
 
-    with passed_on(send):
+    with passed_on(send, lambda: child is not None):
         # Inherited descriptors (from make, or a shell's pipe) are meant for the target, so leave them open.
         child = start(command, environment, close_fds=False, **(streams or {}))
         for number in early:

@@ -27,12 +27,15 @@ INSISTING_SECONDS = 3.0
 
 
 @contextmanager
-def passed_on(send: Callable[[int], None]) -> Iterator[None]:
-    """Context that passes signals sent only to us to `send`, and SIGTERM after repeated Ctrl-C."""
+def passed_on(send: Callable[[int], None], is_there: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Context that passes signals sent only to us to `send`, and SIGTERM after repeated Ctrl-C.
+
+    is_there: whether the target has been started. Before that, the terminal's signals are passed as well.
+    """
     pressed: deque[float] = deque(maxlen=INSISTING)
 
     def receive(number: int, frame: FrameType | None) -> None:
-        if number not in FROM_TERMINAL or not in_foreground():
+        if number not in FROM_TERMINAL or not is_there() or not in_foreground():
             send(number)
         elif number == signal.SIGINT:
             pressed.append(monotonic())

@@ -9,6 +9,7 @@ import time
 import psutil
 import pytest
 
+from dtrrun.launch import process, signals
 from dtrrun.launch.errors import LaunchError
 from dtrrun.launch.process import run
 
@@ -100,6 +101,20 @@ def test_signals_are_passed_on(tmp_path, name):
     assert run(python(code, str(ready)), os.environ) == 9
     assert signal.getsignal(getattr(signal, name)) is before
     thread.join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_from_before_it_was_there_reaches_it(monkeypatch, number):
+    """Also Ctrl-C, which the terminal sends to the processes that there are."""
+
+    def start(*words, **options):
+        signal.raise_signal(number)
+        return real(*words, **options)
+
+    real = process.start
+    monkeypatch.setattr(process, "start", start)
+    monkeypatch.setattr(signals, "in_foreground", lambda: True)
+    assert run(["sleep", "10"], os.environ) == -number
 
 
 def test_an_ignored_signal_stays_ignored_as_under_nohup(tmp_path):
