@@ -19,7 +19,8 @@ import typer
 
 from dtrrun.cli.command import command_of, given_to, options_of
 from dtrrun.cli.messages import discard, say, to_stdout
-from dtrrun.launch.errors import FAILED, NOT_FOUND, LaunchError
+from dtrrun.launch.errors import BY_SIGNAL, FAILED, NOT_FOUND, LaunchError
+from dtrrun.launch.signals import number_of
 
 VERBS = ("run", "record", "profile", "simulate", "smoke", "top", "report", "doctor")
 HELP = {"-h", "--help"}
@@ -40,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except LaunchError as error:
         say(f"error: {error}{_verb_meant(words) if error.exit_status == NOT_FOUND else ''}")
         status = error.exit_status
-    except KeyboardInterrupt:
-        status = 130
+    except KeyboardInterrupt as interrupt:
+        status = BY_SIGNAL + number_of(interrupt)
     except SystemExit as error:
         if not isinstance(error.__context__, BrokenPipeError):
             raise

@@ -20,7 +20,7 @@ from dtrrun.core.heuristics import make_heuristic
 from dtrrun.launch.errors import BY_SIGNAL, FAILED, LaunchError
 from dtrrun.launch.interpreter import choose
 from dtrrun.launch.records import records_folder
-from dtrrun.launch.signals import interrupting
+from dtrrun.launch.signals import interrupting, number_of
 from dtrrun.launch.target import resolve
 from dtrrun.profiling.result import study_result, variation_result, write_profile
 from dtrrun.profiling.study import NothingToProfile, ScriptFailed, Study
@@ -235,13 +235,15 @@ def _run(search: Study | Variation, quiet: bool) -> int:
 
     def attend(one: Study | Variation) -> None:
         bar.update(one.now, one.seconds, one.left)
+        if came:  # Python dropped the exception
+            raise KeyboardInterrupt(came[-1])
 
     search.attend = attend
-    with Bar(sys.stderr, quiet=quiet) as bar, interrupting() as came:
-        try:
+    try:
+        with Bar(sys.stderr, quiet=quiet) as bar, interrupting() as came:
             search.run()
-        except KeyboardInterrupt:
-            return came[-1]
+    except KeyboardInterrupt as interrupt:  # perhaps one that came when all was done
+        return number_of(interrupt)
     return 0
 
 

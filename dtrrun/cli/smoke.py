@@ -15,6 +15,7 @@ from dtrrun.cli.options import collect
 from dtrrun.cli.report_file import file_writer, refuse_one_path_twice, report_writer, write_each
 from dtrrun.launch.errors import FAILED, LaunchError
 from dtrrun.launch.interpreter import choose
+from dtrrun.launch.signals import interrupting
 from dtrrun.launch.target import resolve
 from dtrrun.settings import OUTPUT, RuntimeSettings, option
 from dtrrun.sizes import parse_size
@@ -97,7 +98,8 @@ def smoke(given: Smoke, target: Sequence[str]) -> int:
         unprinted: list[str] = []
         shown: Callable[[str], None] = (lambda line: None) if quiet else _printer(json, unprinted)
         shown(f"dtrrun smoke: {title}, {times(given.steps, 'step')}, budget {given.budget}")
-        checks, failed, budget_bytes = _check(given, settings, command, shown)
+        with interrupting():  # so that nothing is left behind
+            checks, failed, budget_bytes = _check(given, settings, command, shown)
         passed = not any(check.passed is False for check in checks)
         if failed is not None:
             show_tail(failed.ended.tail)

@@ -12,10 +12,11 @@ from contextlib import suppress
 from typing import IO, NamedTuple
 
 from dtrrun.launch.process import start
+from dtrrun.launch.signals import held_back
 
 TAIL_BYTES = 4096
 TICK_SECONDS = 0.1
-GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
+GRACE_SECONDS = 3.0  # after SIGTERM, and after SIGKILL
 
 
 class Captured(NamedTuple):
@@ -35,11 +36,15 @@ def run_captured(
 ) -> Captured:
     """Run `command` without input, in its own session, for at most `patience` seconds.
 
-    `attend` is called repeatedly meanwhile. Ctrl-C at the terminal reaches only us: it ends the command, as
-    any other exception does, and is re-raised. Raises LaunchError if the command cannot be started.
+    `attend` is called repeatedly meanwhile. Ctrl-C at the terminal reaches only us: it ends the command, as a
+    termination request and any exception do, and takes effect here after that. Raises LaunchError if the
+    command cannot be started.
     """
     started = time.monotonic()
-    with tempfile.TemporaryFile() as output:
+    timed_out = False
+    # An exception in the middle of Popen's work would leave a child that nobody knows, or a lock of Popen's
+    # taken, for which we would then wait forever.
+    with held_back() as requests, tempfile.TemporaryFile() as output:
         child = start(
             command,
             environment,
@@ -48,37 +53,38 @@ def run_captured(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        timed_out = False
         try:
-            while (status := _wait(child)) is None:
+            while _wait(child, TICK_SECONDS) is None and not requests:
                 attend()
                 if time.monotonic() - started > patience:
                     timed_out = True
                     end(child)
-        except BaseException:
-            end(child)
-            raise
+        finally:
+            if child.returncode is None:
+                end(child)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)  # processes that it left running
-        return Captured(status, time.monotonic() - started, _tail(output), timed_out)
+        tail = _tail(output)
+    return Captured(child.returncode, time.monotonic() - started, tail, timed_out)
 
 
-def _wait(child: subprocess.Popen[bytes]) -> int | None:
+def _wait(child: subprocess.Popen[bytes], seconds: float) -> int | None:
     try:
-        return child.wait(TICK_SECONDS)
+        return child.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
-    """End the child and its children: SIGTERM, then SIGKILL."""
-    for number, grace in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, None)):
+    """End the child and its children: SIGTERM, then SIGKILL.
+
+    A process that waits inside the kernel, for a device perhaps, goes only when it comes out: we do not wait
+    for that.
+    """
+    for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(grace)
-            if number == signal.SIGKILL:
-                return
+        _wait(child, GRACE_SECONDS)
 
 
 def _tail(output: IO[bytes]) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from time import monotonic
 from types import FrameType
+from typing import Any
 
 FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -48,33 +49,67 @@ def passed_on(send: Callable[[int], None], is_there: Callable[[], bool] = lambda
 
 @contextmanager
 def interrupting() -> Iterator[list[int]]:
-    """Context in which Ctrl-C and termination requests raise KeyboardInterrupt.
+    """Context in which Ctrl-C and termination requests raise KeyboardInterrupt, with `number_of` the signal.
 
-    Yields the signals received.
+    Yields the signals received. Python drops an exception that a handler raises during a finalizer, so long
+    work should look there from time to time.
     """
     came: list[int] = []
 
     def receive(number: int, frame: FrameType | None) -> None:
         came.append(number)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(number)
 
     with _received(ENDING, receive):
         yield came
+
+
+def number_of(interrupt: KeyboardInterrupt) -> int:
+    """Return the number of the signal that raised it."""
+    number = interrupt.args[0] if interrupt.args else None
+    return number if isinstance(number, int) else signal.SIGINT
+
+
+@contextmanager
+def held_back() -> Iterator[list[int]]:
+    """Context in which Ctrl-C and termination requests are only noted; the last is made again at its end.
+
+    For work that an exception must not leave between two instructions. Yields the signals received, so that
+    it can be ended early.
+    """
+    came: list[int] = []
+    try:
+        with _received(ENDING, lambda number, frame: came.append(number)):
+            yield came
+    finally:
+        if came:
+            signal.raise_signal(came[-1])
 
 
 @contextmanager
 def _received(numbers: Iterable[int], receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     # exec resets Python's handlers in the child; an ignored signal (nohup) stays ignored in both.
     previous = {
-        number: signal.signal(number, receive)
-        for number in numbers
-        if signal.getsignal(number) is not signal.SIG_IGN
+        number: handler for number in numbers if (handler := signal.getsignal(number)) is not signal.SIG_IGN
     }
     try:
+        for number in previous:
+            signal.signal(number, receive)
         yield
     finally:
-        for number, handler in previous.items():
+        _put_back(dict(previous))
+
+
+def _put_back(handlers: dict[int, Any]) -> None:
+    """Put back all of them, though those that are in place may raise meanwhile."""
+    try:
+        while handlers:
+            number, handler = next(iter(handlers.items()))
             signal.signal(number, handler)
+            del handlers[number]
+    except KeyboardInterrupt:
+        _put_back(handlers)
+        raise
 
 
 def in_foreground() -> bool:

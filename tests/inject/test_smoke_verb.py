@@ -1,7 +1,10 @@
 """`dtrrun smoke` in real interpreters: it passes where all is well, and fails for the right reason."""
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from xml.etree import ElementTree
 
 import pytest
@@ -158,3 +161,25 @@ def test_both_runs_have_the_same_seed(smoke):
         "    optimizer.step()\n", f"    optimizer.step()\n    model[0].bias.data += {draws}\n"
     )
     assert smoke(script, "--seed", "5").status == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_leaves_nothing(environment, tmp_path, number):
+    (tmp_path / "train.py").write_text(SCRIPT.replace("range(10)", "range(10**6)"))
+    words = ["smoke", "--steps", "1000000", "--json", "smoke.json", "train.py"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dtrrun", *words],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    end = time.monotonic() + 300
+    while not list(tmp_path.glob("dtrrun-*/*.record")) and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]

@@ -1,13 +1,20 @@
 """dtrrun.launch.captured"""
 
+import dis
 import os
+import signal
+import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 
+from dtrrun.launch import captured
 from dtrrun.launch.captured import TAIL_BYTES, run_captured
 from dtrrun.launch.errors import LaunchError
+from dtrrun.launch.signals import interrupting
 
 
 def run(code, patience=60.0, attend=lambda: None):
@@ -70,6 +77,100 @@ def test_an_interruption_ends_it(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run(code, attend=attend)
+    assert gone(int(path.read_text()))
+
+
+@contextmanager
+def ends_within(seconds):
+    """Raise where the test waits for longer."""
+
+    def give_up(number, frame):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def signal_at(number, code, line):
+    """Context in which we get a signal when `code` first comes to that line."""
+    due = True
+
+    def trace(frame, event, _):
+        nonlocal due
+        if due and event == "line" and frame.f_lineno == line:
+            due = False
+            signal.raise_signal(number)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, _: trace if frame.f_code is code else None)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def test_a_signal_at_any_line_of_the_wait_for_it_ends_it():
+    """One between two of them left a lock of Popen's taken, for which we then waited forever."""
+    waiting, reached = subprocess.Popen._wait.__code__, 0
+    for line in sorted({line for _, line in dis.findlinestarts(waiting) if line}):
+        interrupted = False
+        with ends_within(20), interrupting() as came, signal_at(signal.SIGTERM, waiting, line):
+            try:
+                run_captured(["sleep", "0.2"], os.environ, 60.0)
+            except KeyboardInterrupt:
+                interrupted = True
+        assert interrupted == bool(came), line
+        reached += interrupted
+    assert reached > 5
+
+
+def test_what_is_being_started_when_a_signal_comes_is_ended(monkeypatch):
+    started = []
+
+    def start(*words, **options):
+        started.append(real(*words, **options))
+        signal.raise_signal(signal.SIGTERM)
+        return started[0]
+
+    real = captured.start
+    monkeypatch.setattr(captured, "start", start)
+    with interrupting() as came, pytest.raises(KeyboardInterrupt):
+        run("import time; time.sleep(60)")
+    assert came == [signal.SIGTERM]
+    assert gone(started[0].pid)
+
+
+IGNORES = """
+import pathlib, os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+time.sleep(60)
+"""
+
+
+def test_a_second_signal_does_not_leave_it_running(tmp_path, monkeypatch):
+    monkeypatch.setattr(captured, "GRACE_SECONDS", 2.0)
+    path = tmp_path / "pid"
+
+    def send():
+        while not path.exists() or not path.read_text():
+            time.sleep(0.01)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_captured([sys.executable, "-c", IGNORES, str(path)], os.environ, 60.0)
+    thread.join()
     assert gone(int(path.read_text()))
 
 

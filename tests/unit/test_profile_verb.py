@@ -1,12 +1,13 @@
 """dtrrun.cli.profile; real interpreters are in tests/inject."""
 
 import os
+import signal
 import sys
 
 import pytest
 
 from dtrrun.cli.main import main
-from dtrrun.cli.profile import _name_of
+from dtrrun.cli.profile import _name_of, _run
 
 
 @pytest.fixture
@@ -64,3 +65,35 @@ def test_what_is_wrong_is_said_before_anything_starts(here, capfd, words, messag
 )
 def test_a_profile_is_called_as_its_script(words, name):
     assert _name_of(words.split()) == name
+
+
+class Search:
+    """Stands in for a study: `work` is what it does between two calls of `attend`."""
+
+    now, seconds, left = "", 0.0, None
+
+    def __init__(self, work):
+        self._work = work
+        self.attend = lambda search: None
+
+    def run(self):
+        for _ in range(2):
+            self._work()
+            self.attend(self)
+
+
+class Dies:
+    """Something whose finalizer runs when the signal comes."""
+
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("work", [Dies, lambda: signal.raise_signal(signal.SIGTERM)])
+def test_an_interruption_is_not_lost(work):
+    assert _run(Search(work), quiet=True) == signal.SIGTERM
+
+
+def test_nothing_interrupts_it():
+    assert _run(Search(lambda: None), quiet=True) == 0

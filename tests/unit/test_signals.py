@@ -9,7 +9,15 @@ import sys
 import pytest
 
 from dtrrun.launch import signals
-from dtrrun.launch.signals import ENDING, FORWARDED, FROM_TERMINAL, interrupting, passed_on
+from dtrrun.launch.signals import (
+    ENDING,
+    FORWARDED,
+    FROM_TERMINAL,
+    held_back,
+    interrupting,
+    number_of,
+    passed_on,
+)
 
 
 @pytest.mark.parametrize("number", FORWARDED)
@@ -54,10 +62,59 @@ def test_handlers_are_put_back():
 @pytest.mark.parametrize("number", ENDING)
 def test_a_request_to_end_interrupts(number):
     before = signal.getsignal(number)
-    with interrupting() as came, pytest.raises(KeyboardInterrupt):
+    with interrupting() as came, pytest.raises(KeyboardInterrupt) as interrupt:
         signal.raise_signal(number)
     assert came == [number]
+    assert number_of(interrupt.value) == number
     assert signal.getsignal(number) is before
+
+
+def test_without_a_context_it_is_ctrl_c_that_interrupts():
+    assert number_of(KeyboardInterrupt()) == signal.SIGINT
+
+
+def test_a_request_to_end_can_wait_until_it_does_no_harm():
+    seen = []
+
+    def work():
+        with held_back() as waiting:
+            signal.raise_signal(signal.SIGTERM)
+            seen.append((list(came), list(waiting)))
+
+    with interrupting() as came, pytest.raises(KeyboardInterrupt):
+        work()
+    assert seen == [([], [signal.SIGTERM])]
+    assert came == [signal.SIGTERM]
+
+
+def test_a_request_that_waited_ends_us_where_it_would_have():
+    code = (
+        "import signal\n"
+        "from dtrrun.launch.signals import held_back\n"
+        "with held_back():\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "    print('waited', flush=True)\n"
+        "print('went on')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "waited\n")
+
+
+@pytest.mark.parametrize("place", range(2 * len(ENDING)))
+def test_handlers_are_put_back_even_if_one_of_them_raises_meanwhile(monkeypatch, place):
+    calls, real = itertools.count(), signal.signal
+
+    def handle(number, handler):
+        previous = real(number, handler)
+        if next(calls) == place:
+            raise KeyboardInterrupt
+        return previous
+
+    before = {number: signal.getsignal(number) for number in ENDING}
+    monkeypatch.setattr(signal, "signal", handle)
+    with pytest.raises(KeyboardInterrupt), interrupting():
+        pass
+    assert {number: signal.getsignal(number) for number in ENDING} == before
 
 
 def test_an_ignored_signal_stays_ignored():
