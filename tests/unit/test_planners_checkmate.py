@@ -6,7 +6,7 @@ import random
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from planner_world import cheapest, graphs, random_graph
 
@@ -17,6 +17,7 @@ from dtrrun.simulator.planners import (
     MissingExtra,
     Node,
     NotApplicable,
+    Plan,
     chain,
     in_order,
     lp_bound,
@@ -40,15 +41,51 @@ def optimum(graph: Graph, budget: int) -> int | None:
     assert peak <= budget
     assert keeps_order(graph, found)
     assert found.claim == "optimal"
-    assert found.lower_bound == cost
-    relaxed = lp_bound(graph, budget)
-    assert relaxed is not None
-    assert relaxed.cost <= cost
+    assert found.lower_bound is not None
+    # The bounds are on plans in stages. One that another planner found, and that is not, may cost less.
+    staged = in_stages(graph, found)
+    assert found.lower_bound == cost if staged else found.lower_bound >= cost
+    try:
+        relaxed = lp_bound(graph, budget)
+    except Infeasible:
+        assert not staged
+    else:
+        assert relaxed is not None
+        assert relaxed.cost <= found.lower_bound
     return cost
+
+
+def in_stages(graph: Graph, found: Plan) -> bool:
+    """Whether Checkmate can write the plan: from one first computation to the next, and from the last one to
+    the end, nodes are computed in the program's order."""
+    ends = {made[-1] for made in graph.runs}
+    last = -1
+    for what, index in found.steps:
+        if what == "compute":
+            if index <= last:
+                return False
+            last = index
+            if index in ends:
+                ends.remove(index)  # the next stage begins
+                last = -1
+    return True
+
+
+OUTPUTS_BACK_TO_FRONT = Graph(
+    (
+        Node(0, 1, output=True),
+        Node(0, 1, output=True, workspace=1),
+        Node(0, 0, constant=True),
+        Node(0, 0, (0,), output=True, workspace=1),
+    )
+)
+"""At the end the second output must come back before the first: in the program's order its workspace has no
+room. No plan in stages fits into 2 bytes, but there is another one."""
 
 
 @settings(max_examples=40, deadline=None)
 @given(graphs(), st.integers(0, 6))
+@example(OUTPUTS_BACK_TO_FRONT, 1)
 def test_random_graphs_exhaustively(graph: Graph, less: int) -> None:
     budget = run(graph, in_order(graph)).peak_bytes - less
     found, least = optimum(graph, budget), cheapest(graph, budget)
