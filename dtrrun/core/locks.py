@@ -11,35 +11,34 @@ from collections.abc import Iterable
 from dtrrun.core.graph import Version
 
 
-class Locks:
+class Locks(list[Version]):
     """The versions it takes stay locked until it is called, its context ends, or it dies.
 
     An interrupt may prevent a `with` or `finally` from running; then nothing refers to the object any longer.
+    It is a list itself, because an interrupt may also prevent an `__init__` from setting what dies with it.
     """
 
-    __slots__ = ("taken",)
-
-    def __init__(self) -> None:
-        self.taken: list[Version] = []
+    __slots__ = ()
 
     def take(self, versions: Iterable[Version]) -> None:
         """Lock each of these once more."""
-        taken = self.taken
         for version in versions:
             version.locks += 1
-            taken.append(version)
+            self.append(version)
 
     def __call__(self) -> None:
-        unlock(self.taken)
+        unlock(self)
 
     def __enter__(self) -> Locks:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        unlock(self.taken)
+        unlock(self)
 
     def __del__(self) -> None:
-        unlock(self.taken)
+        # Nearly always it is empty. Python drops an interrupt that comes in here, so this is kept short.
+        if self:
+            unlock(self)
 
 
 def unlock(taken: list[Version]) -> None:

@@ -48,7 +48,7 @@ class Access:
     def _pin(self, tensor: torch.Tensor, why: str) -> None:
         self._join([tensor])
         with self._slow_path.lock, self._locked([tensor]) as locks:
-            for version in locks.taken:
+            for version in locks:
                 self._dtr.recipes.pin(version, why)
 
     def lock(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
@@ -60,7 +60,7 @@ class Access:
                 observers = self._ledger.observers
                 if not observers:
                     return unlock
-                told = [observer.locked(list(unlock.taken)) for observer in observers]
+                told = [observer.locked(list(unlock)) for observer in observers]
 
         def ended() -> None:
             while told:
@@ -76,7 +76,7 @@ class Access:
             self._ledger.collect_dead()  # a new storage may have the id of one that died
             versions = [version for tensor in tensors if (version := self._version(tensor)) is not None]
             try:
-                self._dtr.rematerializer.lock(versions, locks.taken)
+                self._dtr.rematerializer.lock(versions, locks)
                 return locks
             except BudgetError as error:
                 if not self._slow_path.others_end():

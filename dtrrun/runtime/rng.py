@@ -58,14 +58,17 @@ def moved(captured: Captured) -> bool:
     return any(_state_of(generator, 0) != state for generator, state in captured)
 
 
-class replaying:
-    """Context: captured generators are in the captured states, and afterwards in the program's again."""
+class replaying(list[tuple[Any, Any]]):
+    """Context: captured generators are in the captured states, and afterwards in the program's again.
 
-    __slots__ = ("_before", "_captured")
+    It is the list of generators with the program's states. That exists even if an interrupt comes before
+    `__init__`, so `__del__` can rely on it.
+    """
+
+    __slots__ = ("_captured",)
 
     def __init__(self, captured: Captured) -> None:
         self._captured = captured
-        self._before: list[tuple[Any, Any]] = []
 
     def __enter__(self) -> None:
         try:
@@ -79,21 +82,21 @@ class replaying:
         if type_of(generator.device) == "cuda":
             spare = _spare(generator.device)
             _set(spare, state)
-            self._before.append((generator, generator.graphsafe_get_state()))
+            self.append((generator, generator.graphsafe_get_state()))
             generator.graphsafe_set_state(spare)
         else:
             wanted = state.whole()
-            self._before.append((generator, generator.get_state()))
+            self.append((generator, generator.get_state()))
             generator.set_state(wanted)
 
     def __exit__(self, *exc: Any) -> None:
-        while self._before:  # last first: a generator may occur twice
-            generator, state = self._before[-1]
+        while self:  # last first: a generator may occur twice
+            generator, state = self[-1]
             if type_of(generator.device) == "cuda":
                 generator.graphsafe_set_state(state)
             else:
                 generator.set_state(state)
-            del self._before[-1]  # last: after an interrupt it is done again
+            del self[-1]  # last: after an interrupt it is done again
 
     __del__ = __exit__  # an interrupt can prevent a `with` from exiting
 

@@ -68,7 +68,7 @@ BREAKS: dict[str, tuple[object, str, object]] = {
     "random state": (
         rng.replaying,
         "__enter__",
-        lambda context: context._before.extend((one, one.get_state()) for one, _ in context._captured),
+        lambda context: context.extend((one, one.get_state()) for one, _ in context._captured),
     ),
     "locks": (operator, "unlock", lambda taken: None),
     "handed out": (Mutation, "written_outside", lambda self, version, why, escapes: None),

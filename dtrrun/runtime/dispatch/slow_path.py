@@ -332,7 +332,7 @@ class SlowPath:
         locks = Locks()
         with locks:
             with self.lock:
-                self._rematerializer.lock(versions, locks.taken)
+                self._rematerializer.lock(versions, locks)
             return func(*map(seen, args), **{name: seen(arg) for name, arg in kwargs.items()})
 
     # -- tensors ---------------------------------------------------------------------------------
@@ -492,7 +492,7 @@ class SlowPath:
             locks = Locks()
             try:
                 with locks:
-                    self._rematerializer.lock(inputs, locks.taken)
+                    self._rematerializer.lock(inputs, locks)
                     self._eviction.make_room(signature.output_bytes, signature.operator.name)
                     if signature.workspace:
                         self.device.provide(signature)

@@ -56,7 +56,7 @@ class Resizes:
     def _taken_over(self, version: Version) -> Version:
         """Bring it back, and leave it to the program. Returns its version from now on."""
         with Locks() as locks:
-            self._dtr.rematerializer.lock([version], locks.taken)
+            self._dtr.rematerializer.lock([version], locks)
         self._dtr.mutation.written_outside(version, "resized by the program", escapes=True)
         return self._ledger.versions[version.key]
 
