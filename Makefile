@@ -32,7 +32,11 @@ test-parts: # interpreters, signals and terminals among them, whose tests wait m
 
 test-bits:
 	$(BIN)/python -m pytest -q tests/conformance tests/programs
+	NATIVE=off $(BIN)/python -m pytest -q $(HAZARDS)
 	$(BIN)/python -m pytest -q tests/mutants -k "sample or row"
+
+# Those in which a Python dispatch mode matters most; `make conformance` runs all of them under it.
+HAZARDS := $(foreach name,modes mode_checks threads functions layers mutation,tests/conformance/test_hazards_$(name).py)
 
 # PyTorch's own databases, also in contexts, random programs, and each handling of a hazard switched off: all of it.
 conformance: $(INSTALLED)
@@ -40,6 +44,7 @@ conformance: $(INSTALLED)
 	$(BIN)/python -m tests.database.predicted
 	$(BIN)/python -m tests.database --contexts --docs
 	$(MAKE) --no-print-directory programs
+	NATIVE=off $(BIN)/python -m pytest -q tests/conformance tests/programs
 	$(BIN)/python -m pytest -q tests/mutants
 
 programs: $(INSTALLED)
@@ -112,6 +117,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) setuptools
 	$(PIP) --no-build-isolation --editable '.[dev]'
+	-$(BIN)/python -m dtrrun.native # or else in Python
 	@touch $@
 
 $(ECOSYSTEM): $(INSTALLED) tests/ecosystem/constraints.txt

@@ -28,6 +28,7 @@ from dtrrun.values import Reader
 VARIABLE = "DTRRUN_RUNTIME"
 """Environment variable that passes the settings from the launcher to every process of the target."""
 
+Native = Literal["auto", "off", "require"]
 OverBudget = Literal["error", "warn"]
 Deallocation = Literal["eager", "banish", "ignore"]
 CostSource = Literal["measured", "model"]
@@ -179,6 +180,13 @@ class RuntimeSettings:
     )
     where: bool = option(
         "Show from which module and line recomputed operators were called (slower).", OUTPUT, False
+    )
+
+    native: Native = option(
+        "Keep the books of operators in C++, which is much faster and is built at the first use: auto, if it "
+        "can be built; off, never; require, or else the script does not start.",
+        SETUP,
+        "auto",
     )
 
     log: str | None = None

@@ -4,8 +4,11 @@ import gc
 import os
 import signal
 import sys
+from dataclasses import replace
 
 import pytest
+
+from dtrrun.native import build
 
 # As the Makefile does. A child of os.fork() would wait forever for threads of OpenMP's that it does not have.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -34,3 +37,28 @@ def cheap_collections():
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+if "NATIVE" not in os.environ:
+    try:
+        build.build(print)
+    except build.CannotBuild:
+        os.environ["NATIVE"] = "off"  # no test of ours reads the line that says so
+
+
+@pytest.fixture(autouse=True)
+def the_way_operators_come(monkeypatch, request):
+    """NATIVE says how operators come to the sessions of this process, in place of the default.
+
+    Tests of what only a Python mode needs are marked `python_mode`.
+    """
+    way = "off" if request.node.get_closest_marker("python_mode") else os.environ.get("NATIVE")
+    if way and "torch" in sys.modules:
+        from dtrrun.runtime.dispatch import native
+
+        choose = native.choose
+
+        def choose_that(settings, *more):
+            return choose(settings if settings.native != "auto" else replace(settings, native=way), *more)
+
+        monkeypatch.setattr(native, "choose", choose_that)

@@ -37,6 +37,25 @@ class Block(weakref.ref):  # type: ignore[type-arg]
 class Ledger:
     """Storages by version, and their bytes. Reports those that come and go to the policy."""
 
+    __slots__ = (
+        "__dict__",
+        "age",
+        "budget_bytes",
+        "clock",
+        "dead",
+        "freed_bytes",
+        "heap",
+        "least_bytes",
+        "limit",
+        "on_death",
+        "peak_bytes",
+        "pressure",
+        "resident_bytes",
+        "step_age",
+        "step_peak_bytes",
+        "versions",
+    )  # what the native fast path reads and writes
+
     def __init__(
         self,
         policy: Policy[Any],
@@ -54,7 +73,7 @@ class Ledger:
         self.device_type = device_type
         self.fingerprints = fingerprints
         self.observers: list[Observer] = []
-        self._heap = heap
+        self.heap = heap
         self.versions: dict[int, Version] = {}
         self.blocks: dict[int, Block] = {}
         self.counted: dict[int, Block] = {}  # tensors without plain storage, by address
@@ -84,7 +103,7 @@ class Ledger:
         self.reserved: dict[int, tuple[int, int]] = {}
         """For operators in progress, by the id of their call: the thread, and the reserved bytes."""
         self.overhead: dict[str, int] = {}  # bytes of the budget that are not tensors, by kind
-        self._freed_bytes = 0
+        self.freed_bytes = 0
 
     # -- the budget ------------------------------------------------------------------------------
 
@@ -280,18 +299,18 @@ class Ledger:
             if version is not None:
                 dead.appendleft(version)
             raise
-        if self._heap is not None:
+        if self.heap is not None:
             self.freed(before - self.resident_bytes)
 
     def freed(self, nbytes: int) -> None:
         """Occasionally check what became of memory that was given back to the C library."""
-        if self._heap is None:
+        if self.heap is None:
             return
-        self._freed_bytes += nbytes
+        self.freed_bytes += nbytes
         limit = self.peak_bytes if self.budget_bytes is None else self.limit
-        if self._freed_bytes > limit >> LOOK_SHIFT and (self.pressure or self.budget_bytes is None):
-            self._freed_bytes = 0
-            self._heap.check(self.resident_bytes, limit)
+        if self.freed_bytes > limit >> LOOK_SHIFT and (self.pressure or self.budget_bytes is None):
+            self.freed_bytes = 0
+            self.heap.check(self.resident_bytes, limit)
 
 
 class NoEviction:

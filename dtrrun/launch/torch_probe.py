@@ -11,7 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-PROBE = Path(__file__).resolve().parent.parent / "runtime" / "probe.py"
+PACKAGE = Path(__file__).resolve().parent.parent
+PROBE = PACKAGE / "runtime" / "probe.py"
+BUILD = PACKAGE / "native" / "build.py"
 MARK = "dtrrun-probe:"
 SECONDS = 120.0
 """For importing torch and creating a context, on a slow disk."""
@@ -27,7 +29,7 @@ def probed(python: str, device: str, seconds: float = SECONDS) -> Iterator[dict[
         # As text: dtrrun may not be installed there, and an additional folder on its path could shadow
         # modules.
         child = subprocess.Popen(
-            [python, "-c", PROBE.read_text(), device],
+            [python, "-c", PROBE.read_text(), device, str(BUILD)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -103,8 +103,8 @@ def budget(size: int | str | None, device: str = "auto", **options: Any) -> Iter
     of figures.
 
     Raises ValueError for a bad size, device or option, TypeError for an unknown option, RuntimeError if
-    another session is running (sessions do not nest), and inside the block `BudgetError` if the budget cannot
-    hold an operator.
+    another session is running (sessions do not nest) or if `native="require"` and the native fast path cannot
+    be built, and inside the block `BudgetError` if the budget cannot hold an operator.
     """
     if _active is not None and _active.running:
         raise RuntimeError("dtrrun: a session is already running in this process")

@@ -13,11 +13,12 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from dtrrun.runtime.operators import AUTOCAST, Operator
 
@@ -32,9 +33,8 @@ _NOTHING = (None,)
 def _keys(*names: str) -> Any:
     found = _C.DispatchKeySet(_C.DispatchKey.Undefined)
     for name in names:
-        key = getattr(_C.DispatchKey, name, None)
-        if key is not None:
-            found = found | _C.DispatchKeySet(key)
+        with suppress(RuntimeError):  # not in this version
+            found = found | _C.DispatchKeySet(_C._dispatch_key_parse(name))
     return found
 
 
@@ -42,6 +42,7 @@ _LAZY = _keys("Conjugate", "Negative", "ZeroTensor")
 _VIEWS = _keys("ADInplaceOrView")
 _SNAPSHOT = _keys("PythonTLSSnapshot")
 _OURS = "dtrrun.runtime."
+INTERPOSER = _keys("Fake")  # the dispatch key of the native interposer
 _INCLUDED = _keys("BackendSelect")
 _EXCLUDED = _keys(
     "Python",
@@ -66,6 +67,7 @@ _EXCLUDED = _keys(
     "FuncTorchGradWrapper",
     "FuncTorchVmapMode",
     "Functionalize",
+    "Fake",  # the native interposer's
 )
 
 
@@ -135,12 +137,21 @@ Autocast = tuple[tuple[str, torch.dtype], ...]
 """The device types for which autocast is on, each with the dtype that it casts to."""
 
 
-def program_autocast(operator: Operator) -> Autocast:
+def program_autocast(operator: Operator, native: Any = None) -> Autocast:
     """Return the autocast state that operators called by `operator` have without a mode.
 
-    Within a mode's handler, where this is called, autocast is always off. It is also off in the operators
-    that autocast casts (`autocast_as_here`), and below a mode of the program.
+    native: the extension, if it has brought the operator; it knows. Within a mode's handler, where this is
+    called, autocast is always off. It is also off in the operators that autocast casts (`autocast_as_here`),
+    and below a mode of the program.
     """
+    if native is not None:
+        return tuple(
+            [
+                (device_type, torch.get_autocast_dtype(device_type))
+                for device_type, key in AUTOCAST.items()
+                if not native.was_excluded(key)
+            ]
+        )
     off = getattr(_cast, "off", ())
     with _C._RestorePythonTLSSnapshot():
         found = tuple(
@@ -227,6 +238,13 @@ def without_our_mode() -> Iterator[None]:
         yield
     finally:
         _C._push_on_torch_dispatch_stack(mode)
+
+
+@contextmanager
+def without_session() -> Iterator[None]:
+    """Context without any mode, in which the session sees no operator."""
+    with _disable_current_modes(), _C._ExcludeDispatchKeyGuard(INTERPOSER):
+        yield
 
 
 def any_like_a_subclass(tensors: Iterable[torch.Tensor]) -> bool:

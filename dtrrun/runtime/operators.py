@@ -219,6 +219,7 @@ class Operator:
         "reshapes_storage",
         "shares_memory",
         "simple",
+        "simple_beneath_modes",
         "sized_by_numbers",
         "statistics",
         "takes_storage",
@@ -239,7 +240,7 @@ class Operator:
         if self.higher_order:
             self.name = func.name()
             self.simple = self.lazy_bits = self.checks_modes = self.foreign = False
-            self.updates_lists = self.views_unsaid = False
+            self.updates_lists = self.views_unsaid = self.simple_beneath_modes = False
             return
         schema = func._schema
         name: str = schema.name
@@ -330,23 +331,26 @@ class Operator:
         )
         special = (
             self.composite
-            or self.uninitialised
             or self.reshapes_storage
-            or self.random
             or self.sized_by_numbers
-            or self.statistics is not None
             or not self.replayable
             or self.opaque_output >= 0
             or self.keeps_state
             or self.calls_others
             or self.compares_tensors
             or self.read_unseen >= 0
-            or self.views_unsaid
             or "nest" in name
             or "quantize" in name
         )
-        self.simple = not special and (
-            self.mutates == () or (self.mutates == (0,) and not self.overwrites and not self.foreach)
+        self.simple_beneath_modes = not special and (
+            self.mutates == () or (self.mutates == (0,) and not self.foreach)
+        )
+        self.simple = self.simple_beneath_modes and not (
+            self.uninitialised
+            or self.random
+            or self.overwrites
+            or self.statistics is not None
+            or self.views_unsaid
         )
 
     def __repr__(self) -> str:

@@ -2,10 +2,12 @@
 
 Run as text by the target's interpreter, which may lack dtrrun.
 
-Its argument is a device. Writes one line of JSON. On a GPU it then holds a context and some memory until its
-standard input is closed, so that the launcher can ask the driver what it shows for this process.
+Its arguments are a device and the path of `native/build.py`. Writes one line of JSON. On a GPU it then holds
+a context and some memory until its standard input is closed, so that the launcher can ask the driver what it
+shows for this process.
 """
 
+import importlib.util
 import json
 import os
 import sys
@@ -16,8 +18,11 @@ MARK = "dtrrun-probe:"
 HELD_BYTES = 32 << 20
 
 
-def facts(device: str) -> dict[str, Any]:
-    """Return versions and settings, and `error` if torch, or `device_error` if the device, cannot be used."""
+def facts(device: str, build: str) -> dict[str, Any]:
+    """Return versions and settings, and `error` if torch, or `device_error` if the device, cannot be used.
+
+    build: the path of `native/build.py`.
+    """
     found: dict[str, Any] = {
         "pid": os.getpid(),
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -39,7 +44,24 @@ def facts(device: str) -> dict[str, Any]:
         }
         if found["available"] and device != "cpu":
             found |= on_device(torch, device)
+        else:
+            found["native"] = native(build)
     return found | {"warnings": [str(warning.message).splitlines()[0] for warning in said]}
+
+
+def native(build: str) -> dict[str, Any]:
+    """Return the outlook for the native fast path, which only the CPU has; `why` if it cannot be told."""
+    try:
+        spec = importlib.util.spec_from_file_location("_dtrrun_native_build", build)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found: dict[str, Any] = module.outlook()
+        return found
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        return {"path": None, "built": False, "compiler": None, "why": why, "do": "report this"}
 
 
 def on_device(torch: Any, device: str) -> dict[str, Any]:
@@ -64,5 +86,5 @@ def on_device(torch: Any, device: str) -> dict[str, Any]:
 held: list[Any] = []
 
 if __name__ == "__main__":
-    print(MARK + json.dumps(facts(sys.argv[1])), flush=True)
+    print(MARK + json.dumps(facts(*sys.argv[1:])), flush=True)
     sys.stdin.read()

@@ -21,6 +21,8 @@ from dtrrun.runtime.access import Access
 from dtrrun.runtime.ambient import Ambient
 from dtrrun.runtime.collector import Collector
 from dtrrun.runtime.costs import Costs, read_costs
+from dtrrun.runtime.dispatch import native
+from dtrrun.runtime.dispatch.interposer import Interposer
 from dtrrun.runtime.dispatch.mode import DTRMode
 from dtrrun.runtime.dispatch.python_mode import compiler, threads
 from dtrrun.runtime.dispatch.python_mode.dispatch_cost import dispatch_cost
@@ -103,6 +105,8 @@ class Session:
         if settings.costs is not None and settings.cost == "measured":
             costs = read_costs(settings.costs, self.device.type, self.warn)
         kernels: dict[Any, Any] = {}
+        self._native = native.choose(settings, self.device.operators is None, self._warn_once_a_run)
+        self._dispatches = self.device.type == "cpu" and self._native is None
         self.slow_path = SlowPath(
             self.dtr,
             ambient,
@@ -121,9 +125,16 @@ class Session:
             met_leaf=self._met_leaf,
             met_thread=self._threaded,
             too_small=self._too_small,
+            native=self._native,
         )
         self.device.connect(self.dtr, self.slow_path, self.warn)
-        self.mode: DTRMode = self.device.make_mode(self.slow_path)
+        self.mode: DTRMode | Interposer
+        self._threads: threads.Threads
+        if self._native is None:
+            self.mode = self.device.make_mode(self.slow_path)
+            self._threads = threads.Threads(self.mode, self._threaded, self.warn)
+        else:
+            self.mode = self._threads = Interposer(self._native, self.slow_path, self._threaded, self.warn)
         if settings.verify:
             self.slow_path.reasons.add("verify")  # it keeps more about each output than the fast path does
         self._started_ns = now_ns()
@@ -136,7 +147,6 @@ class Session:
         self._gradients = Gradients(self._access.pin)
         self._notices = notices.Notices(self.warn)
         self._launcher = Launcher(settings.record_dir)
-        self._threads = threads.Threads(self.mode, self._threaded, self.warn)
         self._where = optional.where(settings, self.slow_path)
         self._lookahead = optional.lookahead(self.slow_path)
         if self._recorder is not None:
@@ -148,7 +158,11 @@ class Session:
             Resizes(self.slow_path),
             self._gradients,
             Functions(self._access.lock),
-            ModeChecks(self._access.lock, self.mode, lambda: self.slow_path.checks_modes),
+            *(
+                [ModeChecks(self._access.lock, self.mode, lambda: self.slow_path.checks_modes)]
+                if self._native is None
+                else []
+            ),
             Backwards(self._no_optimizer, self._access.pin, self._met_leaf, self._backward_ended),
             Reducers(self.slow_path),
             Scripts(),
@@ -157,7 +171,7 @@ class Session:
             *optional.training_state(settings, self._access.hold),
             *optional.tracing(settings, self.ledger, self._where),
             self.steps,
-            compiler.CompileNotice(self._warn_once_a_run),
+            compiler.CompileNotice(self._warn_once_a_run, forbid=self._native is not None),
             self._notices,
             Collector(),
             self.device,
@@ -247,7 +261,7 @@ class Session:
         if self.slow_path.home == threading.get_ident():
             return
         self.slow_path.reasons.add("threads")
-        threads.wait_outside(DTRMode.dispatch.__code__, SlowPath.run.__code__)
+        self._threads.wait_outside()
 
     def warn(self, text: str) -> None:
         """Show the user one line, once; repetitions are counted."""
@@ -302,17 +316,17 @@ class Session:
             - policy.search_ns
             - (shapes.loading_ns - self._loading_ns)  # an import, not work on a step
             + self._measuring_ns,
-            "dispatch_ns": dispatch_cost.of(self.ledger.age) if self.device.type == "cpu" else 0,
+            "dispatch_ns": dispatch_cost.of(self.ledger.age) if self._dispatches else 0,
         }
 
     def measure_at_the_end(self) -> None:
         """Measure the dispatch cost for a program that has made no steps."""
-        if self.device.type == "cpu" and not self.steps.count:
+        if self._dispatches and not self.steps.count:
             self._measuring_ns += dispatch_cost.program_ended(self.ledger.age)
 
     def _measure_dispatch(self) -> None:
         """After a step, measure what the other times do not include, outside the steps' own times."""
-        if self.device.type == "cpu":  # on a GPU kernels continue meanwhile, so it is no slowdown
+        if self._dispatches:  # on a GPU kernels continue meanwhile, so it is no slowdown
             spent = dispatch_cost.step_ended(self.steps.count)
             if spent:
                 self._measuring_ns += spent

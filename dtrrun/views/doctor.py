@@ -54,6 +54,8 @@ def _facts(report: dict[str, Any]) -> Table:
     }
     if "torch" in torch:
         rows["swap"] = "available" if torch["swap"] else "not available: storages come back by copy"
+    if "native" in torch and report["device"] == "cpu":
+        rows["native"] = _native(torch["native"])
     if "backend" in torch:
         rows["allocator"] = f"{torch['backend']}, {format_size(torch['reserved_bytes'])} reserved by a test"
     if report["source"]:
@@ -75,6 +77,14 @@ def _built(torch: dict[str, Any]) -> str:
     if not torch["cuda"]:
         return "for the CPU"
     return f"for CUDA {torch['cuda']}, which is {'' if torch['available'] else 'not '}available"
+
+
+def _native(native: dict[str, Any]) -> str:
+    if native["why"]:
+        return "not available: operators are handled in Python"
+    if native["built"]:
+        return f"built: {native['path']}"
+    return f"not built yet: the first run does it with {native['compiler']} (once, about a minute)"
 
 
 def _devices(report: dict[str, Any]) -> Table:

@@ -102,6 +102,9 @@ def _summary(report: dict[str, Any]) -> Table:
         digits = ".2f" if estimated < seconds["wall"] / 20 else ".2g"  # estimates justify fewer
         some = f", {duration(estimated)} of it estimated" if digits == ".2g" else ""
         rows["slowdown"] = f"about {report['slowdown_estimate']:{digits}} ×  ({ours}{some})"
+    if (native := report["native"]) and native["operators"]:
+        share = 100 * (1 - native["in_python"] / native["operators"])
+        rows["native"] = f"{share:.1f} % of {times(native['operators'], 'operator')}"
     if verify["enabled"]:
         wrong = f"{verify['mismatches']:,} differ" if verify["mismatches"] else "all equal"
         rows["verify"] = f"{times(verify['storages'], 'storage')} compared, {wrong}"

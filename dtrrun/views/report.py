@@ -94,6 +94,7 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
         "seconds": seconds,
         "dispatch_seconds": dispatch,
         "slowdown_estimate": slowdown(seconds),
+        "native": _native(snapshots),
         "operators": operators(snapshots),
         "places": places(snapshots),
         "pinned": merged(table(snapshots, "pinned"), "reason", "bytes"),
@@ -105,6 +106,17 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
             "operators": merged(table(snapshots, "mismatches"), "operator", "count"),
         },
         "error": errors[0] if errors else None,
+    }
+
+
+def _native(snapshots: Sequence[Snapshot]) -> dict[str, Any] | None:
+    """Return the sums over the processes that had the native fast path; null if none had."""
+    found = [native for one in snapshots if isinstance(native := one.tables.get("native"), dict)]
+    if not found:
+        return None
+    return {
+        **{name: sum(native.get(name) or 0 for native in found) for name in ("operators", "in_python")},
+        "calls": merged((row for native in found for row in native.get("calls") or []), "name", "count"),
     }
 
 

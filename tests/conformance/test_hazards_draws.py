@@ -211,7 +211,7 @@ def test_small_draws_share_the_state_of_the_generator():
     with dtrrun.budget("1GB") as session:
         kept = [torch.rand(300) for _ in range(2000)]
         starts = {
-            id(record.operation.recorded[3][0][1].start)
+            id(list(record.operation.recorded)[3][0][1].start)
             for record in session.ledger.versions.values()
             if record.operation
         }

@@ -199,6 +199,7 @@ def test_a_data_loaders_own_threads_touch_nothing():
         assert not session.slow_path.reasons.any
 
 
+@pytest.mark.python_mode
 def test_a_thread_waits_until_the_fast_path_is_left(monkeypatch):
     """The fast path has no lock: whoever is in it must be out of it before another touches the ledger."""
     met, order = threading.Event(), []
@@ -407,6 +408,7 @@ def test_what_any_thread_writes_is_not_lost(make):
         assert_same(expected, bits(result), "afterwards")
 
 
+@pytest.mark.python_mode
 def test_a_pool_that_outlives_sessions_has_no_mode_in_between():
     pool = warm(concurrent.futures.ThreadPoolExecutor(1))
     for _ in range(3):
@@ -464,11 +466,15 @@ import threading, time, sys
 results = {{}}
 together = threading.Event()
 
-def early():
-    together.wait()
+def come():
     import torch
     from dtrrun.runtime.dispatch.python_mode import modes
-    results["early"] = len(modes.stacked())
+    native = sys.modules.get("_dtrrun_native")
+    return len(modes.stacked()) + bool(native and native.is_on())
+
+def early():
+    together.wait()
+    results["early"] = come()
 
 def importing():
     import torch
@@ -483,8 +489,7 @@ import torch
 import dtrrun.runtime as runtime
 session = runtime._active
 assert session.running
-from dtrrun.runtime.dispatch.python_mode import modes
-results["main"] = len(modes.stacked())
+results["main"] = come()
 layers = [layer for _ in range(8) for layer in (torch.nn.Linear(256, 256), torch.nn.Tanh())]
 model = torch.nn.Sequential(*layers)
 loss = model(torch.randn(256, 256)).square().mean()
@@ -499,12 +504,13 @@ print("fine", session.slow_path.home == threading.main_thread().ident)
 """
 
 
-def test_torch_imported_first_in_a_thread(tmp_path):
-    """The main thread, and every other one that runs by then, is inside the budget too."""
+@pytest.mark.parametrize("native", ["auto", "off"])
+def test_torch_imported_first_in_a_thread(tmp_path, native):
+    """Operators of the main thread, and of every other one that runs by then, come to the session too."""
     program = tmp_path / "late.py"
     program.write_text(textwrap.dedent(LATE).format(budget=5_000_000))
     done = subprocess.run(
-        [sys.executable, "-m", "dtrrun", "--device", "cpu", "--budget", "5MB", str(program)],
+        f"{sys.executable} -m dtrrun --native {native} --device cpu --budget 5MB {program}".split(),
         capture_output=True,
         text=True,
         timeout=300,

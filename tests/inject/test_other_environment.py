@@ -51,7 +51,7 @@ def test_with_torch_but_without_dtrrun(program, plain, dtrrun, python_with_torch
         "import sys\n"
         "before = list(sys.path)\n"
         f"import torch{MODES}\n"
-        "assert modes() == ['DTRMode']\n"
+        "assert modes() == ['dtrrun']\n"
         "assert sys.path == before\n"
         "import dtrrun\n"
         "print(dtrrun.__file__)\n"

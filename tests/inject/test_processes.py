@@ -40,9 +40,7 @@ if __name__ == "__main__":
 def test_data_loader_workers_are_left_alone_and_other_children_are_not(program, dtrrun, method):
     program("train.py", LOADER)
     ended = dtrrun("--budget", "1GB", "train.py", method)
-    assert (ended.status, ended.out) == (0, "loader 0.0\nchild ['DTRMode']\nparent ['DTRMode'] 0\n"), (
-        ended.err
-    )
+    assert (ended.status, ended.out) == (0, "loader 0.0\nchild ['dtrrun']\nparent ['dtrrun'] 0\n"), ended.err
     assert sorted(process["steps"] for process in ended.processes) == [0, 3]
     assert [process["status"] for process in ended.processes] == ["ended", "ended"]
 
@@ -69,7 +67,7 @@ def test_a_subprocess_trains_under_the_budget(program, dtrrun):
     program("child.py", f"import torch{MODES}\nprint('child', modes(), flush=True)")
     program("parent.py", "import subprocess, sys\nsubprocess.run([sys.executable, 'child.py'], check=True)\n")
     ended = dtrrun("--budget", "1GB", "parent.py")
-    assert (ended.status, ended.out, len(ended.processes)) == (0, "child ['DTRMode']\n", 1)
+    assert (ended.status, ended.out, len(ended.processes)) == (0, "child ['dtrrun']\n", 1)
 
 
 DISTRIBUTED = (
@@ -109,7 +107,7 @@ def test_torchrun_with_ddp_and_data_loader_workers(program, plain, dtrrun, tmp_p
     assert ended.status == 0, ended.err
     found = [(tmp_path / f"rank{rank}").read_text().splitlines() for rank in range(2)]
     assert [lines[0] for lines in found] == [lines[0] for lines in without]
-    assert [lines[1] for lines in found] == ["['DTRMode']"] * 2
+    assert [lines[1] for lines in found] == ["['dtrrun']"] * 2
     assert sorted(process["rank"] for process in ended.processes) == [0, 1]  # and no agent, no worker
     assert all(process["steps"] == 2 and process["evictions"] > 0 for process in ended.processes)
 

@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 import time
+from textwrap import indent
 from xml.etree import ElementTree
 
 import pytest
+from modes import MODES
 
 SCRIPT = """
 import sys, torch
@@ -73,8 +75,8 @@ def test_a_script_that_depends_on_the_mode(smoke):
     script = SCRIPT.replace(
         "    optimizer.step()\n",
         "    optimizer.step()\n"
-        "    from torch.utils._python_dispatch import _get_current_dispatch_mode\n"
-        "    if _get_current_dispatch_mode() is not None:\n"
+        f"{indent(MODES, '    ')}\n"
+        "    if modes():\n"
         "        model[0].bias.data += 1e-3\n",
     )
     ended = smoke(script)
@@ -112,8 +114,8 @@ def test_a_slowdown_over_the_limit(smoke):
         "    optimizer.step()\n",
         "    optimizer.step()\n"
         "    import time\n"
-        "    from torch.utils._python_dispatch import _get_current_dispatch_mode\n"
-        "    time.sleep(0.05 if _get_current_dispatch_mode() is None else 2.0)\n",
+        f"{indent(MODES, '    ')}\n"
+        "    time.sleep(2.0 if modes() else 0.05)\n",
     )
     ended = smoke(script, "--max-slowdown", "2")
     assert ended.status == 1

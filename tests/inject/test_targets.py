@@ -31,7 +31,7 @@ def main():
 if os.environ.get("WITH_TORCH"):
     sys.path.append("/later")  # the program may change it before torch is there
     import torch
-    assert modes() == (["DTRMode"] if os.environ.get("DTRRUN_RUNTIME") else []), modes()
+    assert modes() == (["dtrrun"] if os.environ.get("DTRRUN_RUNTIME") else []), modes()
 main()
 """
 )
@@ -88,7 +88,7 @@ def test_a_shell_script_and_a_program_with_a_first_line(program, dtrrun, tmp_pat
     for name in ("all.sh", "train"):
         (tmp_path / name).chmod(0o755)
     ended = dtrrun("--budget", "1GB", "run", "./all.sh")
-    assert ended.out == "start\n['DTRMode']\n['DTRMode']\n"
+    assert ended.out == "start\n['dtrrun']\n['dtrrun']\n"
     assert (ended.status, len(ended.processes)) == (0, 2)
 
 

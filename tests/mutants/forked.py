@@ -19,6 +19,7 @@ from mutant import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 
+os.environ["NATIVE"] = "off"  # the mutants are of the Python mode, too
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["numpy", "pytest", "dtrrun.runtime.session"])
 

@@ -29,6 +29,7 @@ CPU = {
     "count": 0,
     "swap": True,
     "warnings": [],
+    "native": {"path": "/cache/native.so", "built": True, "compiler": None, "why": None, "do": None},
 }
 HELD = {
     "index": 0,
@@ -39,7 +40,14 @@ HELD = {
     "reserved_bytes": 32 * MIB,
     "backend": "native",
 }
-CUDA = {**CPU, "torch": "2.13.0+cu130", "cuda": "13.0", "available": True, "count": 1, **HELD}
+CUDA = {
+    **{name: value for name, value in CPU.items() if name != "native"},
+    "torch": "2.13.0+cu130",
+    "cuda": "13.0",
+    "available": True,
+    "count": 1,
+    **HELD,
+}
 BLIND = {**CPU, "torch": "2.13.0+cu130", "cuda": "13.0"}
 
 
@@ -107,6 +115,39 @@ def test_a_machine_without_a_gpu(machine):
         "this PyTorch is built for the CPU",
     ]
     assert "nvidia-smi" in todo(report)
+
+
+@pytest.mark.parametrize(
+    ("native", "advice", "row"),
+    [
+        ({}, [], "built: /cache/native.so"),
+        ({"built": False, "compiler": "g++ -m64"}, [], "not built yet: the first run does it with g++ -m64"),
+        (
+            {"built": False, "why": "no C++ compiler was found", "do": "install one (apt install g++)"},
+            ["operators are handled in Python, which is slower: no C++ compiler was found"],
+            "not available: operators are handled in Python",
+        ),
+        (
+            {"why": "it cannot be loaded: no", "do": "remove /cache"},
+            ["operators are handled in Python, which is slower: it cannot be loaded: no"],
+            "not available: operators are handled in Python",
+        ),
+    ],
+)
+def test_the_native_fast_path(machine, native, advice, row):
+    report = machine({**CPU, "native": CPU["native"] | native}, library=False)
+    assert (report["ok"], told(report, "advice")) == (True, advice)
+    assert todo(report) == native.get("do", "")
+    print_doctor(report, to := stream(), width=200)
+    assert f"native   {row}" in written(to)
+
+
+def test_the_native_fast_path_is_the_cpus(machine):
+    native = CPU["native"] | {"why": "no C++ compiler was found", "do": "install one"}
+    report = machine({**BLIND, "native": native}, Gpu("GPU-1a2b"))
+    assert (report["device"], told(report, "advice")) == ("cuda:0", [])
+    print_doctor(report, to := stream(), width=200)
+    assert "native " not in written(to)
 
 
 def test_a_gpu_and_a_pytorch_for_the_cpu(machine):

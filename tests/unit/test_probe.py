@@ -11,6 +11,7 @@ import torch
 from dtrrun.launch import torch_probe
 from dtrrun.launch.torch_probe import probed
 from dtrrun.monitor.namespaces import is_running
+from dtrrun.native import build
 from dtrrun.runtime import probe
 
 
@@ -29,6 +30,27 @@ def test_what_an_interpreter_has(told):
     assert told["swap"] == hasattr(torch.UntypedStorage, "_swap_data_ptr_")
     assert told["available"] == torch.cuda.is_available()
     assert ("backend" in told) == told["available"]
+    assert ("native" in told) != told["available"]
+
+
+def test_the_native_fast_path_as_a_run_would_find_it(told, monkeypatch, tmp_path):
+    if "native" in told:
+        assert told["native"] == build.outlook()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "true")
+    with probed(sys.executable, "cpu") as facts:
+        assert facts["native"] == {
+            "path": str(build.built()),
+            "built": False,
+            "compiler": "true",
+            "why": None,
+            "do": None,
+        }
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_native_build_that_cannot_be_asked(tmp_path):
+    assert probe.native(str(tmp_path / "none.py"))["why"].startswith("FileNotFoundError: ")
 
 
 def test_both_sides_know_the_mark():
@@ -76,7 +98,7 @@ def test_no_interpreter(tmp_path):
 
 def test_without_torch(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    found = probe.facts("cpu")
+    found = probe.facts("cpu", "/none")
     assert found["error"].startswith("ModuleNotFoundError")
     assert found["pid"] == os.getpid()
 

@@ -21,6 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "report.md"
 TABLES = {
     "pinned": [{"reason": "gradient", "bytes": 5, "storages": 2}],
     "warnings": [{"text": EVIL, "count": 3}],
+    "native": {"operators": 9, "in_python": 2, "calls": [{"name": "my.op", "count": 2}]},
     "mismatches": [{"operator": "my.op", "bytes": 7, "count": 1}],
     "error": {
         "operator": "aten.mm",
@@ -110,6 +111,26 @@ def test_on_the_cpu_there_is_no_driver() -> None:
     assert report["driver_peak_bytes"] is report["driver_source"] is report["violations"] is None
 
 
+def native(*calls: tuple[str, int], operators: int) -> dict[str, Any]:
+    rows = [{"name": name, "count": count} for name, count in calls]
+    return {"native": {"operators": operators, "in_python": sum(n for _, n in calls), "calls": rows}}
+
+
+def test_which_operators_went_to_python() -> None:
+    first = snapshot(1, tables=native(("aten.cat", 3), ("aten.sort", 1), operators=1000))
+    second = snapshot(2, tables=native(("aten.sort", 4), operators=1000))
+    both = build_report([first, second, snapshot(3)], SETTINGS, 0, ["x"], 1.0)
+    assert both["native"] == native(("aten.sort", 5), ("aten.cat", 3), operators=2000)["native"]
+    assert [process["native"] for process in both["processes"]] == [
+        first.tables["native"],
+        second.tables["native"],
+        None,
+    ]
+    assert re.search(r"native +99\.6 % of 2,000 operators\n", shown(both))
+    for none in ({}, {"native": None}, native(operators=0)):
+        assert "native " not in shown(build_report([snapshot(tables=none)], SETTINGS, 0, ["x"], 1.0))
+
+
 def test_no_process() -> None:
     report = build_report([], SETTINGS, 125, ["true"], 0.1)
     assert (report["processes"], report["peak_bytes"], report["slowdown_estimate"]) == ([], 0, None)
@@ -149,6 +170,7 @@ def test_the_page_describes_each_field_and_no_other() -> None:
     [process] = report["processes"]
     assert described("The run") == set(report)
     assert described("`seconds`") == set(report["seconds"])
+    assert described("`native`") == set(report["native"])
     assert described("`verify`") == set(report["verify"])
     assert described("`error`") == set(report["error"])
     for name in ("operators", "pinned", "warnings"):

@@ -21,6 +21,7 @@ class TensorCall(Call):
 
     __slots__ = (
         "autocast",
+        "common",
         "complex",
         "counted",
         "device_type",
@@ -58,6 +59,8 @@ class TensorCall(Call):
     """A tensor may have a conjugate or negative bit, or its kernel may produce one."""
     plain_types: bool
     """None of its tensors is of a subclass."""
+    common: bool
+    """Whether its signature is that of every call with such arguments."""
     identity: Any
     """Its signature's key."""
     unplain: int
@@ -78,7 +81,7 @@ class TensorCall(Call):
         self.template, self.kwargs, self.tensors = [], {}, []
         self.writes = self.generators = self.autocast = ()
         self.rng = self.identity = self.result = None
-        self.complex = self.measured = False
+        self.complex = self.common = self.measured = False
         self.plain_types = True
         self.unplain = self.counted = 0
         self.needed = -1

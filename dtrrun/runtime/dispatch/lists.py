@@ -78,7 +78,7 @@ def update(mode: Any, operator: Operator, func: Any, args: Any, kwargs: Any, ent
         recipes.make_constant(version, "updated in place")
     started = now_ns()
     try:
-        func(*args, **(kwargs or {}))
+        mode.call(func, args, kwargs or {})
         ended = now_ns()
         unseen = [tensor for tensor, count in zip(written, writes, strict=False) if tensor._version == count]
         if unseen:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from time import perf_counter_ns as now_ns
+from types import CodeType
 from typing import Any
 
 import torch
@@ -51,6 +52,8 @@ class DTRMode(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """Return whether PyTorch should wrap the handler for Dynamo."""
         return not compiler.CAN_MARK
+
+    fast_path: CodeType
 
     def __init__(self, slow_path: SlowPath) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -250,6 +253,11 @@ class DTRMode(TorchDispatchMode):
             slow_path.tick()
         return result
 
+    @staticmethod
+    def call(func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator of the program."""
+        return func(*args, **kwargs)
+
     def concerns(self, args: Any, kwargs: Any) -> bool:
         """Return whether an operator uses the session's device."""
         return True
@@ -274,6 +282,8 @@ class DTRMode(TorchDispatchMode):
         self.bookkeeping_ns += started - entered
         return result
 
+
+DTRMode.fast_path = DTRMode.dispatch.__code__
 
 if compiler.CAN_MARK:
     compiler.keep_off(DTRMode.__torch_dispatch__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dtrrun.core.graph import Signature
@@ -35,12 +36,14 @@ class Signatures:
         self.modelled = modelled
         self.asks_sizes = asks_sizes
         self.by_key: dict[Any, Signature] = {}
+        self.on_forget: Callable[[], None] = _nothing
         self.updates: dict[Any, Signature] = {}  # operators that update lists, by `lists.key_of`
 
     def forget(self) -> None:
         """Start over, since signatures made without a budget have no result sizes."""
         self.by_key.clear()
         self.updates.clear()
+        self.on_forget()
 
     def measure_again(self) -> None:
         """Time the next calls of each operator as well, because the first step's use fresh pages."""
@@ -102,3 +105,7 @@ class Signatures:
             if ns < signature.cost or not signature.calls:
                 signature.cost = ns
             signature.calls += 1
+
+
+def _nothing() -> None:
+    pass

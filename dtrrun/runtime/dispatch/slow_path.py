@@ -55,6 +55,8 @@ sees_functions = torch._C._is_torch_function_mode_enabled  # some function mode,
 class Reasons:
     """Why every operator takes the slow path. While there is no reason, plain ones take the fast path."""
 
+    __slots__ = ("all", "any")
+
     def __init__(self) -> None:
         self.all: set[str] = set()
         self.any = False
@@ -71,6 +73,8 @@ class Reasons:
 class SlowPath:
     """Handles any operator."""
 
+    __slots__ = ("__dict__", "found", "home", "next_tick")  # the native fast path reads these
+
     def __init__(
         self,
         dtr: DTR,
@@ -85,18 +89,23 @@ class SlowPath:
         met_leaf: Callable[[torch.Tensor], None],
         met_thread: Callable[[], None],
         too_small: Callable[[BudgetError], None],
+        native: Any = None,
     ) -> None:
         """ended: a condition of the lock, notified when an operator has ended. device: the session's, if it
         is a GPU. kernels: our kernels of composite operators. tick: called periodically. met_leaf: called
         with leaves of autograd. met_thread: called when another thread is about to run operators. too_small:
-        called with an error that the program is about to get."""
+        called with an error that the program is about to get. native: the extension, if it brings the
+        operators."""
         self.dtr, self.ledger = dtr, dtr.ledger
         self._operators, self._eviction = dtr.operators, dtr.eviction
         self._rematerializer = dtr.rematerializer
         self.ambient, self.signatures, self.lock, self._ended = ambient, signatures, lock, ended
-        self.device, self._kernels = device, kernels
+        self.device, self.kernels = device, kernels
         self.tick, self._met_leaf, self._met_thread = tick, met_leaf, met_thread
         self.too_small = too_small
+        self._native = native
+        self.found: Signature | None = None
+        """The last operator's, if calls with the same arguments may take the fast path."""
         self.operators: dict[int, Operator] = {}
         """By id of the overload, since hashing one is a call in Python; `operator_of` keeps it alive."""
         self.reasons = Reasons()
@@ -152,7 +161,7 @@ class SlowPath:
             return self._run_higher_order(mode, func, args, kwargs)
         if operator.composite and not self.under_modes:  # these get it whole, as without us
             with composite(operator), mode:
-                kernel = self._kernels.get(func)
+                kernel = self.kernels.get(func)
                 return kernel(*args, **kwargs) if kernel else func._op_dk(COMPOSITE, *args, **kwargs)
         if operator.random:  # no draws between capturing the generator's state and the call
             with self.lock:
@@ -193,6 +202,8 @@ class SlowPath:
             started = now_ns()
             if self.device is not None:
                 result = self.device.call(call, args, kwargs)
+            elif self._native is not None:
+                result = self._native.proceed()
             elif call.complex or call.autocast or operator.views_unsaid:
                 result = call_operator(call, args, kwargs)
             else:
@@ -206,6 +217,7 @@ class SlowPath:
                 drawn = drawn and rng.moved(call.rng)
                 call.result = result
                 self._finish(call, args, kwargs, cost)
+                self.found = call.signature if call.common else None
                 if drawn:
                     self._keep_results(call, result)
         except BaseException:
@@ -410,7 +422,7 @@ class SlowPath:
         if call.state[DEFAULT_DTYPE] is not torch.float32:
             key.append(call.state[DEFAULT_DTYPE])  # the dtype of results without an explicit one
         if operator.calls_others:
-            call.autocast = program_autocast(operator)
+            call.autocast = program_autocast(operator, self._native)
         geometries = self._look_up(call)
         key.extend(geometries)
         same: tuple[int, ...] = ()
@@ -436,6 +448,7 @@ class SlowPath:
             _find_written(call)
         if operator.statistics is not None:
             call.find_statistics()
+        call.common = not (elsewhere or call.complex or call.opaque)
         call.identity = tuple(key)
         call.signature = self.signatures.of(call, call.identity, geometries, elsewhere=bool(elsewhere))
         call.signature.same = same

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dtrrun.runtime.dispatch.interposer import Interposer
 from dtrrun.runtime.heap import resident_peak
 from dtrrun.telemetry.fields import COUNTERS
 
 if TYPE_CHECKING:
+    from dtrrun.runtime.dispatch.mode import DTRMode
     from dtrrun.runtime.session import Session
 
 _INDEX = {name: place for place, name in enumerate(COUNTERS)}
@@ -102,6 +104,20 @@ def tables(session: Session) -> dict[str, Any]:
         "error": session.error,
         "log_error": session._recorder.error if session._recorder is not None else None,
         "device_uuid": session.device.uuid,
+        "native": _native(session.mode),
+    }
+
+
+def _native(mode: DTRMode | Interposer) -> dict[str, Any] | None:
+    """Return how many operators there were, and which of them the native fast path left to Python."""
+    if not isinstance(mode, Interposer):
+        return None
+    calls = sorted(mode.python_calls.items(), key=lambda item: -item[1])
+    in_python = sum(count for _, count in calls)
+    return {
+        "operators": mode.fast_calls + in_python,
+        "in_python": in_python,
+        "calls": [{"name": name, "count": count} for name, count in calls[:TOP]],
     }
 
 

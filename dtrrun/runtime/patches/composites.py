@@ -14,10 +14,15 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from dtrrun.runtime.access import Reach, unseen
-from dtrrun.runtime.guards import any_like_a_subclass, autocast_as_here, only_our_mode, without_our_mode
+from dtrrun.runtime.guards import (
+    any_like_a_subclass,
+    autocast_as_here,
+    only_our_mode,
+    without_our_mode,
+    without_session,
+)
 from dtrrun.runtime.tracebacks import hiding
 
 READ_INTEGERS = (
@@ -107,7 +112,7 @@ class Composites:
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             touched = _touched(args, kwargs, is_written)
-            return self._run(func, args, kwargs, touched, _disable_current_modes)
+            return self._run(func, args, kwargs, touched, without_session)
 
         return kernel
 

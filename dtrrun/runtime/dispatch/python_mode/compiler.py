@@ -44,8 +44,11 @@ class CompileNotice:
     versions without such a list, the warning comes with the decoration.
     """
 
-    def __init__(self, warn: Callable[[str], None]) -> None:
+    def __init__(self, warn: Callable[[str], None], *, forbid: bool = False) -> None:
+        """forbid: no mode is on that would keep Dynamo from compiling."""
         self._warn = warn
+        self._forbid = forbid
+        self._stance: Any = None  # Dynamo's, while it compiles nothing
         self._installed = False
         self._patches = Patches()
         self._watched = False  # Dynamo has been imported, and the creation of its contexts is patched
@@ -58,6 +61,9 @@ class CompileNotice:
     def remove(self) -> None:
         self._installed = self._watched = False
         self._patches.undo()
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
 
     def _compiling(self, original: Function) -> Function:
         def compile(*args: Any, **kwargs: Any) -> Any:
@@ -81,6 +87,8 @@ class CompileNotice:
         """
         if not self._watched:
             self._watched = True
+            if self._forbid:  # compiled code reads its inputs' memory, which may have been evicted
+                self._stance = torch.compiler.set_stance("force_eager")
             self._patches.wrap(import_module("torch._dynamo"), "optimize", self._optimizing)
 
     def _optimizing(self, original: Function) -> Function:

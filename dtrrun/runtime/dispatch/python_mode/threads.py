@@ -200,6 +200,20 @@ class Threads:
         _here.guest = guest
         modes.put_under(guest)
 
+    def wait_outside(self) -> None:
+        """Wait until no other thread is on the fast path."""
+        fast_path, slow_path, own = (
+            self._mode.fast_path,
+            self._mode.slow_path.run.__code__,
+            threading.get_ident(),
+        )
+
+        def is_inside() -> bool:
+            frames = _frames().items()
+            return any(_is_inside(frame, fast_path, slow_path) for thread, frame in frames if thread != own)
+
+        wait_while(is_inside)
+
     def _leave(self) -> None:
         guest = getattr(_here, "guest", None)
         if guest is not None and guest.mode is self._mode:
@@ -246,15 +260,10 @@ def mode_of(entered: Any) -> Any:
     return entered.mode if type(entered) is Guest else entered
 
 
-def wait_outside(fast_path: CodeType, slow_path: CodeType) -> None:
-    """Wait until no other thread is in the function `fast_path`, except on its way through `slow_path`."""
+def wait_while(is_inside: Callable[[], bool]) -> None:
+    """Wait for an operator of another thread to end."""
     ends = monotonic() + PATIENCE_SECONDS
-    own = threading.get_ident()
-    while any(
-        _is_inside(frame, fast_path, slow_path) for thread, frame in _frames().items() if thread != own
-    ):
-        if monotonic() > ends:
-            return
+    while is_inside() and monotonic() < ends:
         sleep(LOOK_SECONDS)
 
 
@@ -263,6 +272,7 @@ def _frames() -> dict[int, FrameType]:
 
 
 def _is_inside(frame: FrameType | None, fast_path: CodeType, slow_path: CodeType) -> bool:
+    """Return whether a thread is in the function `fast_path`, except on its way through `slow_path`."""
     while frame is not None:
         if frame.f_code is slow_path:
             return False

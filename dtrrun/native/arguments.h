@@ -1,0 +1,156 @@
+// An operator's arguments and results, between PyTorch's dispatcher and Python, as `__torch_dispatch__` has
+// them: trailing defaults are left out, and numbers that stand for dtypes become dtypes.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/jit_type.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/Export.h>
+
+#include "python.h"
+
+// Of torch/csrc/jit/python/pybind_utils.h, which takes minutes to compile.
+namespace torch::jit {
+TORCH_PYTHON_API pybind11::object toPyObject(c10::IValue value);
+TORCH_PYTHON_API c10::IValue toIValue(pybind11::handle object, const c10::TypePtr& type, std::optional<int32_t> n);
+}  // namespace torch::jit
+
+// Of torch/csrc/DynamicTypes.h and torch/csrc/utils/tensor_memoryformats.h, likewise.
+struct THPDtype;
+struct THPLayout;
+namespace torch {
+TORCH_PYTHON_API THPDtype* getTHPDtype(at::ScalarType type);
+TORCH_PYTHON_API THPLayout* getTHPLayout(at::Layout layout);
+}  // namespace torch
+namespace torch::utils {
+TORCH_PYTHON_API PyObject* getTHPMemoryFormat(at::MemoryFormat format);
+}  // namespace torch::utils
+
+namespace dtrrun {
+
+using c10::IValue;
+using torch::jit::Stack;
+
+enum class Enumeration : uint8_t { NONE, DTYPE, LAYOUT, MEMORY_FORMAT };
+
+inline Enumeration enumeration_of(const c10::Argument& argument) {
+  c10::TypePtr type = argument.real_type();
+  if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  switch (type->kind()) {
+    case c10::TypeKind::ScalarTypeType:
+      return Enumeration::DTYPE;
+    case c10::TypeKind::LayoutType:
+      return Enumeration::LAYOUT;
+    case c10::TypeKind::MemoryFormatType:
+      return Enumeration::MEMORY_FORMAT;
+    default:
+      return Enumeration::NONE;
+  }
+}
+
+inline Ref to_python(const IValue& value, Enumeration enumeration) {
+  if (enumeration != Enumeration::NONE && value.isInt()) {
+    int64_t number = value.toInt();
+    PyObject* found = nullptr;
+    if (enumeration == Enumeration::DTYPE)
+      found = reinterpret_cast<PyObject*>(torch::getTHPDtype(static_cast<at::ScalarType>(number)));
+    else if (enumeration == Enumeration::LAYOUT)
+      found = reinterpret_cast<PyObject*>(torch::getTHPLayout(static_cast<at::Layout>(number)));
+    else
+      found = torch::utils::getTHPMemoryFormat(static_cast<at::MemoryFormat>(number));
+    return Ref::copy(found);
+  }
+  return Ref(torch::jit::toPyObject(value).release().ptr());
+}
+
+// The number of leading arguments that Python gets by position; those after are defaults or keywords.
+inline size_t positional(const c10::FunctionSchema& schema, const IValue* values) {
+  const auto& arguments = schema.arguments();
+  size_t count = arguments.size();
+  while (count > 0 && arguments[count - 1].kwarg_only()) count--;
+  while (count > 0 && arguments[count - 1].default_value().has_value() &&
+         *arguments[count - 1].default_value() == values[count - 1])
+    count--;
+  return count;
+}
+
+// Calls `convert(place)` for each argument that Python gets, and returns (args, kwargs); kwargs may be null.
+template <class Sequence, class Convert>
+std::pair<Ref, Ref> to_arguments(const c10::FunctionSchema& schema, const IValue* values, Sequence make,
+                                 const Convert& convert) {
+  const auto& arguments = schema.arguments();
+  size_t count = positional(schema, values);
+  Ref args = checked(make(static_cast<Py_ssize_t>(count)));
+  for (size_t place = 0; place < count; place++) {
+    PyObject* value = convert(place).release();
+    if (value == nullptr) raise();
+    if (PyTuple_Check(args.get()))
+      PyTuple_SET_ITEM(args.get(), place, value);
+    else
+      PyList_SET_ITEM(args.get(), place, value);
+  }
+  Ref kwargs;
+  for (size_t place = 0; place < arguments.size(); place++) {
+    const auto& argument = arguments[place];
+    if (!argument.kwarg_only()) continue;
+    if (argument.default_value().has_value() && *argument.default_value() == values[place]) continue;
+    if (!kwargs) kwargs = checked(PyDict_New());
+    Ref value = convert(place);
+    if (!value || PyDict_SetItemString(kwargs.get(), argument.name().c_str(), value.get()) < 0) raise();
+  }
+  return {std::move(args), std::move(kwargs)};
+}
+
+// What Python returned for an operator, as its results on the stack.
+inline void push_results(const c10::FunctionSchema& schema, PyObject* result, Stack* stack) {
+  const auto& returns = schema.returns();
+  if (returns.empty()) return;
+  if (returns.size() == 1) {
+    stack->push_back(torch::jit::toIValue(result, returns[0].real_type(), std::nullopt));
+    return;
+  }
+  Ref items = checked(PySequence_Fast(result, "dtrrun: an operator with several results returned one"));
+  for (size_t place = 0; place < returns.size(); place++)
+    stack->push_back(torch::jit::toIValue(PySequence_Fast_GET_ITEM(items.get(), place), returns[place].real_type(),
+                                          std::nullopt));
+}
+
+// A tensor to be looked at: the program's gets no Python object, which PyTorch may be about to give it itself
+// (`torch.nn.Parameter`). One without a plain storage is shown itself, since it is counted until it dies.
+inline IValue shown(const IValue& value) {
+  if (!value.isTensor()) return value;
+  const at::Tensor& tensor = value.toTensor();
+  if (!tensor.defined() || !tensor.has_storage() || tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() ||
+      tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python))
+    return value;
+  return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true));
+}
+
+inline Ref results(const c10::FunctionSchema& schema, const Stack& stack);
+
+inline Ref shown_results(const c10::FunctionSchema& schema, const Stack& stack) {
+  Stack shown_ones;
+  for (const IValue& value : stack) {
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(shown(tensor).toTensor());
+      shown_ones.push_back(std::move(list));
+    } else {
+      shown_ones.push_back(shown(value));
+    }
+  }
+  return results(schema, shown_ones);
+}
+
+// The results on the top of the stack, as Python returns them.
+inline Ref results(const c10::FunctionSchema& schema, const Stack& stack) {
+  size_t count = schema.returns().size(), first = stack.size() - count;
+  if (count == 0) return Ref::copy(Py_None);
+  if (count == 1) return to_python(stack[first], Enumeration::NONE);
+  Ref tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(count)));
+  for (size_t place = 0; place < count; place++)
+    PyTuple_SET_ITEM(tuple.get(), place, to_python(stack[first + place], Enumeration::NONE).release());
+  return tuple;
+}
+
+}  // namespace dtrrun

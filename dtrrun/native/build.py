@@ -1,0 +1,285 @@
+"""Builds the native extension once for each PyTorch and Python, and keeps it in the user's cache.
+
+PyTorch's C++ interface changes with every version, so no built file could be shipped for all of them. The
+compiler is called directly: `torch.utils.cpp_extension` would import setuptools, and want ninja, in every
+training process. Processes that start together wait for one build.
+
+A file in the cache ends with a digest of what stands before it: the loader would crash the process on a file
+that a full disk or a power cut has truncated.
+
+`dtrrun doctor` has the target's interpreter run this file by itself: it imports nothing else of dtrrun's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+import torch
+
+HERE = Path(__file__).parent
+MAIN = HERE / "interposer.cpp"
+NAME = "_dtrrun_native"
+OLDEST = (2, 13)
+"""Before it, the key on which the interposer registers stands above Python's."""
+TIME_LIMIT_SECONDS = 900.0
+ERRORS = "errors.txt"
+"""Why the last build failed: a line, and what the compiler wrote."""
+DIGEST_BYTES = hashlib.sha256().digest_size
+
+BUILDING = "building the native fast path for PyTorch {} (once, about a minute)"
+NO_COMPILER = "no C++ compiler was found", "install one (apt install g++), or name one in CXX"
+NO_SUCH_COMPILER = "CXX names {}, which is not there", "name a C++ compiler, or unset it"
+NO_HEADERS = "Python's headers are missing", "install them (apt install python{}.{}-dev)"
+NO_TORCH_HEADERS = "PyTorch's headers are missing", "install PyTorch as pip does, with its C++ headers"
+TOO_OLD = "PyTorch {} is too old for the native fast path", "install 2.13 or later"
+NO_ROOM = "make room there, or name another folder in XDG_CACHE_HOME"
+
+
+class CannotBuild(Exception):
+    """There is no extension. why: the cause. do: what would help."""
+
+    def __init__(self, why: str, do: str) -> None:
+        super().__init__(why, do)
+        self.why, self.do = why, do
+
+    def __str__(self) -> str:
+        return f"{self.why}; {self.do}"
+
+
+def cache_folder() -> Path:
+    """Return where built extensions are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "dtrrun" / "native"
+
+
+def compiler() -> list[str]:
+    """Return the command that compiles C++. Raises CannotBuild."""
+    named = os.environ.get("CXX", "").strip()
+    try:
+        command = shlex.split(named)
+    except ValueError:  # a quotation mark without its partner
+        command = [named]
+    if command:
+        if not shutil.which(command[0]):
+            raise CannotBuild(NO_SUCH_COMPILER[0].format(command[0]), NO_SUCH_COMPILER[1])
+        return command
+    for name in ("g++", "clang++", "c++"):
+        if shutil.which(name):
+            return [name]
+    raise CannotBuild(*NO_COMPILER)
+
+
+def flags() -> list[str]:
+    """Return what the compiler needs besides the source and the result's name. Raises CannotBuild."""
+    python = sysconfig.get_path("include")
+    if not os.path.exists(os.path.join(python, "Python.h")):
+        raise CannotBuild(NO_HEADERS[0], NO_HEADERS[1].format(*sys.version_info[:2]))
+    root = _torch()
+    if not (root / "include" / "torch" / "library.h").exists():
+        raise CannotBuild(*NO_TORCH_HEADERS)
+    folders = [root / "include", root / "include" / "torch" / "csrc" / "api" / "include", Path(python)]
+    libraries = ["torch_python", "torch_cpu", "c10"]
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    return [
+        *("-O2", "-std=c++20", "-fPIC", "-shared", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
+        *(f"-isystem{folder}" for folder in folders),
+        *(f"-L{root / 'lib'}", *(f"-l{name}" for name in libraries)),  # which the process has loaded
+    ]
+
+
+def _torch() -> Path:
+    """Return PyTorch's folder; environments that link to one PyTorch share what is built for it."""
+    return Path(torch.__file__).resolve().parent
+
+
+def key() -> str:
+    """Return what a built extension depends on, as one word: sources, PyTorch, Python."""
+    digest = hashlib.sha256()
+    for path in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h"), HERE / "build.py"]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    abi = sysconfig.get_config_var("SOABI")
+    for part in (torch.__version__, torch.version.git_version, abi):
+        digest.update(str(part).encode() + b"\0")
+    return f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{digest.hexdigest()[:16]}"
+
+
+def built() -> Path:
+    """Return where the extension for this PyTorch and Python is, once it has been built."""
+    return cache_folder() / key() / f"{NAME}.so"
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether a built extension is there, as it was written."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return False
+    code, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
+    return bool(code) and hashlib.sha256(code).digest() == digest
+
+
+def build(say: Callable[[str], None]) -> Path:
+    """Return the path of the extension, after building it if need be. Raises CannotBuild."""
+    _check_version()
+    target = built()
+    if is_whole(target):
+        return target
+    command = [*compiler(), str(MAIN), *flags()]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        began = time.time()
+        with open(target.parent / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, also by the end of the process
+            if not is_whole(target):  # nobody built it meanwhile
+                if why := _last_failure(target.parent, began):  # somebody tried meanwhile
+                    raise CannotBuild(why, f"see {target.parent / ERRORS}")
+                say(BUILDING.format(torch.__version__))
+                _compile(command, target)
+    except OSError as error:
+        raise CannotBuild(f"{error.filename or target.parent}: {error.strerror}", NO_ROOM) from None
+    return target
+
+
+def _check_version() -> None:
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
+        raise CannotBuild(TOO_OLD[0].format(torch.__version__), TOO_OLD[1])
+
+
+def outlook() -> dict[str, Any]:
+    """Return what a run would find, as JSON values, without building anything.
+
+    path: where the extension is or would be. built: whether it is there. compiler: what would build it, or
+    None. why, do: why there is none, and what would help, or None.
+    """
+    target = built()
+    found: dict[str, Any] = {"path": str(target), "built": False, "compiler": None, "why": None, "do": None}
+    try:
+        _check_version()
+        if is_whole(target):
+            found["built"] = True
+            _import(target)
+            return found
+        found["compiler"] = shlex.join(compiler())
+        flags()
+        there = next(folder for folder in target.parents if folder.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            raise CannotBuild(f"{there}: cannot be written", NO_ROOM)
+        if why := _last_failure(target.parent):
+            raise CannotBuild(why, f"see {target.parent / ERRORS}; the next run tries again")
+    except CannotBuild as error:
+        found["why"], found["do"] = error.why, error.do
+    return found
+
+
+def _last_failure(folder: Path, since: float = 0.0) -> str:
+    """Return why the last build failed, if it did, and not before `since` (seconds since the epoch)."""
+    try:
+        path = folder / ERRORS
+        return path.read_text().partition("\n")[0] if path.stat().st_mtime >= since else ""
+    except (OSError, ValueError):
+        return ""
+
+
+def _compile(command: list[str], target: Path) -> None:
+    handle, unfinished = tempfile.mkstemp(prefix="unfinished-", suffix=".so", dir=target.parent)
+    os.close(handle)
+    command = [*command, "-o", unfinished]
+    try:
+        try:
+            status, output = _output_of(command)
+        except subprocess.TimeoutExpired:
+            _fail(f"{command[0]} took more than {TIME_LIMIT_SECONDS:g} seconds", command, "", target.parent)
+        code = b""
+        with suppress(FileNotFoundError):
+            code = Path(unfinished).read_bytes() if status == 0 else b""
+        if not code:
+            lines = output.strip().splitlines() or [f"it wrote nothing, and ended with {status}"]
+            why = next((line for line in lines if "error:" in line or "ld: " in line), lines[0])
+            _fail(f"{command[0]} failed: {why.strip()}", command, output, target.parent)
+        with open(unfinished, "ab") as file:
+            file.write(hashlib.sha256(code).digest())
+        os.rename(unfinished, target)
+        with suppress(OSError):
+            os.unlink(target.parent / ERRORS)
+    finally:
+        with suppress(OSError):
+            os.unlink(unfinished)
+
+
+def _output_of(command: list[str]) -> tuple[int, str]:
+    """Run the compiler: return its exit status and what it wrote. Raises OSError, TimeoutExpired."""
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=os.environ | {"LC_ALL": "C"},  # we look for the word "error"
+        start_new_session=True,  # so that the processes that it starts can be ended with it
+    )
+    with child:
+        try:
+            output, _ = child.communicate(timeout=TIME_LIMIT_SECONDS)
+        except BaseException:  # also Ctrl-C
+            with suppress(OSError):
+                os.killpg(child.pid, signal.SIGKILL)
+            raise
+    return child.returncode, output
+
+
+def _fail(why: str, command: list[str], output: str, folder: Path) -> NoReturn:
+    try:
+        (folder / ERRORS).write_text(f"{why}\n\n$ {shlex.join(command)}\n{output}")
+    except OSError:
+        raise CannotBuild(why, NO_ROOM) from None
+    raise CannotBuild(why, f"see {folder / ERRORS}")
+
+
+def load(say: Callable[[str], None]) -> ModuleType:
+    """Build the extension if need be, and import it. Raises CannotBuild; a process does not try twice."""
+    found = _loaded(say)
+    if isinstance(found, CannotBuild):
+        raise CannotBuild(found.why, found.do)
+    return found
+
+
+@cache
+def _loaded(say: Callable[[str], None]) -> ModuleType | CannotBuild:
+    try:
+        return _import(build(say))
+    except CannotBuild as error:
+        return error
+
+
+def _import(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        NAME, path, loader=importlib.machinery.ExtensionFileLoader(NAME, str(path))
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except (ImportError, RuntimeError) as error:
+        why = f"it cannot be loaded: {str(error).splitlines()[0]}"
+        raise CannotBuild(why, f"remove {path.parent}, so that it is built anew") from None
+    return module

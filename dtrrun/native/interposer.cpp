@@ -1,0 +1,944 @@
+// How operators reach dtrrun without a Python dispatch mode, and the fast path of most of them.
+//
+// A boxed fallback is registered for a dispatch key below Python's and above those of the backends, and is
+// switched on thread by thread. When it is called the program's autograd, autocast, modes and subclasses have
+// done their work, as they would without us. No mode is on, so nothing in PyTorch behaves otherwise for our
+// sake. While it handles an operator the key is off, so what the kernel calls is not seen.
+//
+// `Door::fast` does for plain operators, views and in-place operators what `dtrrun/runtime/dispatch/mode.py`
+// does, on the same Python objects, and must always have the same effect. Everything else goes to Python, whole.
+#include "python.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <time.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/Storage.h>
+#include <torch/library.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <unordered_map>
+
+#include "arguments.h"
+#include "recipe.h"
+#include "signatures.h"
+
+namespace dtrrun {
+namespace {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::OperatorHandle;
+
+constexpr DispatchKey KEY = DispatchKey::Fake;
+const DispatchKeySet below(DispatchKeySet::FULL_AFTER, KEY);
+const DispatchKeySet above = DispatchKeySet(DispatchKeySet::FULL) - below;
+constexpr int64_t BRIEF_NS = 10'000;  // for such a kernel, giving up the GIL would take longer than it does
+constexpr int SETTLED = 8;  // core.graph.Signature.SETTLED
+
+int64_t now_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);  // as Python's perf_counter_ns
+  return now.tv_sec * 1'000'000'000ll + now.tv_nsec;
+}
+
+// What the settings of `runtime/ambient.py` were when an operator ran, as Python has them. They hardly ever
+// change, so the tuple of the last call is usually that of this one.
+class Ambient {
+ public:
+  explicit Ambient(PyObject* readers) : readers_(Ref::copy(readers)) {}
+
+  struct State {
+    Ref tuple;
+    std::array<int, 14> settings;
+  };
+
+  // Returns the state for a family of operators. known: that of its last call, brought up to date.
+  PyObject* read(PyObject* family, State& known, bool general) {
+    auto now = settings(general);
+    if (!known.tuple || now != known.settings) {
+      known.tuple = checked(PyObject_CallNoArgs(PyDict_GetItem(readers_.get(), family)));
+      known.settings = now;
+    }
+    return known.tuple.get();
+  }
+
+ private:
+  // All that the readers of any family read on a CPU.
+  static std::array<int, 14> settings(bool general) {
+    using at::Float32Backend, at::Float32Op;
+    auto& context = at::globalContext();
+    volatile double denormal = 4e-320;  // half of it is 0 if the processor flushes denormal numbers
+    auto precision = [&](Float32Op op) {
+      return general ? 0 : static_cast<int>(context.float32Precision(Float32Backend::MKLDNN, op));
+    };
+    return {c10::GradMode::is_enabled(),
+            context.userEnabledMkldnn(),
+            context.deterministicAlgorithms(),
+            context.deterministicAlgorithmsWarnOnly(),
+            denormal * 0.5 == 0.0,
+            at::get_num_threads(),
+            static_cast<int>(c10::typeMetaToScalarType(c10::get_default_dtype())),
+            precision(Float32Op::MATMUL),
+            precision(Float32Op::CONV),
+            precision(Float32Op::RNN),
+            precision(Float32Op::ALL),
+            context.allowFP16ReductionCPU(),
+            context.deterministicMkldnn(),
+            context.userEnabledNNPACK()};
+  }
+  Ref readers_;
+};
+
+// What is known of an operator; see `runtime/operators.py`.
+struct Facts {
+  enum class Way { PYTHON, VIEW, PLAIN, WRITES };
+  Way way = Way::PYTHON;
+  bool composite = false, foreign = false, untouching = false, random = false, overwrites = false, uninitialised = false;
+  int statistics[2] = {-1, -1}, trains = -1;  // places of running statistics, and of what says whether they are updated
+  Ref replay;  // what is run again, without the statistics
+  Ambient::State state;
+  bool general = true;  // its family of settings is the general one
+  int64_t python_calls = 0;
+  Ref func, operator_, family;
+  std::shared_ptr<std::vector<Enumeration>> enumerations = std::make_shared<std::vector<Enumeration>>();
+};
+
+struct VersionSlots {
+  Slot age, bound, component, cost, dependents, escaped, extent, fingerprint, key, last_access, locks, mutations,
+      nbytes, needed_by, neighbourhood, operation, pin, resident, scratch, block, superseded, used, uses;
+  explicit VersionSlots(PyObject* cls)
+      : age(cls, "age"), bound(cls, "bound"), component(cls, "component"), cost(cls, "cost"),
+        dependents(cls, "dependents"), escaped(cls, "escaped"), extent(cls, "extent"),
+        fingerprint(cls, "fingerprint"), key(cls, "key"), last_access(cls, "last_access"), locks(cls, "locks"),
+        mutations(cls, "mutations"), nbytes(cls, "nbytes"), needed_by(cls, "needed_by"),
+        neighbourhood(cls, "neighbourhood"), operation(cls, "operation"), pin(cls, "pin"),
+        resident(cls, "resident"), scratch(cls, "scratch"), block(cls, "block"), superseded(cls, "superseded"),
+        used(cls, "used"), uses(cls, "uses") {}
+};
+
+struct OperationSlots {
+  Slot constants, inputs, kept_inputs, outputs, recorded, secured, signature, tensors;
+  explicit OperationSlots(PyObject* cls)
+      : constants(cls, "constants"), inputs(cls, "inputs"), kept_inputs(cls, "kept_inputs"),
+        outputs(cls, "outputs"), recorded(cls, "recorded"), secured(cls, "secured"),
+        signature(cls, "signature"), tensors(cls, "tensors") {}
+};
+
+struct SignatureSlots {
+  Slot calls, cost, guessed, output_bytes, replayed_as, workspace;
+  explicit SignatureSlots(PyObject* cls)
+      : calls(cls, "calls"), cost(cls, "cost"), guessed(cls, "guessed"), output_bytes(cls, "output_bytes"),
+        replayed_as(cls, "replayed_as"), workspace(cls, "workspace") {}
+};
+
+struct LedgerSlots {
+  Slot age, budget_bytes, clock, dead, freed_bytes, heap, least_bytes, limit, on_death, peak_bytes, pressure,
+      resident_bytes, step_age, step_peak_bytes, versions;
+  explicit LedgerSlots(PyObject* cls)
+      : age(cls, "age"), budget_bytes(cls, "budget_bytes"), clock(cls, "clock"), dead(cls, "dead"),
+        freed_bytes(cls, "freed_bytes"), heap(cls, "heap"), least_bytes(cls, "least_bytes"),
+        limit(cls, "limit"), on_death(cls, "on_death"), peak_bytes(cls, "peak_bytes"), pressure(cls, "pressure"),
+        resident_bytes(cls, "resident_bytes"), step_age(cls, "step_age"),
+        step_peak_bytes(cls, "step_peak_bytes"), versions(cls, "versions") {}
+};
+
+Ref attribute(PyObject* object, const char* name) { return checked(PyObject_GetAttrString(object, name)); }
+
+bool truth(PyObject* object, const char* name) {
+  Ref found = attribute(object, name);
+  int is_true = PyObject_IsTrue(found.get());
+  if (is_true < 0) raise();
+  return is_true;
+}
+
+PyObject* type_of(PyObject* classes, const char* name) { return PyDict_GetItemString(classes, name); }
+
+// An operator that Python handles, for `proceed`: the innermost one of this thread.
+struct Underway {
+  const OperatorHandle* op;
+  DispatchKeySet keys;
+  const IValue* values;
+  size_t count;
+  c10::impl::LocalDispatchKeySet program;  // as the operator would find it without us
+  Stack results;                           // once `proceed` has run the kernel
+  bool done;
+  Underway* outer;
+};
+thread_local Underway* underway = nullptr;
+
+// One session. Everything here is done with the GIL.
+class Door {
+ public:
+  Door(PyObject* mode, PyObject* handle, PyObject* classes, int64_t chain_limit)
+      : mode_(Ref::copy(mode)), handle_(Ref::copy(handle)), slow_path_(attribute(mode, "slow_path")),
+        ledger_(attribute(slow_path_.get(), "ledger")),
+        recipes_(attribute(attribute(slow_path_.get(), "dtr").get(), "recipes")),
+        policy_(attribute(ledger_.get(), "policy")), reasons_(attribute(slow_path_.get(), "reasons")),
+        kernels_(attribute(slow_path_.get(), "kernels")),
+        on_death_(attribute(ledger_.get(), "on_death")), ambient_(attribute(attribute(slow_path_.get(), "ambient").get(), "readers").get()),
+        version_class_(Ref::copy(type_of(classes, "Version"))),
+        operation_class_(Ref::copy(type_of(classes, "Operation"))), version(version_class_.get()),
+        operation(operation_class_.get()), signature(type_of(classes, "Signature")),
+        ledger(type_of(classes, "Ledger")), any_reason_(type_of(classes, "Reasons"), "any"),
+        home_(type_of(classes, "SlowPath"), "home"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
+        found_(type_of(classes, "SlowPath"), "found"),
+        chain_limit_(chain_limit) {
+    mask_ = PyLong_AsLongLong(attribute(mode, "mask").get());
+    nothing_ = checked(PyTuple_New(0));
+    uninitialised_ = checked(PyUnicode_InternFromString("uninitialised"));
+    pop_dead_ = attribute(ledger.dead.get(ledger_.get()), "popleft");
+  }
+
+  void handle(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, int64_t entered) {
+    Facts& facts = facts_of(op);
+    if (facts.composite) {
+      take_apart(facts, op, keys, stack, gil);
+      return;
+    }
+    c10::impl::ExcludeDispatchKeyGuard off(KEY);
+    if (facts.way != Facts::Way::PYTHON && !any_reason_.is_true(reasons_.get()) && is_home()) {
+      if (facts.way == Facts::Way::VIEW) {
+        if (view(facts, op, keys, stack, entered)) return;
+      } else if (fast(facts, op, keys, stack, gil, entered)) {
+        return;
+      }
+      in_python(facts, op, keys, stack, /*learns=*/facts.way != Facts::Way::VIEW);
+      return;
+    }
+    in_python(facts, op, keys, stack, /*learns=*/false);
+  }
+
+  void forget() { signatures_.clear(); }
+
+  // How often each operator went to Python, by name.
+  Ref python_calls() {
+    Ref calls = checked(PyDict_New());
+    for (const auto& [schema, facts] : facts_) {
+      if (facts.python_calls == 0) continue;
+      Ref count(PyLong_FromLongLong(facts.python_calls)), name = attribute(facts.operator_.get(), "name");
+      Ref before = Ref::copy(PyDict_GetItem(calls.get(), name.get()));  // of another overload
+      if (before) count = checked(PyNumber_Add(before.get(), count.get()));
+      PyDict_SetItem(calls.get(), name.get(), count.get());
+    }
+    return calls;
+  }
+
+  int64_t operators_ns = 0, bookkeeping_ns = 0, fast_calls = 0;
+  bool inside = false;  // the fast path is running an operator
+
+ private:
+  // -- an operator in Python -----------------------------------------------------------------------
+
+  void in_python(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, bool learns) {
+    facts.python_calls++;
+    Stack made;
+    size_t count = op.schema().arguments().size();
+    const IValue* values = stack->data() + (stack->size() - count);
+    auto [args, kwargs] = to_arguments(op.schema(), values, PyTuple_New, [&](size_t place) {
+      return to_python(values[place], (*facts.enumerations)[place]);
+    });
+    Ref result;
+    {
+      Underway call{&op, keys, values, count, c10::impl::tls_local_dispatch_key_set(), {}, false, underway};
+      underway = &call;
+      struct Ends {
+        ~Ends() { underway = underway->outer; }
+      } ends;
+      c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
+      PyObject* given[] = {facts.func.get(), args.get(), kwargs ? kwargs.get() : Py_None};
+      result = checked(PyObject_Vectorcall(handle_.get(), given, 3, nullptr));
+      made = std::move(call.results);
+      if (!call.done) push_results(op.schema(), result.get(), &made);
+    }
+    if (learns && !missed_.words().empty()) {
+      if (!found_.is_none(slow_path_.get())) signatures_.add(missed_, found_.get(slow_path_.get()));
+    }
+    torch::jit::drop(*stack, count);
+    for (IValue& value : made) stack->push_back(std::move(value));
+  }
+
+  // In inference mode composites arrive whole: their parts come to us.
+  void take_apart(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil) {
+    PyObject* kernel = PyDict_GetItem(kernels_.get(), facts.func.get());
+    if (kernel == nullptr) {
+      Gil::Released released(gil);
+      op.redispatchBoxed(keys & below, stack);
+      return;
+    }
+    size_t count = op.schema().arguments().size();
+    const IValue* values = stack->data() + (stack->size() - count);
+    auto [args, kwargs] = to_arguments(op.schema(), values, PyTuple_New, [&](size_t place) {
+      return to_python(values[place], (*facts.enumerations)[place]);
+    });
+    Ref result = checked(PyObject_Call(kernel, args.get(), kwargs.get()));
+    torch::jit::drop(*stack, count);
+    push_results(op.schema(), result.get(), stack);
+  }
+
+  Facts& facts_of(const OperatorHandle& op) {
+    Facts& facts = facts_[&op.schema()];
+    if (facts.func && !facts.foreign) return facts;
+    Ref func = Ref::copy(torch::detail::getTorchApiFunction(op).ptr());
+    if (facts.func.get() == func.get()) return facts;
+    if (facts.func) facts = Facts();  // a library of the program's has been removed, and its memory used again
+    Ref learned = checked(PyObject_CallMethod(mode_.get(), "facts_of", "O", func.get()));
+    bool simple = truth(learned.get(), "simple_beneath_modes"), is_view = simple && truth(learned.get(), "view");
+    facts.composite = !truth(learned.get(), "higher_order") && truth(learned.get(), "composite");
+    facts.untouching = truth(learned.get(), "untouching");
+    if (simple && !facts.composite) {
+      bool writes = truth(learned.get(), "mutates");
+      facts.way = is_view ? Facts::Way::VIEW : writes ? Facts::Way::WRITES : Facts::Way::PLAIN;
+    }
+    facts.foreign = truth(learned.get(), "foreign");
+    facts.random = truth(learned.get(), "random");
+    facts.overwrites = truth(learned.get(), "overwrites");
+    facts.uninitialised = truth(learned.get(), "uninitialised");
+    Ref statistics = attribute(learned.get(), "statistics");
+    if (statistics.get() != Py_None) {
+      if (!PyArg_ParseTuple(attribute(statistics.get(), "positions").get(), "ii", facts.statistics, facts.statistics + 1))
+        raise();
+      facts.trains = static_cast<int>(PyLong_AsLong(attribute(statistics.get(), "flag").get()));
+      facts.replay = attribute(statistics.get(), "replay");
+      if (facts.replay.get() == Py_None) facts.replay = Ref::copy(func.get());
+    }
+    facts.family = attribute(learned.get(), "family");
+    facts.general = PyUnicode_CompareWithASCIIString(facts.family.get(), "general") == 0;
+    for (const auto& argument : op.schema().arguments()) facts.enumerations->push_back(enumeration_of(argument));
+    facts.operator_ = std::move(learned);
+    facts.func = std::move(func);
+    return facts;
+  }
+
+  bool is_home() {
+    PyObject* home = home_.get(slow_path_.get());
+    return home != Py_None && PyLong_AsUnsignedLong(home) == PyThread_get_thread_ident();
+  }
+
+  // -- versions --------------------------------------------------------------------------------------
+
+  // The version of a tensor's storage: a borrowed reference, or null.
+  PyObject* version_of(const at::Tensor& tensor) {
+    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    if (!impl->has_storage()) return nullptr;
+    return version_at(impl->unsafe_storage().unsafeGetStorageImpl());
+  }
+  PyObject* version_at(c10::StorageImpl* storage) {
+    PyObject* object = storage->pyobj_slot()->load_pyobj();
+    if (object == nullptr) return nullptr;
+    Ref key(PyLong_FromVoidPtr(object));
+    return PyDict_GetItem(ledger.versions.get(ledger_.get()), key.get());
+  }
+
+  // As `Ledger.collect_dead`, for versions about which the policy need not be told.
+  void collect_dead() {
+    PyObject* accounts = ledger_.get();
+    PyObject* dead = ledger.dead.get(accounts);
+    if (Py_SIZE(dead) == 0) return;
+    bool pressure = ledger.pressure.is_true(accounts);
+    int64_t resident = ledger.resident_bytes.number(accounts), freed = 0;
+    PyObject* versions = ledger.versions.get(accounts);
+    while (Py_SIZE(dead) != 0) {
+      Ref first = checked(PySequence_GetItem(dead, 0));
+      if (Py_TYPE(first.get()) != reinterpret_cast<PyTypeObject*>(version_class_.get())) break;
+      PyObject* key = version.key.get(first.get());
+      bool current = PyDict_GetItem(versions, key) == first.get();
+      if (current) {
+        bool simple = version.scratch.is_none(first.get()) && version.resident.is_true(first.get()) &&
+                      !(pressure && !version.operation.is_none(first.get()));
+        if (!simple) break;
+      }
+      checked(PyObject_CallNoArgs(pop_dead_.get()));
+      if (!current) continue;
+      if (PyDict_DelItem(versions, key) < 0) raise();
+      freed += version.nbytes.number(first.get());
+      version.resident.set(first.get(), Py_False);
+    }
+    if (freed != 0) ledger.resident_bytes.set_number(accounts, resident - freed);
+    if (Py_SIZE(dead) != 0) checked(PyObject_CallMethod(accounts, "collect_dead", nullptr));
+    if (freed == 0 || ledger.heap.is_none(accounts)) return;
+    // As `Ledger.freed`, which decides the same once more when it is called.
+    int64_t total = ledger.freed_bytes.number(accounts) + freed;
+    ledger.freed_bytes.set_number(accounts, total);
+    bool unlimited = ledger.budget_bytes.is_none(accounts);
+    int64_t limit = unlimited ? ledger.peak_bytes.number(accounts) : ledger.limit.number(accounts);
+    if (total > limit >> 4 && (pressure || unlimited)) checked(PyObject_CallMethod(accounts, "freed", "i", 0));
+  }
+
+  // -- views -----------------------------------------------------------------------------------------
+
+  bool view(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, int64_t entered) {
+    collect_dead();
+    const IValue& first = (*stack)[stack->size() - op.schema().arguments().size()];
+    if (!first.isTensor() || !plain(first.toTensor())) return false;
+    PyObject* found = version_of(first.toTensor());
+    if (found == nullptr || !(version.resident.is_true(found) || facts.untouching)) return false;
+    version.last_access.set(found, ledger.clock.get(ledger_.get()));
+    int64_t started = now_ns();
+    op.redispatchBoxed(keys & below, stack);  // too short to give up the GIL for
+    int64_t ended = now_ns();
+    ledger.age.set_number(ledger_.get(), ledger.age.number(ledger_.get()) + 1);
+    operators_ns += ended - started;
+    bookkeeping_ns += started - entered;
+    fast_calls++;
+    return true;
+  }
+
+  static bool plain(const at::Tensor& tensor) {
+    return tensor.defined() && !tensor.unsafeGetTensorImpl()->key_set().has(DispatchKey::Python);
+  }
+
+  // -- the fast path ---------------------------------------------------------------------------------
+
+  static IValue number_in(const at::Tensor& tensor) {
+    switch (tensor.scalar_type()) {
+      case at::kLong:
+        return *tensor.const_data_ptr<int64_t>();
+      case at::kBool:
+        return *tensor.const_data_ptr<bool>();
+      case at::kDouble:
+        return *tensor.const_data_ptr<double>();
+      default:
+        return IValue(c10::complex<double>());
+    }
+  }
+
+  // Whether these are running statistics on which nothing depends, so that updating them changes nothing else.
+  bool counts_only_itself(const at::Tensor& tensor) {
+    if (!plain(tensor)) return false;
+    PyObject* found = version_of(tensor);
+    return found != nullptr && !version.escaped.is_true(found) && version.operation.is_none(found) &&
+           !version.used.is_true(found) && version.needed_by.is_none(found);
+  }
+
+  // Appends a tensor to the key and the inputs. Returns false if it is not for the fast path.
+  bool read(const at::Tensor& tensor, PyObject* inputs, PyObject* clock, bool& whole) {
+    if (!plain(tensor)) return false;
+    PyObject* found = version_of(tensor);
+    if (found == nullptr || version.escaped.is_true(found)) return false;
+    whole = whole && version.resident.is_true(found);
+    version.last_access.set(found, clock);
+    key_.add(tensor);
+    PyList_Append(inputs, found);
+    return true;
+  }
+
+  bool fast(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
+            int64_t entered) {
+    missed_.clear();
+    collect_dead();
+    const auto& arguments = op.schema().arguments();
+    size_t count = arguments.size(), first = stack->size() - count;
+    PyObject* accounts = ledger_.get();
+    Ref clock = Ref::copy(ledger.clock.get(accounts)), inputs = checked(PyList_New(0));
+    bool whole = true;
+    bool excludes = facts.trains >= 0 && (*stack)[first + facts.trains].isBool() &&
+                    (*stack)[first + facts.trains].toBool();
+    key_.clear();
+    key_.add(reinterpret_cast<uint64_t>(&facts));
+    Holes holes(count, -1);
+    c10::SmallVector<std::pair<size_t, IValue>, 1> gaps;  // which items of a list of tensors there are
+    for (size_t place = 0; place < count; place++) {
+      const IValue& value = (*stack)[first + place];
+      if (value.isTensor()) {
+        const at::Tensor& tensor = value.toTensor();
+        if (!tensor.defined()) {
+          key_.add(IValue());
+          continue;
+        }
+        if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {  // a number of the program's, for Python too
+          if (!tensor.device().is_cpu()) return false;
+          key_.add(number_in(tensor));
+          continue;
+        }
+        if (arguments[place].kwarg_only()) return false;
+        if (excludes && (static_cast<int>(place) == facts.statistics[0] || static_cast<int>(place) == facts.statistics[1])) {
+          if (!counts_only_itself(tensor)) return false;
+          key_.add(tensor);
+          holes[place] = -3;
+          continue;
+        }
+        if (!read(tensor, inputs.get(), clock.get(), whole)) return false;
+        holes[place] = -2;
+      } else if (value.isTensorList()) {
+        if (arguments[place].kwarg_only()) return false;
+        auto tensors = value.toTensorVector();
+        key_.add_list(tensors.size());
+        for (const at::Tensor& tensor : tensors)
+          if (!read(tensor, inputs.get(), clock.get(), whole)) return false;
+        holes[place] = static_cast<int>(tensors.size());
+      } else if (value.isOptionalTensorList()) {  // indices
+        if (arguments[place].kwarg_only()) return false;
+        c10::List<bool> given;
+        for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+          given.push_back(tensor.has_value() && tensor->defined());
+          if (!given.get(given.size() - 1)) continue;
+          if (!read(*tensor, inputs.get(), clock.get(), whole)) return false;
+        }
+        key_.add(IValue(given));
+        holes[place] = static_cast<int>(given.size());
+        gaps.emplace_back(place, std::move(given));
+      } else if (!key_.add(value)) {
+        return false;
+      }
+    }
+    key_.add(static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())));
+    PyObject* found = signatures_.find(key_);
+    if (found == nullptr) {
+      std::swap(missed_, key_);
+      return false;
+    }
+    Ref kept = Ref::copy(found);  // the table may be cleared while the operator runs
+    Ref state = Ref::copy(ambient_.read(facts.family.get(), facts.state, facts.general));
+    int64_t needed = ledger.resident_bytes.number(accounts) + signature.output_bytes.number(found);
+    bool pressure = ledger.pressure.is_true(accounts);
+    if (!whole || needed > ledger.limit.number(accounts) || (pressure && signature.workspace.number(found) != 0)) {
+      c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
+      Ref taken = checked(PyObject_CallMethod(slow_path_.get(), "make_ready", "OO", inputs.get(), found));
+      entered += PyLong_AsLongLong(taken.get());
+    }
+    PyObject* target = nullptr;
+    if (facts.way == Facts::Way::WRITES) {
+      target = PyList_GET_ITEM(inputs.get(), 0);
+      const at::Tensor& tensor = (*stack)[first].toTensor();
+      if (facts.overwrites && !may_overwrite(tensor, inputs.get())) return false;
+      if (version.operation.is_none(target)) {
+        if (!version.needed_by.is_none(target)) return false;
+      } else if (version.age.number(target) < ledger.step_age.number(accounts) ||
+                 version.mutations.number(target) >= chain_limit_ ||
+                 is_leaf(tensor)) {
+        return false;
+      }
+    }
+    Record record{Constants(), std::move(holes), state.get(), Ref(), found, inputs.get(), inputs.get(), facts.func.get()};
+    record.constants.reserve(count);
+    for (size_t place = 0; place < count; place++)
+      record.constants.push_back(record.holes[place] == -1 ? (*stack)[first + place] : IValue());
+    for (auto& [place, given] : gaps) record.constants[place] = std::move(given);
+    if (excludes) {
+      for (int& kind : record.holes)
+        if (kind == -3) kind = -1;
+      record.func = facts.replay.get();
+      record.signature = replayed_as(found);
+      if (record.signature == nullptr) return false;
+    }
+    Ref tensors, others;
+    bool records = target == nullptr ? !facts.uninitialised : facts.overwrites || !version.operation.is_none(target);
+    if (facts.overwrites) {
+      tensors = checked(PyObject_CallMethod(mode_.get(), "overwriting", "O", inputs.get()));
+      others = checked(PyList_GetSlice(inputs.get(), 1, PyList_GET_SIZE(inputs.get())));
+      record.tensors = tensors.get();
+      record.inputs = others.get();
+    }
+    if (facts.random)
+      record.rng = checked(PyObject_CallMethod(
+          mode_.get(), "capture", "L",
+          signature.output_bytes.number(found) + (target == nullptr ? 0 : version.nbytes.number(target))));
+    int64_t started = now_ns(), ended = 0;
+    try {
+      inside = true;
+      if (signature.calls.number(found) != 0 && signature.cost.number(found) < BRIEF_NS) {
+        op.redispatchBoxed(keys & below, stack);
+      } else {
+        Gil::Released released(gil);
+        op.redispatchBoxed(keys & below, stack);
+      }
+      inside = false;
+      ended = now_ns();
+      count_cost(found, ended - started);
+      ledger.clock.set_number(accounts, ledger.clock.number(accounts) + signature.cost.number(found));
+      ledger.age.set_number(accounts, ledger.age.number(accounts) + 1);
+      operators_ns += ended - started;
+      collect_dead();
+      if (target != nullptr) {
+        if (records) {
+          Ref made = new_operation(facts, op, std::move(record));
+          Ref next = supersede(target, made.get(), found);
+          Ref reference = checked(PyWeakref_NewRef(next.get(), nullptr));
+          operation.outputs.take(made.get(), Py_BuildValue("((iO))", ~0, reference.get()));
+        } else if (version.used.is_true(target)) {
+          checked(PyObject_CallMethod(recipes_.get(), "supersede", "OOi", target, Py_None, 0));
+        }
+      }
+    } catch (...) {
+      inside = false;
+      if (target != nullptr) {
+        Ref error = Ref(PyObject_CallMethod(recipes_.get(), "half_written", "O", target));
+        if (!error) PyErr_Clear();
+      }
+      throw;
+    }
+    if (target == nullptr) enter(facts, op, *stack, std::move(record), found);
+    if (ledger.resident_bytes.number(accounts) > ledger.limit.number(accounts)) {
+      c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
+      Ref result = results(op.schema(), *stack);
+      checked(PyObject_CallMethod(slow_path_.get(), "shrink", "OO", facts.operator_.get(), result.get()));
+    }
+    int64_t left = now_ns();
+    bookkeeping_ns += started - entered + left - ended;
+    fast_calls++;
+    if (left > next_look_) {
+      next_look_ = left + 5'000'000;
+      if (left > next_tick_.number(slow_path_.get())) checked(PyObject_CallMethod(slow_path_.get(), "tick", nullptr));
+    }
+    return true;
+  }
+
+  void count_cost(PyObject* found, int64_t cost) {
+    int64_t calls = signature.calls.number(found);
+    if (calls >= SETTLED) return;
+    if (calls == 0 || cost < signature.cost.number(found)) signature.cost.set_number(found, cost);
+    signature.calls.set_number(found, calls + 1);
+  }
+
+  // What a call's recipe will hold.
+  struct Record {
+    Constants constants;
+    Holes holes;
+    PyObject* state;
+    Ref rng;
+    PyObject *signature, *tensors, *inputs, *func;
+  };
+
+  // Whether it is a leaf that requires gradients (`is_leaf` in dispatch/arguments.py).
+  static bool is_leaf(const at::Tensor& tensor) {
+    if (!tensor.requires_grad()) return false;
+    try {
+      return tensor.is_leaf();
+    } catch (const c10::Error&) {  // one of several views of an overwritten base
+      return false;
+    }
+  }
+
+  // Whether all of this tensor's storage is its elements, so that overwriting them leaves nothing of what it held.
+  bool may_overwrite(const at::Tensor& tensor, PyObject* inputs) {
+    PyObject* target = PyList_GET_ITEM(inputs, 0);
+    for (Py_ssize_t i = 1; i < PyList_GET_SIZE(inputs); i++)
+      if (PyList_GET_ITEM(inputs, i) == target) return false;
+    if (is_leaf(tensor)) return false;
+    if (!tensor.is_contiguous() || tensor.nbytes() != tensor.storage().nbytes()) return false;
+    if (!version.operation.is_none(target)) return true;
+    PyObject* pin = version.pin.get(target);
+    return pin != Py_None && PyUnicode_CompareWithASCIIString(pin, "uninitialised") == 0 && !version.used.is_true(target);
+  }
+
+  // The signature of a replay without the running statistics (`TensorCall.replay_signature`): borrowed, or null.
+  PyObject* replayed_as(PyObject* found) {
+    PyObject* kept = signature.replayed_as.get(found);
+    if (kept == Py_None) return nullptr;
+    signature.guessed.set(kept, signature.guessed.get(found));
+    signature.output_bytes.set(kept, signature.output_bytes.get(found));
+    return kept;
+  }
+
+  // As `core.graph.new_operation`.
+  Ref new_operation(Facts& facts, const OperatorHandle& op, Record&& record) {
+    Ref recipe = new_recipe(Recipe{op, facts.enumerations, std::move(record.constants), std::move(record.holes),
+                                   Ref::copy(record.func), Ref::copy(record.state), std::move(record.rng)});
+    PyObject *found = record.signature, *inputs = record.inputs;
+    auto* type = reinterpret_cast<PyTypeObject*>(operation_class_.get());
+    Ref made = checked(type->tp_alloc(type, 0));
+    operation.recorded.take(made.get(), recipe.release());
+    operation.signature.set(made.get(), found);
+    operation.tensors.set(made.get(), record.tensors);
+    operation.inputs.set(made.get(), inputs);
+    operation.outputs.set(made.get(), Py_None);
+    operation.constants.set(made.get(), Py_None);
+    operation.kept_inputs.set(made.get(), nothing_.get());
+    operation.secured.set(made.get(), Py_False);
+    // Recipes refer to what they are computed from, and so never to themselves: nothing for the collector.
+    PyObject_GC_UnTrack(made.get());
+    PyObject_GC_UnTrack(inputs);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(inputs); i++) version.used.set(PyList_GET_ITEM(inputs, i), Py_True);
+    return made;
+  }
+
+  // As `core.graph.new_version`, without its size and age.
+  Ref bare_version(PyObject* object, PyObject* key) {
+    auto* type = reinterpret_cast<PyTypeObject*>(version_class_.get());
+    Ref given = checked(PyTuple_Pack(2, object, on_death_.get()));
+    Ref made = checked(type->tp_base->tp_new(type, given.get(), nullptr));  // as `Version(object, on_death)`
+    version.key.set(made.get(), key);
+    version.last_access.set(made.get(), ledger.clock.get(ledger_.get()));
+    version.operation.set(made.get(), Py_None);
+    version.cost.set_number(made.get(), 0);
+    version.resident.set(made.get(), Py_True);
+    for (const Slot* slot : {&version.superseded, &version.used, &version.escaped}) slot->set(made.get(), Py_False);
+    for (const Slot* slot : {&version.locks, &version.mutations}) slot->set_number(made.get(), 0);
+    version.extent.set_number(made.get(), -1);
+    for (const Slot* slot : {&version.pin, &version.scratch, &version.block, &version.needed_by, &version.fingerprint,
+                             &version.component, &version.dependents, &version.bound, &version.neighbourhood})
+      slot->set(made.get(), Py_None);
+    return made;
+  }
+
+  // As `Recipes.supersede`, for a mutation that has a recipe.
+  Ref supersede(PyObject* target, PyObject* maker, PyObject* found) {
+    PyObject* accounts = ledger_.get();
+    PyObject* key = version.key.get(target);
+    Ref object = Ref::copy(static_cast<PyObject*>(PyLong_AsVoidPtr(key)));  // the storage, which the call holds
+    Ref made = bare_version(object.get(), key);
+    version.nbytes.set(made.get(), version.nbytes.get(target));
+    version.age.set(made.get(), version.age.get(target));
+    version.mutations.set_number(made.get(), version.mutations.number(target) + 1);
+    version.escaped.set(made.get(), version.escaped.get(target));
+    version.superseded.set(target, Py_True);
+    version.resident.set(target, Py_False);
+    version.uses.set(target, nothing_.get());
+    if (PyDict_SetItem(ledger.versions.get(accounts), key, made.get()) < 0) raise();
+    version.operation.set(made.get(), maker);
+    version.cost.set(made.get(), signature.cost.get(found));
+    if (ledger.pressure.is_true(accounts)) {
+      if (!version.operation.is_none(target)) checked(PyObject_CallMethod(policy_.get(), "released", "O", target));
+      if (version.nbytes.number(made.get()) >= ledger.least_bytes.number(accounts))
+        checked(PyObject_CallMethod(policy_.get(), "insert", "O", made.get()));
+    }
+    return made;
+  }
+
+  // As `Operators.enter`, or `adopt` for memory that nothing has written to: maker is null.
+  Ref new_version(c10::StorageImpl* storage, PyObject* object, PyObject* maker, PyObject* found) {
+    PyObject* accounts = ledger_.get();
+    Ref key(PyLong_FromVoidPtr(object));
+    Ref made = bare_version(object, key.get());
+    int64_t nbytes = (static_cast<int64_t>(storage->nbytes()) - 1 - mask_) & mask_;
+    version.nbytes.set_number(made.get(), nbytes);
+    version.age.set(made.get(), ledger.age.get(accounts));
+    if (maker != nullptr) {
+      version.cost.set(made.get(), signature.cost.get(found));
+      version.operation.set(made.get(), maker);
+    } else {
+      version.pin.set(made.get(), uninitialised_.get());
+    }
+    if (PyDict_SetItem(ledger.versions.get(accounts), key.get(), made.get()) < 0) raise();
+    int64_t resident = ledger.resident_bytes.number(accounts) + nbytes;
+    ledger.resident_bytes.set_number(accounts, resident);
+    if (resident > ledger.step_peak_bytes.number(accounts)) {
+      ledger.step_peak_bytes.set_number(accounts, resident);
+      if (resident > ledger.peak_bytes.number(accounts)) ledger.peak_bytes.set_number(accounts, resident);
+    }
+    if (maker != nullptr && ledger.pressure.is_true(accounts) && nbytes >= ledger.least_bytes.number(accounts))
+      checked(PyObject_CallMethod(policy_.get(), "insert", "O", made.get()));
+    return made;
+  }
+
+  // Python looks at these, and knows what to do with those that are not plain tensors over a storage.
+  static bool is_plain_kind(const at::Tensor& tensor) {
+    auto keys = tensor.unsafeGetTensorImpl()->key_set();
+    return tensor.layout() == at::kStrided && !tensor.is_quantized() && !keys.has(DispatchKey::NestedTensor) &&
+           !keys.has(DispatchKey::ZeroTensor) && tensor.device().is_cpu();
+  }
+
+  // Enters the new storages among the results.
+  void enter(Facts& facts, const OperatorHandle& op, const Stack& stack, Record&& record, PyObject* found) {
+    size_t count = op.schema().returns().size(), first = stack.size() - count;
+    c10::SmallVector<at::Tensor, 4> tensors;  // as `outputs_of` in dispatch/arguments.py
+    bool single = count == 1 && stack[first].isTensor();
+    for (size_t place = 0; place < count; place++) {
+      const IValue& value = stack[first + place];
+      if (value.isTensor()) {
+        if (value.toTensor().defined()) tensors.push_back(value.toTensor());
+      } else if (value.isTensorList()) {
+        for (const at::Tensor& tensor : value.toTensorVector())
+          if (tensor.defined()) tensors.push_back(tensor);
+      }
+    }
+    for (const at::Tensor& tensor : tensors) {
+      if (!tensor.unsafeGetTensorImpl()->has_storage() || !is_plain_kind(tensor)) {
+        enter_in_python(facts, op, stack, std::move(record), found);
+        return;
+      }
+    }
+    Ref maker, outputs;
+    int64_t total = 0;
+    for (size_t place = 0; place < tensors.size(); place++) {
+      const at::Tensor& tensor = tensors[place];
+      c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+      if (version_at(storage) != nullptr) continue;
+      if (!maker && !facts.uninitialised) {
+        maker = new_operation(facts, op, std::move(record));
+        if (!single) outputs = checked(PyList_New(0));
+      }
+      Ref object = checked(THPStorage_Wrap(tensor.unsafeGetTensorImpl()->unsafe_storage()));
+      Ref made = new_version(storage, object.get(), maker.get(), found);
+      if (!single) {
+        total += version.nbytes.number(made.get());
+        Ref reference = checked(PyWeakref_NewRef(made.get(), nullptr));
+        Ref pair = checked(Py_BuildValue("(nO)", static_cast<Py_ssize_t>(place), reference.get()));
+        PyList_Append(outputs.get(), pair.get());
+      }
+    }
+    if (!single && !tensors.empty()) {
+      if (maker) operation.outputs.take(maker.get(), PyList_AsTuple(outputs.get()));
+      if (signature.guessed.is_true(found) || total != signature.output_bytes.number(found))
+        checked(PyObject_CallMethod(mode_.get(), "learn", "OOL", found, facts.operator_.get(), total));
+    }
+  }
+
+  void enter_in_python(Facts& facts, const OperatorHandle& op, const Stack& stack, Record&& record, PyObject* found) {
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
+    Recipe recipe{op,
+                  facts.enumerations,
+                  std::move(record.constants),
+                  std::move(record.holes),
+                  Ref::copy(facts.func.get()),
+                  Ref::copy(record.state),
+                  Ref()};
+    Ref recorded = as_sequence(recipe), result = results(op.schema(), stack);
+    checked(PyObject_CallMethod(slow_path_.get(), "enter", "OOOOOOOO", result.get(), facts.func.get(),
+                                facts.operator_.get(), found, PyTuple_GET_ITEM(recorded.get(), 1),
+                                PyTuple_GET_ITEM(recorded.get(), 2), record.inputs, record.state));
+  }
+
+  Ref mode_, handle_, slow_path_, ledger_, recipes_, policy_, reasons_, kernels_, on_death_;
+  Ambient ambient_;
+  Ref version_class_, operation_class_, nothing_, pop_dead_, uninitialised_;
+  VersionSlots version;
+  OperationSlots operation;
+  SignatureSlots signature;
+  LedgerSlots ledger;
+  Slot any_reason_, home_, next_tick_, found_;
+  std::unordered_map<const void*, Facts> facts_;  // by the operator's schema, which PyTorch never moves
+  Signatures signatures_;
+  Key key_, missed_;
+  int64_t mask_ = 0, chain_limit_, next_look_ = 0;
+};
+
+// Of the session that is on; read and changed only with the GIL. Never destroyed: Python may be gone by then.
+std::shared_ptr<Door>& door = *new std::shared_ptr<Door>;
+std::atomic<bool> is_open{false};
+
+void interpose(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  if (is_open) {
+    int64_t entered = now_ns();
+    Gil gil;
+    if (auto session = door) {  // kept by us, since another thread may end it while we run a kernel
+      session->handle(op, keys, stack, gil, entered);
+      return;
+    }
+  }
+  c10::impl::ExcludeDispatchKeyGuard off(KEY);
+  op.redispatchBoxed(keys & below, stack);
+}
+
+// -- for Python ------------------------------------------------------------------------------------------
+
+template <class Function>
+PyObject* guarded(const Function& function) {
+  // Not HANDLE_TH_ERRORS, which would also show warnings here: they belong to the program's own call.
+  try {
+    return function();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
+  }
+}
+
+PyObject* open_door(PyObject*, PyObject* args) {
+  PyObject *mode, *handle, *classes, *placeholder;
+  long long chain_limit;
+  if (!PyArg_ParseTuple(args, "OOOOL", &mode, &handle, &classes, &placeholder, &chain_limit)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    if (door) throw std::runtime_error("dtrrun: a session is on already");
+    Py_INCREF(placeholder);
+    hole = placeholder;
+    door = std::make_shared<Door>(mode, handle, classes, chain_limit);
+    is_open = true;
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* close_door(PyObject*, PyObject*) {
+  is_open = false;
+  door.reset();
+  Py_RETURN_NONE;
+}
+
+PyObject* switch_on(PyObject*, PyObject* on) {
+  c10::impl::tls_set_dispatch_key_included(KEY, PyObject_IsTrue(on));
+  Py_RETURN_NONE;
+}
+
+PyObject* is_on(PyObject*, PyObject*) { return PyBool_FromLong(c10::impl::tls_is_dispatch_key_included(KEY)); }
+
+// Runs the kernel of the operator that Python handles in this thread, as without us.
+PyObject* proceed(PyObject*, PyObject*) {
+  return guarded([]() -> PyObject* {
+    if (underway == nullptr) throw std::runtime_error("dtrrun: no operator is under way");
+    Underway& call = *underway;
+    Stack& stack = call.results;
+    stack.assign(call.values, call.values + call.count);
+    {
+      c10::impl::ForceDispatchKeyGuard program(call.program);
+      PyThreadState* saved = PyEval_SaveThread();
+      try {
+        call.op->redispatchBoxed(call.keys & below, &stack);
+      } catch (...) {
+        PyEval_RestoreThread(saved);
+        throw;
+      }
+      PyEval_RestoreThread(saved);
+    }
+    call.done = true;
+    return shown_results(call.op->schema(), stack).release();
+  });
+}
+
+// Whether the operator that Python handles in this thread was called beneath these keys.
+PyObject* was_excluded(PyObject*, PyObject* name) {
+  const char* text = PyUnicode_AsUTF8(name);
+  if (text == nullptr) return nullptr;
+  return guarded([&]() -> PyObject* {
+    return PyBool_FromLong(underway != nullptr && underway->program.excluded_.has(c10::parseDispatchKey(text)));
+  });
+}
+
+PyObject* forget(PyObject*, PyObject*) {
+  if (door) door->forget();
+  Py_RETURN_NONE;
+}
+
+PyObject* counters(PyObject*, PyObject*) {
+  if (!door) return Py_BuildValue("(iii)", 0, 0, 0);
+  return Py_BuildValue("(LLL)", static_cast<long long>(door->operators_ns),
+                       static_cast<long long>(door->bookkeeping_ns), static_cast<long long>(door->fast_calls));
+}
+
+PyObject* python_calls(PyObject*, PyObject*) {
+  return guarded([]() -> PyObject* { return !door ? PyDict_New() : door->python_calls().release(); });
+}
+
+PyObject* is_inside(PyObject*, PyObject*) { return PyBool_FromLong(door && door->inside); }
+
+PyMethodDef methods[] = {
+    {"open", open_door, METH_VARARGS, "Begin a session: open(mode, handle, classes, hole, chain_limit)."},
+    {"close", close_door, METH_NOARGS, "End the session."},
+    {"switch", switch_on, METH_O, "Let this thread's operators come to the session, or not."},
+    {"is_on", is_on, METH_NOARGS, "Whether this thread's operators come to the session."},
+    {"proceed", proceed, METH_NOARGS, "Run the kernel of the operator that is handled in this thread."},
+    {"was_excluded", was_excluded, METH_O, "Whether a dispatch key was excluded when that operator came."},
+    {"forget", forget, METH_NOARGS, "Forget all signatures."},
+    {"counters", counters, METH_NOARGS, "(ns in operators, ns of bookkeeping, operators) of the fast path."},
+    {"python_calls", python_calls, METH_NOARGS, "How often each operator went to Python, by name."},
+    {"is_inside", is_inside, METH_NOARGS, "Whether the fast path is running an operator."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_dtrrun_native", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+}  // namespace dtrrun
+
+TORCH_LIBRARY_IMPL(_, Fake, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&dtrrun::interpose>());
+}
+
+PyMODINIT_FUNC PyInit__dtrrun_native() {
+  dtrrun::recipe_type = dtrrun::make_recipe_type();
+  return dtrrun::recipe_type == nullptr ? nullptr : PyModule_Create(&dtrrun::module);
+}

@@ -1,0 +1,110 @@
+// Python objects from C++: owned references, the GIL, and the slots of Python classes.
+//
+// dtrrun/core keeps its graph and its accounts in Python objects whose classes have `__slots__`. A slot is a
+// pointer at a fixed offset in the object, which the class's member descriptor tells. So C++ reads and writes
+// the same objects as Python does, and nothing exists twice.
+#pragma once
+
+#include <Python.h>
+#include <structmember.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace dtrrun {
+
+// An owned reference.
+class Ref {
+ public:
+  Ref() = default;
+  explicit Ref(PyObject* owned) : object_(owned) {}
+  Ref(Ref&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  Ref& operator=(Ref&& other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  Ref(const Ref&) = delete;
+  Ref& operator=(const Ref&) = delete;
+  ~Ref() { Py_XDECREF(object_); }
+  static Ref copy(PyObject* borrowed) {
+    Py_XINCREF(borrowed);
+    return Ref(borrowed);
+  }
+  PyObject* get() const { return object_; }
+  PyObject* release() { return std::exchange(object_, nullptr); }
+  explicit operator bool() const { return object_ != nullptr; }
+
+ private:
+  PyObject* object_ = nullptr;
+};
+
+// Throws the Python error that is set, for PyTorch to give to the program.
+[[noreturn]] inline void raise() {
+  python_error error;
+  error.persist();
+  throw std::move(error);
+}
+
+// The result of a call into Python. Throws if it failed.
+inline Ref checked(PyObject* owned) {
+  if (owned == nullptr) raise();
+  return Ref(owned);
+}
+
+// Holds the GIL; `released` gives it up for a while, unless the thread had it before.
+class Gil {
+ public:
+  Gil() : held_before_(PyGILState_Check()), state_(PyGILState_Ensure()) {}
+  ~Gil() { PyGILState_Release(state_); }
+  Gil(const Gil&) = delete;
+
+  class Released {
+   public:
+    explicit Released(const Gil& gil) : saved_(gil.held_before_ ? nullptr : PyEval_SaveThread()) {}
+    ~Released() {
+      if (saved_ != nullptr) PyEval_RestoreThread(saved_);
+    }
+    Released(const Released&) = delete;
+
+   private:
+    PyThreadState* saved_;
+  };
+
+ private:
+  bool held_before_;
+  PyGILState_STATE state_;
+};
+
+// A slot of a Python class.
+class Slot {
+ public:
+  Slot(PyObject* cls, const char* name) {
+    Ref descriptor(PyObject_GetAttrString(cls, name));
+    if (!descriptor || Py_TYPE(descriptor.get()) != &PyMemberDescr_Type)
+      throw std::runtime_error(std::string("dtrrun: ") + name + " is not a slot");
+    offset_ = reinterpret_cast<PyMemberDescrObject*>(descriptor.get())->d_member->offset;
+  }
+  PyObject* get(PyObject* object) const { return at(object); }
+  bool is_none(PyObject* object) const { return at(object) == Py_None; }
+  bool is_true(PyObject* object) const { return at(object) == Py_True; }
+  int64_t number(PyObject* object) const { return PyLong_AsLongLong(at(object)); }
+  void set(PyObject* object, PyObject* borrowed) const {
+    Py_INCREF(borrowed);
+    take(object, borrowed);
+  }
+  void take(PyObject* object, PyObject* owned) const {
+    PyObject* before = std::exchange(at(object), owned);
+    Py_XDECREF(before);
+  }
+  void set_number(PyObject* object, int64_t number) const { take(object, PyLong_FromLongLong(number)); }
+
+ private:
+  PyObject*& at(PyObject* object) const {
+    return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset_);
+  }
+  Py_ssize_t offset_;
+};
+
+}  // namespace dtrrun

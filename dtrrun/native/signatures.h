@@ -1,0 +1,103 @@
+// Finds the `Signature` of a call that has been seen before, by what calls of equal cost and size share: the
+// operator, its arguments without floating-point numbers, and the geometries of its tensors.
+#pragma once
+
+#include <unordered_map>
+
+#include "arguments.h"
+
+namespace dtrrun {
+
+class Key {
+ public:
+  void clear() { words_.clear(); }
+  void add(uint64_t word) { words_.push_back(word); }
+  void add(const at::Tensor& tensor) {
+    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    auto sizes = impl->sizes();
+    auto strides = impl->strides();
+    add(TENSOR | static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())) << 8 | sizes.size() << 16);
+    for (int64_t size : sizes) add(static_cast<uint64_t>(size));
+    for (int64_t stride : strides) add(static_cast<uint64_t>(stride));
+    add(static_cast<uint64_t>(impl->storage_offset()));
+  }
+  // Returns whether calls with this argument can be told apart here.
+  bool add(const IValue& value) {
+    if (value.isNone()) {
+      add(NONE);
+    } else if (value.isInt()) {
+      add(INT);
+      add(static_cast<uint64_t>(value.toInt()));
+    } else if (value.isBool()) {
+      add(BOOL | static_cast<uint64_t>(value.toBool()) << 8);
+    } else if (value.isDouble()) {
+      add(DOUBLE);  // such numbers vary between steps (learning rates), and affect neither cost nor size
+    } else if (value.isComplexDouble()) {
+      add(COMPLEX);
+    } else if (value.isIntList()) {
+      auto list = value.toIntVector();
+      add(INTS | list.size() << 8);
+      for (int64_t number : list) add(static_cast<uint64_t>(number));
+    } else if (value.isBoolList()) {
+      auto list = value.toBoolList();
+      add(BOOLS | list.size() << 8);
+      for (bool one : list) add(static_cast<uint64_t>(one));
+    } else if (value.isDoubleList()) {
+      add(DOUBLES | value.toDoubleVector().size() << 8);
+    } else if (value.isDevice()) {
+      auto device = value.toDevice();
+      add(DEVICE | static_cast<uint64_t>(device.type()) << 8 | static_cast<uint64_t>(device.index()) << 16);
+    } else if (value.isString()) {
+      const std::string& text = value.toStringRef();
+      add(STRING | text.size() << 8);
+      for (char letter : text) add(static_cast<uint64_t>(letter));
+    } else {
+      return false;
+    }
+    return true;
+  }
+  void add_list(size_t count) { add(TENSORS | count << 8); }
+
+  uint64_t hash() const {
+    uint64_t hash = words_.size();
+    for (uint64_t word : words_) {
+      hash = (hash ^ word) * 0x9E3779B97F4A7C15ull;
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
+  const c10::SmallVector<uint64_t, 64>& words() const { return words_; }
+
+ private:
+  enum : uint64_t { NONE = 1, INT, BOOL, DOUBLE, COMPLEX, INTS, BOOLS, DOUBLES, DEVICE, STRING, TENSOR, TENSORS };
+  c10::SmallVector<uint64_t, 64> words_;
+};
+
+class Signatures {
+ public:
+  // Returns a borrowed reference, or null.
+  PyObject* find(const Key& key) const {
+    auto [first, last] = table_.equal_range(key.hash());
+    for (; first != last; ++first) {
+      const auto& words = first->second.words;
+      if (words.size() == key.words().size() && std::equal(words.begin(), words.end(), key.words().begin()))
+        return first->second.signature.get();
+    }
+    return nullptr;
+  }
+  void add(const Key& key, PyObject* signature) {
+    if (table_.size() >= LIMIT) table_.clear();
+    table_.emplace(key.hash(), Entry{{key.words().begin(), key.words().end()}, Ref::copy(signature)});
+  }
+  void clear() { table_.clear(); }
+
+ private:
+  static constexpr size_t LIMIT = 50'000;  // as in dispatch/signatures.py
+  struct Entry {
+    std::vector<uint64_t> words;
+    Ref signature;
+  };
+  std::unordered_multimap<uint64_t, Entry> table_;
+};
+
+}  // namespace dtrrun

@@ -1,0 +1,211 @@
+"""Brings operators to a session without a dispatch mode: the native interposer (`dtrrun/native`).
+
+The interposer is switched on thread by thread. It handles most operators itself, and passes the others to
+`Interposer.handle`, beneath autograd and all modes of the program.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from threading import get_ident
+from time import perf_counter_ns as now_ns
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from dtrrun.core.graph import HOLE, Operation, Overwritten, Signature, Version
+from dtrrun.core.ledger import Ledger
+from dtrrun.core.mutation import CHAIN_LIMIT
+from dtrrun.runtime import rng, storage
+from dtrrun.runtime.dispatch import lists
+from dtrrun.runtime.dispatch.call import learn
+from dtrrun.runtime.dispatch.python_mode import threads, visits
+from dtrrun.runtime.dispatch.slow_path import Reasons, SlowPath
+from dtrrun.runtime.guards import INTERPOSER
+from dtrrun.runtime.operators import Operator
+from dtrrun.runtime.patches.registry import Function, Patches
+from dtrrun.runtime.tracebacks import hide
+
+CLASSES = {one.__name__: one for one in (Version, Operation, Signature, Ledger, Reasons, SlowPath)}
+"""The classes whose objects the interposer reads and writes."""
+
+CPU = torch.device("cpu")
+_NOTHING: dict[str, Any] = {}
+
+
+class Joiner:
+    """A thread other than the one that trains, until it first touches a tensor of the session."""
+
+    def __init__(self, noticed: Callable[[], None]) -> None:
+        self._noticed = noticed
+        self._joined = False
+
+    def join(self) -> None:
+        if not self._joined:
+            self._noticed()
+            self._joined = True
+
+
+class Interposer(threads.Threads):
+    """Switches the interposer on in every thread, from `begin` until `end`, and takes what it passes on."""
+
+    def __init__(
+        self,
+        native: ModuleType,
+        slow_path: SlowPath,
+        noticed: Callable[[], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        super().__init__(None, noticed, warn)
+        self.native, self.slow_path = native, slow_path
+        self.ledger, self.recipes = slow_path.ledger, slow_path.dtr.recipes
+        self.updates = slow_path.signatures.updates
+        self.mask = storage.MASK
+        self._patches = Patches()
+        self._operators_ns = self._bookkeeping_ns = 0
+        self._ended = (0, 0, 0)
+        self._ended_python_calls: dict[str, int] = {}
+
+    # -- times -----------------------------------------------------------------------------------
+
+    def _counters(self) -> tuple[int, int, int]:
+        found: tuple[int, int, int] = self.native.counters() if self.running else self._ended
+        return found
+
+    @property
+    def operators_ns(self) -> int:
+        """Time in the program's own operators."""
+        return self._operators_ns + self._counters()[0]
+
+    @operators_ns.setter
+    def operators_ns(self, ns: int) -> None:
+        self._operators_ns = ns - self._counters()[0]
+
+    @property
+    def bookkeeping_ns(self) -> int:
+        """Our time, without rematerializations and evictions."""
+        return self._bookkeeping_ns + self._counters()[1]
+
+    @bookkeeping_ns.setter
+    def bookkeeping_ns(self, ns: int) -> None:
+        self._bookkeeping_ns = ns - self._counters()[1]
+
+    # -- counts ----------------------------------------------------------------------------------
+
+    @property
+    def fast_calls(self) -> int:
+        """How many operators the interposer has handled itself."""
+        return self._counters()[2]
+
+    @property
+    def python_calls(self) -> dict[str, int]:
+        """How often each of the other operators has gone to Python, by name."""
+        found: dict[str, int] = self.native.python_calls() if self.running else self._ended_python_calls
+        return found
+
+    # -- operators -------------------------------------------------------------------------------
+
+    def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run one operator that the interposer does not handle."""
+        try:
+            return self._handle(func, args, kwargs)
+        except BaseException as error:
+            hide(error)
+            raise
+
+    def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
+        entered = now_ns()
+        slow_path = self.slow_path
+        slow_path.found = None
+        operator = slow_path.operators.get(id(func)) or slow_path.learn(func)
+        if get_ident() != slow_path.home:
+            threads.joins()
+        elif (
+            operator.updates_lists
+            and not slow_path.reasons.any
+            and lists.update(self, operator, func, args, kwargs, entered)
+        ):
+            return None
+        return slow_path.run(self, operator, func, (), args, kwargs or _NOTHING, entered)
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run the operator that is being handled."""
+        return self.native.proceed()
+
+    def facts_of(self, func: Any) -> Operator:
+        """Return the facts about an operator."""
+        return self.slow_path.operators.get(id(func)) or self.slow_path.learn(func)
+
+    @staticmethod
+    def learn(signature: Signature, operator: Operator, nbytes: int) -> None:
+        """A call with several results has made `nbytes` bytes."""
+        learn(signature, operator, nbytes, lower=signature.guessed)
+
+    @staticmethod
+    def capture(nbytes: int) -> Any:
+        """Return the state of the generator from which an operator is about to draw `nbytes` bytes."""
+        return rng.capture(CPU, None, nbytes)
+
+    @staticmethod
+    def overwriting(inputs: list[Version]) -> list[Any]:
+        """Return a recipe's tensors for an operator that overwrites the first of these."""
+        storage = inputs[0]()
+        assert storage is not None
+        return [Overwritten(storage.nbytes(), storage.device), *inputs[1:]]
+
+    # -- in PyTorch's Python ---------------------------------------------------------------------
+
+    def install(self) -> None:
+        super().install()
+        # Operators of higher order (`torch.cond`) look for a kernel in Python for each key that is on.
+        self._patches.wrap(torch._ops, "key_extractor", _without_our_key)
+
+    def remove(self) -> None:
+        self._patches.undo()
+        super().remove()
+
+    # -- threads ---------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self.native.open(self, self.handle, CLASSES, HOLE, CHAIN_LIMIT)
+        self.running = True
+        self.slow_path.signatures.on_forget = self.native.forget
+        if threading.current_thread() is threading.main_thread():
+            self.native.switch(True)
+        else:
+            self.enter()
+        self._entered.add(get_ident())
+        self.look()
+
+    def end(self) -> None:
+        self._ended = self._counters()
+        self._ended_python_calls = self.native.python_calls()
+        self.running = False
+        self._leave_other()
+        others = self._entered - {get_ident()}
+        visits.visit([one for one in others if not visits.cancel(one, self.enter)], self._leave_other)
+        self.native.close()
+
+    def enter(self) -> None:
+        if not self.running:
+            return
+        self._entered.add(get_ident())
+        if not self.native.is_on():
+            threads._here.guest = Joiner(self.noticed)
+            self.native.switch(True)
+
+    def wait_outside(self) -> None:
+        threads.wait_while(self.native.is_inside)
+
+    def _leave_other(self) -> None:
+        threads._here.guest = None
+        self.native.switch(False)
+
+
+def _without_our_key(original: Function) -> Function:
+    def key_extractor(tensors: Any, keys: Any) -> Any:
+        return original(tensors, keys - INTERPOSER)
+
+    return key_extractor

@@ -1,0 +1,168 @@
+"""The native interposer: decisions as in Python, hardly an operator there, and nothing that grows."""
+
+import gc
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import dtrrun
+from dtrrun.native import build
+
+
+@pytest.fixture(scope="module", autouse=True)
+def extension():
+    try:
+        return build.load(print)
+    except build.CannotBuild as error:
+        pytest.skip(str(error))
+
+
+class Images(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            *[
+                nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.2))
+                for _ in range(6)
+            ]
+        )
+
+    def forward(self, x):
+        return self.layers(x).square().mean()
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.cell = nn.LSTMCell(32, 32)
+        self.layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.1, batch_first=True)
+        self.head = nn.Linear(32, 50)
+
+    def forward(self, x):
+        state, seen = None, []
+        for t in range(x.shape[1]):
+            state = self.cell(self.embedding(x[:, t]), state)
+            seen.append(state[0])
+        return F.cross_entropy(self.head(self.layer(torch.stack(seen, 1))).flatten(0, 1), x.flatten())
+
+
+PROGRAMS = {
+    "images": (Images, lambda: torch.randn(4, 8, 32, 32), torch.optim.SGD, {"momentum": 0.9}),
+    "words": (Words, lambda: torch.randint(50, (16, 12)), torch.optim.AdamW, {}),
+    "one tensor at a time": (
+        Words,
+        lambda: torch.randint(50, (16, 12)),
+        torch.optim.Adam,
+        {"foreach": False},
+    ),
+}
+
+
+def train(name, steps=4):
+    make, batch, optimizer, options = PROGRAMS[name]
+    torch.manual_seed(0)
+    model = make()
+    stepping = optimizer(model.parameters(), lr=0.01, **options)
+    for _ in range(steps):
+        stepping.zero_grad()
+        model(batch()).backward()
+        stepping.step()
+    return [tensor.clone() for tensor in model.state_dict().values()]
+
+
+def inside(name, budget, native="require", *, in_python=False):
+    with dtrrun.budget(budget, native=native, cost="model", over_budget="warn") as session:
+        if in_python:
+            session.slow_path.reasons.add("a test")
+        trained = train(name)
+    report = session.report()
+    return trained, [report[key] for key in ("evictions", "rematerializations", "peak_bytes")]
+
+
+@pytest.mark.parametrize("share", [0.9, 0.7, 0.5])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_decisions_are_those_of_python(name, share):
+    """The same operators, handled in C++ and all in Python."""
+    plain = train(name)
+    *_, peak = inside(name, None)[1]
+    trained, found = inside(name, int(peak * share))
+    for ours, theirs in zip(trained, plain, strict=True):
+        assert torch.equal(ours, theirs)
+    assert found == inside(name, int(peak * share), in_python=True)[1]
+    assert found[0] > 0
+
+
+def test_decisions_are_those_of_the_python_mode():
+    """Where PyTorch runs the same operators with and without a mode."""
+    *_, peak = inside("images", None)[1]
+    assert inside("images", peak // 2)[1] == inside("images", peak // 2, "off")[1]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_hardly_an_operator_goes_to_python(name):
+    with dtrrun.budget("1GB", native="require") as session:
+        train(name, steps=3)  # the first calls of each signature
+        native = session._native
+        before, age = sum(native.python_calls().values()), session.ledger.age
+        train(name, steps=10)
+        in_python = sum(native.python_calls().values()) - before
+        share = in_python / (session.ledger.age - age)
+    assert share < (0.02 if name == "one tensor at a time" else 0.1), native.python_calls()
+
+
+def test_nothing_grows():
+    make, batch, optimizer, options = PROGRAMS["images"]
+    model, x = make(), batch()[:, :, :4, :4]
+    stepping = optimizer(model.parameters(), lr=0.01, **options)
+
+    def steps(count):
+        for _ in range(count):
+            stepping.zero_grad()
+            model(x).backward()
+            stepping.step()
+        gc.collect()
+        return len(gc.get_objects()), len(session.ledger.versions)
+
+    with dtrrun.budget("1GB", native="require") as session:
+        steps(20)
+        assert steps(200) == pytest.approx(steps(5), rel=0.001)
+
+
+def test_an_error_of_a_kernel_is_the_programs():
+    with dtrrun.budget("1GB", native="require") as session:
+        x = torch.ones(4, 4) * 2
+        for _ in range(3):
+            x.index_add(0, torch.tensor([0]), torch.ones(1, 4))
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            x.index_add_(0, torch.tensor([9]), torch.ones(1, 4))
+        assert torch.equal(x + 1, torch.full((4, 4), 3.0))
+        assert not session.ledger.reserved
+        assert all(not version.locks for version in session.ledger.versions.values())
+
+
+def test_a_second_thread_ends_the_fast_path():
+    with dtrrun.budget("1GB", native="require") as session:
+        x = torch.randn(64, 64)
+        kept = [x @ x for _ in range(20)]
+        fast = session._native.counters()[2]
+        thread = threading.Thread(target=lambda: kept.append(kept[3] @ x))
+        thread.start()
+        kept += [x @ x for _ in range(20)]
+        thread.join()
+        assert "threads" in session.slow_path.reasons.all
+        assert session._native.counters()[2] - fast <= 20
+        for one in kept[1:20]:
+            assert torch.equal(one, kept[0])
+
+
+def test_one_session_at_a_time_and_none_afterwards(extension):
+    for _ in range(3):
+        with dtrrun.budget("1GB", native="require"):
+            assert extension.is_on()
+            torch.ones(3) + 1
+        assert not extension.is_on()
+        assert extension.counters() == (0, 0, 0)

@@ -1,0 +1,407 @@
+"""dtrrun.native.build: the native extension's cache, and all that can prevent it. Nothing is compiled."""
+
+import errno
+import multiprocessing
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import sysconfig
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from dtrrun.native import build
+from dtrrun.runtime.dispatch.native import choose  # before NATIVE replaces it
+from dtrrun.settings import RuntimeSettings
+
+CODE = b"what the compiler makes"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    build._loaded.cache_clear()
+    yield tmp_path / "cache" / "dtrrun" / "native"
+    build._loaded.cache_clear()
+
+
+class Compiler:
+    """A script that stands for one: it notes its calls, and does what it is told."""
+
+    def __init__(self, folder, monkeypatch):
+        self.path, self.log, self.result = folder / "cxx", folder / "calls", folder / "made.so"
+        self.result.write_bytes(CODE)
+        self.does("")
+        monkeypatch.setenv("CXX", str(self.path))
+
+    def does(self, first, then='cp "$0/../made.so" "$2"'):
+        then = then.replace("$0/..", str(self.path.parent))
+        self.path.write_text(
+            f'#!/bin/sh\necho "$@" >> {self.log}\nwhile [ "$1" != -o ]; do shift; done\n{first}\n{then}\n'
+        )
+        self.path.chmod(0o755)
+
+    @property
+    def calls(self):
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+
+@pytest.fixture
+def cxx(tmp_path, monkeypatch):
+    return Compiler(tmp_path, monkeypatch)
+
+
+def silent(text):
+    pass
+
+
+def why_not():
+    with pytest.raises(build.CannotBuild) as caught:
+        build.build(silent)
+    text = str(caught.value)
+    assert text == f"{caught.value.why}; {caught.value.do}"
+    assert "\n" not in text
+    return text
+
+
+def left(cache):
+    """What is left in the cache, without the lock."""
+    return sorted(path.name for path in cache.glob("*/*") if path.name != "lock")
+
+
+def test_it_is_built_once(cxx, cache):
+    said = []
+    path = build.build(said.append)
+    assert path == build.built() == cache / build.key() / "_dtrrun_native.so"
+    assert path.read_bytes().startswith(CODE)
+    assert path.stat().st_mode & stat.S_IRUSR
+    assert said == [f"building the native fast path for PyTorch {torch.__version__} (once, about a minute)"]
+    assert build.build(said.append) == path
+    assert (len(said), len(cxx.calls), left(cache)) == (1, 1, ["_dtrrun_native.so"])
+    (call,) = cxx.calls
+    assert str(build.MAIN) in call
+    assert "-std=c++20" in call
+
+
+def test_what_is_built_needs_no_compiler(cxx, monkeypatch):
+    path = build.build(silent)
+    monkeypatch.setenv("CXX", "/none")
+    assert build.build(silent) == path
+
+
+def test_no_compiler(monkeypatch, tmp_path, cache):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert why_not() == "no C++ compiler was found; install one (apt install g++), or name one in CXX"
+    monkeypatch.setenv("CXX", "/no/such/cxx -m64")
+    assert why_not() == "CXX names /no/such/cxx, which is not there; name a C++ compiler, or unset it"
+    monkeypatch.setenv("CXX", "g++ 'a")
+    assert why_not().startswith("CXX names g++ 'a, which")
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        (
+            "In file error.h:\nerror.h:3:1: error: what is this\nmore error: of it",
+            "error.h:3:1: error: what is",
+        ),
+        ("/usr/bin/ld: cannot find -lc10\ncollect2: error: ld returned 1", "/usr/bin/ld: cannot find -lc10"),
+        ("something else\nand more", "something else"),
+        ("\\377", "�"),
+        ("", "it wrote nothing, and ended with 1"),
+    ],
+)
+def test_a_compiler_that_fails(cxx, cache, output, line):
+    cxx.does(f"printf '{output}' >&2", "exit 1")
+    text = why_not()
+    assert text.startswith(f"{cxx.path} failed: {line}")
+    errors = cache / build.key() / "errors.txt"
+    assert text.endswith(f"; see {errors}")
+    first, _, command, *rest = errors.read_text().splitlines()
+    assert text.startswith(first)
+    assert command.startswith(f"$ {cxx.path} {build.MAIN}")
+    assert rest == output.replace("\\377", "�").splitlines()
+    assert left(cache) == ["errors.txt"]
+    cxx.does("")  # it has been mended
+    assert build.build(silent) == build.built()
+    assert left(cache) == ["_dtrrun_native.so"]
+
+
+@pytest.mark.parametrize("then", ["exit 0", 'rm "$2"', "kill -9 $$"])
+def test_a_compiler_that_makes_nothing(cxx, cache, then):
+    cxx.does("", then)
+    assert why_not().startswith(f"{cxx.path} failed: it wrote nothing, and ended with ")
+    assert left(cache) == ["errors.txt"]
+    assert not build.built().exists()
+
+
+def test_a_compiler_that_hangs(cxx, cache, monkeypatch, tmp_path):
+    """The process that does its work holds the pipe, and is ended, too."""
+    monkeypatch.setattr(build, "TIME_LIMIT_SECONDS", 0.3)
+    cxx.does(f"sleep 60 & echo $! > {tmp_path}/worker", "wait")
+    began = time.monotonic()
+    assert why_not().startswith(f"{cxx.path} took more than 0.3 seconds; see ")
+    assert time.monotonic() - began < 30
+    worker = Path("/proc", (tmp_path / "worker").read_text().strip(), "cmdline")
+    with suppress(OSError):
+        while b"sleep" in worker.read_bytes():  # of a zombie it is empty
+            assert time.monotonic() - began < 30
+            time.sleep(0.01)
+    assert left(cache) == ["errors.txt"]
+
+
+def test_headers_that_are_missing(cxx, monkeypatch, tmp_path):
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    version = "{}.{}".format(*sys.version_info[:2])
+    assert why_not() == f"Python's headers are missing; install them (apt install python{version}-dev)"
+    monkeypatch.undo()
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert why_not().startswith("PyTorch's headers are missing; ")
+    assert cxx.calls == []
+
+
+@pytest.mark.parametrize("version", ["2.12.1+cpu", "2.6.0", "1.13"])
+def test_a_pytorch_that_is_too_old(cxx, monkeypatch, version):
+    monkeypatch.setattr(torch, "__version__", version)
+    assert why_not() == f"PyTorch {version} is too old for the native fast path; install 2.13 or later"
+    assert cxx.calls == []
+
+
+@pytest.mark.parametrize("version", ["2.13.0a0+git1234", "3.0.0"])
+def test_a_pytorch_that_is_not(cxx, monkeypatch, version):
+    monkeypatch.setattr(torch, "__version__", version)
+    build.build(silent)
+
+
+def test_a_cache_that_cannot_be_made(cxx, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    path = tmp_path / "file" / "dtrrun" / "native" / build.key()
+    help = "make room there, or name another folder in XDG_CACHE_HOME"
+    assert why_not() == f"{path}: Not a directory; {help}"
+    assert cxx.calls == []
+
+
+@pytest.mark.parametrize("call", ["open", "mkstemp"])
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_a_cache_that_cannot_be_written(cxx, cache, monkeypatch, number, call):
+    def refuse(*args, **more):
+        raise OSError(number, os.strerror(number), "/the/path")
+
+    if call == "open":
+        monkeypatch.setattr(build, "open", refuse, raising=False)
+    else:
+        monkeypatch.setattr(build.tempfile, "mkstemp", refuse)
+    assert why_not().startswith(f"/the/path: {os.strerror(number)}; make room there, or ")
+    assert (cxx.calls, left(cache)) == ([], [])
+
+
+def test_a_full_disk_beneath_the_compiler(cxx, cache, monkeypatch):
+    cxx.does("echo 'fatal error: error writing to x.s: No space left on device' >&2", "exit 1")
+
+    def refuse(*args, **more):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    text = why_not()
+    assert "error writing to x.s: No space left on device; make room there, or name another" in text
+    assert left(cache) == []
+
+
+@pytest.mark.parametrize("damage", [b"", CODE[:10], CODE, b"\0" * 500])
+def test_a_damaged_file_is_built_anew(cxx, damage):
+    """Python would crash at a file that is cut short: the loader maps what is not there."""
+    path = build.build(silent)
+    whole = path.read_bytes()
+    path.write_bytes(damage)
+    assert build.build(silent) == path
+    assert (path.read_bytes(), len(cxx.calls)) == (whole, 2)
+    path.write_bytes(whole[:5] + b"?" + whole[6:])
+    build.build(silent)
+    assert (path.read_bytes(), len(cxx.calls)) == (whole, 3)
+
+
+def test_a_damaged_file_that_cannot_be_built_anew(cxx, monkeypatch, tmp_path):
+    build.build(silent).write_bytes(CODE[:10])
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert why_not().startswith("no C++ compiler was found; ")
+
+
+def test_a_file_that_cannot_be_loaded(cxx, cache):
+    """Another library of C++ than the compiler's, say. The reason is kept: no try in each session."""
+    with pytest.raises(build.CannotBuild, match=r"^it cannot be loaded: .*; remove .*, so that it is built"):
+        build.load(silent)
+    (cache / build.key() / "_dtrrun_native.so").unlink()
+    with pytest.raises(build.CannotBuild, match=r"^it cannot be loaded: "):
+        build.load(silent)
+    assert len(cxx.calls) == 1
+
+
+def in_processes(count, action):
+    """Call `action` in so many processes at once: their results."""
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    processes = [context.Process(target=lambda: results.put(action())) for _ in range(count)]
+    for process in processes:
+        process.start()
+    found = [results.get() for _ in processes]
+    for process in processes:
+        process.join()
+    return found
+
+
+def attempt():
+    try:
+        return str(build.build(silent))
+    except build.CannotBuild as error:
+        return str(error)
+
+
+def test_processes_that_start_together_compile_once(cxx):
+    cxx.does("sleep 0.5")
+    assert in_processes(4, attempt) == [str(build.built())] * 4
+    assert len(cxx.calls) == 1
+
+
+def test_processes_that_start_together_fail_once(cxx, cache):
+    cxx.does("sleep 0.5; echo 'error: no' >&2", "exit 1")
+    assert (
+        in_processes(4, attempt)
+        == [f"{cxx.path} failed: error: no; see {cache / build.key() / 'errors.txt'}"] * 4
+    )
+    assert len(cxx.calls) == 1
+
+
+def test_an_unfinished_file_is_never_in_place(cxx, cache, tmp_path):
+    """Also of a process that is killed while its compiler writes; the next one does not wait for it."""
+    cxx.does('printf half > "$2"; echo $$ > $0.pid; mv $0.pid $0.writes; sleep 60')
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=attempt)
+    process.start()
+    while not (tmp_path / "cxx.writes").exists():
+        assert process.is_alive()
+        time.sleep(0.01)
+    assert not build.built().exists()
+    process.kill()
+    process.join()
+    assert not build.built().exists()
+    cxx.does("")
+    assert build.build(silent).read_bytes().startswith(CODE)
+    os.killpg(int((tmp_path / "cxx.writes").read_text()), signal.SIGKILL)  # what its compiler still does
+
+
+def test_the_key(monkeypatch, tmp_path):
+    first = build.key()
+    assert re.fullmatch(r"torch-[\w.+]+-cpython-3\d+-[0-9a-f]{16}", first)
+    found = {first}
+    for module, name, value in (
+        (torch, "__version__", "2.99.0"),
+        (torch.version, "git_version", "1234"),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setattr(module, name, value)
+            found.add(build.key())
+    for path in build.HERE.glob("*"):
+        if path.suffix in (".cpp", ".h", ".py"):
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(build, "HERE", tmp_path)
+    assert build.key() == first
+    for name in ("interposer.cpp", "python.h", "build.py"):
+        with (tmp_path / name).open("a") as file:
+            file.write("\n")
+        found.add(build.key())
+    assert len(found) == 6
+
+
+def test_environments_with_the_same_pytorch_share_a_key(monkeypatch):
+    first = build.key()
+    monkeypatch.setattr(torch, "__file__", "/elsewhere/torch/__init__.py")
+    assert build.key() == first
+
+
+@pytest.mark.parametrize("environ", [{"XDG_CACHE_HOME": "/x"}, {"XDG_CACHE_HOME": "", "HOME": "/x/.."}])
+def test_where_it_is_kept(monkeypatch, environ):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert os.path.normpath(build.cache_folder()) in ("/x/dtrrun/native", "/.cache/dtrrun/native")
+
+
+def test_what_a_session_does_without_it(monkeypatch, tmp_path, capfd):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    warnings = []
+    assert choose(RuntimeSettings(native="auto"), True, warnings.append) is None
+    assert warnings == [
+        "operators are handled in Python, which is slower: "
+        "no C++ compiler was found; install one (apt install g++), or name one in CXX"
+    ]
+    assert choose(RuntimeSettings(native="off"), True, warnings.append) is None
+    assert choose(RuntimeSettings(native="auto"), False, warnings.append) is None
+    with pytest.raises(
+        RuntimeError, match=r"^the native fast path is required: no C\+\+ compiler was found; "
+    ):
+        choose(RuntimeSettings(native="require"), True, warnings.append)
+    assert len(warnings) == 1
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_outlook(cxx, cache, monkeypatch, tmp_path):
+    """What doctor tells. Nothing is built for it, nor written."""
+
+    def told():
+        found = build.outlook()
+        assert found.pop("path") == str(build.built())
+        return tuple(found.values())
+
+    assert told() == (False, str(cxx.path), None, None)
+    assert (cxx.calls, cache.exists()) == ([], False)
+    cxx.does("echo 'error: no' >&2", "exit 1")
+    why_not()
+    errors = cache / build.key() / "errors.txt"
+    again = f"see {errors}; the next run tries again"
+    assert told() == (False, str(cxx.path), f"{cxx.path} failed: error: no", again)
+    cxx.does("")
+    build.build(silent)
+    built, compiler, why, _ = told()
+    assert (built, compiler) == (True, None)
+    assert why.startswith("it cannot be loaded: ")
+    monkeypatch.setattr(build, "_import", lambda path: None)
+    assert told() == (True, None, None, None)
+    monkeypatch.setattr(torch, "__version__", "2.9.0")
+    assert told()[2:] == (build.TOO_OLD[0].format("2.9.0"), build.TOO_OLD[1])
+
+
+def test_the_outlook_of_a_folder_that_cannot_be_written(cxx, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert build.outlook()["why"] == f"{tmp_path / 'file'}: cannot be written"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a" / "b"))
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK and access(path, mode))
+    assert build.outlook()["why"] == f"{tmp_path}: cannot be written"
+
+
+def test_the_outlook_without_a_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = build.outlook()
+    assert (found["built"], found["compiler"], found["why"], found["do"]) == (False, None, *build.NO_COMPILER)
+
+
+@pytest.mark.parametrize(("damage", "status"), [("", 0), ("exit 1", 1)])
+def test_building_ahead(cxx, damage, status):
+    cxx.does(damage)
+    done = subprocess.run([sys.executable, "-m", "dtrrun.native"], capture_output=True, text=True)
+    assert done.returncode == status
+    if status:
+        assert done.stderr.splitlines()[-1].startswith("dtrrun: operators will be handled in Python, which")
+    else:
+        assert done.stdout == f"{build.built()}\n"
