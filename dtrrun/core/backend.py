@@ -72,6 +72,13 @@ class Executor(Protocol):
         those ids; the others are copied.
         """
 
+    def rerun(self, wanted: Version, operation: Operation) -> bool:
+        """Run an operation whose inputs are locked and enter its results, if there is a faster way.
+
+        Returns False, and changes nothing, if there is none. wanted: a version that it makes. Raises the
+        budget error.
+        """
+
 
 class Fingerprints(Protocol):
     """Digests of evicted contents, under `--verify`."""

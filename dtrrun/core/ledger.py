@@ -43,6 +43,7 @@ class Ledger:
         "budget_bytes",
         "clock",
         "dead",
+        "evicted_bytes",
         "freed_bytes",
         "heap",
         "least_bytes",

@@ -43,6 +43,13 @@ class Entered:
 class Rematerializer:
     """Brings evicted versions back, and counts the cost."""
 
+    __slots__ = (
+        "__dict__",
+        "operators_ns",
+        "rematerializations",
+        "rematerialized_bytes",
+    )  # what the native executor writes
+
     def __init__(
         self,
         ledger: Ledger,
@@ -138,7 +145,7 @@ class Rematerializer:
     # -- the plan --------------------------------------------------------------------------------
 
     def _materialize(self, targets: Iterable[Version]) -> None:
-        ledger, eviction = self._ledger, self._eviction
+        ledger, eviction, rerun = self._ledger, self._eviction, self._executor.rerun
         stack: list[Version | Operation] = [version for version in targets if not version.resident]
         entered: list[Entered] = []
         plan: Plan = {}
@@ -184,7 +191,10 @@ class Rematerializer:
                         continue
                     self._unplan(plan, operation)
                     try:
-                        self._run(version, operation)
+                        if self._without_workspace is operation or not rerun(version, operation):
+                            self._run(version, operation)
+                        if self._between is not None:
+                            self._between()
                     except eviction.BudgetError:
                         if (len(entered) < 2 and not plan) or not relaxations:
                             if not operation.signature.workspace or self._without_workspace is operation:
@@ -319,8 +329,6 @@ class Rematerializer:
         tally[2] += wanted.nbytes
         for observer in ledger.observers:
             observer.rematerialized(wanted, operation, started, cost)
-        if self._between is not None:
-            self._between()
 
     def _take(self, source: Version) -> Any:
         """Return the memory of an old version, to be accounted for as the new one's."""

@@ -9,14 +9,8 @@
 // does, on the same Python objects, and must always have the same effect. Everything else goes to Python, whole.
 #include "python.h"
 
-#include <ATen/Context.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <time.h>
-#include <torch/csrc/PyInterpreter.h>
-#include <torch/csrc/Storage.h>
 #include <torch/library.h>
 
 #include <array>
@@ -24,8 +18,7 @@
 #include <memory>
 #include <unordered_map>
 
-#include "arguments.h"
-#include "recipe.h"
+#include "replays.h"
 #include "signatures.h"
 
 namespace dtrrun {
@@ -38,126 +31,7 @@ using c10::OperatorHandle;
 constexpr DispatchKey KEY = DispatchKey::Fake;
 const DispatchKeySet below(DispatchKeySet::FULL_AFTER, KEY);
 const DispatchKeySet above = DispatchKeySet(DispatchKeySet::FULL) - below;
-constexpr int64_t BRIEF_NS = 10'000;  // for such a kernel, giving up the GIL would take longer than it does
 constexpr int SETTLED = 8;  // core.graph.Signature.SETTLED
-
-int64_t now_ns() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);  // as Python's perf_counter_ns
-  return now.tv_sec * 1'000'000'000ll + now.tv_nsec;
-}
-
-// What the settings of `runtime/ambient.py` were when an operator ran, as Python has them. They hardly ever
-// change, so the tuple of the last call is usually that of this one.
-class Ambient {
- public:
-  explicit Ambient(PyObject* readers) : readers_(Ref::copy(readers)) {}
-
-  struct State {
-    Ref tuple;
-    std::array<int, 14> settings;
-  };
-
-  // Returns the state for a family of operators. known: that of its last call, brought up to date.
-  PyObject* read(PyObject* family, State& known, bool general) {
-    auto now = settings(general);
-    if (!known.tuple || now != known.settings) {
-      known.tuple = checked(PyObject_CallNoArgs(PyDict_GetItem(readers_.get(), family)));
-      known.settings = now;
-    }
-    return known.tuple.get();
-  }
-
- private:
-  // All that the readers of any family read on a CPU.
-  static std::array<int, 14> settings(bool general) {
-    using at::Float32Backend, at::Float32Op;
-    auto& context = at::globalContext();
-    volatile double denormal = 4e-320;  // half of it is 0 if the processor flushes denormal numbers
-    auto precision = [&](Float32Op op) {
-      return general ? 0 : static_cast<int>(context.float32Precision(Float32Backend::MKLDNN, op));
-    };
-    return {c10::GradMode::is_enabled(),
-            context.userEnabledMkldnn(),
-            context.deterministicAlgorithms(),
-            context.deterministicAlgorithmsWarnOnly(),
-            denormal * 0.5 == 0.0,
-            at::get_num_threads(),
-            static_cast<int>(c10::typeMetaToScalarType(c10::get_default_dtype())),
-            precision(Float32Op::MATMUL),
-            precision(Float32Op::CONV),
-            precision(Float32Op::RNN),
-            precision(Float32Op::ALL),
-            context.allowFP16ReductionCPU(),
-            context.deterministicMkldnn(),
-            context.userEnabledNNPACK()};
-  }
-  Ref readers_;
-};
-
-// What is known of an operator; see `runtime/operators.py`.
-struct Facts {
-  enum class Way { PYTHON, VIEW, PLAIN, WRITES };
-  Way way = Way::PYTHON;
-  bool composite = false, foreign = false, untouching = false, random = false, overwrites = false, uninitialised = false;
-  int statistics[2] = {-1, -1}, trains = -1;  // places of running statistics, and of what says whether they are updated
-  Ref replay;  // what is run again, without the statistics
-  Ambient::State state;
-  bool general = true;  // its family of settings is the general one
-  int64_t python_calls = 0;
-  Ref func, operator_, family;
-  std::shared_ptr<std::vector<Enumeration>> enumerations = std::make_shared<std::vector<Enumeration>>();
-};
-
-struct VersionSlots {
-  Slot age, bound, component, cost, dependents, escaped, extent, fingerprint, key, last_access, locks, mutations,
-      nbytes, needed_by, neighbourhood, operation, pin, resident, scratch, block, superseded, used, uses;
-  explicit VersionSlots(PyObject* cls)
-      : age(cls, "age"), bound(cls, "bound"), component(cls, "component"), cost(cls, "cost"),
-        dependents(cls, "dependents"), escaped(cls, "escaped"), extent(cls, "extent"),
-        fingerprint(cls, "fingerprint"), key(cls, "key"), last_access(cls, "last_access"), locks(cls, "locks"),
-        mutations(cls, "mutations"), nbytes(cls, "nbytes"), needed_by(cls, "needed_by"),
-        neighbourhood(cls, "neighbourhood"), operation(cls, "operation"), pin(cls, "pin"),
-        resident(cls, "resident"), scratch(cls, "scratch"), block(cls, "block"), superseded(cls, "superseded"),
-        used(cls, "used"), uses(cls, "uses") {}
-};
-
-struct OperationSlots {
-  Slot constants, inputs, kept_inputs, outputs, recorded, secured, signature, tensors;
-  explicit OperationSlots(PyObject* cls)
-      : constants(cls, "constants"), inputs(cls, "inputs"), kept_inputs(cls, "kept_inputs"),
-        outputs(cls, "outputs"), recorded(cls, "recorded"), secured(cls, "secured"),
-        signature(cls, "signature"), tensors(cls, "tensors") {}
-};
-
-struct SignatureSlots {
-  Slot calls, cost, guessed, output_bytes, replayed_as, workspace;
-  explicit SignatureSlots(PyObject* cls)
-      : calls(cls, "calls"), cost(cls, "cost"), guessed(cls, "guessed"), output_bytes(cls, "output_bytes"),
-        replayed_as(cls, "replayed_as"), workspace(cls, "workspace") {}
-};
-
-struct LedgerSlots {
-  Slot age, budget_bytes, clock, dead, freed_bytes, heap, least_bytes, limit, on_death, peak_bytes, pressure,
-      resident_bytes, step_age, step_peak_bytes, versions;
-  explicit LedgerSlots(PyObject* cls)
-      : age(cls, "age"), budget_bytes(cls, "budget_bytes"), clock(cls, "clock"), dead(cls, "dead"),
-        freed_bytes(cls, "freed_bytes"), heap(cls, "heap"), least_bytes(cls, "least_bytes"),
-        limit(cls, "limit"), on_death(cls, "on_death"), peak_bytes(cls, "peak_bytes"), pressure(cls, "pressure"),
-        resident_bytes(cls, "resident_bytes"), step_age(cls, "step_age"),
-        step_peak_bytes(cls, "step_peak_bytes"), versions(cls, "versions") {}
-};
-
-Ref attribute(PyObject* object, const char* name) { return checked(PyObject_GetAttrString(object, name)); }
-
-bool truth(PyObject* object, const char* name) {
-  Ref found = attribute(object, name);
-  int is_true = PyObject_IsTrue(found.get());
-  if (is_true < 0) raise();
-  return is_true;
-}
-
-PyObject* type_of(PyObject* classes, const char* name) { return PyDict_GetItemString(classes, name); }
 
 // An operator that Python handles, for `proceed`: the innermost one of this thread.
 struct Underway {
@@ -179,20 +53,19 @@ class Door {
       : mode_(Ref::copy(mode)), handle_(Ref::copy(handle)), slow_path_(attribute(mode, "slow_path")),
         ledger_(attribute(slow_path_.get(), "ledger")),
         recipes_(attribute(attribute(slow_path_.get(), "dtr").get(), "recipes")),
-        policy_(attribute(ledger_.get(), "policy")), reasons_(attribute(slow_path_.get(), "reasons")),
+        reasons_(attribute(slow_path_.get(), "reasons")),
         kernels_(attribute(slow_path_.get(), "kernels")),
-        on_death_(attribute(ledger_.get(), "on_death")), ambient_(attribute(attribute(slow_path_.get(), "ambient").get(), "readers").get()),
-        version_class_(Ref::copy(type_of(classes, "Version"))),
-        operation_class_(Ref::copy(type_of(classes, "Operation"))), version(version_class_.get()),
-        operation(operation_class_.get()), signature(type_of(classes, "Signature")),
-        ledger(type_of(classes, "Ledger")), any_reason_(type_of(classes, "Reasons"), "any"),
+        ambient_(attribute(attribute(slow_path_.get(), "ambient").get(), "readers").get()),
+        accounts_(ledger_.get(), classes, PyLong_AsLongLong(attribute(mode, "mask").get())),
+        operation_class_(Ref::copy(type_of(classes, "Operation"))), operation(operation_class_.get()),
+        replays_(attribute(slow_path_.get(), "dtr").get(), classes, accounts_, ambient_, facts_,
+                 above | DispatchKeySet(KEY)),
+        any_reason_(type_of(classes, "Reasons"), "any"),
         home_(type_of(classes, "SlowPath"), "home"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
         found_(type_of(classes, "SlowPath"), "found"),
         chain_limit_(chain_limit) {
-    mask_ = PyLong_AsLongLong(attribute(mode, "mask").get());
     nothing_ = checked(PyTuple_New(0));
     uninitialised_ = checked(PyUnicode_InternFromString("uninitialised"));
-    pop_dead_ = attribute(ledger.dead.get(ledger_.get()), "popleft");
   }
 
   void handle(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, int64_t entered) {
@@ -214,7 +87,12 @@ class Door {
     in_python(facts, op, keys, stack, /*learns=*/false);
   }
 
-  void forget() { signatures_.clear(); }
+  void forget() {
+    signatures_.clear();
+    replays_.forget();
+  }
+
+  bool rerun(PyObject* wanted, PyObject* maker) { return replays_.run(wanted, maker); }
 
   // How often each operator went to Python, by name.
   Ref python_calls() {
@@ -320,63 +198,13 @@ class Door {
     return home != Py_None && PyLong_AsUnsignedLong(home) == PyThread_get_thread_ident();
   }
 
-  // -- versions --------------------------------------------------------------------------------------
-
-  // The version of a tensor's storage: a borrowed reference, or null.
-  PyObject* version_of(const at::Tensor& tensor) {
-    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-    if (!impl->has_storage()) return nullptr;
-    return version_at(impl->unsafe_storage().unsafeGetStorageImpl());
-  }
-  PyObject* version_at(c10::StorageImpl* storage) {
-    PyObject* object = storage->pyobj_slot()->load_pyobj();
-    if (object == nullptr) return nullptr;
-    Ref key(PyLong_FromVoidPtr(object));
-    return PyDict_GetItem(ledger.versions.get(ledger_.get()), key.get());
-  }
-
-  // As `Ledger.collect_dead`, for versions about which the policy need not be told.
-  void collect_dead() {
-    PyObject* accounts = ledger_.get();
-    PyObject* dead = ledger.dead.get(accounts);
-    if (Py_SIZE(dead) == 0) return;
-    bool pressure = ledger.pressure.is_true(accounts);
-    int64_t resident = ledger.resident_bytes.number(accounts), freed = 0;
-    PyObject* versions = ledger.versions.get(accounts);
-    while (Py_SIZE(dead) != 0) {
-      Ref first = checked(PySequence_GetItem(dead, 0));
-      if (Py_TYPE(first.get()) != reinterpret_cast<PyTypeObject*>(version_class_.get())) break;
-      PyObject* key = version.key.get(first.get());
-      bool current = PyDict_GetItem(versions, key) == first.get();
-      if (current) {
-        bool simple = version.scratch.is_none(first.get()) && version.resident.is_true(first.get()) &&
-                      !(pressure && !version.operation.is_none(first.get()));
-        if (!simple) break;
-      }
-      checked(PyObject_CallNoArgs(pop_dead_.get()));
-      if (!current) continue;
-      if (PyDict_DelItem(versions, key) < 0) raise();
-      freed += version.nbytes.number(first.get());
-      version.resident.set(first.get(), Py_False);
-    }
-    if (freed != 0) ledger.resident_bytes.set_number(accounts, resident - freed);
-    if (Py_SIZE(dead) != 0) checked(PyObject_CallMethod(accounts, "collect_dead", nullptr));
-    if (freed == 0 || ledger.heap.is_none(accounts)) return;
-    // As `Ledger.freed`, which decides the same once more when it is called.
-    int64_t total = ledger.freed_bytes.number(accounts) + freed;
-    ledger.freed_bytes.set_number(accounts, total);
-    bool unlimited = ledger.budget_bytes.is_none(accounts);
-    int64_t limit = unlimited ? ledger.peak_bytes.number(accounts) : ledger.limit.number(accounts);
-    if (total > limit >> 4 && (pressure || unlimited)) checked(PyObject_CallMethod(accounts, "freed", "i", 0));
-  }
-
   // -- views -----------------------------------------------------------------------------------------
 
   bool view(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, int64_t entered) {
-    collect_dead();
+    accounts_.collect_dead();
     const IValue& first = (*stack)[stack->size() - op.schema().arguments().size()];
     if (!first.isTensor() || !plain(first.toTensor())) return false;
-    PyObject* found = version_of(first.toTensor());
+    PyObject* found = accounts_.version_of(first.toTensor());
     if (found == nullptr || !(version.resident.is_true(found) || facts.untouching)) return false;
     version.last_access.set(found, ledger.clock.get(ledger_.get()));
     int64_t started = now_ns();
@@ -411,7 +239,7 @@ class Door {
   // Whether these are running statistics on which nothing depends, so that updating them changes nothing else.
   bool counts_only_itself(const at::Tensor& tensor) {
     if (!plain(tensor)) return false;
-    PyObject* found = version_of(tensor);
+    PyObject* found = accounts_.version_of(tensor);
     return found != nullptr && !version.escaped.is_true(found) && version.operation.is_none(found) &&
            !version.used.is_true(found) && version.needed_by.is_none(found);
   }
@@ -419,7 +247,7 @@ class Door {
   // Appends a tensor to the key and the inputs. Returns false if it is not for the fast path.
   bool read(const at::Tensor& tensor, PyObject* inputs, PyObject* clock, bool& whole) {
     if (!plain(tensor)) return false;
-    PyObject* found = version_of(tensor);
+    PyObject* found = accounts_.version_of(tensor);
     if (found == nullptr || version.escaped.is_true(found)) return false;
     whole = whole && version.resident.is_true(found);
     version.last_access.set(found, clock);
@@ -431,7 +259,7 @@ class Door {
   bool fast(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
             int64_t entered) {
     missed_.clear();
-    collect_dead();
+    accounts_.collect_dead();
     const auto& arguments = op.schema().arguments();
     size_t count = arguments.size(), first = stack->size() - count;
     PyObject* accounts = ledger_.get();
@@ -554,11 +382,11 @@ class Door {
       ledger.clock.set_number(accounts, ledger.clock.number(accounts) + signature.cost.number(found));
       ledger.age.set_number(accounts, ledger.age.number(accounts) + 1);
       operators_ns += ended - started;
-      collect_dead();
+      accounts_.collect_dead();
       if (target != nullptr) {
         if (records) {
           Ref made = new_operation(facts, op, std::move(record));
-          Ref next = supersede(target, made.get(), found);
+          Ref next = accounts_.supersede(target, made.get(), found);
           Ref reference = checked(PyWeakref_NewRef(next.get(), nullptr));
           operation.outputs.take(made.get(), Py_BuildValue("((iO))", ~0, reference.get()));
         } else if (version.used.is_true(target)) {
@@ -658,75 +486,6 @@ class Door {
     return made;
   }
 
-  // As `core.graph.new_version`, without its size and age.
-  Ref bare_version(PyObject* object, PyObject* key) {
-    auto* type = reinterpret_cast<PyTypeObject*>(version_class_.get());
-    Ref given = checked(PyTuple_Pack(2, object, on_death_.get()));
-    Ref made = checked(type->tp_base->tp_new(type, given.get(), nullptr));  // as `Version(object, on_death)`
-    version.key.set(made.get(), key);
-    version.last_access.set(made.get(), ledger.clock.get(ledger_.get()));
-    version.operation.set(made.get(), Py_None);
-    version.cost.set_number(made.get(), 0);
-    version.resident.set(made.get(), Py_True);
-    for (const Slot* slot : {&version.superseded, &version.used, &version.escaped}) slot->set(made.get(), Py_False);
-    for (const Slot* slot : {&version.locks, &version.mutations}) slot->set_number(made.get(), 0);
-    version.extent.set_number(made.get(), -1);
-    for (const Slot* slot : {&version.pin, &version.scratch, &version.block, &version.needed_by, &version.fingerprint,
-                             &version.component, &version.dependents, &version.bound, &version.neighbourhood})
-      slot->set(made.get(), Py_None);
-    return made;
-  }
-
-  // As `Recipes.supersede`, for a mutation that has a recipe.
-  Ref supersede(PyObject* target, PyObject* maker, PyObject* found) {
-    PyObject* accounts = ledger_.get();
-    PyObject* key = version.key.get(target);
-    Ref object = Ref::copy(static_cast<PyObject*>(PyLong_AsVoidPtr(key)));  // the storage, which the call holds
-    Ref made = bare_version(object.get(), key);
-    version.nbytes.set(made.get(), version.nbytes.get(target));
-    version.age.set(made.get(), version.age.get(target));
-    version.mutations.set_number(made.get(), version.mutations.number(target) + 1);
-    version.escaped.set(made.get(), version.escaped.get(target));
-    version.superseded.set(target, Py_True);
-    version.resident.set(target, Py_False);
-    version.uses.set(target, nothing_.get());
-    if (PyDict_SetItem(ledger.versions.get(accounts), key, made.get()) < 0) raise();
-    version.operation.set(made.get(), maker);
-    version.cost.set(made.get(), signature.cost.get(found));
-    if (ledger.pressure.is_true(accounts)) {
-      if (!version.operation.is_none(target)) checked(PyObject_CallMethod(policy_.get(), "released", "O", target));
-      if (version.nbytes.number(made.get()) >= ledger.least_bytes.number(accounts))
-        checked(PyObject_CallMethod(policy_.get(), "insert", "O", made.get()));
-    }
-    return made;
-  }
-
-  // As `Operators.enter`, or `adopt` for memory that nothing has written to: maker is null.
-  Ref new_version(c10::StorageImpl* storage, PyObject* object, PyObject* maker, PyObject* found) {
-    PyObject* accounts = ledger_.get();
-    Ref key(PyLong_FromVoidPtr(object));
-    Ref made = bare_version(object, key.get());
-    int64_t nbytes = (static_cast<int64_t>(storage->nbytes()) - 1 - mask_) & mask_;
-    version.nbytes.set_number(made.get(), nbytes);
-    version.age.set(made.get(), ledger.age.get(accounts));
-    if (maker != nullptr) {
-      version.cost.set(made.get(), signature.cost.get(found));
-      version.operation.set(made.get(), maker);
-    } else {
-      version.pin.set(made.get(), uninitialised_.get());
-    }
-    if (PyDict_SetItem(ledger.versions.get(accounts), key.get(), made.get()) < 0) raise();
-    int64_t resident = ledger.resident_bytes.number(accounts) + nbytes;
-    ledger.resident_bytes.set_number(accounts, resident);
-    if (resident > ledger.step_peak_bytes.number(accounts)) {
-      ledger.step_peak_bytes.set_number(accounts, resident);
-      if (resident > ledger.peak_bytes.number(accounts)) ledger.peak_bytes.set_number(accounts, resident);
-    }
-    if (maker != nullptr && ledger.pressure.is_true(accounts) && nbytes >= ledger.least_bytes.number(accounts))
-      checked(PyObject_CallMethod(policy_.get(), "insert", "O", made.get()));
-    return made;
-  }
-
   // Python looks at these, and knows what to do with those that are not plain tensors over a storage.
   static bool is_plain_kind(const at::Tensor& tensor) {
     auto keys = tensor.unsafeGetTensorImpl()->key_set();
@@ -737,17 +496,8 @@ class Door {
   // Enters the new storages among the results.
   void enter(Facts& facts, const OperatorHandle& op, const Stack& stack, Record&& record, PyObject* found) {
     size_t count = op.schema().returns().size(), first = stack.size() - count;
-    c10::SmallVector<at::Tensor, 4> tensors;  // as `outputs_of` in dispatch/arguments.py
+    auto tensors = tensors_in(op.schema(), stack);
     bool single = count == 1 && stack[first].isTensor();
-    for (size_t place = 0; place < count; place++) {
-      const IValue& value = stack[first + place];
-      if (value.isTensor()) {
-        if (value.toTensor().defined()) tensors.push_back(value.toTensor());
-      } else if (value.isTensorList()) {
-        for (const at::Tensor& tensor : value.toTensorVector())
-          if (tensor.defined()) tensors.push_back(tensor);
-      }
-    }
     for (const at::Tensor& tensor : tensors) {
       if (!tensor.unsafeGetTensorImpl()->has_storage() || !is_plain_kind(tensor)) {
         enter_in_python(facts, op, stack, std::move(record), found);
@@ -759,13 +509,13 @@ class Door {
     for (size_t place = 0; place < tensors.size(); place++) {
       const at::Tensor& tensor = tensors[place];
       c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-      if (version_at(storage) != nullptr) continue;
+      if (accounts_.version_at(storage) != nullptr) continue;
       if (!maker && !facts.uninitialised) {
         maker = new_operation(facts, op, std::move(record));
         if (!single) outputs = checked(PyList_New(0));
       }
       Ref object = checked(THPStorage_Wrap(tensor.unsafeGetTensorImpl()->unsafe_storage()));
-      Ref made = new_version(storage, object.get(), maker.get(), found);
+      Ref made = accounts_.new_version(storage, object.get(), maker.get(), found, uninitialised_.get());
       if (!single) {
         total += version.nbytes.number(made.get());
         Ref reference = checked(PyWeakref_NewRef(made.get(), nullptr));
@@ -795,18 +545,20 @@ class Door {
                                 PyTuple_GET_ITEM(recorded.get(), 2), record.inputs, record.state));
   }
 
-  Ref mode_, handle_, slow_path_, ledger_, recipes_, policy_, reasons_, kernels_, on_death_;
+  Ref mode_, handle_, slow_path_, ledger_, recipes_, reasons_, kernels_;
   Ambient ambient_;
-  Ref version_class_, operation_class_, nothing_, pop_dead_, uninitialised_;
-  VersionSlots version;
+  Accounts accounts_;
+  Ref operation_class_, nothing_, uninitialised_;
+  const VersionSlots& version = accounts_.version;
+  const SignatureSlots& signature = accounts_.signature;
+  const LedgerSlots& ledger = accounts_.slots;
   OperationSlots operation;
-  SignatureSlots signature;
-  LedgerSlots ledger;
+  Replays::FactsByOperator facts_;  // by the operator's schema, which PyTorch never moves
+  Replays replays_;
   Slot any_reason_, home_, next_tick_, found_;
-  std::unordered_map<const void*, Facts> facts_;  // by the operator's schema, which PyTorch never moves
   Signatures signatures_;
   Key key_, missed_;
-  int64_t mask_ = 0, chain_limit_, next_look_ = 0;
+  int64_t chain_limit_, next_look_ = 0;
 };
 
 // Of the session that is on; read and changed only with the GIL. Never destroyed: Python may be gone by then.
@@ -827,17 +579,6 @@ void interpose(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 }
 
 // -- for Python ------------------------------------------------------------------------------------------
-
-template <class Function>
-PyObject* guarded(const Function& function) {
-  // Not HANDLE_TH_ERRORS, which would also show warnings here: they belong to the program's own call.
-  try {
-    return function();
-  } catch (...) {
-    torch::translate_exception_to_python(std::current_exception());
-    return nullptr;
-  }
-}
 
 PyObject* open_door(PyObject*, PyObject* args) {
   PyObject *mode, *handle, *classes, *placeholder;
@@ -898,6 +639,12 @@ PyObject* was_excluded(PyObject*, PyObject* name) {
   });
 }
 
+PyObject* rerun(PyObject*, PyObject* args) {
+  PyObject *wanted, *maker;
+  if (!PyArg_ParseTuple(args, "OO", &wanted, &maker)) return nullptr;
+  return guarded([&] { return PyBool_FromLong(door && door->rerun(wanted, maker)); });
+}
+
 PyObject* forget(PyObject*, PyObject*) {
   if (door) door->forget();
   Py_RETURN_NONE;
@@ -922,6 +669,7 @@ PyMethodDef methods[] = {
     {"is_on", is_on, METH_NOARGS, "Whether this thread's operators come to the session."},
     {"proceed", proceed, METH_NOARGS, "Run the kernel of the operator that is handled in this thread."},
     {"was_excluded", was_excluded, METH_O, "Whether a dispatch key was excluded when that operator came."},
+    {"rerun", rerun, METH_VARARGS, "See `core.backend.Executor.rerun`."},
     {"forget", forget, METH_NOARGS, "Forget all signatures."},
     {"counters", counters, METH_NOARGS, "(ns in operators, ns of bookkeeping, operators) of the fast path."},
     {"python_calls", python_calls, METH_NOARGS, "How often each operator went to Python, by name."},
@@ -940,5 +688,8 @@ TORCH_LIBRARY_IMPL(_, Fake, library) {
 
 PyMODINIT_FUNC PyInit__dtrrun_native() {
   dtrrun::recipe_type = dtrrun::make_recipe_type();
-  return dtrrun::recipe_type == nullptr ? nullptr : PyModule_Create(&dtrrun::module);
+  if (dtrrun::recipe_type == nullptr || dtrrun::make_policy_type() == nullptr) return nullptr;
+  dtrrun::Ref module(PyModule_Create(&dtrrun::module));
+  if (!module || PyModule_AddType(module.get(), dtrrun::policy_type) < 0) return nullptr;
+  return module.release();
 }

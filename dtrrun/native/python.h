@@ -7,6 +7,7 @@
 
 #include <Python.h>
 #include <structmember.h>
+#include <time.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <cstdint>
@@ -14,6 +15,12 @@
 #include <utility>
 
 namespace dtrrun {
+
+inline int64_t now_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);  // as Python's perf_counter_ns
+  return now.tv_sec * 1'000'000'000ll + now.tv_nsec;
+}
 
 // An owned reference.
 class Ref {
@@ -51,6 +58,18 @@ class Ref {
 inline Ref checked(PyObject* owned) {
   if (owned == nullptr) raise();
   return Ref(owned);
+}
+
+// Calls `function`, which returns what Python gets. Its exceptions become Python's.
+template <class Function>
+PyObject* guarded(const Function& function) {
+  // Not HANDLE_TH_ERRORS, which would also show warnings here: they belong to the program's own call.
+  try {
+    return function();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
+  }
 }
 
 // Holds the GIL; `released` gives it up for a while, unless the thread had it before.

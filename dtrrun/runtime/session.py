@@ -14,7 +14,6 @@ from zlib import crc32
 import torch
 
 from dtrrun.core.dtr import DTR
-from dtrrun.core.search import make_policy
 from dtrrun.runtime import device as devices
 from dtrrun.runtime import optional, shapes, weak
 from dtrrun.runtime.access import Access
@@ -78,16 +77,12 @@ class Session:
         self._recorder = optional.recorder(settings)
         self._heap = Heap(settings.return_memory) if self.device.type == "cpu" else None
         self.fingerprints = optional.fingerprints(settings)
+        self._native = native.choose(settings, self.device.operators is None, self._warn_once_a_run)
         ambient = Ambient(self.device.type)
         self.dtr = DTR(
-            make_policy(
-                settings.heuristic,
-                seed=settings.seed,
-                sample=settings.sample,
-                ignore_small=settings.ignore_small,
-            ),
+            native.policy(self._native, settings),
             self.device.memory,
-            Executor(ambient, self.device.memory, self.device),
+            Executor(ambient, self.device.memory, self.device, self._native),
             budget_bytes=settings.budget_bytes,
             budget_error=BudgetError,
             out_of_memory=torch.OutOfMemoryError,
@@ -105,7 +100,6 @@ class Session:
         if settings.costs is not None and settings.cost == "measured":
             costs = read_costs(settings.costs, self.device.type, self.warn)
         kernels: dict[Any, Any] = {}
-        self._native = native.choose(settings, self.device.operators is None, self._warn_once_a_run)
         self._dispatches = self.device.type == "cpu" and self._native is None
         self.slow_path = SlowPath(
             self.dtr,

@@ -23,6 +23,7 @@ def slow_replay(monkeypatch):
             return execute(*args)
 
         monkeypatch.setattr(Executor, "execute", slowly)
+        monkeypatch.setattr(Executor, "rerun", lambda *_: False)
         yield session, kept
 
 

@@ -1,10 +1,12 @@
 """The native interposer: decisions as in Python, hardly an operator there, and nothing that grows."""
 
+import ctypes
 import gc
 import threading
 
 import pytest
 import torch
+from faults import check_accounts
 from torch import nn
 from torch.nn import functional as F
 
@@ -166,3 +168,25 @@ def test_one_session_at_a_time_and_none_afterwards(extension):
             torch.ones(3) + 1
         assert not extension.is_on()
         assert extension.counters() == (0, 0, 0)
+
+
+def test_a_replay_that_fails_leaves_the_accounts_right():
+    """Its index has been changed behind our back, and is out of range now."""
+    table, index = torch.randn(8, 64), torch.arange(8)
+    with dtrrun.budget(None, native="require") as session:
+        rows = torch.embedding(table, index)
+        result = rows.sin().exp()
+        address = torch._C.TensorBase.data_ptr(index)
+        before = session.report()["rematerializations"]
+        for tensor in (rows, result):
+            assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(tensor))
+        first = ctypes.c_int64.from_address(address)
+        first.value = 99
+        with pytest.raises(IndexError):
+            result + 1
+        check_accounts(session)
+        assert session.report()["rematerializations"] == before
+        first.value = 0
+        assert torch.equal(result, table.sin().exp())
+        assert session.report()["rematerializations"] > before
+        check_accounts(session)

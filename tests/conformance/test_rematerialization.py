@@ -2,6 +2,7 @@
 
 import weakref
 
+import pytest
 import torch
 from faults import check_accounts
 from programs import assert_same, batch, plain, run_inside, train
@@ -134,6 +135,7 @@ def test_what_was_recomputed_beside_the_target_is_kept_to_a_share():
         check_accounts(session)
 
 
+@pytest.mark.python_mode  # whose policy can be watched
 def test_a_stolen_version_is_released_once_its_successor_is_back(monkeypatch):
     """The policy must not take it for something that only evicted storages need."""
     foot = tensor()
@@ -211,6 +213,7 @@ def test_what_dies_while_it_is_recomputed_is_counted_once(monkeypatch):
             return execute(*args)
 
         monkeypatch.setattr(Executor, "execute", dies)
+        monkeypatch.setattr(Executor, "rerun", lambda *_: False)
         version.locks += 1
         session.dtr.rematerializer.materialize([version])
         version.locks -= 1

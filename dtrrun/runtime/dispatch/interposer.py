@@ -18,6 +18,7 @@ import torch
 from dtrrun.core.graph import HOLE, Operation, Overwritten, Signature, Version
 from dtrrun.core.ledger import Ledger
 from dtrrun.core.mutation import CHAIN_LIMIT
+from dtrrun.core.rematerialize import Rematerializer
 from dtrrun.runtime import rng, storage
 from dtrrun.runtime.dispatch import lists
 from dtrrun.runtime.dispatch.call import learn
@@ -28,7 +29,9 @@ from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.patches.registry import Function, Patches
 from dtrrun.runtime.tracebacks import hide
 
-CLASSES = {one.__name__: one for one in (Version, Operation, Signature, Ledger, Reasons, SlowPath)}
+CLASSES = {
+    one.__name__: one for one in (Version, Operation, Signature, Ledger, Rematerializer, Reasons, SlowPath)
+}
 """The classes whose objects the interposer reads and writes."""
 
 CPU = torch.device("cpu")

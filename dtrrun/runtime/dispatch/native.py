@@ -1,11 +1,16 @@
-"""Decides whether the native interposer brings the operators, or a Python dispatch mode."""
+"""Decides what is done natively: how operators come to a session, and the search for what to evict."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
+from dtrrun.core.graph import Operation, Version
+from dtrrun.core.heuristics import make_heuristic
+from dtrrun.core.pool import Policy
+from dtrrun.core.search import make_policy
 from dtrrun.native import build
 from dtrrun.settings import RuntimeSettings
 
@@ -28,6 +33,18 @@ def choose(settings: RuntimeSettings, on_cpu: bool, warn: Callable[[str], None])
             raise RuntimeError(REQUIRED.format(error)) from None
         warn(NOT_BUILT.format(error))
         return None
+
+
+def policy(extension: ModuleType | None, settings: RuntimeSettings) -> Policy[Any]:
+    """Return the policy of a session: that of the extension for the default rule, Python's for the others.
+
+    Raises ValueError for a rule that is unknown or cannot be loaded.
+    """
+    name, sample, ignore_small = settings.heuristic, settings.sample, settings.ignore_small
+    if extension is not None and name == "h_dtr_eq" and not (sample or ignore_small):
+        found: Policy[Any] = extension.Policy(make_heuristic(name), Version, Operation)
+        return found
+    return make_policy(name, seed=settings.seed, sample=sample, ignore_small=ignore_small)
 
 
 def _say(text: str) -> None:

@@ -1,0 +1,26 @@
+// What is known of an operator.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "ambient.h"
+#include "arguments.h"
+
+namespace dtrrun {
+
+// What is known of an operator; see `runtime/operators.py`.
+struct Facts {
+  enum class Way { PYTHON, VIEW, PLAIN, WRITES };
+  Way way = Way::PYTHON;
+  bool composite = false, foreign = false, untouching = false, random = false, overwrites = false, uninitialised = false;
+  int statistics[2] = {-1, -1}, trains = -1;  // places of running statistics, and of what says whether they are updated
+  Ref replay;  // what is run again, without the statistics
+  Ambient::State state;
+  bool general = true;  // its family of settings is the general one
+  int64_t python_calls = 0;
+  Ref func, operator_, family;
+  std::shared_ptr<std::vector<Enumeration>> enumerations = std::make_shared<std::vector<Enumeration>>();
+};
+
+}  // namespace dtrrun

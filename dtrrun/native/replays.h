@@ -1,0 +1,329 @@
+// Runs a recorded operator again: `Rematerializer._run` and `_collect` in core/rematerialize.py, and `Executor.execute`
+// in runtime/execute.py, for what the fast path has recorded.
+//
+// Python decides what is run again, and in which order. What is unusual it also runs.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/Dtype.h>
+
+#include <unordered_map>
+
+#include "facts.h"
+#include "ledger.h"
+#include "recipe.h"
+
+namespace dtrrun {
+
+constexpr int64_t BRIEF_NS = 10'000;  // for such a kernel, giving up the GIL would take longer than it does
+
+// The tensors in an operator's results, in order (`outputs_of` in dispatch/arguments.py).
+inline c10::SmallVector<at::Tensor, 4> tensors_in(const c10::FunctionSchema& schema, const Stack& stack) {
+  c10::SmallVector<at::Tensor, 4> tensors;
+  size_t count = schema.returns().size(), first = stack.size() - count;
+  for (size_t place = 0; place < count; place++) {
+    const IValue& value = stack[first + place];
+    if (value.isTensor()) {
+      if (value.toTensor().defined()) tensors.push_back(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector())
+        if (tensor.defined()) tensors.push_back(tensor);
+    }
+  }
+  return tensors;
+}
+
+// A tensor's place in its storage (`core.graph.Geometry`).
+struct Geometry {
+  c10::SmallVector<int64_t, 5> size, stride;
+  int64_t offset = 0;
+  caffe2::TypeMeta dtype;
+
+  // Returns false if it says more than that.
+  bool read(PyObject* tuple) {
+    if (PyTuple_GET_SIZE(tuple) != 4) return false;
+    auto numbers = [](PyObject* from, c10::SmallVector<int64_t, 5>& to) {
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(from); i++) to.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(from, i)));
+    };
+    numbers(PyTuple_GET_ITEM(tuple, 0), size);
+    numbers(PyTuple_GET_ITEM(tuple, 1), stride);
+    offset = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, 2));
+    dtype = c10::scalarTypeToTypeMeta(reinterpret_cast<THPDtype*>(PyTuple_GET_ITEM(tuple, 3))->scalar_type);
+    return true;
+  }
+  at::Tensor over(const c10::Storage& storage) const {
+    at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage),
+                                                                 DispatchKeySet(c10::DispatchKey::CPU), dtype);
+    tensor.unsafeGetTensorImpl()->set_storage_offset(offset);
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride);
+    return tensor;
+  }
+
+ private:
+  using DispatchKeySet = c10::DispatchKeySet;
+};
+
+class Replays {
+ public:
+  using FactsByOperator = std::unordered_map<const void*, Facts>;
+
+  Replays(PyObject* dtr, PyObject* classes, Accounts& accounts, Ambient& ambient, FactsByOperator& facts,
+          c10::DispatchKeySet hidden)
+      : rematerializer_(attribute(dtr, "rematerializer")), eviction_(attribute(dtr, "eviction")),
+        observers_(attribute(accounts.get(), "observers")), reserved_(attribute(accounts.get(), "reserved")),
+        tallies_(attribute(rematerializer_.get(), "by_operator")),
+        accounts_(accounts), ambient_(ambient), facts_(facts), hidden_(hidden),
+        operation(type_of(classes, "Operation")), version(accounts.version), signature(accounts.signature),
+        ledger(accounts.slots), operators_ns_(type_of(classes, "Rematerializer"), "operators_ns"),
+        count_(type_of(classes, "Rematerializer"), "rematerializations"),
+        nbytes_(type_of(classes, "Rematerializer"), "rematerialized_bytes") {
+    fingerprints_ = attribute(accounts.get(), "fingerprints").get() != Py_None;
+  }
+
+  void forget() { geometries_.clear(); }
+
+  // Runs an operation whose inputs are locked, for a version that it makes. Returns false, before anything has
+  // changed, if that is for Python. Raises the budget error.
+  bool run(PyObject* wanted, PyObject* maker) {
+    PyObject* recorded = operation.recorded.get(maker);
+    if (Py_TYPE(recorded) != recipe_type || fingerprints_ || PyList_GET_SIZE(observers_.get()) != 0) return false;
+    const Recipe& recipe = reinterpret_cast<RecipeObject*>(recorded)->recipe;
+    PyObject* inputs = operation.inputs.get(maker);
+    if (recipe.rng || operation.tensors.get(maker) != inputs || !PyList_CheckExact(inputs)) return false;
+    auto known = facts_.find(&recipe.handle.schema());
+    if (known == facts_.end() || known->second.func.get() != recipe.func.get()) return false;
+    Facts& facts = known->second;
+    PyObject* found = operation.signature.get(maker);
+    const std::vector<Geometry>* geometries = geometries_of(found);
+    auto count = static_cast<size_t>(PyList_GET_SIZE(inputs));
+    if (geometries == nullptr || geometries->size() != count) return false;
+    for (size_t i = 0; i < count; i++)
+      if (version.escaped.is_true(PyList_GET_ITEM(inputs, i))) return false;
+    PyObject* state = ambient_.read(facts.family.get(), facts.state, facts.general);
+    if (state != recipe.state.get()) {
+      int equal = PyObject_RichCompareBool(state, recipe.state.get(), Py_EQ);
+      if (equal < 0) raise();
+      if (equal == 0) return false;
+    }
+    auto uses = uses_of(maker, inputs);
+    make_room(inputs, uses, found);
+
+    c10::SmallVector<Ref, 1> taken;  // the old versions whose memory is written to
+    c10::SmallVector<c10::Storage, 4> targets(count);
+    Stack stack = arguments(recipe, *geometries, inputs, uses, targets, taken);
+    int64_t cost = call(recipe, found, &stack);
+    operators_ns_.set_number(rematerializer_.get(), operators_ns_.number(rematerializer_.get()) + cost);
+    accounts_.add(ledger.clock, signature.cost.number(found));
+    collect(wanted, maker, recipe, found, stack, targets);
+    for (const Ref& source : taken) accounts_.rule.released(source.get());  // only now: nothing evicted depends on it
+    tally(facts, cost, version.nbytes.number(wanted));
+    return true;
+  }
+
+ private:
+  // What is done with one of an operation's tensors.
+  enum class Use : uint8_t { READ, COPY, TAKE, AGAIN };
+
+  // An operator that writes to an old version gets a copy of it, or its memory if no other recipe reads it.
+  c10::SmallVector<Use, 6> uses_of(PyObject* maker, PyObject* inputs) const {
+    c10::SmallVector<Use, 6> uses(PyList_GET_SIZE(inputs), Use::READ);
+    PyObject* outputs = operation.outputs.get(maker);
+    if (outputs == Py_None) return uses;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(outputs); i++) {
+      int64_t where = PyLong_AsLongLong(PyTuple_GET_ITEM(PyTuple_GET_ITEM(outputs, i), 0));
+      if (where >= 0) continue;
+      PyObject* target = PyList_GET_ITEM(inputs, ~where);
+      Use use = may_take(target, inputs) ? Use::TAKE : Use::COPY;
+      for (size_t place = 0; place < uses.size(); place++) {
+        if (PyList_GET_ITEM(inputs, place) != target) continue;
+        uses[place] = use;
+        use = Use::AGAIN;
+      }
+    }
+    return uses;
+  }
+  // Whether only this operation reads an old version (`read_by_others`).
+  bool may_take(PyObject* source, PyObject* inputs) const {
+    if (version.scratch.is_none(source) || version.locks.number(source) != 1) return false;
+    Py_ssize_t known = 1;  // the ledger's table
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(inputs); i++) known += PyList_GET_ITEM(inputs, i) == source;
+    return Py_REFCNT(source) <= known;
+  }
+
+  void make_room(PyObject* inputs, const c10::SmallVector<Use, 6>& uses, PyObject* found) {
+    int64_t need = signature.output_bytes.number(found);
+    for (size_t i = 0; i < uses.size(); i++)
+      if (uses[i] == Use::COPY) need += version.nbytes.number(PyList_GET_ITEM(inputs, i));
+    accounts_.collect_dead();
+    if (PyDict_GET_SIZE(reserved_.get()) == 0 &&
+        accounts_.number(ledger.resident_bytes) + need <= accounts_.number(ledger.limit))
+      return;
+    Ref name = attribute(attribute(found, "operator").get(), "name");
+    checked(PyObject_CallMethod(eviction_.get(), "make_room", "LO", static_cast<long long>(need), name.get()));
+  }
+
+  // Returns the operator's arguments. targets: receives the storages that it writes to, by place. taken: the old
+  // versions whose memory is among them.
+  Stack arguments(const Recipe& recipe, const std::vector<Geometry>& geometries, PyObject* inputs,
+                  const c10::SmallVector<Use, 6>& uses, c10::SmallVector<c10::Storage, 4>& targets,
+                  c10::SmallVector<Ref, 1>& taken) {
+    c10::SmallVector<at::Tensor, 6> tensors;
+    for (size_t place = 0; place < uses.size(); place++) {
+      PyObject* source = PyList_GET_ITEM(inputs, place);
+      if (uses[place] == Use::AGAIN) {
+        size_t before = 0;
+        while (PyList_GET_ITEM(inputs, before) != source) before++;
+        targets[place] = targets[before];
+      } else if (uses[place] == Use::TAKE) {
+        targets[place] = THPStorage_Unpack(version.scratch.get(source));
+        taken.push_back(Ref::copy(source));
+      } else if (uses[place] == Use::COPY) {
+        targets[place] = copy_of(THPStorage_Unpack(accounts_.memory_of(source)));
+      }
+      bool reads = uses[place] == Use::READ;
+      tensors.push_back(geometries[place].over(reads ? THPStorage_Unpack(accounts_.memory_of(source)) : targets[place]));
+    }
+    for (const Ref& source : taken) {
+      checked(PyObject_CallMethod(accounts_.get(), "drop_scratch", "O", source.get()));
+      accounts_.rule.discard(source.get());
+    }
+    Stack stack;
+    size_t next = 0;
+    for (size_t place = 0; place < recipe.holes.size(); place++) {
+      int kind = recipe.holes[place];
+      const IValue& value = recipe.values[place];
+      if (kind == -1) {
+        stack.push_back(value);
+      } else if (kind == -2) {
+        stack.emplace_back(tensors[next++]);
+      } else if (value.isBoolList()) {
+        c10::List<std::optional<at::Tensor>> list;
+        for (int i = 0; i < kind; i++)
+          list.push_back(value.toBoolList().get(i) ? std::optional(tensors[next++]) : std::nullopt);
+        stack.emplace_back(std::move(list));
+      } else {
+        c10::List<at::Tensor> list;
+        for (int i = 0; i < kind; i++) list.push_back(tensors[next++]);
+        stack.emplace_back(std::move(list));
+      }
+    }
+    return stack;
+  }
+  static c10::Storage copy_of(const c10::Storage& storage) {
+    c10::Storage copy(c10::Storage::use_byte_size_t(), storage.nbytes(), c10::GetCPUAllocator(), /*resizable=*/true);
+    std::memcpy(copy.mutable_data(), storage.data(), storage.nbytes());
+    return copy;
+  }
+
+  // Runs the operator beneath all that the program has put above the kernels. Returns the time that it took.
+  int64_t call(const Recipe& recipe, PyObject* found, Stack* stack) {
+    c10::impl::ExcludeDispatchKeyGuard guard(hidden_);
+    int64_t started = now_ns();
+    if (signature.calls.number(found) != 0 && signature.cost.number(found) < BRIEF_NS) {
+      recipe.handle.callBoxed(stack);
+    } else {
+      PyThreadState* saved = PyEval_SaveThread();
+      try {
+        recipe.handle.callBoxed(stack);
+      } catch (...) {
+        PyEval_RestoreThread(saved);
+        throw;
+      }
+      PyEval_RestoreThread(saved);
+    }
+    return now_ns() - started;
+  }
+
+  // Gives the results to the versions that lack them, and drops the others.
+  void collect(PyObject* wanted, PyObject* maker, const Recipe& recipe, PyObject* found, const Stack& stack,
+               const c10::SmallVector<c10::Storage, 4>& targets) {
+    auto results = tensors_in(recipe.handle.schema(), stack);
+    c10::SmallVector<std::pair<Ref, c10::Storage>, 2> made;
+    PyObject* outputs = operation.outputs.get(maker);
+    if (outputs == Py_None) {
+      made.emplace_back(Ref::copy(wanted), results[0].storage());
+    } else {
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(outputs); i++) {
+        PyObject* pair = PyTuple_GET_ITEM(outputs, i);
+        int64_t where = PyLong_AsLongLong(PyTuple_GET_ITEM(pair, 0));
+        PyObject* one = Accounts::referent(PyTuple_GET_ITEM(pair, 1));
+        if (one == nullptr || version.resident.is_true(one)) continue;
+        made.emplace_back(Ref::copy(one), where < 0 ? targets[~where] : results[where].storage());
+      }
+    }
+    accounts_.note_peak(accounts_.number(ledger.resident_bytes) + signature.output_bytes.number(found));
+    for (auto& [one, storage] : made) give(wanted, one.get(), storage, recipe);
+  }
+  void give(PyObject* wanted, PyObject* one, c10::Storage& storage, const Recipe& recipe) {
+    int64_t nbytes = version.nbytes.number(one), made = accounts_.rounded(static_cast<int64_t>(storage.nbytes()));
+    if (made != nbytes) {
+      PyErr_Format(PyExc_AssertionError, "dtrrun: internal error: %s, run again, made %lld bytes in place of %lld",
+                   recipe.handle.operator_name().name.c_str(), static_cast<long long>(made),
+                   static_cast<long long>(nbytes));
+      raise();
+    }
+    PyObject* emptied = version.superseded.is_true(one) ? nullptr : Accounts::referent(one);
+    if (emptied != nullptr) {
+      THPStorage_Unpack(emptied).swap_data_ptr(storage);
+      accounts_.restored(one);
+    } else if (one == wanted || version.locks.number(one) != 0) {
+      Ref object = checked(THPStorage_Wrap(storage));
+      checked(PyObject_CallMethod(accounts_.get(), "hold_scratch", "OO", one, object.get()));
+    } else {
+      return;
+    }
+    PyObject* self = rematerializer_.get();
+    count_.set_number(self, count_.number(self) + 1);
+    nbytes_.set_number(self, nbytes_.number(self) + nbytes);
+    version.last_access.set(one, ledger.clock.get(accounts_.get()));
+    if (!accounts_.is_true(ledger.pressure)) return;
+    accounts_.rule.rematerialized(one);
+    if (version.scratch.is_none(one)) accounts_.evictable(one);
+  }
+
+  // Counts a run in `Rematerializer.by_operator`.
+  void tally(Facts& facts, int64_t cost, int64_t nbytes) {
+    Ref name = attribute(facts.operator_.get(), "name");
+    PyObject* counts = PyDict_GetItem(tallies_.get(), name.get());
+    if (counts == nullptr) {
+      Ref made = checked(Py_BuildValue("[iii]", 0, 0, 0));
+      if (PyDict_SetItem(tallies_.get(), name.get(), made.get()) < 0) raise();
+      counts = made.get();
+    }
+    int64_t more[] = {1, cost, nbytes};
+    for (Py_ssize_t i = 0; i < 3; i++)
+      PyList_SetItem(counts, i, PyLong_FromLongLong(PyLong_AsLongLong(PyList_GET_ITEM(counts, i)) + more[i]));
+  }
+
+  // The geometries of a signature's tensors, or null if they are for Python.
+  const std::vector<Geometry>* geometries_of(PyObject* found) {
+    auto known = geometries_.find(found);
+    if (known == geometries_.end()) {
+      Ref tuples = attribute(found, "geometries"), same = attribute(found, "same");
+      auto all = std::make_unique<std::vector<Geometry>>(PyTuple_GET_SIZE(tuples.get()));
+      bool readable = PyTuple_GET_SIZE(same.get()) == 0;
+      for (size_t i = 0; readable && i < all->size(); i++) readable = (*all)[i].read(PyTuple_GET_ITEM(tuples.get(), i));
+      if (!readable) all.reset();
+      known = geometries_.emplace(found, std::pair(Ref::copy(found), std::move(all))).first;
+    }
+    return known->second.second.get();
+  }
+
+  Ref rematerializer_, eviction_, observers_, reserved_, tallies_;
+  Accounts& accounts_;
+  Ambient& ambient_;
+  FactsByOperator& facts_;
+  c10::DispatchKeySet hidden_;
+  OperationSlots operation;
+  const VersionSlots& version;
+  const SignatureSlots& signature;
+  const LedgerSlots& ledger;
+  Slot operators_ns_, count_, nbytes_;
+  bool fingerprints_;
+  std::unordered_map<PyObject*, std::pair<Ref, std::unique_ptr<std::vector<Geometry>>>> geometries_;
+};
+
+}  // namespace dtrrun
