@@ -11,14 +11,16 @@ namespace dtrrun {
 
 // What is known of an operator; see `runtime/operators.py`.
 struct Facts {
-  enum class Way { PYTHON, VIEW, PLAIN, WRITES };
+  enum class Way { PYTHON, VIEW, PLAIN, WRITES, LISTS };
   Way way = Way::PYTHON;
   bool composite = false, foreign = false, untouching = false, random = false, overwrites = false, uninitialised = false;
+  bool unversioned = false;
+  std::vector<size_t> mutates;  // for an operator on lists: the places of those that it writes to
   int statistics[2] = {-1, -1}, trains = -1;  // places of running statistics, and of what says whether they are updated
   Ref replay;  // what is run again, without the statistics
   Ambient::State state;
   bool general = true;  // its family of settings is the general one
-  int64_t python_calls = 0;
+  int64_t python_calls = 0, native_calls = 0;
   Ref func, operator_, family;
   std::shared_ptr<std::vector<Enumeration>> enumerations = std::make_shared<std::vector<Enumeration>>();
 };

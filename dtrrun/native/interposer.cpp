@@ -18,6 +18,7 @@
 #include <memory>
 #include <unordered_map>
 
+#include "lists.h"
 #include "replays.h"
 #include "signatures.h"
 
@@ -31,7 +32,6 @@ using c10::OperatorHandle;
 constexpr DispatchKey KEY = DispatchKey::Fake;
 const DispatchKeySet below(DispatchKeySet::FULL_AFTER, KEY);
 const DispatchKeySet above = DispatchKeySet(DispatchKeySet::FULL) - below;
-constexpr int SETTLED = 8;  // core.graph.Signature.SETTLED
 
 // An operator that Python handles, for `proceed`: the innermost one of this thread.
 struct Underway {
@@ -60,6 +60,7 @@ class Door {
         operation_class_(Ref::copy(type_of(classes, "Operation"))), operation(operation_class_.get()),
         replays_(attribute(slow_path_.get(), "dtr").get(), classes, accounts_, ambient_, facts_,
                  above | DispatchKeySet(KEY)),
+        lists_(mode, accounts_),
         any_reason_(type_of(classes, "Reasons"), "any"),
         home_(type_of(classes, "SlowPath"), "home"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
         found_(type_of(classes, "SlowPath"), "found"),
@@ -78,10 +79,13 @@ class Door {
     if (facts.way != Facts::Way::PYTHON && !any_reason_.is_true(reasons_.get()) && is_home()) {
       if (facts.way == Facts::Way::VIEW) {
         if (view(facts, op, keys, stack, entered)) return;
+      } else if (facts.way == Facts::Way::LISTS) {
+        if (update_lists(facts, op, keys, stack, gil, entered)) return;
       } else if (fast(facts, op, keys, stack, gil, entered)) {
         return;
       }
-      in_python(facts, op, keys, stack, /*learns=*/facts.way != Facts::Way::VIEW);
+      bool learns = facts.way == Facts::Way::PLAIN || facts.way == Facts::Way::WRITES;
+      in_python(facts, op, keys, stack, learns);
       return;
     }
     in_python(facts, op, keys, stack, /*learns=*/false);
@@ -94,12 +98,12 @@ class Door {
 
   bool rerun(PyObject* wanted, PyObject* maker) { return replays_.run(wanted, maker); }
 
-  // How often each operator went to Python, by name.
-  Ref python_calls() {
+  // How often each operator went to Python, or was handled here, by name.
+  Ref calls(int64_t Facts::*counter) {
     Ref calls = checked(PyDict_New());
     for (const auto& [schema, facts] : facts_) {
-      if (facts.python_calls == 0) continue;
-      Ref count(PyLong_FromLongLong(facts.python_calls)), name = attribute(facts.operator_.get(), "name");
+      if (facts.*counter == 0) continue;
+      Ref count(PyLong_FromLongLong(facts.*counter)), name = attribute(facts.operator_.get(), "name");
       Ref before = Ref::copy(PyDict_GetItem(calls.get(), name.get()));  // of another overload
       if (before) count = checked(PyNumber_Add(before.get(), count.get()));
       PyDict_SetItem(calls.get(), name.get(), count.get());
@@ -107,7 +111,7 @@ class Door {
     return calls;
   }
 
-  int64_t operators_ns = 0, bookkeeping_ns = 0, fast_calls = 0;
+  int64_t operators_ns = 0, bookkeeping_ns = 0;
   bool inside = false;  // the fast path is running an operator
 
  private:
@@ -173,6 +177,13 @@ class Door {
       bool writes = truth(learned.get(), "mutates");
       facts.way = is_view ? Facts::Way::VIEW : writes ? Facts::Way::WRITES : Facts::Way::PLAIN;
     }
+    if (truth(learned.get(), "updates_lists")) {
+      facts.way = Facts::Way::LISTS;
+      facts.unversioned = truth(learned.get(), "unversioned");
+      Ref mutates = attribute(learned.get(), "mutates");
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mutates.get()); i++)
+        facts.mutates.push_back(PyLong_AsSize_t(PyTuple_GET_ITEM(mutates.get(), i)));
+    }
     facts.foreign = truth(learned.get(), "foreign");
     facts.random = truth(learned.get(), "random");
     facts.overwrites = truth(learned.get(), "overwrites");
@@ -213,8 +224,42 @@ class Door {
     ledger.age.set_number(ledger_.get(), ledger.age.number(ledger_.get()) + 1);
     operators_ns += ended - started;
     bookkeeping_ns += started - entered;
-    fast_calls++;
+    facts.native_calls++;
     return true;
+  }
+
+  // -- lists -----------------------------------------------------------------------------------------
+
+  bool update_lists(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
+                    int64_t entered) {
+    const IValue* values = stack->data() + (stack->size() - op.schema().arguments().size());
+    if (inside || !lists_.prepare(facts, op.schema(), values)) return false;
+    int64_t started = now_ns(), ended = 0;
+    try {
+      inside = true;
+      {
+        Gil::Released released(gil);
+        op.redispatchBoxed(keys & below, stack);
+      }
+      inside = false;
+      ended = now_ns();
+      lists_.finish(ended - started);
+    } catch (...) {
+      inside = false;
+      lists_.fail();
+      throw;
+    }
+    operators_ns += ended - started;
+    bookkeeping_ns += started - entered;
+    facts.native_calls++;
+    tick_after(ended);
+    return true;
+  }
+
+  void tick_after(int64_t now) {
+    if (now <= next_look_) return;
+    next_look_ = now + 5'000'000;
+    if (now > next_tick_.number(slow_path_.get())) checked(PyObject_CallMethod(slow_path_.get(), "tick", nullptr));
   }
 
   static bool plain(const at::Tensor& tensor) {
@@ -409,11 +454,8 @@ class Door {
     }
     int64_t left = now_ns();
     bookkeeping_ns += started - entered + left - ended;
-    fast_calls++;
-    if (left > next_look_) {
-      next_look_ = left + 5'000'000;
-      if (left > next_tick_.number(slow_path_.get())) checked(PyObject_CallMethod(slow_path_.get(), "tick", nullptr));
-    }
+    facts.native_calls++;
+    tick_after(left);
     return true;
   }
 
@@ -555,6 +597,7 @@ class Door {
   OperationSlots operation;
   Replays::FactsByOperator facts_;  // by the operator's schema, which PyTorch never moves
   Replays replays_;
+  ListUpdates lists_;
   Slot any_reason_, home_, next_tick_, found_;
   Signatures signatures_;
   Key key_, missed_;
@@ -651,13 +694,17 @@ PyObject* forget(PyObject*, PyObject*) {
 }
 
 PyObject* counters(PyObject*, PyObject*) {
-  if (!door) return Py_BuildValue("(iii)", 0, 0, 0);
-  return Py_BuildValue("(LLL)", static_cast<long long>(door->operators_ns),
-                       static_cast<long long>(door->bookkeeping_ns), static_cast<long long>(door->fast_calls));
+  if (!door) return Py_BuildValue("(ii)", 0, 0);
+  return Py_BuildValue("(LL)", static_cast<long long>(door->operators_ns),
+                       static_cast<long long>(door->bookkeeping_ns));
 }
 
 PyObject* python_calls(PyObject*, PyObject*) {
-  return guarded([]() -> PyObject* { return !door ? PyDict_New() : door->python_calls().release(); });
+  return guarded([]() -> PyObject* { return !door ? PyDict_New() : door->calls(&Facts::python_calls).release(); });
+}
+
+PyObject* native_calls(PyObject*, PyObject*) {
+  return guarded([]() -> PyObject* { return !door ? PyDict_New() : door->calls(&Facts::native_calls).release(); });
 }
 
 PyObject* is_inside(PyObject*, PyObject*) { return PyBool_FromLong(door && door->inside); }
@@ -671,8 +718,9 @@ PyMethodDef methods[] = {
     {"was_excluded", was_excluded, METH_O, "Whether a dispatch key was excluded when that operator came."},
     {"rerun", rerun, METH_VARARGS, "See `core.backend.Executor.rerun`."},
     {"forget", forget, METH_NOARGS, "Forget all signatures."},
-    {"counters", counters, METH_NOARGS, "(ns in operators, ns of bookkeeping, operators) of the fast path."},
+    {"counters", counters, METH_NOARGS, "(ns in operators, ns of bookkeeping) of the fast path."},
     {"python_calls", python_calls, METH_NOARGS, "How often each operator went to Python, by name."},
+    {"native_calls", native_calls, METH_NOARGS, "How often the fast path has handled each operator, by name."},
     {"is_inside", is_inside, METH_NOARGS, "Whether the fast path is running an operator."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -5,6 +5,8 @@
 
 namespace dtrrun {
 
+constexpr int SETTLED = 8;  // core.graph.Signature.SETTLED
+
 inline Ref attribute(PyObject* object, const char* name) { return checked(PyObject_GetAttrString(object, name)); }
 
 inline bool truth(PyObject* object, const char* name) {

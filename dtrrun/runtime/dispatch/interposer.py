@@ -20,7 +20,6 @@ from dtrrun.core.ledger import Ledger
 from dtrrun.core.mutation import CHAIN_LIMIT
 from dtrrun.core.rematerialize import Rematerializer
 from dtrrun.runtime import rng, storage
-from dtrrun.runtime.dispatch import lists
 from dtrrun.runtime.dispatch.call import learn
 from dtrrun.runtime.dispatch.python_mode import threads, visits
 from dtrrun.runtime.dispatch.slow_path import Reasons, SlowPath
@@ -68,13 +67,13 @@ class Interposer(threads.Threads):
         self.mask = storage.MASK
         self._patches = Patches()
         self._operators_ns = self._bookkeeping_ns = 0
-        self._ended = (0, 0, 0)
-        self._ended_python_calls: dict[str, int] = {}
+        self._ended = (0, 0)
+        self._ended_calls: tuple[dict[str, int], dict[str, int]] = ({}, {})
 
     # -- times -----------------------------------------------------------------------------------
 
-    def _counters(self) -> tuple[int, int, int]:
-        found: tuple[int, int, int] = self.native.counters() if self.running else self._ended
+    def _counters(self) -> tuple[int, int]:
+        found: tuple[int, int] = self.native.counters() if self.running else self._ended
         return found
 
     @property
@@ -98,14 +97,15 @@ class Interposer(threads.Threads):
     # -- counts ----------------------------------------------------------------------------------
 
     @property
-    def fast_calls(self) -> int:
-        """How many operators the interposer has handled itself."""
-        return self._counters()[2]
+    def native_calls(self) -> dict[str, int]:
+        """How often the interposer has handled each operator itself, by name."""
+        found: dict[str, int] = self.native.native_calls() if self.running else self._ended_calls[0]
+        return found
 
     @property
     def python_calls(self) -> dict[str, int]:
         """How often each of the other operators has gone to Python, by name."""
-        found: dict[str, int] = self.native.python_calls() if self.running else self._ended_python_calls
+        found: dict[str, int] = self.native.python_calls() if self.running else self._ended_calls[1]
         return found
 
     # -- operators -------------------------------------------------------------------------------
@@ -125,12 +125,6 @@ class Interposer(threads.Threads):
         operator = slow_path.operators.get(id(func)) or slow_path.learn(func)
         if get_ident() != slow_path.home:
             threads.joins()
-        elif (
-            operator.updates_lists
-            and not slow_path.reasons.any
-            and lists.update(self, operator, func, args, kwargs, entered)
-        ):
-            return None
         return slow_path.run(self, operator, func, (), args, kwargs or _NOTHING, entered)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -184,7 +178,7 @@ class Interposer(threads.Threads):
 
     def end(self) -> None:
         self._ended = self._counters()
-        self._ended_python_calls = self.native.python_calls()
+        self._ended_calls = self.native_calls, self.python_calls
         self.running = False
         self._leave_other()
         others = self._entered - {get_ident()}

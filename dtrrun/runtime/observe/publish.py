@@ -115,7 +115,7 @@ def _native(mode: DTRMode | Interposer) -> dict[str, Any] | None:
     calls = sorted(mode.python_calls.items(), key=lambda item: -item[1])
     in_python = sum(count for _, count in calls)
     return {
-        "operators": mode.fast_calls + in_python,
+        "operators": sum(mode.native_calls.values()) + in_python,
         "in_python": in_python,
         "calls": [{"name": name, "count": count} for name, count in calls[:TOP]],
     }

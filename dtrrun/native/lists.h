@@ -1,0 +1,134 @@
+// In-place operators on lists of tensors, as `runtime/dispatch/lists.py` runs them: an optimizer's step.
+#pragma once
+
+#include "facts.h"
+#include "ledger.h"
+
+namespace dtrrun {
+
+class ListUpdates {
+ public:
+  // mode: the `Interposer`.
+  ListUpdates(PyObject* mode, Accounts& accounts)
+      : recipes_(attribute(mode, "recipes")), updates_(attribute(mode, "updates")),
+        why_(checked(PyUnicode_InternFromString("updated in place"))), accounts_(accounts), version(accounts.version),
+        signature(accounts.signature), ledger(accounts.slots) {}
+
+  // Finds what the call reads and writes. Returns false, without effect, if something about it is special.
+  bool prepare(const Facts& facts, const c10::FunctionSchema& schema, const IValue* values) {
+    bool found = look(facts, schema, values);
+    if (!found) forget();  // the program's tensors, above all
+    return found;
+  }
+
+  // The operator has run.
+  void finish(int64_t cost) {
+    for (size_t i = 0; i < counts_.size(); i++)
+      if (written_[i]._version() == counts_[i]) written_[i].unsafeGetTensorImpl()->bump_version();
+    PyObject* one = signature_.get();
+    int64_t calls = signature.calls.number(one);
+    if (calls < SETTLED) {
+      if (cost < signature.cost.number(one)) signature.cost.set_number(one, cost);
+      signature.calls.set_number(one, calls + 1);
+    }
+    accounts_.add(ledger.clock, signature.cost.number(one));
+    accounts_.add(ledger.age, 1);
+    for (const Ref& target : targets_)
+      if (version.used.is_true(target.get()) && !version.superseded.is_true(target.get()))
+        checked(PyObject_CallMethod(recipes_.get(), "supersede", "OOi", target.get(), Py_None, 0));
+    forget();
+  }
+  // It has failed, and may have written something.
+  void fail() {
+    for (const Ref& target : targets_)
+      if (Ref made(PyObject_CallMethod(recipes_.get(), "half_written", "O", target.get())); !made) PyErr_Clear();
+    forget();
+  }
+
+ private:
+  bool look(const Facts& facts, const c10::FunctionSchema& schema, const IValue* values) {
+    accounts_.collect_dead();
+    loose_.clear();
+    int64_t nbytes = 0;
+    uint64_t dtypes = 0;
+    Ref clock = Ref::copy(ledger.clock.get(accounts_.get()));
+    for (size_t place = 0; place < schema.arguments().size(); place++) {
+      const IValue& value = values[place];
+      bool writes = std::find(facts.mutates.begin(), facts.mutates.end(), place) != facts.mutates.end();
+      if (value.isTensor()) {
+        if (value.toTensor().defined() && !add(value.toTensor(), writes, nbytes, dtypes)) return false;
+      } else if (schema.arguments()[place].kwarg_only()) {
+        if (value.isList()) return false;
+      } else if (value.isTensorList()) {
+        for (const IValue& tensor : value.toListRef())
+          if (!add(tensor.toTensor(), writes, nbytes, dtypes)) return false;
+      } else if (value.isOptionalTensorList()) {
+        return false;
+      }
+    }
+    signature_ = find(facts, nbytes, dtypes);
+    if (!signature_ || signature.calls.number(signature_.get()) == 0) return false;
+    int64_t made = signature.output_bytes.number(signature_.get());
+    if (made != 0 && accounts_.number(ledger.resident_bytes) + made > accounts_.number(ledger.limit)) return false;
+    for (PyObject* one : found_) {
+      if (!version.resident.is_true(one)) return false;
+      version.last_access.set(one, clock.get());
+    }
+    for (size_t i = 0; i < targets_.size(); i++) {
+      if (!version.needed_by.is_none(targets_[i].get())) return false;
+      if (version.operation.is_none(targets_[i].get())) continue;
+      if (written_[i].requires_grad()) return false;
+      loose_.push_back(targets_[i].get());
+    }
+    if (loose_.size() == targets_.size()) return false;  // all may need a recipe
+    counts_.clear();
+    if (facts.unversioned)
+      for (const at::Tensor& tensor : written_) {
+        if (tensor.is_inference()) return false;
+        counts_.push_back(tensor._version());
+      }
+    for (PyObject* one : loose_)
+      checked(PyObject_CallMethod(recipes_.get(), "make_constant", "OO", one, why_.get()));
+    return true;
+  }
+
+  bool add(const at::Tensor& tensor, bool writes, int64_t& nbytes, uint64_t& dtypes) {
+    if (!tensor.defined() || tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python)) return false;
+    PyObject* one = accounts_.version_of(tensor);
+    if (one == nullptr) return false;
+    found_.push_back(one);
+    nbytes += version.nbytes.number(one);
+    dtypes |= uint64_t{1} << static_cast<int>(tensor.scalar_type());
+    if (!writes) return true;
+    written_.push_back(tensor);
+    targets_.push_back(Ref::copy(one));
+    return true;
+  }
+  // The signature under `lists.key_of`.
+  Ref find(const Facts& facts, int64_t nbytes, uint64_t dtypes) const {
+    Ref types = checked(PyList_New(0));
+    for (int type = 0; type < 64; type++)
+      if (dtypes >> type & 1)
+        PyList_Append(types.get(), reinterpret_cast<PyObject*>(torch::getTHPDtype(static_cast<at::ScalarType>(type))));
+    Ref key = checked(Py_BuildValue("(OnNL)", facts.func.get(), static_cast<Py_ssize_t>(found_.size()),
+                                    PyFrozenSet_New(types.get()), static_cast<long long>(nbytes)));
+    return Ref::copy(PyDict_GetItem(updates_.get(), key.get()));
+  }
+  void forget() {
+    written_.clear();
+    targets_.clear();
+    found_.clear();
+  }
+
+  Ref recipes_, updates_, why_, signature_;
+  Accounts& accounts_;
+  const VersionSlots& version;
+  const SignatureSlots& signature;
+  const LedgerSlots& ledger;
+  std::vector<PyObject*> found_, loose_;  // of all its tensors, and those that are written to and have a recipe
+  std::vector<Ref> targets_;              // of those that are written to
+  std::vector<at::Tensor> written_;
+  std::vector<uint32_t> counts_;  // how often these have been written to
+};
+
+}  // namespace dtrrun
