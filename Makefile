@@ -1,7 +1,7 @@
 # make demo, make test: all that a fresh machine needs is Python 3.11 or later. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test test-parts test-bits conformance programs versions ecosystem smoke check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
+.PHONY: demo test test-parts test-bits conformance programs versions ecosystem smoke sanitize check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -65,9 +65,20 @@ versions: $(INSTALLED)
 ecosystem: $(ECOSYSTEM)
 	$(BIN)/python -m tests.ecosystem
 
-# Each example, plain and inside 60 % of its peak: the same bits, within the budget.
+# Each example, plain and inside 60 % of its peak: the same bits, within the budget. Two at a time.
+SMOKE := out=$$($(BIN)/dtrrun smoke --device cpu --steps 2 $$0 2>&1); status=$$?; echo "$$out"; exit $$status
 smoke: $(INSTALLED)
-	@set -e; for example in docs/examples/*.py; do $(BIN)/dtrrun smoke --device cpu --steps 2 $$example; done
+	@printf '%s\n' docs/examples/*.py | xargs -P2 -n1 sh -c '$(SMOKE)'
+
+# The native extension, and Python's objects, under AddressSanitizer and UndefinedBehaviorSanitizer.
+SANITIZED := CXX='g++ -fsanitize=address,undefined -fno-sanitize=vptr -g' XDG_CACHE_HOME=$(CURDIR)/build/sanitized
+PRELOAD := $(foreach name,libasan.so libubsan.so libstdc++.so.6,$(shell g++ -print-file-name=$(name) 2>/dev/null))
+sanitize: $(INSTALLED)
+	$(SANITIZED) $(BIN)/python -m dtrrun.native
+	$(SANITIZED) LD_PRELOAD='$(PRELOAD)' ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc NATIVE=require \
+		$(BIN)/python -m pytest -q tests/conformance/test_native_policy.py tests/conformance/test_interposer.py \
+		tests/conformance/test_rematerialization.py tests/conformance/test_faults_operators.py \
+		$(foreach name,lists mutation threads,tests/conformance/test_hazards_$(name).py) tests/programs
 
 check: $(INSTALLED) docs
 	$(BIN)/ruff check

@@ -264,6 +264,8 @@ def load(say: Callable[[str], None]) -> ModuleType:
 
 @cache
 def _loaded(say: Callable[[str], None]) -> ModuleType | CannotBuild:
+    if NAME in sys.modules:  # another one, of sources changed meanwhile, could not register beside it
+        return sys.modules[NAME]
     try:
         return _import(build(say))
     except CannotBuild as error:

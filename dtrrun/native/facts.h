@@ -14,7 +14,7 @@ struct Facts {
   enum class Way { PYTHON, VIEW, PLAIN, WRITES, LISTS };
   Way way = Way::PYTHON;
   bool composite = false, foreign = false, untouching = false, random = false, overwrites = false, uninitialised = false;
-  bool unversioned = false;
+  bool unversioned = false, makes_tensors = true;
   std::vector<size_t> mutates;  // for an operator on lists: the places of those that it writes to
   int statistics[2] = {-1, -1}, trains = -1;  // places of running statistics, and of what says whether they are updated
   Ref replay;  // what is run again, without the statistics

@@ -66,6 +66,7 @@ class Door {
         found_(type_of(classes, "SlowPath"), "found"),
         chain_limit_(chain_limit) {
     nothing_ = checked(PyTuple_New(0));
+    sticky_ = attribute(mode, "sticky");
     uninitialised_ = checked(PyUnicode_InternFromString("uninitialised"));
   }
 
@@ -187,6 +188,7 @@ class Door {
     facts.foreign = truth(learned.get(), "foreign");
     facts.random = truth(learned.get(), "random");
     facts.overwrites = truth(learned.get(), "overwrites");
+    facts.makes_tensors = truth(learned.get(), "makes_tensors");
     facts.uninitialised = truth(learned.get(), "uninitialised");
     Ref statistics = attribute(learned.get(), "statistics");
     if (statistics.get() != Py_None) {
@@ -215,7 +217,7 @@ class Door {
     accounts_.collect_dead();
     const IValue& first = (*stack)[stack->size() - op.schema().arguments().size()];
     if (!first.isTensor() || !plain(first.toTensor())) return false;
-    PyObject* found = accounts_.version_of(first.toTensor());
+    PyObject* found = known_or_adopted(first.toTensor());
     if (found == nullptr || !(version.resident.is_true(found) || facts.untouching)) return false;
     version.last_access.set(found, ledger.clock.get(ledger_.get()));
     int64_t started = now_ns();
@@ -262,6 +264,18 @@ class Door {
     if (now > next_tick_.number(slow_path_.get())) checked(PyObject_CallMethod(slow_path_.get(), "tick", nullptr));
   }
 
+  // The version of a tensor's storage, entered as a constant if it is new: borrowed, or null if that is for Python.
+  PyObject* known_or_adopted(const at::Tensor& tensor) {
+    if (PyObject* known = accounts_.version_of(tensor)) return known;
+    if (!tensor.unsafeGetTensorImpl()->has_storage() || !is_plain_kind(tensor) || tensor.requires_grad() ||
+        tensor.is_conj() || tensor.is_neg())
+      return nullptr;
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
+    Ref object = to_python(shown(tensor), Enumeration::NONE);
+    checked(PyObject_CallMethod(slow_path_.get(), "version_of", "O", object.get()));
+    return accounts_.version_of(tensor);
+  }
+
   static bool plain(const at::Tensor& tensor) {
     return tensor.defined() && !tensor.unsafeGetTensorImpl()->key_set().has(DispatchKey::Python);
   }
@@ -292,11 +306,11 @@ class Door {
   // Appends a tensor to the key and the inputs. Returns false if it is not for the fast path.
   bool read(const at::Tensor& tensor, PyObject* inputs, PyObject* clock, bool& whole) {
     if (!plain(tensor)) return false;
-    PyObject* found = accounts_.version_of(tensor);
+    PyObject* found = known_or_adopted(tensor);
     if (found == nullptr || version.escaped.is_true(found)) return false;
     whole = whole && version.resident.is_true(found);
     version.last_access.set(found, clock);
-    key_.add(tensor);
+    key_.add(tensor, offsets_matter_);
     PyList_Append(inputs, found);
     return true;
   }
@@ -313,6 +327,7 @@ class Door {
     bool excludes = facts.trains >= 0 && (*stack)[first + facts.trains].isBool() &&
                     (*stack)[first + facts.trains].toBool();
     key_.clear();
+    offsets_matter_ = facts.makes_tensors || facts.way == Facts::Way::WRITES;  // for a recipe
     key_.add(reinterpret_cast<uint64_t>(&facts));
     Holes holes(count, -1);
     c10::SmallVector<std::pair<size_t, IValue>, 1> gaps;  // which items of a list of tensors there are
@@ -376,10 +391,15 @@ class Door {
       entered += PyLong_AsLongLong(taken.get());
     }
     PyObject* target = nullptr;
+    bool overwrites = facts.overwrites;
     if (facts.way == Facts::Way::WRITES) {
       target = PyList_GET_ITEM(inputs.get(), 0);
       const at::Tensor& tensor = (*stack)[first].toTensor();
-      if (facts.overwrites && !may_overwrite(tensor, inputs.get())) return false;
+      if (overwrites && !may_overwrite(tensor, inputs.get())) {
+        bool whole_storage = tensor.nbytes() == tensor.storage().nbytes();
+        if (!version.operation.is_none(target) || (whole_storage && !is_sticky(target))) return false;
+        overwrites = false;  // a part of a constant, or one that stays a constant: without a recipe
+      }
       if (version.operation.is_none(target)) {
         if (!version.needed_by.is_none(target)) return false;
       } else if (version.age.number(target) < ledger.step_age.number(accounts) ||
@@ -401,8 +421,8 @@ class Door {
       if (record.signature == nullptr) return false;
     }
     Ref tensors, others;
-    bool records = target == nullptr ? !facts.uninitialised : facts.overwrites || !version.operation.is_none(target);
-    if (facts.overwrites) {
+    bool records = target == nullptr ? !facts.uninitialised : overwrites || !version.operation.is_none(target);
+    if (overwrites) {
       tensors = checked(PyObject_CallMethod(mode_.get(), "overwriting", "O", inputs.get()));
       others = checked(PyList_GetSlice(inputs.get(), 1, PyList_GET_SIZE(inputs.get())));
       record.tensors = tensors.get();
@@ -495,6 +515,13 @@ class Door {
     if (!version.operation.is_none(target)) return true;
     PyObject* pin = version.pin.get(target);
     return pin != Py_None && PyUnicode_CompareWithASCIIString(pin, "uninitialised") == 0 && !version.used.is_true(target);
+  }
+
+  // Whether a constant remains one when all of it is overwritten.
+  bool is_sticky(PyObject* target) {
+    int found = PySet_Contains(sticky_.get(), version.pin.get(target));
+    if (found < 0) raise();
+    return found == 1;
   }
 
   // The signature of a replay without the running statistics (`TensorCall.replay_signature`): borrowed, or null.
@@ -590,7 +617,7 @@ class Door {
   Ref mode_, handle_, slow_path_, ledger_, recipes_, reasons_, kernels_;
   Ambient ambient_;
   Accounts accounts_;
-  Ref operation_class_, nothing_, uninitialised_;
+  Ref operation_class_, nothing_, uninitialised_, sticky_;
   const VersionSlots& version = accounts_.version;
   const SignatureSlots& signature = accounts_.signature;
   const LedgerSlots& ledger = accounts_.slots;
@@ -601,6 +628,7 @@ class Door {
   Slot any_reason_, home_, next_tick_, found_;
   Signatures signatures_;
   Key key_, missed_;
+  bool offsets_matter_ = true;
   int64_t chain_limit_, next_look_ = 0;
 };
 

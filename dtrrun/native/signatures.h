@@ -12,14 +12,14 @@ class Key {
  public:
   void clear() { words_.clear(); }
   void add(uint64_t word) { words_.push_back(word); }
-  void add(const at::Tensor& tensor) {
+  void add(const at::Tensor& tensor, bool with_offset = true) {
     const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     auto sizes = impl->sizes();
     auto strides = impl->strides();
     add(TENSOR | static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())) << 8 | sizes.size() << 16);
     for (int64_t size : sizes) add(static_cast<uint64_t>(size));
     for (int64_t stride : strides) add(static_cast<uint64_t>(stride));
-    add(static_cast<uint64_t>(impl->storage_offset()));
+    add(with_offset ? static_cast<uint64_t>(impl->storage_offset()) : 0);
   }
   // Returns whether calls with this argument can be told apart here.
   bool add(const IValue& value) {

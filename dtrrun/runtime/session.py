@@ -77,10 +77,12 @@ class Session:
         self._recorder = optional.recorder(settings)
         self._heap = Heap(settings.return_memory) if self.device.type == "cpu" else None
         self.fingerprints = optional.fingerprints(settings)
-        self._native = native.choose(settings, self.device.operators is None, self._warn_once_a_run)
+        on_cpu = self.device.operators is None
+        extension = native.choose(settings, on_cpu, self._warn_once_a_run)
+        self._native = extension if on_cpu else None  # what brings the operators
         ambient = Ambient(self.device.type)
         self.dtr = DTR(
-            native.policy(self._native, settings),
+            native.policy(extension, settings),
             self.device.memory,
             Executor(ambient, self.device.memory, self.device, self._native),
             budget_bytes=settings.budget_bytes,

@@ -17,7 +17,7 @@ import torch
 
 from dtrrun.core.graph import HOLE, Operation, Overwritten, Signature, Version
 from dtrrun.core.ledger import Ledger
-from dtrrun.core.mutation import CHAIN_LIMIT
+from dtrrun.core.mutation import CHAIN_LIMIT, STICKY
 from dtrrun.core.rematerialize import Rematerializer
 from dtrrun.runtime import rng, storage
 from dtrrun.runtime.dispatch.call import learn
@@ -64,7 +64,7 @@ class Interposer(threads.Threads):
         self.native, self.slow_path = native, slow_path
         self.ledger, self.recipes = slow_path.ledger, slow_path.dtr.recipes
         self.updates = slow_path.signatures.updates
-        self.mask = storage.MASK
+        self.mask, self.sticky = storage.MASK, frozenset(STICKY)
         self._patches = Patches()
         self._operators_ns = self._bookkeeping_ns = 0
         self._ended = (0, 0)

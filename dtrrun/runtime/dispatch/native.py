@@ -19,16 +19,19 @@ REQUIRED = "the native fast path is required: {}"
 
 
 def choose(settings: RuntimeSettings, on_cpu: bool, warn: Callable[[str], None]) -> ModuleType | None:
-    """Return the native extension, or None for a Python dispatch mode.
+    """Return the native extension, or None if there is none.
 
-    on_cpu: whether operators are run as on a CPU. warn: called with one line if it cannot be built. Raises
-    RuntimeError, of one line, if it is required.
+    on_cpu: whether operators are run as on a CPU. Elsewhere only the search is native, and nothing is said if
+    it is not. warn: called with one line if the extension cannot be built. Raises RuntimeError, of one line,
+    if it is required.
     """
-    if settings.native == "off" or not on_cpu:
+    if settings.native == "off":
         return None
     try:
         return build.load(_say)
     except build.CannotBuild as error:
+        if not on_cpu:
+            return None
         if settings.native == "require":
             raise RuntimeError(REQUIRED.format(error)) from None
         warn(NOT_BUILT.format(error))
