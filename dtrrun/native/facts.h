@@ -11,7 +11,7 @@ namespace dtrrun {
 
 // What is known of an operator; see `runtime/operators.py`.
 struct Facts {
-  enum class Way { PYTHON, VIEW, PLAIN, WRITES, LISTS };
+  enum class Way { PYTHON, VIEW, PLAIN, WRITES, LISTS, NO_TENSORS };
   Way way = Way::PYTHON;
   bool composite = false, foreign = false, untouching = false, random = false, overwrites = false, uninitialised = false;
   bool unversioned = false, makes_tensors = true;

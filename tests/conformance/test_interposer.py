@@ -238,3 +238,13 @@ def test_what_was_computed_from_a_constant_is_rescued_before_a_part_of_it_change
             assert torch.equal(ours, theirs)
         assert session.report()["rematerializations"] >= 6
         check_accounts(session)
+
+
+def test_a_view_of_what_is_new_and_does_not_fit():
+    before = torch.zeros(64, 64)  # 16 KB
+    with dtrrun.budget("10kB", native="require") as session:
+        with pytest.raises(dtrrun.BudgetError):
+            before.view(-1)
+        with pytest.raises(dtrrun.BudgetError):
+            torch.tensor([1.0] * 4000)
+        assert session.mode.native_calls == {}
