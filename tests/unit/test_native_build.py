@@ -27,6 +27,7 @@ CODE = b"what the compiler makes"
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delitem(sys.modules, build.NAME, raising=False)  # another test has loaded it
     build._loaded.cache_clear()
     yield tmp_path / "cache" / "dtrrun" / "native"
     build._loaded.cache_clear()
