@@ -451,9 +451,7 @@ class Door {
       }
       inside = false;
       ended = now_ns();
-      count_cost(found, ended - started);
-      ledger.clock.set_number(accounts, ledger.clock.number(accounts) + signature.cost.number(found));
-      ledger.age.set_number(accounts, ledger.age.number(accounts) + 1);
+      accounts_.ran(found, ended - started);
       operators_ns += ended - started;
       accounts_.collect_dead();
       if (target != nullptr) {
@@ -485,13 +483,6 @@ class Door {
     facts.native_calls++;
     tick_after(left);
     return true;
-  }
-
-  void count_cost(PyObject* found, int64_t cost) {
-    int64_t calls = signature.calls.number(found);
-    if (calls >= SETTLED) return;
-    if (calls == 0 || cost < signature.cost.number(found)) signature.cost.set_number(found, cost);
-    signature.calls.set_number(found, calls + 1);
   }
 
   // What a call's recipe will hold.
@@ -695,14 +686,8 @@ PyObject* proceed(PyObject*, PyObject*) {
     stack.assign(call.values, call.values + call.count);
     {
       c10::impl::ForceDispatchKeyGuard program(call.program);
-      PyThreadState* saved = PyEval_SaveThread();
-      try {
-        call.op->redispatchBoxed(call.keys & below, &stack);
-      } catch (...) {
-        PyEval_RestoreThread(saved);
-        throw;
-      }
-      PyEval_RestoreThread(saved);
+      WithoutGil released;
+      call.op->redispatchBoxed(call.keys & below, &stack);
     }
     call.done = true;
     return shown_results(call.op->schema(), stack).release();
@@ -735,12 +720,9 @@ PyObject* counters(PyObject*, PyObject*) {
                        static_cast<long long>(door->bookkeeping_ns));
 }
 
-PyObject* python_calls(PyObject*, PyObject*) {
-  return guarded([]() -> PyObject* { return !door ? PyDict_New() : door->calls(&Facts::python_calls).release(); });
-}
-
-PyObject* native_calls(PyObject*, PyObject*) {
-  return guarded([]() -> PyObject* { return !door ? PyDict_New() : door->calls(&Facts::native_calls).release(); });
+template <int64_t Facts::*counter>
+PyObject* calls(PyObject*, PyObject*) {
+  return guarded([]() -> PyObject* { return !door ? PyDict_New() : door->calls(counter).release(); });
 }
 
 PyObject* is_inside(PyObject*, PyObject*) { return PyBool_FromLong(door && door->inside); }
@@ -755,8 +737,8 @@ PyMethodDef methods[] = {
     {"rerun", rerun, METH_VARARGS, "See `core.backend.Executor.rerun`."},
     {"forget", forget, METH_NOARGS, "Forget all signatures."},
     {"counters", counters, METH_NOARGS, "(ns in operators, ns of bookkeeping) of the fast path."},
-    {"python_calls", python_calls, METH_NOARGS, "How often each operator went to Python, by name."},
-    {"native_calls", native_calls, METH_NOARGS, "How often the fast path has handled each operator, by name."},
+    {"python_calls", calls<&Facts::python_calls>, METH_NOARGS, "How often each operator went to Python, by name."},
+    {"native_calls", calls<&Facts::native_calls>, METH_NOARGS, "How often the fast path has handled each operator, by name."},
     {"is_inside", is_inside, METH_NOARGS, "Whether the fast path is running an operator."},
     {nullptr, nullptr, 0, nullptr},
 };

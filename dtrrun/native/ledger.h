@@ -156,6 +156,17 @@ class Accounts {
     note_peak(number(slots.resident_bytes));
   }
 
+  // An operator of the program has run.
+  void ran(PyObject* found, int64_t cost) {
+    int64_t calls = signature.calls.number(found);
+    if (calls < SETTLED) {
+      if (calls == 0 || cost < signature.cost.number(found)) signature.cost.set_number(found, cost);
+      signature.calls.set_number(found, calls + 1);
+    }
+    add(slots.clock, signature.cost.number(found));
+    add(slots.age, 1);
+  }
+
   bool some_died() const { return Py_SIZE(slots.dead.get(ledger_.get())) != 0; }
 
   // `Ledger.collect_dead`.

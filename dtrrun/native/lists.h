@@ -25,14 +25,7 @@ class ListUpdates {
   void finish(int64_t cost) {
     for (size_t i = 0; i < counts_.size(); i++)
       if (written_[i]._version() == counts_[i]) written_[i].unsafeGetTensorImpl()->bump_version();
-    PyObject* one = signature_.get();
-    int64_t calls = signature.calls.number(one);
-    if (calls < SETTLED) {
-      if (cost < signature.cost.number(one)) signature.cost.set_number(one, cost);
-      signature.calls.set_number(one, calls + 1);
-    }
-    accounts_.add(ledger.clock, signature.cost.number(one));
-    accounts_.add(ledger.age, 1);
+    accounts_.ran(signature_.get(), cost);
     for (const Ref& target : targets_)
       if (version.used.is_true(target.get()) && !version.superseded.is_true(target.get()))
         checked(PyObject_CallMethod(recipes_.get(), "supersede", "OOi", target.get(), Py_None, 0));

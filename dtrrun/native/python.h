@@ -72,6 +72,17 @@ PyObject* guarded(const Function& function) {
   }
 }
 
+// Gives up the GIL, which this thread has, until its end.
+class WithoutGil {
+ public:
+  WithoutGil() : saved_(PyEval_SaveThread()) {}
+  ~WithoutGil() { PyEval_RestoreThread(saved_); }
+  WithoutGil(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* saved_;
+};
+
 // Holds the GIL; `released` gives it up for a while, unless the thread had it before.
 class Gil {
  public:

@@ -225,14 +225,8 @@ class Replays {
     if (signature.calls.number(found) != 0 && signature.cost.number(found) < BRIEF_NS) {
       recipe.handle.callBoxed(stack);
     } else {
-      PyThreadState* saved = PyEval_SaveThread();
-      try {
-        recipe.handle.callBoxed(stack);
-      } catch (...) {
-        PyEval_RestoreThread(saved);
-        throw;
-      }
-      PyEval_RestoreThread(saved);
+      WithoutGil released;
+      recipe.handle.callBoxed(stack);
     }
     return now_ns() - started;
   }
