@@ -49,6 +49,8 @@ class Tmux:
         self.records += 1
         folder = self.folder / f"records{self.records}"
         folder.mkdir()
+        if mode == "plain":  # there is no table to wait for
+            (folder / "seen").touch()
         words = [
             sys.executable,
             str(HERE / "driver.py"),
@@ -60,6 +62,10 @@ class Tmux:
         # The command is typed by a file: where it wraps must not depend on the length of these paths.
         (self.folder / "go").write_text(f"clear; {shlex.join([*words, what])} {redirect}\n")
         self.type(f". {self.folder}/go", "Enter")
+
+    def seen(self) -> None:
+        """Let the script go on, which waits until its table has been seen."""
+        (self.folder / f"records{self.records}" / "seen").touch()
 
     def type(self, *keys: str) -> None:
         self.do("send-keys", *keys)
@@ -118,6 +124,7 @@ def test_what_is_left_is_what_is_left_without_us(tmux: Tmux, what: str) -> None:
     tmux.do("clear-history")
     tmux.run(what)
     tmux.until_shown(TITLE)
+    tmux.seen()
     tmux.until_shown("[exit 0]")
     assert timeless(without_final(tmux.transcript())) == timeless(plain)
     assert TITLE not in tmux.screen("-S", "-")
@@ -138,6 +145,7 @@ def test_a_bar_and_the_table(tmux: Tmux, columns: int, rows: int) -> None:
     assert lines[table + 1].startswith("resident ██████")
     assert lines[table + 1].rstrip(" ").find("150 MB of 200 MB") > 0
     assert not any(line.startswith("épochs") for line in lines[bar + 1 :])
+    tmux.seen()
     tmux.until_shown("[exit 0]")
 
 
@@ -146,6 +154,7 @@ def test_nested_bars_and_the_table(tmux: Tmux) -> None:
     lines = tmux.until_shown(TITLE, "outer:  33%", "inner:").splitlines()
     assert [line.split(":")[0] for line in lines[:2]] == ["outer", "inner"]
     assert not any(re.match("outer|inner", line) for line in lines[2:])
+    tmux.seen()
     tmux.until_shown("[exit 0]")
 
 
@@ -204,6 +213,7 @@ def test_a_question_is_answered(tmux: Tmux) -> None:
 def test_stdout_to_a_file_and_a_script_that_is_killed(tmux: Tmux, tmp_path: Path) -> None:
     tmux.run("files", redirect=f"> {tmp_path}/out")
     tmux.until_shown(TITLE, "to the terminal")
+    tmux.seen()
     tmux.until_shown("[exit -9]")
     assert TITLE not in tmux.screen()
     assert "190 MB" in tmux.screen()  # the final table of a script that could say no more

@@ -60,8 +60,10 @@ def test_from_a_script_to_a_run_with_its_profile(profile, plain, mlp, tmp_path, 
     for row in measured.values():
         if row["measured"]["status"] == "ok":
             for count in ("evictions", "rematerializations"):
-                # Equal, but for 263 and 264 in one run of seven on a busy machine, whose cause is not known.
-                assert row["predicted"][count] == pytest.approx(row["measured"][count], rel=0.02)
+                if row["predicted"]["status"] == "ok":
+                    assert row["predicted"][count] == row["measured"][count]
+                else:  # at the limit of the slowdown, where predictions end and runs may just succeed
+                    assert row["predicted"][count] <= row["measured"][count]
             assert row["measured"]["peak_bytes"] <= row["budget_bytes"]
     reports = []
     for number in ("1", "2"):

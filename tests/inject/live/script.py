@@ -1,9 +1,14 @@
-"""A script that keeps a record as the runtime would, and else knows nothing of us: script.py FOLDER WHAT."""
+"""A script that keeps a record as the runtime would, and else knows nothing of us: script.py FOLDER WHAT.
+
+Part of the way through it waits for a file `FOLDER/seen`, which whoever watches makes after having seen the
+live table: so that it is seen on a machine however busy.
+"""
 
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -40,24 +45,38 @@ def work(index: int, seconds: float = 0.03) -> None:
     time.sleep(seconds)
 
 
+def wait_until_seen() -> None:
+    end = time.monotonic() + 20
+    while not Path(folder, "seen").exists():
+        if time.monotonic() > end:
+            sys.exit("nobody has seen the table")
+        time.sleep(0.01)
+
+
 match what:
     case "bar":
         for index in tqdm(range(30), desc="épochs ░", ncols=60):
             work(index)
             if index % 10 == 0:
                 tqdm.write(f"\x1b[32mloss\x1b[0m {index} 損失")
+            if index == 15:
+                wait_until_seen()
         print("done")
     case "nested":
         outer = tqdm(range(3), desc="outer", position=0, ncols=60)
         for index in outer:
             for step in tqdm(range(8), desc="inner", position=1, leave=False, ncols=60):
                 work(8 * index + step)
+                if (index, step) == (1, 4):
+                    wait_until_seen()
         outer.close()
         print("done")
     case "lines":
         for index in range(60):
             print(f"line {index}", flush=True)
             work(index, 0.02)
+            if index == 30:
+                wait_until_seen()
         print("no end of line", end="")
     case "halves":  # sequences and characters that arrive in pieces
         for index in range(12):
@@ -65,6 +84,8 @@ match what:
                 os.write(1, bytes([byte]))
                 time.sleep(0.005)
             work(index, 0)
+            if index == 6:
+                wait_until_seen()
     case "ask":
         work(1, 0.6)
         name = input("name? ")
@@ -80,6 +101,7 @@ match what:
         sys.stdout.write("to\tthe file\n")
         sys.stderr.write("to the terminal\n")
         print(sys.stdout.isatty(), sys.stderr.isatty(), sys.stdin.isatty())
-        work(1, 0.6)
+        work(1)
+        wait_until_seen()
         os.kill(os.getpid(), signal.SIGKILL)
 writer.close("ended")
