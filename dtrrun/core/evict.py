@@ -17,7 +17,7 @@ COLLECT_EVERY = 1000  # operators
 
 
 class Eviction:
-    """Evicts until there is room."""
+    """Evicts until there is room. `over_budget`: how often there was none, and the program went on."""
 
     def __init__(
         self,

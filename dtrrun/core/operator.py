@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from threading import get_ident
 from typing import Any
 
@@ -351,7 +350,9 @@ class Operators:
             ledger.small_constants.append(storage)
         if ledger.resident_bytes + version.nbytes > ledger.limit:
             # The memory exists already, so evict something else for it.
-            with suppress(self._eviction.BudgetError):
+            try:
                 self._eviction.make_room(version.nbytes, "a tensor from outside")
+            except self._eviction.BudgetError:
+                self._eviction.over_budget += 1
         ledger.enter(version)
         return version

@@ -114,7 +114,7 @@ class Access:
                 self._dtr.recipes.pin(version, "handed out to be read")
 
     def _hand_out(self, tensor: torch.Tensor, escapes: bool) -> None:
-        with self._slow_path.lock:
+        with self._slow_path.lock, self._slow_path.telling():
             version = self._version(tensor)
             if version is not None:
                 why = "handed out" if escapes else "written outside"

@@ -22,7 +22,8 @@ class BudgetError(torch.OutOfMemoryError):
     more. `pinned`: bytes in memory that could not be evicted, by reason. `called`: the program's own
     operator, which differs from `operator` if an input had to be recomputed. `called_bytes`: the bytes of its
     inputs, its results and all that cannot be evicted, 0 if unknown. `training`: the approximate bytes of
-    parameters, gradients and optimizer state (see `training_memory`), or None.
+    parameters, gradients and optimizer state (see `training_memory`), or None. `explained`: whether
+    `explain` has been called with what the session knows.
     """
 
     def __init__(
@@ -41,16 +42,18 @@ class BudgetError(torch.OutOfMemoryError):
         self.pinned = pinned
         self.called, self.called_bytes = operator, 0
         self.explain(None)
+        self.explained = False
 
     def explain(self, training: dict[str, int | None] | None, how: str = FOR_A_COMMAND) -> None:
         """Add to the message what training needs in any case, and how to find the least budget."""
-        self.training = training
+        self.training, self.explained = training, True
         self.args = (self._text(how),)
 
     def __reduce__(self) -> Any:
         """Support pickling: the workers of a pool send errors to another process."""
         given = (self.operator, self.needed_bytes, self.budget_bytes, self.least_budget_bytes, self.pinned)
-        state = {name: getattr(self, name) for name in ("called", "called_bytes", "training", "args")}
+        names = ("called", "called_bytes", "training", "explained", "args")
+        state = {name: getattr(self, name) for name in names}
         return type(self), given, state
 
     def __setstate__(self, state: dict[str, Any] | None) -> None:

@@ -17,7 +17,7 @@ COUNTERS = (
     "rematerialized_bytes",
     "operators",  # operators that the program itself ran
     "steps",  # optimizer steps
-    "over_budget",  # times that the budget was exceeded with warn only
+    "over_budget",  # times that the budget was exceeded: with warn only, or by tensors from outside
     "verified",  # storages whose fingerprint was compared after rematerialization
     "verify_mismatches",
     "score_evaluations",

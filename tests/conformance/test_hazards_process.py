@@ -189,6 +189,33 @@ def test_compile_says_once_that_nothing_is_compiled(capsys):
     assert err.count("torch.compile compiles nothing under dtrrun") == 2  # once in each session
 
 
+@pytest.mark.parametrize(
+    "reach",
+    [
+        pytest.param(lambda one: one.numpy(), id="handed out"),
+        pytest.param(lambda one: torch.empty(0).set_(one.untyped_storage()), id="shared"),
+        pytest.param(lambda one: one.untyped_storage().resize_(100_000), id="resized"),
+    ],
+)
+def test_a_budget_too_small_for_what_must_come_back_is_reported(reach):
+    """What was computed from memory that is about to change comes back, at calls that need no memory."""
+    size = 64 * 64 * 4
+    with dtrrun.budget(6 * size) as session:
+        constant = torch.randn(64, 64)
+        values = [constant * number for number in range(1, 5)]
+        more = [torch.randn(64, 64) for _ in range(4)]
+        for tensor in more:
+            session.pin(tensor)  # so the values are evicted
+        assert session.report()["evictions"] >= 3
+        with pytest.raises(dtrrun.BudgetError) as caught:
+            reach(constant)
+        error = session.report()["error"]
+        assert error is not None
+        assert error["least_budget_bytes"] == caught.value.least_budget_bytes > 6 * size
+        assert "dtrrun.budget(" in str(caught.value)  # it says what to do
+    del values, more
+
+
 def test_nothing_is_said_of_what_is_compiled_and_never_called(capsys):
     """transformers decorates functions of its own when it is imported."""
 

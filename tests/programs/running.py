@@ -118,8 +118,8 @@ def compare(
     torch.set_rng_state(generators[0])
     random.setstate(generators[1])
     assert session.report()["mismatches"] == [], session.report()["mismatches"]
-    if conditions.share is not None and not report["error"]:
-        assert report["peak_bytes"] <= budget_bytes, "more than the budget, and no error"
+    if conditions.share is not None and not (report["error"] or report["over_budget"]):
+        assert report["peak_bytes"] <= budget_bytes, "more than the budget, and not a word"
     assert not any("could not be brought back" in text for text in session.warnings), session.warnings
     w.run(program[split:])
     assert_same(expected, w.state(), "after the session's end")

@@ -84,7 +84,7 @@ class Captures:
         device, ledger, slow_path = self._device, self._device.ledger, self._device.slow_path
         if not device.capturing:
             return
-        with slow_path.lock:
+        with slow_path.lock, slow_path.telling():
             device.operators.capturing = slow_path.capturing = False
             if self._evict_again is not None:
                 self._evict_again()

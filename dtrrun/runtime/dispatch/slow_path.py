@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from threading import get_ident
 from time import perf_counter_ns as now_ns
@@ -192,11 +193,9 @@ class SlowPath:
                         if operator.random or operator.foreign:
                             self._capture_rng(call)
                         break
-                    except BudgetError as error:
+                    except BudgetError:
                         operators.abandon(call)
                         if not self.others_end():
-                            self._note_call(error, call.versions, call.signature)
-                            self.too_small(error)
                             raise
             counted = autograd_versions(call) if operator.unversioned else None
             started = now_ns()
@@ -220,11 +219,15 @@ class SlowPath:
                 self.found = call.signature if call.common else None
                 if drawn:
                     self._keep_results(call, result)
-        except BaseException:
+        except BaseException as error:
             # Also for interrupts, before the kernel or between it and its entry in the ledger.
             with self.lock:
                 if call is not None:
                     (operators.fail if started else operators.abandon)(call)
+                if isinstance(error, BudgetError) and not error.explained:  # before it ran, or after
+                    if call is not None:
+                        self._note_call(error, call.versions, call.signature)
+                    self.too_small(error)
             if not started:
                 mode.bookkeeping_ns += now_ns() - entered + accounted
                 mode.bookkeeping_ns -= eviction.making_room_ns + rematerializer.operators_ns
@@ -575,7 +578,8 @@ class SlowPath:
             return
         tensors = outputs_of(result, [])
         made = [version for tensor in tensors if (version := self.version_of(tensor)) is not None]
-        self._eviction.shrink(made, operator.name)
+        with self.telling():
+            self._eviction.shrink(made, operator.name)
 
     def unbegun(self, operator: Operator, error: BaseException) -> bool:
         """Return whether an in-place operator of the fast path that raised `error` has not begun to write."""
@@ -592,6 +596,16 @@ class SlowPath:
         if all(thread == own for thread, _ in self.ledger.reserved.values()):
             return False
         return self._ended.wait(PATIENCE_SECONDS)
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """A context in which a budget error that the program gets is also reported."""
+        try:
+            yield
+        except BudgetError as error:
+            if not error.explained:
+                self.too_small(error)
+            raise
 
     def _note_call(self, error: BudgetError, versions: list[Version], signature: Signature) -> None:
         """Note how much the program's own call needs, whatever failed on the way to it."""

@@ -22,7 +22,7 @@ class Reducers:
     """Patches the reducer while installed."""
 
     def __init__(self, slow_path: SlowPath) -> None:
-        self._lock, self._dtr, self._ledger = slow_path.lock, slow_path.dtr, slow_path.ledger
+        self._slow_path, self._dtr, self._ledger = slow_path, slow_path.dtr, slow_path.ledger
         self._patches = Patches()
 
     def install(self) -> None:
@@ -50,7 +50,7 @@ class Reducers:
         before: the versions at that time, kept so that no new one gets the id of an old one.
         """
         known = set(map(id, before))
-        with self._lock:
+        with self._slow_path.lock, self._slow_path.telling():
             self._ledger.collect_dead()
             for version in list(self._ledger.versions.values()):
                 if id(version) not in known:

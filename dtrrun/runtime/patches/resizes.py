@@ -15,7 +15,6 @@ from dtrrun.core.locks import Locks
 from dtrrun.runtime import storage as memory
 from dtrrun.runtime.dispatch.python_mode.threads import joins
 from dtrrun.runtime.dispatch.slow_path import SlowPath
-from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.patches.registry import Function, Patches
 from dtrrun.runtime.storage import rounded
@@ -55,17 +54,14 @@ class Resizes:
 
     def _taken_over(self, version: Version) -> Version:
         """Bring it back, and leave it to the program. Returns its version from now on."""
-        with Locks() as locks:
-            self._dtr.rematerializer.lock([version], locks)
-        self._dtr.mutation.written_outside(version, "resized by the program", escapes=True)
+        with self._slow_path.telling():
+            with Locks() as locks:
+                self._dtr.rematerializer.lock([version], locks)
+            self._dtr.mutation.written_outside(version, "resized by the program", escapes=True)
         return self._ledger.versions[version.key]
 
     def _make_room(self, nbytes: int) -> None:
         if nbytes <= 0:
             return
-        try:
-            with (guard := below()), guard:
-                self._dtr.eviction.make_room(nbytes, "UntypedStorage.resize_")
-        except BudgetError as error:
-            self._slow_path.too_small(error)
-            raise
+        with self._slow_path.telling(), (guard := below()), guard:
+            self._dtr.eviction.make_room(nbytes, "UntypedStorage.resize_")
