@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -72,11 +73,20 @@ class Executor(Protocol):
         those ids; the others are copied.
         """
 
-    def rerun(self, wanted: Version, operation: Operation) -> bool:
-        """Run an operation whose inputs are locked and enter its results, if there is a faster way.
 
-        Returns False, and changes nothing, if there is none. wanted: a version that it makes. Raises the
-        budget error.
+class Shortcuts(Protocol):
+    """Does the same as Python, faster: `dtrrun.native`."""
+
+    def materialize(self, versions: Sequence[Version]) -> bool:
+        """Do as `Rematerializer.materialize`.
+
+        Returns False, and changes nothing, if Python must do it. Raises the budget error.
+        """
+
+    def evict_to(self, most: int) -> bool | None:
+        """Evict until at most `most` bytes are resident.
+
+        Returns False if nothing is left to evict, and None, having changed nothing, if Python must do it.
         """
 
 

@@ -18,9 +18,11 @@ SCRATCH_SHIFT = 3  # an eighth of the budget
 class Deallocation:
     """Keeps released storages while that saves more than it costs."""
 
+    __slots__ = ("__dict__", "swept")  # what the native extension writes
+
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._swept = 0  # evictions at the last `sweep`, plus the sweeps since
+        self.swept = 0  # evictions at the last `sweep`, plus the sweeps since
         self._came_back: list[tuple[Operation, tuple[Any, ...]]] = []  # replayed, and what was kept for it
 
     # -- inputs of what is evicted ---------------------------------------------------------------
@@ -111,7 +113,7 @@ class Deallocation:
         evictions: the number so far.
         """
         scratch = self._ledger.scratch
-        if not scratch or evictions - self._swept < len(scratch) >> 4:
+        if not scratch or evictions - self.swept < len(scratch) >> 4:
             return False
         self.sweep_all(evictions + 1)
         return True
@@ -119,7 +121,7 @@ class Deallocation:
     def sweep_all(self, evictions: int) -> None:
         """Free the scratch versions that no recipe reads any more."""
         ledger = self._ledger
-        self._swept = evictions
+        self.swept = evictions
         for place in reversed(list(ledger.scratch)):
             version = ledger.scratch[place]
             if not version.locks and not read_by_others(version, 1 + (version.bound is not None)):

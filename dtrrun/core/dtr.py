@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dtrrun.core.backend import Executor, Fingerprints, Heap, Memory
+from dtrrun.core.backend import Executor, Fingerprints, Heap, Memory, Shortcuts
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.evict import Eviction
 from dtrrun.core.graph import Version
@@ -46,6 +46,7 @@ class DTR:
         between_replays: Callable[[], None] | None = None,
         met_device: Callable[[str], None] | None = None,
         room_given_back: Callable[[], None] | None = None,
+        shortcuts: Shortcuts | None = None,
     ) -> None:
         """The arguments are described in the parts that use them."""
         self.policy = policy
@@ -67,6 +68,7 @@ class DTR:
             budget_error=budget_error,
             warn_only=warn_only,
             collects_garbage=collects_garbage,
+            shortcuts=shortcuts,
         )
         self.rematerializer = Rematerializer(
             self.ledger,
@@ -76,6 +78,7 @@ class DTR:
             executor,
             out_of_memory=out_of_memory,
             between=between_replays,
+            shortcuts=shortcuts,
         )
         self.mutation = Mutation(self.ledger, self.recipes, self.rematerializer)
         self.history = History(

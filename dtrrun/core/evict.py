@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from time import perf_counter_ns as now_ns
 from typing import Any
 
+from dtrrun.core.backend import Shortcuts
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.graph import Version
 from dtrrun.core.ledger import Ledger
@@ -19,6 +20,14 @@ COLLECT_EVERY = 1000  # operators
 class Eviction:
     """Evicts until there is room. `over_budget`: how often there was none, and the program went on."""
 
+    __slots__ = (
+        "__dict__",
+        "evicted_bytes_total",
+        "evictions",
+        "making_room_ns",
+        "replaying",
+    )  # what the native extension writes
+
     def __init__(
         self,
         ledger: Ledger,
@@ -28,11 +37,13 @@ class Eviction:
         budget_error: type[Any],
         warn_only: bool = False,
         collects_garbage: bool = True,
+        shortcuts: Shortcuts | None = None,
     ) -> None:
         """budget_error: called with the operator, the bytes that it needs, the budget, the least sufficient
         budget, and the bytes that can't be evicted, by reason. warn_only: exceed the budget and count it
         instead of raising."""
         self._ledger, self._recipes, self._deallocation = ledger, recipes, deallocation
+        self._shortcuts = shortcuts
         self.BudgetError = budget_error
         self.warn_only = warn_only
         self.replaying = 0  # rematerializations in progress
@@ -77,6 +88,8 @@ class Eviction:
 
     def _evict_to(self, most: int) -> bool:
         """Evict until at most `most` bytes are resident. Returns False if nothing is left to evict."""
+        if self._shortcuts is not None and (fits := self._shortcuts.evict_to(most)) is not None:
+            return fits
         ledger = self._ledger
         started = now_ns()
         ledger.begin_pressure()

@@ -52,6 +52,7 @@ class Ledger:
         "peak_bytes",
         "pressure",
         "resident_bytes",
+        "scratch_bytes",
         "step_age",
         "step_peak_bytes",
         "versions",

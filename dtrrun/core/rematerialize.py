@@ -9,11 +9,11 @@ recipes, as the paper's c(t) assumes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns as now_ns
-from typing import Any
+from typing import Any, NoReturn
 
-from dtrrun.core.backend import Executor
+from dtrrun.core.backend import Executor, Shortcuts
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.evict import Eviction
 from dtrrun.core.foreign import LOST, LostError
@@ -48,7 +48,7 @@ class Rematerializer:
         "operators_ns",
         "rematerializations",
         "rematerialized_bytes",
-    )  # what the native executor writes
+    )  # what the native extension writes
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class Rematerializer:
         *,
         out_of_memory: type[Exception],
         between: Callable[[], None] | None = None,
+        shortcuts: Shortcuts | None = None,
     ) -> None:
         """out_of_memory: the errors that a rematerialization may raise, including the budget error.
 
@@ -69,6 +70,7 @@ class Rematerializer:
         self._deallocation, self._eviction, self._executor = deallocation, eviction, executor
         self._out_of_memory = out_of_memory
         self._between = between
+        self._shortcuts = shortcuts
         self.rematerializations = 0
         self.rematerialized_bytes = 0
         self.operators_ns = 0  # time in recomputed operators only
@@ -117,7 +119,7 @@ class Rematerializer:
             if version.alive and not version.resident and not self.restore(version)
         ]
 
-    def materialize(self, targets: Iterable[Version]) -> None:
+    def materialize(self, targets: Sequence[Version]) -> None:
         """Make all targets resident. The caller has locked those that must stay together.
 
         Raises the budget error if the budget can't hold what a recipe needs. Locks taken here are released.
@@ -127,9 +129,16 @@ class Rematerializer:
             return
         self._began = now_ns(), self._accounted()
         try:
-            self._executor.quietly(self._materialize, targets)
+            if not self._natively(targets):
+                self._executor.quietly(self._materialize, targets)
         finally:
             self._began = None
+
+    def _natively(self, targets: Sequence[Version]) -> bool:
+        shortcuts = self._shortcuts
+        return (
+            shortcuts is not None and not self._ledger.memory.REFILL_COPIES and shortcuts.materialize(targets)
+        )
 
     def _accounted(self) -> int:
         return self.operators_ns + self._eviction.making_room_ns
@@ -144,8 +153,8 @@ class Rematerializer:
 
     # -- the plan --------------------------------------------------------------------------------
 
-    def _materialize(self, targets: Iterable[Version]) -> None:
-        ledger, eviction, rerun = self._ledger, self._eviction, self._executor.rerun
+    def _materialize(self, targets: Sequence[Version]) -> None:
+        ledger, eviction = self._ledger, self._eviction
         stack: list[Version | Operation] = [version for version in targets if not version.resident]
         entered: list[Entered] = []
         plan: Plan = {}
@@ -171,9 +180,7 @@ class Rematerializer:
                         continue
                     operation = version.operation
                     if operation is None:
-                        if version.pin == LOST:
-                            raise LostError
-                        raise AssertionError("dtrrun: a storage was evicted that can't be recomputed")
+                        self.refuse(version)
                     if not waiting:
                         if id(operation) not in plan and relaxations >= LAST_PLANNED:
                             # In the program's order, which needs as little memory at a time as the original
@@ -191,8 +198,7 @@ class Rematerializer:
                         continue
                     self._unplan(plan, operation)
                     try:
-                        if self._without_workspace is operation or not rerun(version, operation):
-                            self._run(version, operation)
+                        self._run(version, operation)
                         if self._between is not None:
                             self._between()
                     except eviction.BudgetError:
@@ -291,6 +297,23 @@ class Rematerializer:
             self._deallocation.trim()
 
     # -- one operation ---------------------------------------------------------------------------
+
+    def run_alone(self, wanted: Version, operation: Operation) -> None:
+        """Run one operation whose inputs are locked. Raises the budget error."""
+        guard = self._executor.below()
+
+        def run() -> None:
+            with guard, guard:  # twice, because of interrupts
+                self._run(wanted, operation)
+
+        self._executor.quietly(run)
+
+    @staticmethod
+    def refuse(version: Version) -> NoReturn:
+        """An evicted version has no recipe. Raises LostError, or AssertionError for an internal error."""
+        if version.pin == LOST:
+            raise LostError
+        raise AssertionError("dtrrun: a storage was evicted that can't be recomputed")
 
     def _run(self, wanted: Version, operation: Operation) -> None:
         ledger, signature = self._ledger, operation.signature

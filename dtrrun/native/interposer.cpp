@@ -19,7 +19,7 @@
 #include <unordered_map>
 
 #include "lists.h"
-#include "replays.h"
+#include "rematerialize.h"
 #include "signatures.h"
 
 namespace dtrrun {
@@ -58,8 +58,11 @@ class Door {
         ambient_(attribute(attribute(slow_path_.get(), "ambient").get(), "readers").get()),
         accounts_(ledger_.get(), classes, PyLong_AsLongLong(attribute(mode, "mask").get())),
         operation_class_(Ref::copy(type_of(classes, "Operation"))), operation(operation_class_.get()),
-        replays_(attribute(slow_path_.get(), "dtr").get(), classes, accounts_, ambient_, facts_,
+        evictions_(attribute(slow_path_.get(), "dtr").get(), classes, accounts_),
+        replays_(attribute(slow_path_.get(), "dtr").get(), classes, accounts_, evictions_, ambient_, facts_,
                  above | DispatchKeySet(KEY)),
+        rematerializations_(slow_path_.get(), attribute(slow_path_.get(), "dtr").get(), classes, accounts_, evictions_, replays_,
+                            above | DispatchKeySet(KEY)),
         lists_(mode, accounts_),
         any_reason_(type_of(classes, "Reasons"), "any"),
         home_(type_of(classes, "SlowPath"), "home"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
@@ -103,7 +106,13 @@ class Door {
     replays_.forget();
   }
 
-  bool rerun(PyObject* wanted, PyObject* maker) { return replays_.run(wanted, maker); }
+  bool materialize(PyObject* targets) { return rematerializations_.run(targets); }
+
+  // Whether it now fits; nothing if that is for Python.
+  std::optional<bool> evict_to(int64_t most) {
+    if (evictions_.observed()) return std::nullopt;
+    return evictions_.evict_to(most);
+  }
 
   // How often each operator went to Python, or was handled here, by name.
   Ref calls(int64_t Facts::*counter) {
@@ -622,7 +631,9 @@ class Door {
   const LedgerSlots& ledger = accounts_.slots;
   OperationSlots operation;
   Replays::FactsByOperator facts_;  // by the operator's schema, which PyTorch never moves
+  Evictions evictions_;
   Replays replays_;
+  Rematerializations rematerializations_;
   ListUpdates lists_;
   Slot any_reason_, home_, next_tick_, found_;
   Signatures signatures_;
@@ -703,10 +714,20 @@ PyObject* was_excluded(PyObject*, PyObject* name) {
   });
 }
 
-PyObject* rerun(PyObject*, PyObject* args) {
-  PyObject *wanted, *maker;
-  if (!PyArg_ParseTuple(args, "OO", &wanted, &maker)) return nullptr;
-  return guarded([&] { return PyBool_FromLong(door && door->rerun(wanted, maker)); });
+PyObject* materialize(PyObject*, PyObject* targets) {
+  return guarded([&]() -> PyObject* {
+    auto session = door;
+    Ref all = checked(PySequence_Fast(targets, "targets must be a sequence"));
+    return PyBool_FromLong(session && session->materialize(all.get()));
+  });
+}
+
+PyObject* evict_to(PyObject*, PyObject* most) {
+  return guarded([&]() -> PyObject* {
+    auto session = door;
+    auto fits = session ? session->evict_to(PyLong_AsLongLong(most)) : std::nullopt;
+    return fits ? PyBool_FromLong(*fits) : Ref::copy(Py_None).release();
+  });
 }
 
 PyObject* forget(PyObject*, PyObject*) {
@@ -734,7 +755,8 @@ PyMethodDef methods[] = {
     {"is_on", is_on, METH_NOARGS, "Whether this thread's operators come to the session."},
     {"proceed", proceed, METH_NOARGS, "Run the kernel of the operator that is handled in this thread."},
     {"was_excluded", was_excluded, METH_O, "Whether a dispatch key was excluded when that operator came."},
-    {"rerun", rerun, METH_VARARGS, "See `core.backend.Executor.rerun`."},
+    {"materialize", materialize, METH_O, "See `core.backend.Shortcuts`."},
+    {"evict_to", evict_to, METH_O, "See `core.backend.Shortcuts`."},
     {"forget", forget, METH_NOARGS, "Forget all signatures."},
     {"counters", counters, METH_NOARGS, "(ns in operators, ns of bookkeeping) of the fast path."},
     {"python_calls", calls<&Facts::python_calls>, METH_NOARGS, "How often each operator went to Python, by name."},

@@ -17,9 +17,21 @@ class Rule {
       : policy_(std::move(policy)), native_(Py_TYPE(policy_.get()) == policy_type ? &policy_of(policy_.get()) : nullptr) {}
   void insert(PyObject* version) { native_ ? native_->insert(version) : tell("insert", version); }
   void discard(PyObject* version) { native_ ? native_->discard(version) : tell("discard", version); }
+  void evicted(PyObject* version) { native_ ? native_->evicted(version) : tell("evicted", version); }
   void released(PyObject* version) { native_ ? native_->released(version) : tell("released", version); }
   void rematerialized(PyObject* version) { native_ ? native_->left(version) : tell("rematerialized", version); }
   void forget(PyObject* version) { native_ ? native_->left(version) : tell("forget", version); }
+  int64_t projected_cost(PyObject* version) {
+    if (native_) return native_->projected_cost(version);
+    return PyLong_AsLongLong(checked(PyObject_CallMethod(policy_.get(), "projected_cost", "O", version)).get());
+  }
+  // Returns the version to evict, or null. The same predicate twice: for Python, and for C++.
+  template <class Evictable>
+  Ref select(int64_t now, PyObject* may_be_evicted, const Evictable& evictable) {
+    if (native_) return native_->select(now, evictable);
+    Ref found = checked(PyObject_CallMethod(policy_.get(), "select", "LO", static_cast<long long>(now), may_be_evicted));
+    return found.get() == Py_None ? Ref() : std::move(found);
+  }
 
  private:
   void tell(const char* event, PyObject* version) { checked(PyObject_CallMethod(policy_.get(), event, "O", version)); }
@@ -31,9 +43,13 @@ class Accounts {
  public:
   Accounts(PyObject* ledger_object, PyObject* classes, int64_t mask)
       : ledger_(Ref::copy(ledger_object)), version_class_(Ref::copy(type_of(classes, "Version"))),
-        on_death_(attribute(ledger_object, "on_death")), nothing_(checked(PyTuple_New(0))),
+        block_class_(Ref::copy(type_of(classes, "Block"))), on_death_(attribute(ledger_object, "on_death")),
+        nothing_(checked(PyTuple_New(0))), no_pin_(checked(PyUnicode_InternFromString(""))),
+        scratch_(attribute(ledger_object, "scratch")), blocks_(attribute(ledger_object, "blocks")),
         rule(attribute(ledger_object, "policy")), version(version_class_.get()),
-        signature(type_of(classes, "Signature")), slots(type_of(classes, "Ledger")), mask_(mask) {
+        signature(type_of(classes, "Signature")), slots(type_of(classes, "Ledger")),
+        block_address_(block_class_.get(), "address"), block_nbytes_(block_class_.get(), "nbytes"),
+        block_pin_(block_class_.get(), "pin"), mask_(mask) {
     pop_dead_ = attribute(slots.dead.get(ledger_object), "popleft");
   }
 
@@ -44,7 +60,7 @@ class Accounts {
   int64_t rounded(int64_t nbytes) const { return (nbytes - 1 - mask_) & mask_; }
 
  private:  // made first
-  Ref ledger_, version_class_, on_death_, nothing_, pop_dead_;
+  Ref ledger_, version_class_, block_class_, on_death_, nothing_, no_pin_, scratch_, blocks_, pop_dead_;
 
  public:
   Rule rule;
@@ -77,11 +93,16 @@ class Accounts {
     return found == Py_None ? nullptr : found;
   }
 
+  // An instance of a subclass of `weakref.ref`, as `cls(object, on_death)` makes it.
+  Ref watching(PyObject* cls, PyObject* object) {
+    auto* type = reinterpret_cast<PyTypeObject*>(cls);
+    Ref given = checked(PyTuple_Pack(2, object, on_death_.get()));
+    return checked(type->tp_base->tp_new(type, given.get(), nullptr));
+  }
+
   // `core.graph.new_version`, without its size and age.
   Ref bare_version(PyObject* object, PyObject* key) {
-    auto* type = reinterpret_cast<PyTypeObject*>(version_class_.get());
-    Ref given = checked(PyTuple_Pack(2, object, on_death_.get()));
-    Ref made = checked(type->tp_base->tp_new(type, given.get(), nullptr));  // as `Version(object, on_death)`
+    Ref made = watching(version_class_.get(), object);
     version.key.set(made.get(), key);
     version.last_access.set(made.get(), slots.clock.get(ledger_.get()));
     version.operation.set(made.get(), Py_None);
@@ -147,6 +168,13 @@ class Accounts {
     slots.step_peak_bytes.set_number(ledger_.get(), nbytes);
     if (nbytes > number(slots.peak_bytes)) slots.peak_bytes.set_number(ledger_.get(), nbytes);
   }
+  // `Ledger.emptied`.
+  void emptied(PyObject* one) {
+    version.resident.set(one, Py_False);
+    int64_t nbytes = version.nbytes.number(one);
+    add(slots.resident_bytes, -nbytes);
+    add(slots.evicted_bytes, nbytes);
+  }
   // `Ledger.restored`, without fingerprints.
   void restored(PyObject* one) {
     version.resident.set(one, Py_True);
@@ -154,6 +182,43 @@ class Accounts {
     add(slots.evicted_bytes, -nbytes);
     add(slots.resident_bytes, nbytes);
     note_peak(number(slots.resident_bytes));
+  }
+
+  // `Ledger.scratch`: borrowed.
+  PyObject* scratch() const { return scratch_.get(); }
+  // `Ledger.hold_scratch`.
+  void hold_scratch(PyObject* one, PyObject* storage) {
+    int64_t nbytes = version.nbytes.number(one);
+    Ref block = watching(block_class_.get(), storage);
+    block_nbytes_.set_number(block.get(), nbytes);
+    block_pin_.set(block.get(), no_pin_.get());
+    block_address_.set_number(block.get(), 0);
+    Ref place(PyLong_FromVoidPtr(block.get())), key(PyLong_FromVoidPtr(one));
+    if (PyDict_SetItem(blocks_.get(), place.get(), block.get()) < 0) raise();
+    if (PyDict_SetItem(scratch_.get(), key.get(), one) < 0) raise();
+    version.block.take(one, block.release());
+    add(slots.scratch_bytes, nbytes);
+    add(slots.resident_bytes, nbytes);
+    version.scratch.set(one, storage);
+    version.resident.set(one, Py_True);
+    note_peak(number(slots.resident_bytes));
+  }
+  // `Ledger.drop_scratch`.
+  void drop_scratch(PyObject* one) {
+    Ref kept = Ref::copy(one);  // the table may have the last reference
+    int64_t nbytes = version.nbytes.number(one);
+    Ref key(PyLong_FromVoidPtr(one)), place(PyLong_FromVoidPtr(version.block.get(one)));
+    if (PyDict_GetItem(scratch_.get(), key.get()) != nullptr) {
+      PyDict_DelItem(scratch_.get(), key.get());
+      add(slots.scratch_bytes, -nbytes);
+    }
+    if (PyDict_GetItem(blocks_.get(), place.get()) != nullptr) {
+      PyDict_DelItem(blocks_.get(), place.get());
+      add(slots.resident_bytes, -nbytes);
+    }
+    version.block.set(one, Py_None);  // before the storage, whose death it would tell
+    version.scratch.set(one, Py_None);
+    version.resident.set(one, Py_False);
   }
 
   // An operator of the program has run.
@@ -200,18 +265,25 @@ class Accounts {
         if (used) rule.released(one);
       }
     }
-    int64_t freed = before - number(slots.resident_bytes);
+    int64_t nbytes = before - number(slots.resident_bytes);
     if (Py_SIZE(dead) != 0) checked(PyObject_CallMethod(accounts, "collect_dead", nullptr));
-    if (freed == 0 || slots.heap.is_none(accounts)) return;
-    // `Ledger.freed`, which decides the same once more when it is called.
-    int64_t total = number(slots.freed_bytes) + freed;
+    if (nbytes != 0) freed(nbytes);
+  }
+
+  // `Ledger.freed`, which decides the same once more when it is called.
+  void freed(int64_t nbytes) {
+    PyObject* accounts = ledger_.get();
+    if (slots.heap.is_none(accounts)) return;
+    int64_t total = number(slots.freed_bytes) + nbytes;
     slots.freed_bytes.set_number(accounts, total);
     bool unlimited = slots.budget_bytes.is_none(accounts);
     int64_t limit = number(unlimited ? slots.peak_bytes : slots.limit);
-    if (total > limit >> 4 && (pressure || unlimited)) checked(PyObject_CallMethod(accounts, "freed", "i", 0));
+    if (total > limit >> 4 && (is_true(slots.pressure) || unlimited))
+      checked(PyObject_CallMethod(accounts, "freed", "i", 0));
   }
 
  private:
+  Slot block_address_, block_nbytes_, block_pin_;
   int64_t mask_;
 };
 

@@ -328,17 +328,9 @@ class Policy {
     PyObject* found = version_.dependents.get(node);
     return found == Py_None ? nullptr : reinterpret_cast<DependentsObject*>(found);
   }
-  struct Inputs {
-    PyObject **first, **last;
-    PyObject** begin() const { return first; }
-    PyObject** end() const { return last; }
-  };
-  Inputs inputs(PyObject* node) const {
+  Items inputs(PyObject* node) const {
     PyObject* operation = version_.operation.get(node);
-    if (operation == Py_None) return {nullptr, nullptr};
-    PyObject* all = operation_.inputs.get(operation);
-    PyObject** items = PySequence_Fast_ITEMS(all);
-    return {items, items + PySequence_Fast_GET_SIZE(all)};
+    return operation == Py_None ? Items() : Items(operation_.inputs.get(operation));
   }
 
   // -- components --

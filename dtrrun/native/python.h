@@ -107,6 +107,22 @@ class Gil {
   PyGILState_STATE state_;
 };
 
+// What a list or a tuple holds, as borrowed references. It must not change meanwhile.
+class Items {
+ public:
+  explicit Items(PyObject* sequence)
+      : first_(PySequence_Fast_ITEMS(sequence)), size_(PySequence_Fast_GET_SIZE(sequence)) {}
+  Items() = default;
+  PyObject** begin() const { return first_; }
+  PyObject** end() const { return first_ + size_; }
+  PyObject* operator[](Py_ssize_t place) const { return first_[place]; }
+  Py_ssize_t size() const { return size_; }
+
+ private:
+  PyObject** first_ = nullptr;
+  Py_ssize_t size_ = 0;
+};
+
 // A slot of a Python class.
 class Slot {
  public:

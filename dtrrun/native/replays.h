@@ -1,7 +1,7 @@
 // Runs a recorded operator again: `Rematerializer._run` and `_collect` in core/rematerialize.py, and `Executor.execute`
 // in runtime/execute.py, for what the fast path has recorded.
 //
-// Python decides what is run again, and in which order. What is unusual it also runs.
+// `Rematerializations` decides what is run again, and in which order.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -12,8 +12,8 @@
 
 #include <unordered_map>
 
+#include "evict.h"
 #include "facts.h"
-#include "ledger.h"
 #include "recipe.h"
 
 namespace dtrrun {
@@ -70,18 +70,14 @@ class Replays {
  public:
   using FactsByOperator = std::unordered_map<const void*, Facts>;
 
-  Replays(PyObject* dtr, PyObject* classes, Accounts& accounts, Ambient& ambient, FactsByOperator& facts,
-          c10::DispatchKeySet hidden)
-      : rematerializer_(attribute(dtr, "rematerializer")), eviction_(attribute(dtr, "eviction")),
-        observers_(attribute(accounts.get(), "observers")), reserved_(attribute(accounts.get(), "reserved")),
-        tallies_(attribute(rematerializer_.get(), "by_operator")),
-        accounts_(accounts), ambient_(ambient), facts_(facts), hidden_(hidden),
+  Replays(PyObject* dtr, PyObject* classes, Accounts& accounts, Evictions& evictions, Ambient& ambient,
+          FactsByOperator& facts, c10::DispatchKeySet hidden)
+      : rematerializer_(attribute(dtr, "rematerializer")), tallies_(attribute(rematerializer_.get(), "by_operator")),
+        accounts_(accounts), evictions_(evictions), ambient_(ambient), facts_(facts), hidden_(hidden),
         operation(type_of(classes, "Operation")), version(accounts.version), signature(accounts.signature),
         ledger(accounts.slots), operators_ns_(type_of(classes, "Rematerializer"), "operators_ns"),
         count_(type_of(classes, "Rematerializer"), "rematerializations"),
-        nbytes_(type_of(classes, "Rematerializer"), "rematerialized_bytes") {
-    fingerprints_ = attribute(accounts.get(), "fingerprints").get() != Py_None;
-  }
+        nbytes_(type_of(classes, "Rematerializer"), "rematerialized_bytes") {}
 
   void forget() { geometries_.clear(); }
 
@@ -89,7 +85,7 @@ class Replays {
   // changed, if that is for Python. Raises the budget error.
   bool run(PyObject* wanted, PyObject* maker) {
     PyObject* recorded = operation.recorded.get(maker);
-    if (Py_TYPE(recorded) != recipe_type || fingerprints_ || PyList_GET_SIZE(observers_.get()) != 0) return false;
+    if (Py_TYPE(recorded) != recipe_type || evictions_.observed()) return false;
     const Recipe& recipe = reinterpret_cast<RecipeObject*>(recorded)->recipe;
     PyObject* inputs = operation.inputs.get(maker);
     if (recipe.rng || operation.tensors.get(maker) != inputs || !PyList_CheckExact(inputs)) return false;
@@ -157,12 +153,7 @@ class Replays {
     int64_t need = signature.output_bytes.number(found);
     for (size_t i = 0; i < uses.size(); i++)
       if (uses[i] == Use::COPY) need += version.nbytes.number(PyList_GET_ITEM(inputs, i));
-    accounts_.collect_dead();
-    if (PyDict_GET_SIZE(reserved_.get()) == 0 &&
-        accounts_.number(ledger.resident_bytes) + need <= accounts_.number(ledger.limit))
-      return;
-    Ref name = attribute(attribute(found, "operator").get(), "name");
-    checked(PyObject_CallMethod(eviction_.get(), "make_room", "LO", static_cast<long long>(need), name.get()));
+    evictions_.make_room(need, found);
   }
 
   // Returns the operator's arguments. targets: receives the storages that it writes to, by place. taken: the old
@@ -187,7 +178,7 @@ class Replays {
       tensors.push_back(geometries[place].over(reads ? THPStorage_Unpack(accounts_.memory_of(source)) : targets[place]));
     }
     for (const Ref& source : taken) {
-      checked(PyObject_CallMethod(accounts_.get(), "drop_scratch", "O", source.get()));
+      accounts_.drop_scratch(source.get());
       accounts_.rule.discard(source.get());
     }
     Stack stack;
@@ -265,7 +256,7 @@ class Replays {
       accounts_.restored(one);
     } else if (one == wanted || version.locks.number(one) != 0) {
       Ref object = checked(THPStorage_Wrap(storage));
-      checked(PyObject_CallMethod(accounts_.get(), "hold_scratch", "OO", one, object.get()));
+      accounts_.hold_scratch(one, object.get());
     } else {
       return;
     }
@@ -306,8 +297,9 @@ class Replays {
     return known->second.second.get();
   }
 
-  Ref rematerializer_, eviction_, observers_, reserved_, tallies_;
+  Ref rematerializer_, tallies_;
   Accounts& accounts_;
+  Evictions& evictions_;
   Ambient& ambient_;
   FactsByOperator& facts_;
   c10::DispatchKeySet hidden_;
@@ -316,7 +308,6 @@ class Replays {
   const SignatureSlots& signature;
   const LedgerSlots& ledger;
   Slot operators_ns_, count_, nbytes_;
-  bool fingerprints_;
   std::unordered_map<PyObject*, std::pair<Ref, std::unique_ptr<std::vector<Geometry>>>> geometries_;
 };
 

@@ -40,21 +40,22 @@ struct OperationSlots {
 };
 
 struct SignatureSlots {
-  Slot calls, cost, guessed, output_bytes, replayed_as, workspace;
+  Slot calls, cost, guessed, operator_, output_bytes, replayed_as, workspace;
   explicit SignatureSlots(PyObject* cls)
-      : calls(cls, "calls"), cost(cls, "cost"), guessed(cls, "guessed"), output_bytes(cls, "output_bytes"),
+      : calls(cls, "calls"), cost(cls, "cost"), guessed(cls, "guessed"), operator_(cls, "operator"), output_bytes(cls, "output_bytes"),
         replayed_as(cls, "replayed_as"), workspace(cls, "workspace") {}
 };
 
 struct LedgerSlots {
-  Slot age, budget_bytes, clock, dead, evicted_bytes, freed_bytes, heap, least_bytes, limit, on_death, peak_bytes, pressure,
-      resident_bytes, step_age, step_peak_bytes, versions;
+  Slot age, budget_bytes, clock, dead, evicted_bytes, freed_bytes, heap, least_bytes, limit, on_death, peak_bytes,
+      pressure, resident_bytes, scratch_bytes, step_age, step_peak_bytes, versions;
   explicit LedgerSlots(PyObject* cls)
-      : age(cls, "age"), budget_bytes(cls, "budget_bytes"), clock(cls, "clock"), dead(cls, "dead"), evicted_bytes(cls, "evicted_bytes"),
-        freed_bytes(cls, "freed_bytes"), heap(cls, "heap"), least_bytes(cls, "least_bytes"),
-        limit(cls, "limit"), on_death(cls, "on_death"), peak_bytes(cls, "peak_bytes"), pressure(cls, "pressure"),
-        resident_bytes(cls, "resident_bytes"), step_age(cls, "step_age"),
-        step_peak_bytes(cls, "step_peak_bytes"), versions(cls, "versions") {}
+      : age(cls, "age"), budget_bytes(cls, "budget_bytes"), clock(cls, "clock"), dead(cls, "dead"),
+        evicted_bytes(cls, "evicted_bytes"), freed_bytes(cls, "freed_bytes"), heap(cls, "heap"),
+        least_bytes(cls, "least_bytes"), limit(cls, "limit"), on_death(cls, "on_death"),
+        peak_bytes(cls, "peak_bytes"), pressure(cls, "pressure"), resident_bytes(cls, "resident_bytes"),
+        scratch_bytes(cls, "scratch_bytes"), step_age(cls, "step_age"), step_peak_bytes(cls, "step_peak_bytes"),
+        versions(cls, "versions") {}
 };
 
 }  // namespace dtrrun

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dtrrun.core.graph import Operation, Overwritten, Version
+from dtrrun.core.graph import Operation, Overwritten
 from dtrrun.runtime.ambient import Ambient
 from dtrrun.runtime.dispatch.arguments import fill, outputs_of, over
 from dtrrun.runtime.guards import as_without_mode
@@ -23,9 +23,9 @@ from dtrrun.runtime.silence import silently
 class Executor:
     """Runs operations recorded by the slow path and the fast path (`Operation.recorded`)."""
 
-    def __init__(self, ambient: Ambient, memory: Any, device: Any, native: Any = None) -> None:
-        """memory: see `core.backend`. device: the session's. native: the extension, if there is one."""
-        self._ambient, self._memory, self._device, self._native = ambient, memory, device, native
+    def __init__(self, ambient: Ambient, memory: Any, device: Any) -> None:
+        """memory: see `core.backend`. device: the session's."""
+        self._ambient, self._memory, self._device = ambient, memory, device
 
     def below(self) -> AbstractContextManager[None]:
         """A context beneath autograd and all modes, where the operators first ran."""
@@ -71,11 +71,6 @@ class Executor:
         result = self._device.replay(operation, lambda: self._call(operation, args, kwargs))
         cost = now_ns() - started
         return outputs_of(result, []), targets, cost
-
-    def rerun(self, wanted: Version, operation: Operation) -> bool:
-        """Run an operator again natively, if it was recorded so; see `core.backend`."""
-        native = self._native
-        return native is not None and not self._memory.REFILL_COPIES and native.rerun(wanted, operation)
 
     def _call(self, operation: Operation, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Run the operator with the settings and the random state of its first run."""

@@ -84,7 +84,7 @@ class Session:
         self.dtr = DTR(
             native.policy(extension, settings),
             self.device.memory,
-            Executor(ambient, self.device.memory, self.device, self._native),
+            Executor(ambient, self.device.memory, self.device),
             budget_bytes=settings.budget_bytes,
             budget_error=BudgetError,
             out_of_memory=torch.OutOfMemoryError,
@@ -94,6 +94,7 @@ class Session:
             heap=self._heap,  # also without a budget, so that their times are comparable
             watch_deaths=None if self._recorder is None else self._recorder.died,
             between_replays=self._between_replays,
+            shortcuts=self._native,
             met_device=self._met_device,
             room_given_back=self._room_given_back,
         )

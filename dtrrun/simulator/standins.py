@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from dtrrun.core.graph import Operation, Overwritten, Version
+from dtrrun.core.graph import Operation, Overwritten
 
 from .replay import Stopped
 
@@ -102,10 +102,6 @@ class StandInExecutor:
     @staticmethod
     def quietly(function: Callable[..., None], *args: Any) -> None:
         function(*args)
-
-    @staticmethod
-    def rerun(wanted: Version, operation: Operation) -> bool:
-        return False
 
     def execute(
         self, operation: Operation, mutated: set[int], taken: dict[int, Content]

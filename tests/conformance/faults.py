@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dtrrun.core.rematerialize import Rematerializer
 from dtrrun.runtime.dispatch.python_mode import modes
 from dtrrun.runtime.execute import Executor
 
@@ -102,7 +103,7 @@ def failing_replays(at: int, error: type[BaseException], *, after: bool = False)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Executor, "execute", counted)
-        patch.setattr(Executor, "rerun", lambda *_: False)
+        patch.setattr(Rematerializer, "_natively", lambda *_: False)
         yield ran
 
 

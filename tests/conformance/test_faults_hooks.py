@@ -10,6 +10,7 @@ from programs import assert_same, batch, mlp, outcome, plain
 from torch import nn
 
 import dtrrun
+from dtrrun.core.rematerialize import Rematerializer
 from dtrrun.runtime.execute import Executor
 
 
@@ -182,7 +183,7 @@ def test_finalizers_that_use_torch_in_the_middle_of_a_rematerialization(monkeypa
         waiting.append(one)
 
     monkeypatch.setattr(Executor, "execute", collecting)
-    monkeypatch.setattr(Executor, "rerun", lambda *_: False)
+    monkeypatch.setattr(Rematerializer, "_natively", lambda *_: False)
     gc.collect()
     gc.freeze()
     try:

@@ -8,6 +8,7 @@ from faults import check_accounts
 from programs import assert_same, batch, plain, run_inside, train
 
 import dtrrun
+from dtrrun.core.rematerialize import Rematerializer
 from dtrrun.runtime.execute import Executor
 
 MIB = 1 << 20
@@ -213,7 +214,7 @@ def test_what_dies_while_it_is_recomputed_is_counted_once(monkeypatch):
             return execute(*args)
 
         monkeypatch.setattr(Executor, "execute", dies)
-        monkeypatch.setattr(Executor, "rerun", lambda *_: False)
+        monkeypatch.setattr(Rematerializer, "_natively", lambda *_: False)
         version.locks += 1
         session.dtr.rematerializer.materialize([version])
         version.locks -= 1

@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 
+from dtrrun.core.deallocation import Deallocation
+from dtrrun.core.evict import Eviction
 from dtrrun.core.graph import HOLE, Operation, Overwritten, Signature, Version
-from dtrrun.core.ledger import Ledger
+from dtrrun.core.ledger import Block, Ledger
 from dtrrun.core.mutation import CHAIN_LIMIT, STICKY
 from dtrrun.core.rematerialize import Rematerializer
 from dtrrun.runtime import rng, storage
@@ -29,7 +31,19 @@ from dtrrun.runtime.patches.registry import Function, Patches
 from dtrrun.runtime.tracebacks import hide
 
 CLASSES = {
-    one.__name__: one for one in (Version, Operation, Signature, Ledger, Rematerializer, Reasons, SlowPath)
+    one.__name__: one
+    for one in (
+        Version,
+        Operation,
+        Signature,
+        Ledger,
+        Block,
+        Deallocation,
+        Eviction,
+        Rematerializer,
+        Reasons,
+        SlowPath,
+    )
 }
 """The classes whose objects the interposer reads and writes."""
 

@@ -1,0 +1,302 @@
+// Makes room: the eviction loop (`core.evict.Eviction`), and what it calls to keep recipes replayable
+// (`core.recipes.Recipes`) and to manage recomputed memory that the program does not have
+// (`core.deallocation.Deallocation`).
+//
+// Every function has the effect of the one in Python that it names. All of this is done with the GIL.
+#pragma once
+
+#include <ATen/native/Resize.h>
+
+#include "ledger.h"
+
+namespace dtrrun {
+
+class Evictions {
+ public:
+  Evictions(PyObject* dtr, PyObject* classes, Accounts& accounts)
+      : eviction_(attribute(dtr, "eviction")), deallocation_(attribute(dtr, "deallocation")),
+        recipes_(attribute(dtr, "recipes")), foreign_(attribute(recipes_.get(), "foreign")),
+        observers_(attribute(accounts.get(), "observers")), reserved_(attribute(accounts.get(), "reserved")),
+        evicted_by_(attribute(eviction_.get(), "evicted_by")), came_back_(attribute(deallocation_.get(), "_came_back")),
+        may_be_evicted_(attribute(eviction_.get(), "may_be_evicted")),
+        fingerprints_(attribute(accounts.get(), "fingerprints").get() != Py_None),
+        warn_only_(truth(eviction_.get(), "warn_only")),
+        accounts_(accounts), version_(accounts.version), operation_(type_of(classes, "Operation")),
+        signature_(accounts.signature), ledger_(accounts.slots),
+        count_(type_of(classes, "Eviction"), "evictions"),
+        nbytes_(type_of(classes, "Eviction"), "evicted_bytes_total"),
+        making_room_ns_(type_of(classes, "Eviction"), "making_room_ns"),
+        replaying_(type_of(classes, "Eviction"), "replaying"), swept_(type_of(classes, "Deallocation"), "swept"),
+        gradient_(checked(PyUnicode_InternFromString("gradient"))) {}
+
+  // Whether something follows every single event, which only Python tells.
+  bool observed() const { return fingerprints_ || PyList_GET_SIZE(observers_.get()) != 0; }
+
+  // -- room --
+
+  // `Eviction.make_room`, for a call of this signature. Raises the budget error.
+  void make_room(int64_t nbytes, PyObject* found) {
+    accounts_.collect_dead();
+    if (PyDict_GET_SIZE(reserved_.get()) == 0) {
+      int64_t most = accounts_.number(ledger_.limit) - nbytes;
+      if (accounts_.number(ledger_.resident_bytes) <= most || (!observed() && evict_to(most))) return;
+    }
+    Ref name = attribute(signature_.operator_.get(found), "name");
+    checked(PyObject_CallMethod(eviction_.get(), "make_room", "LO", static_cast<long long>(nbytes), name.get()));
+  }
+
+  // `Eviction._evict_to`. Nothing may be observed.
+  bool evict_to(int64_t most) {
+    int64_t started = now_ns();
+    if (!accounts_.is_true(ledger_.pressure)) checked(PyObject_CallMethod(accounts_.get(), "begin_pressure", nullptr));
+    bool fits = true;
+    while (accounts_.number(ledger_.resident_bytes) > most) {
+      if (sweep()) continue;
+      Ref victim = accounts_.rule.select(accounts_.number(ledger_.clock), may_be_evicted_.get(),
+                                         [&](PyObject* one) { return may_be_evicted(one); });
+      if (victim) {
+        if (secure(victim.get())) evict(victim.get());
+      } else if (accounts_.some_died()) {
+        accounts_.collect_dead();
+      } else if (checked(PyObject_CallMethod(eviction_.get(), "_collect_garbage", nullptr)).get() != Py_True) {
+        fits = false;
+        break;
+      }
+    }
+    add(making_room_ns_, now_ns() - started);
+    return fits;
+  }
+
+  // Counts the rematerializations in progress.
+  void replaying(int64_t more) { add(replaying_, more); }
+  bool any_replaying() const { return replaying_.number(eviction_.get()) != 0; }
+
+  // -- recomputed memory that the program does not have --
+
+  // `Deallocation.was_read`. others: whether other recipes may read it.
+  void was_read(PyObject* one, bool others) {
+    if (others) {
+      if (accounts_.is_true(ledger_.pressure)) accounts_.rule.insert(one);
+    } else {
+      accounts_.drop_scratch(one);
+      accounts_.rule.released(one);
+    }
+  }
+
+  // `Deallocation.trim`.
+  void trim() {
+    PyObject* scratch = accounts_.scratch();
+    if (PyDict_GET_SIZE(scratch) == 0) return;
+    int64_t allowed = ledger_.budget_bytes.is_none(accounts_.get()) ? 0 : accounts_.number(ledger_.limit) >> 3;
+    if (accounts_.number(ledger_.scratch_bytes) <= allowed) return;
+    std::vector<Ref> idle;
+    PyObject *key, *one;
+    int64_t excess = -allowed;
+    for (Py_ssize_t place = 0; PyDict_Next(scratch, &place, &key, &one);) {
+      if (version_.locks.number(one) != 0) continue;
+      idle.push_back(Ref::copy(one));
+      excess += version_.nbytes.number(one);
+    }
+    for (const Ref& version : idle) {
+      if (excess <= 0) break;
+      excess -= version_.nbytes.number(version.get());
+      accounts_.drop_scratch(version.get());
+      accounts_.rule.released(version.get());
+    }
+  }
+
+  // `Deallocation.came_back`.
+  void came_back(PyObject* maker) {
+    PyObject* kept = operation_.kept_inputs.get(maker);
+    if (PyTuple_GET_SIZE(kept) == 0) return;
+    Ref pair = checked(PyTuple_Pack(2, maker, kept));
+    if (PyList_Append(came_back_.get(), pair.get()) < 0) raise();
+  }
+  void release_kept_inputs() {
+    if (PyList_GET_SIZE(came_back_.get()) != 0)
+      checked(PyObject_CallMethod(deallocation_.get(), "release_kept_inputs", nullptr));
+  }
+
+ private:
+  void add(const Slot& counter, int64_t more) {
+    counter.set_number(eviction_.get(), counter.number(eviction_.get()) + more);
+  }
+
+  // `Eviction.may_be_evicted`.
+  bool may_be_evicted(PyObject* one) const {
+    if (version_.locks.number(one) != 0 || !version_.resident.is_true(one) || version_.operation.is_none(one))
+      return false;
+    if (!version_.scratch.is_none(one)) return !(warn_only_ && any_replaying());
+    return Accounts::referent(one) != nullptr;
+  }
+
+  // `Eviction.evict`.
+  void evict(PyObject* one) {
+    int64_t nbytes = version_.nbytes.number(one);
+    add(count_, 1);
+    add(nbytes_, nbytes);
+    Ref name = attribute(signature_.operator_.get(operation_.signature.get(version_.operation.get(one))), "name");
+    PyObject* before = PyDict_GetItem(evicted_by_.get(), name.get());
+    Ref count(PyLong_FromLongLong(before == nullptr ? 1 : PyLong_AsLongLong(before) + 1));
+    if (PyDict_SetItem(evicted_by_.get(), name.get(), count.get()) < 0) raise();
+    if (!version_.scratch.is_none(one)) {
+      accounts_.drop_scratch(one);
+      accounts_.rule.released(one);
+    } else {
+      Ref storage = Ref::copy(Accounts::referent(one));
+      keep_inputs(one, storage.get());
+      accounts_.emptied(one);
+      at::native::resize_bytes_cpu(THPStorage_Unpack(storage.get()).unsafeGetStorageImpl(), 0);
+      accounts_.rule.evicted(one);
+    }
+    accounts_.freed(nbytes);
+  }
+
+  // `Deallocation.sweep`.
+  bool sweep() {
+    PyObject* scratch = accounts_.scratch();
+    Py_ssize_t size = PyDict_GET_SIZE(scratch);
+    int64_t evictions = count_.number(eviction_.get());
+    if (size == 0 || evictions - swept_.number(deallocation_.get()) < size >> 4) return false;
+    swept_.set_number(deallocation_.get(), evictions + 1);
+    Ref keys = checked(PyDict_Keys(scratch));
+    for (Py_ssize_t i = size - 1; i >= 0; i--) {
+      PyObject* one = PyDict_GetItem(scratch, PyList_GET_ITEM(keys.get(), i));
+      if (one == nullptr || version_.locks.number(one) != 0) continue;
+      bool read_by_others = Py_REFCNT(one) > 1 + !version_.bound.is_none(one);  // the ledger's table, the policy's
+      if (read_by_others) continue;
+      Ref kept = Ref::copy(one);
+      accounts_.rule.discard(one);
+      accounts_.drop_scratch(one);
+    }
+    return true;
+  }
+
+  // `Deallocation.keep_inputs`.
+  void keep_inputs(PyObject* one, PyObject* storage) {
+    PyObject* maker = version_.operation.get(one);
+    using Wide = __int128;
+    Wide own = Wide{4} * version_.cost.number(one), nbytes = version_.nbytes.number(one);
+    Ref kept = checked(PyList_New(0));
+    for (PyObject* source : Items(operation_.inputs.get(maker))) {
+      if (version_.operation.is_none(source) || !version_.resident.is_true(source) || !version_.scratch.is_none(source))
+        continue;
+      if (accounts_.rule.projected_cost(source) * nbytes <= own * version_.nbytes.number(source)) continue;
+      PyObject* content = Accounts::referent(source);
+      if (content != nullptr) PyList_Append(kept.get(), content);
+    }
+    operation_.kept_inputs.take(maker, checked(PyList_AsTuple(kept.get())).release());
+    each_dependent(one, [&](PyObject* node) {
+      PyObject* other = version_.operation.get(node);
+      if (other == Py_None || PyTuple_GET_SIZE(operation_.kept_inputs.get(other)) == 0) return;
+      Ref others = checked(PyList_New(0));
+      for (PyObject* content : Items(operation_.kept_inputs.get(other)))
+        if (content != storage) PyList_Append(others.get(), content);
+      operation_.kept_inputs.take(other, checked(PyList_AsTuple(others.get())).release());
+    });
+  }
+
+  // -- recipes --
+
+  // `Recipes.secure`.
+  bool secure(PyObject* wanted) {
+    struct Frame {
+      Ref node;
+      Py_ssize_t position;
+      std::vector<Ref> constants;
+    };
+    if (version_.operation.is_none(wanted)) return false;
+    std::vector<Frame> stack;
+    stack.push_back({Ref::copy(wanted), 0, {}});
+    while (!stack.empty()) {
+      Frame frame = std::move(stack.back());
+      stack.pop_back();
+      PyObject* node = frame.node.get();
+      Ref maker = Ref::copy(version_.operation.get(node));
+      if (maker.get() == Py_None || operation_.secured.is_true(maker.get())) continue;
+      Items inputs(operation_.inputs.get(maker.get()));
+      bool broken = false, deeper = false;
+      for (; frame.position < inputs.size(); frame.position++) {
+        PyObject* source = inputs[frame.position];
+        PyObject* below = version_.operation.get(source);
+        if (below != Py_None) {
+          if (operation_.secured.is_true(below)) continue;
+          stack.push_back(std::move(frame));
+          stack.push_back({Ref::copy(source), 0, {}});
+          deeper = true;
+          break;
+        }
+        PyObject* content = version_.resident.is_true(source) ? accounts_.memory_of(source) : nullptr;
+        if (content != nullptr && version_.escaped.is_true(source) &&
+            checked(PyObject_CallMethod(foreign_.get(), "may_be_read", "O", source)).get() != Py_True)
+          content = nullptr;
+        // A gradient is released soon: keeping it for a replay would take the memory that the eviction frees.
+        if (content == nullptr || is_gradient(source)) {
+          broken = true;
+          break;
+        }
+        frame.constants.push_back(Ref::copy(content));
+      }
+      if (deeper) continue;
+      if (!broken) {
+        settle(node, maker.get(), inputs, frame.constants);
+      } else if (version_.resident.is_true(node) && version_.scratch.is_none(node)) {
+        checked(PyObject_CallMethod(recipes_.get(), "make_constant", "Os", node, "input lost"));
+      } else {
+        checked(PyObject_CallMethod(recipes_.get(), "lose", "O", node));
+      }
+    }
+    return !version_.operation.is_none(wanted);
+  }
+  bool is_gradient(PyObject* source) const {
+    PyObject* pin = version_.pin.get(source);
+    return pin == gradient_.get() || (pin != Py_None && PyUnicode_Compare(pin, gradient_.get()) == 0);
+  }
+  // Everything that an operation reads stays replayable: so does what it makes.
+  void settle(PyObject* node, PyObject* maker, const Items& inputs, std::vector<Ref>& constants) {
+    Ref all = checked(PyTuple_New(static_cast<Py_ssize_t>(constants.size())));
+    for (size_t i = 0; i < constants.size(); i++) PyTuple_SET_ITEM(all.get(), i, constants[i].release());
+    operation_.constants.take(maker, all.release());
+    PyObject* outputs = operation_.outputs.get(maker);
+    if (outputs == Py_None) {
+      note_dependent(inputs, node);
+    } else {
+      for (PyObject* pair : Items(outputs))
+        if (PyObject* output = Accounts::referent(PyTuple_GET_ITEM(pair, 1))) note_dependent(inputs, output);
+    }
+    operation_.secured.set(maker, Py_True);
+  }
+  // `_note_dependent`, for each of these.
+  void note_dependent(const Items& inputs, PyObject* node) {
+    Ref reference = checked(PyWeakref_NewRef(node, nullptr));
+    for (PyObject* source : inputs) {
+      if (version_.needed_by.is_none(source)) version_.needed_by.take(source, checked(PyList_New(0)).release());
+      PyObject* dependents = version_.needed_by.get(source);
+      if (PyList_Append(dependents, reference.get()) < 0) raise();
+      Py_ssize_t size = PyList_GET_SIZE(dependents);
+      if ((size & (size - 1)) != 0 || size < 64) continue;
+      Ref alive = checked(PyList_New(0));
+      for (PyObject* one : Items(dependents))
+        if (Accounts::referent(one) != nullptr) PyList_Append(alive.get(), one);
+      if (PyList_SetSlice(dependents, 0, size, alive.get()) < 0) raise();
+    }
+  }
+  template <class Function>
+  void each_dependent(PyObject* one, const Function& function) {
+    if (version_.needed_by.is_none(one)) return;
+    for (PyObject* reference : Items(version_.needed_by.get(one)))
+      if (PyObject* node = Accounts::referent(reference)) function(node);
+  }
+
+  Ref eviction_, deallocation_, recipes_, foreign_, observers_, reserved_, evicted_by_, came_back_, may_be_evicted_;
+  bool fingerprints_, warn_only_;
+  Accounts& accounts_;
+  const VersionSlots& version_;
+  OperationSlots operation_;
+  const SignatureSlots& signature_;
+  const LedgerSlots& ledger_;
+  Slot count_, nbytes_, making_room_ns_, replaying_, swept_;
+  Ref gradient_;
+};
+
+}  // namespace dtrrun

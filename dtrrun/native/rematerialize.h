@@ -1,0 +1,273 @@
+// Brings evicted versions back: `Rematerializer._materialize` in core/rematerialize.py, which says why it is done so.
+//
+// Single operations are run by `Replays`; what that does not know, by `Rematerializer.run_alone` in Python.
+#pragma once
+
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/util/Exception.h>
+
+#include <optional>
+
+#include "replays.h"
+
+namespace dtrrun {
+
+class Rematerializations {
+ public:
+  Rematerializations(PyObject* slow_path, PyObject* dtr, PyObject* classes, Accounts& accounts, Evictions& evictions,
+                     Replays& replays, c10::DispatchKeySet hidden)
+      : slow_path_(Ref::copy(slow_path)), rematerializer_(attribute(dtr, "rematerializer")),
+        between_(attribute(rematerializer_.get(), "_between")), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
+        budget_error_(attribute(attribute(dtr, "eviction").get(), "BudgetError")), accounts_(accounts),
+        evictions_(evictions), replays_(replays), version_(accounts.version), operation_(type_of(classes, "Operation")),
+        operation_class_(reinterpret_cast<PyTypeObject*>(type_of(classes, "Operation"))), hidden_(hidden) {}
+
+  // Makes all targets resident. Returns false, before anything has changed, if that is for Python. Raises the
+  // budget error.
+  bool run(PyObject* targets) {
+    if (evictions_.observed() || c10::impl::TorchDispatchModeTLS::stack_len() != 0) return false;
+    Work work;
+    for (PyObject* one : Items(targets))
+      if (!version_.resident.is_true(one)) work.stack.push_back(Ref::copy(one));
+    if (work.stack.empty()) return true;
+    c10::InferenceMode no_inference(false);  // as `runtime.guards.below`, like the next
+    c10::impl::ExcludeDispatchKeyGuard beneath_the_program(hidden_);
+    Silence silence;
+    c10::WarningUtils::WarningHandlerGuard without_warnings(&silence);  // the program got them in the first run
+    evictions_.replaying(1);
+    try {
+      materialize(work);
+    } catch (...) {
+      end(work);
+      throw;
+    }
+    end(work);
+    return true;
+  }
+
+ private:
+  static constexpr int MAX_RELAXATIONS = 8, LAST_PLANNED = 5;  // as in core/rematerialize.py
+
+  struct Silence : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  };
+
+  // An operation about to run, with the numbers of its inputs locked and unlocked so far.
+  struct Entered {
+    Ref version, operation;
+    Py_ssize_t locked = 0, unlocked = 0;
+  };
+
+  // The operations to be run: for each a version that it makes, and the inputs locked for it. In order of entry.
+  class Plan {
+   public:
+    struct One {
+      Ref version;
+      std::vector<Ref> locked;
+    };
+    One* find(PyObject* operation) {
+      auto place = places_.find(operation);
+      return place == places_.end() ? nullptr : &*all_[place->second];
+    }
+    One& add(PyObject* operation, PyObject* version) {
+      places_[operation] = all_.size();
+      all_.push_back(One{Ref::copy(version), {}});
+      return *all_.back();
+    }
+    void remove(PyObject* operation) {
+      auto place = places_.find(operation);
+      all_[place->second].reset();
+      places_.erase(place);
+      if (places_.empty()) all_.clear();
+    }
+    bool empty() const { return places_.empty(); }
+    std::vector<std::optional<One>> take() {
+      places_.clear();
+      return std::exchange(all_, {});
+    }
+
+   private:
+    std::unordered_map<PyObject*, size_t> places_;
+    std::vector<std::optional<One>> all_;
+  };
+
+  struct Work {
+    std::vector<Ref> stack;  // versions, and operations that are planned
+    std::vector<Entered> entered;
+    Plan plan;
+    int relaxations = MAX_RELAXATIONS;
+  };
+
+  void materialize(Work& work) {
+    auto& [stack, entered, plan, relaxations] = work;
+    while (!stack.empty()) {
+      Ref version = Ref::copy(stack.back().get());
+      if (Py_TYPE(version.get()) == operation_class_) {
+        stack.pop_back();
+        if (Plan::One* planned = plan.find(version.get())) stack.push_back(Ref::copy(planned->version.get()));
+        continue;
+      }
+      bool waiting = !entered.empty() && entered.back().version.get() == version.get();
+      if (version_.resident.is_true(version.get())) {
+        stack.pop_back();
+        if (waiting) {
+          unplan(plan, entered.back().operation.get());
+          leave(entered);
+        }
+        continue;
+      }
+      Ref maker = Ref::copy(version_.operation.get(version.get()));
+      if (maker.get() == Py_None) checked(PyObject_CallMethod(rematerializer_.get(), "refuse", "O", version.get()));
+      if (!waiting) {
+        if (relaxations >= LAST_PLANNED && plan.find(maker.get()) == nullptr) {
+          add_to(plan, version.get(), stack);
+          if (stack.back().get() != version.get()) continue;
+        }
+        entered.push_back({Ref::copy(version.get()), Ref::copy(maker.get())});
+        enter(entered.back());
+      }
+      accounts_.collect_dead();
+      Items inputs(operation_.inputs.get(maker.get()));
+      size_t before = stack.size();
+      for (Py_ssize_t i = inputs.size() - 1; i >= 0; i--)
+        if (!version_.resident.is_true(inputs[i])) stack.push_back(Ref::copy(inputs[i]));
+      if (stack.size() != before) continue;
+      unplan(plan, maker.get());
+      try {
+        if (!replays_.run(version.get(), maker.get()))
+          checked(PyObject_CallMethod(rematerializer_.get(), "run_alone", "OO", version.get(), maker.get()));
+      } catch (const python_error& error) {
+        // On a CPU no operator has a workspace that it could do without.
+        if (!PyErr_GivenExceptionMatches(error.type, budget_error_.get())) throw;
+        if ((entered.size() < 2 && plan.empty()) || relaxations == 0) throw;
+        // What is needed only later need not be locked yet and can be brought back in its turn.
+        relaxations--;
+        give_up(plan);
+        for (size_t i = 0; i + 1 < entered.size(); i++) back_out(entered[i]);
+        entered.erase(entered.begin(), entered.end() - 1);
+        continue;
+      }
+      if (now_ns() > next_tick_.number(slow_path_.get())) checked(PyObject_CallNoArgs(between_.get()));
+      stack.pop_back();
+      leave(entered);
+      evictions_.came_back(maker.get());
+    }
+  }
+
+  // Releases all remaining locks, of which there are none if the rematerialization has finished.
+  void end(Work& work) {
+    give_up(work.plan);
+    while (!work.entered.empty()) leave(work.entered);
+    evictions_.replaying(-1);
+    if (!evictions_.any_replaying()) evictions_.release_kept_inputs();
+  }
+
+  // `_add_to`: plans what must run to make `wanted`, and stacks it.
+  void add_to(Plan& plan, PyObject* wanted, std::vector<Ref>& stack) {
+    struct Planned {
+      int64_t age, mutations;
+      Ref operation;
+    };
+    std::vector<Planned> planned;
+    std::vector<PyObject*> pending{wanted};
+    plan.add(version_.operation.get(wanted), wanted);
+    while (!pending.empty()) {
+      PyObject* version = pending.back();
+      pending.pop_back();
+      PyObject* maker = version_.operation.get(version);
+      if (version != wanted)
+        planned.push_back({version_.age.number(version), version_.mutations.number(version), Ref::copy(maker)});
+      for (PyObject* source : Items(operation_.inputs.get(maker))) {
+        PyObject* below = version_.operation.get(source);
+        if (version_.resident.is_true(source) || below == Py_None) continue;
+        lock(source, 1);
+        plan.find(maker)->locked.push_back(Ref::copy(source));
+        if (plan.find(below) != nullptr) continue;
+        plan.add(below, source);
+        pending.push_back(source);
+      }
+    }
+    std::stable_sort(planned.begin(), planned.end(), [](const Planned& a, const Planned& b) {
+      return std::pair(a.age, a.mutations) > std::pair(b.age, b.mutations);
+    });
+    for (Planned& one : planned) stack.push_back(std::move(one.operation));
+  }
+
+  void lock(PyObject* version, int64_t more) {
+    version_.locks.set_number(version, version_.locks.number(version) + more);
+  }
+  void enter(Entered& entered) {
+    Items inputs(operation_.inputs.get(entered.operation.get()));
+    PyObject* clock = accounts_.slots.clock.get(accounts_.get());
+    for (; entered.locked < inputs.size(); entered.locked++) {
+      lock(inputs[entered.locked], 1);
+      version_.last_access.set(inputs[entered.locked], clock);
+    }
+  }
+  void unplan(Plan& plan, PyObject* operation) {
+    Plan::One* planned = plan.find(operation);
+    if (planned == nullptr) return;
+    for (const Ref& source : planned->locked) lock(source.get(), -1);
+    plan.remove(operation);
+  }
+  void give_up(Plan& plan) {
+    for (auto& planned : plan.take()) {
+      if (!planned) continue;
+      auto& sources = planned->locked;
+      for (; !sources.empty(); sources.pop_back()) {
+        lock(sources.back().get(), -1);
+        idle(sources.back().get());
+      }
+    }
+  }
+  void back_out(Entered& entered) {
+    Items inputs(operation_.inputs.get(entered.operation.get()));
+    while (entered.unlocked < entered.locked) {
+      PyObject* source = inputs[entered.unlocked++];
+      lock(source, -1);
+      idle(source);
+    }
+  }
+  void idle(PyObject* source) {
+    if (!version_.scratch.is_none(source) && version_.locks.number(source) == 0 &&
+        accounts_.is_true(accounts_.slots.pressure))
+      accounts_.rule.insert(source);
+  }
+  // Leaves the operation entered last: unlocks its inputs, and frees those that were recomputed for it alone.
+  void leave(std::vector<Entered>& all) {
+    Entered& entered = all.back();
+    PyObject* operation = entered.operation.get();
+    Items inputs(operation_.inputs.get(operation));
+    while (entered.unlocked < entered.locked) {
+      PyObject* source = inputs[entered.unlocked++];
+      lock(source, -1);
+      if (version_.scratch.is_none(source) || version_.locks.number(source) != 0) continue;
+      Py_ssize_t known = 1 + references_to(operation, source);  // the ledger's table
+      evictions_.was_read(source, Py_REFCNT(source) > known);
+    }
+    evictions_.trim();
+    all.pop_back();
+  }
+  // `Operation.references_to`.
+  Py_ssize_t references_to(PyObject* operation, PyObject* version) {
+    Py_ssize_t count = 0;
+    for (PyObject* entry : Items(operation_.tensors.get(operation))) count += entry == version;
+    if (operation_.inputs.get(operation) != operation_.tensors.get(operation))
+      for (PyObject* entry : Items(operation_.inputs.get(operation))) count += entry == version;
+    return count;
+  }
+
+  Ref slow_path_, rematerializer_, between_;
+  Slot next_tick_;
+  Ref budget_error_;
+  Accounts& accounts_;
+  Evictions& evictions_;
+  Replays& replays_;
+  const VersionSlots& version_;
+  OperationSlots operation_;
+  PyTypeObject* operation_class_;
+  c10::DispatchKeySet hidden_;
+};
+
+}  // namespace dtrrun
