@@ -65,6 +65,14 @@ class Eviction:
             nbytes += ledger.reserved_bytes
         if ledger.resident_bytes + nbytes <= ledger.limit or self._evict_to(ledger.limit - nbytes):
             return
+        self.no_room(nbytes, operator)
+
+    def no_room(self, nbytes: int, operator: str) -> None:
+        """Everything has been evicted, and `nbytes`, with what is reserved, do not fit.
+
+        Raises the budget error, or counts that it is exceeded.
+        """
+        ledger = self._ledger
         if self.reach >= 0 and not (self.replaying and ledger.resident_bytes + nbytes > self.reach):
             return  # the limit is an estimate: the allocator decides
         if self.warn_only:

@@ -7,7 +7,7 @@ turn, with all the constants that they read, would be kept for that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.evict import Eviction
@@ -89,7 +89,7 @@ class History:
                 return True
             return [source for source in node.operation.inputs if not source.alive]
 
-        return _found(version, known, rule, any)
+        return _found(version, known, rule, decisive=True)
 
     def _forget_mutated(self) -> None:
         """At the end of a step, drop recipes that depend on weights that have changed since.
@@ -131,30 +131,45 @@ class History:
                 return node.resident and not escaped and node.memory() is not None
             return node.operation.secured or list(node.operation.inputs)
 
-        return _found(version, intact, rule, all)
+        return _found(version, intact, rule, decisive=False)
 
 
 def _found(
     version: Version,
     known: dict[int, bool],
     rule: Callable[[Version], bool | list[Version]],
-    joined: Callable[[Iterable[bool]], bool],
+    decisive: bool,
 ) -> bool:
-    """Evaluate `rule` for a version: its result, or `joined` of the results for the versions that it names.
+    """Evaluate `rule` for a version.
 
-    Uses an explicit stack. known: results so far, by id.
+    Its result may be a list of versions: then it is `decisive` if it is that for any of these. The search ends
+    there: after a step the loss may have come from thousands of operators, and one changed weight is enough.
+    known: results so far, by id.
     """
-    stack = [version]
+    stack = [version]  # an explicit one
+    opened: list[Version] = []  # those on the stack from which all that comes after them was reached
     while stack:
         node = stack[-1]
         if id(node) not in known:
             answer = rule(node)
             if isinstance(answer, list):
                 unknown = [source for source in answer if id(source) not in known]
-                if unknown:
+                if len(unknown) < len(answer) and any(
+                    known.get(id(source), not decisive) == decisive for source in answer
+                ):
+                    answer = decisive
+                elif unknown:
+                    opened.append(node)
                     stack.extend(unknown)
                     continue
-                answer = joined([known[id(source)] for source in answer])
+                else:
+                    answer = not decisive
             known[id(node)] = answer
+            if answer == decisive:
+                for one in opened:
+                    known[id(one)] = decisive
+                break
         stack.pop()
+        if opened and opened[-1] is node:
+            opened.pop()
     return known[id(version)]

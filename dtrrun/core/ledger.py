@@ -225,7 +225,7 @@ class Ledger:
         if place in self.blocks:
             del self.blocks[place]
             self.resident_bytes -= version.nbytes
-        version.scratch = version.block = None
+        version.block = version.scratch = None  # the block first: it need not be told of the death
         version.resident = False
 
     def note_peak(self, nbytes: int) -> None:

@@ -37,12 +37,14 @@ class Evictions {
   // `Eviction.make_room`, for a call of this signature. Raises the budget error.
   void make_room(int64_t nbytes, PyObject* found) {
     accounts_.collect_dead();
-    if (PyDict_GET_SIZE(reserved_.get()) == 0) {
+    bool alone = PyDict_GET_SIZE(reserved_.get()) == 0 && !observed();
+    if (alone) {
       int64_t most = accounts_.number(ledger_.limit) - nbytes;
-      if (accounts_.number(ledger_.resident_bytes) <= most || (!observed() && evict_to(most))) return;
+      if (accounts_.number(ledger_.resident_bytes) <= most || evict_to(most)) return;
     }
     Ref name = attribute(signature_.operator_.get(found), "name");
-    checked(PyObject_CallMethod(eviction_.get(), "make_room", "LO", static_cast<long long>(nbytes), name.get()));
+    const char* rest = alone ? "no_room" : "make_room";
+    checked(PyObject_CallMethod(eviction_.get(), rest, "LO", static_cast<long long>(nbytes), name.get()));
   }
 
   // `Eviction._evict_to`. Nothing may be observed.
@@ -137,7 +139,7 @@ class Evictions {
     add(nbytes_, nbytes);
     Ref name = attribute(signature_.operator_.get(operation_.signature.get(version_.operation.get(one))), "name");
     PyObject* before = PyDict_GetItem(evicted_by_.get(), name.get());
-    Ref count(PyLong_FromLongLong(before == nullptr ? 1 : PyLong_AsLongLong(before) + 1));
+    Ref count(PyLong_FromLongLong(before == nullptr ? 1 : as_number(before) + 1));
     if (PyDict_SetItem(evicted_by_.get(), name.get(), count.get()) < 0) raise();
     if (!version_.scratch.is_none(one)) {
       accounts_.drop_scratch(one);

@@ -56,7 +56,7 @@ class Door {
         reasons_(attribute(slow_path_.get(), "reasons")),
         kernels_(attribute(slow_path_.get(), "kernels")),
         ambient_(attribute(attribute(slow_path_.get(), "ambient").get(), "readers").get()),
-        accounts_(ledger_.get(), classes, PyLong_AsLongLong(attribute(mode, "mask").get())),
+        accounts_(ledger_.get(), classes, as_number(attribute(mode, "mask").get())),
         operation_class_(Ref::copy(type_of(classes, "Operation"))), operation(operation_class_.get()),
         evictions_(attribute(slow_path_.get(), "dtr").get(), classes, accounts_),
         replays_(attribute(slow_path_.get(), "dtr").get(), classes, accounts_, evictions_, ambient_, facts_,
@@ -405,7 +405,7 @@ class Door {
     if (!whole || needed > ledger.limit.number(accounts) || (pressure && signature.workspace.number(found) != 0)) {
       c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
       Ref taken = checked(PyObject_CallMethod(slow_path_.get(), "make_ready", "OO", inputs.get(), found));
-      entered += PyLong_AsLongLong(taken.get());
+      entered += as_number(taken.get());
     }
     PyObject* target = nullptr;
     bool overwrites = facts.overwrites;
@@ -556,7 +556,7 @@ class Door {
     operation.constants.set(made.get(), Py_None);
     operation.kept_inputs.set(made.get(), nothing_.get());
     operation.secured.set(made.get(), Py_False);
-    // Recipes refer to what they are computed from, and so never to themselves: nothing for the collector.
+    // Recipes refer to what they are computed from, and so never to themselves: nothing for the garbage collector.
     PyObject_GC_UnTrack(made.get());
     PyObject_GC_UnTrack(inputs);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(inputs); i++) version.used.set(PyList_GET_ITEM(inputs, i), Py_True);
@@ -725,7 +725,7 @@ PyObject* materialize(PyObject*, PyObject* targets) {
 PyObject* evict_to(PyObject*, PyObject* most) {
   return guarded([&]() -> PyObject* {
     auto session = door;
-    auto fits = session ? session->evict_to(PyLong_AsLongLong(most)) : std::nullopt;
+    auto fits = session ? session->evict_to(as_number(most)) : std::nullopt;
     return fits ? PyBool_FromLong(*fits) : Ref::copy(Py_None).release();
   });
 }

@@ -23,7 +23,7 @@ class Rule {
   void forget(PyObject* version) { native_ ? native_->left(version) : tell("forget", version); }
   int64_t projected_cost(PyObject* version) {
     if (native_) return native_->projected_cost(version);
-    return PyLong_AsLongLong(checked(PyObject_CallMethod(policy_.get(), "projected_cost", "O", version)).get());
+    return as_number(checked(PyObject_CallMethod(policy_.get(), "projected_cost", "O", version)).get());
   }
   // Returns the version to evict, or null. The same predicate twice: for Python, and for C++.
   template <class Evictable>
@@ -114,6 +114,8 @@ class Accounts {
     for (const Slot* slot : {&version.pin, &version.scratch, &version.block, &version.needed_by, &version.fingerprint,
                              &version.component, &version.dependents, &version.bound, &version.neighbourhood})
       slot->set(made.get(), Py_None);
+    // References run from dependents to inputs only, so none of these is ever in a cycle.
+    PyObject_GC_UnTrack(made.get());
     return made;
   }
 

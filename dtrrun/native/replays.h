@@ -46,11 +46,11 @@ struct Geometry {
   bool read(PyObject* tuple) {
     if (PyTuple_GET_SIZE(tuple) != 4) return false;
     auto numbers = [](PyObject* from, c10::SmallVector<int64_t, 5>& to) {
-      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(from); i++) to.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(from, i)));
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(from); i++) to.push_back(as_number(PyTuple_GET_ITEM(from, i)));
     };
     numbers(PyTuple_GET_ITEM(tuple, 0), size);
     numbers(PyTuple_GET_ITEM(tuple, 1), stride);
-    offset = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, 2));
+    offset = as_number(PyTuple_GET_ITEM(tuple, 2));
     dtype = c10::scalarTypeToTypeMeta(reinterpret_cast<THPDtype*>(PyTuple_GET_ITEM(tuple, 3))->scalar_type);
     return true;
   }
@@ -129,7 +129,7 @@ class Replays {
     PyObject* outputs = operation.outputs.get(maker);
     if (outputs == Py_None) return uses;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(outputs); i++) {
-      int64_t where = PyLong_AsLongLong(PyTuple_GET_ITEM(PyTuple_GET_ITEM(outputs, i), 0));
+      int64_t where = as_number(PyTuple_GET_ITEM(PyTuple_GET_ITEM(outputs, i), 0));
       if (where >= 0) continue;
       PyObject* target = PyList_GET_ITEM(inputs, ~where);
       Use use = may_take(target, inputs) ? Use::TAKE : Use::COPY;
@@ -233,7 +233,7 @@ class Replays {
     } else {
       for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(outputs); i++) {
         PyObject* pair = PyTuple_GET_ITEM(outputs, i);
-        int64_t where = PyLong_AsLongLong(PyTuple_GET_ITEM(pair, 0));
+        int64_t where = as_number(PyTuple_GET_ITEM(pair, 0));
         PyObject* one = Accounts::referent(PyTuple_GET_ITEM(pair, 1));
         if (one == nullptr || version.resident.is_true(one)) continue;
         made.emplace_back(Ref::copy(one), where < 0 ? targets[~where] : results[where].storage());
@@ -280,7 +280,7 @@ class Replays {
     }
     int64_t more[] = {1, cost, nbytes};
     for (Py_ssize_t i = 0; i < 3; i++)
-      PyList_SetItem(counts, i, PyLong_FromLongLong(PyLong_AsLongLong(PyList_GET_ITEM(counts, i)) + more[i]));
+      PyList_SetItem(counts, i, PyLong_FromLongLong(as_number(PyList_GET_ITEM(counts, i)) + more[i]));
   }
 
   // The geometries of a signature's tensors, or null if they are for Python.
