@@ -1,7 +1,9 @@
 """Random operators and their generators, several outputs, views that may be their input."""
 
+import pytest
 import torch
-from programs import check, check_stress
+from programs import check, check_stress, plain
+from torch import nn
 from torch.nn import functional as F
 
 
@@ -112,3 +114,16 @@ def test_views_that_may_be_their_input():
         return kept
 
     check(program)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_a_composite_that_reads_memory_itself(context):
+    """Without a gradient to compute, one-dimensional max pooling calls no operator."""
+
+    def program():
+        with context():
+            x = torch.randn(4, 16)
+            kept = [x.sin(), x.cos()]
+            return [F.max_pool1d(one, 2) for one in kept], [nn.MaxPool1d(3)(one) for one in kept], kept
+
+    check_stress(program, plain(program))

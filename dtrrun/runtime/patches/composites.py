@@ -36,6 +36,9 @@ READ_INTEGERS = (
 )
 """These read an integer tensor's memory. They pass their other tensors to operators."""
 
+READ_WITHOUT_GRADIENT = ("max_pool1d",)
+"""These read their tensors' memory themselves where there is no gradient to compute, on a CPU."""
+
 WITHOUT_MODES = (
     "_sobol_engine_draw",
     "_sobol_engine_ff_",
@@ -78,6 +81,8 @@ class Composites:
         self._library = torch.library.Library("aten", "IMPL")
         for func in _named(READ_INTEGERS):
             self._register(func, self._reading(func))
+        for func in _named(READ_WITHOUT_GRADIENT):
+            self._register(func, self._reading_without_gradient(func))
         for func in _named(WITHOUT_MODES):
             self._register(func, self._without_modes(func))
         for name in ASK_FOR_MODES:
@@ -107,6 +112,13 @@ class Composites:
 
         return kernel
 
+    def _reading_without_gradient(self, func: Any) -> Kernel:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            touched = _touched(args, kwargs, set())
+            return self._run(func, args, kwargs, [] if _has_gradient(touched) else touched, nullcontext)
+
+        return kernel
+
     def _without_modes(self, func: Any) -> Kernel:
         is_written = _writes(func)
 
@@ -121,9 +133,7 @@ class Composites:
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             touched = _touched(args, kwargs, is_written)
-            with unseen():
-                graph = torch.is_grad_enabled() and any(tensor.requires_grad for tensor, _ in touched)
-            if (graph and not is_written) or not only_our_mode():
+            if (_has_gradient(touched) and not is_written) or not only_our_mode():
                 return self._run(func, args, kwargs, [], nullcontext)
             return self._run(func, args, kwargs, touched, without_our_mode)
 
@@ -206,3 +216,9 @@ def _touched(args: Any, kwargs: dict[str, Any], written: set[int | str]) -> list
         for place, value in (*enumerate(args), *kwargs.items())
         if isinstance(value, torch.Tensor)
     ]
+
+
+def _has_gradient(touched: list[tuple[torch.Tensor, bool]]) -> bool:
+    """Return whether autograd records what is done to these tensors."""
+    with unseen():
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor, _ in touched)
