@@ -121,13 +121,15 @@ def new_version(storage: Any, on_death: Any, nbytes: int, age: int, clock: int) 
 
 
 class Overwritten:
-    """Stands in a recipe for an input that the operator overwrites completely without reading it."""
+    """Stands in a recipe for an input that the operator overwrites completely without reading it.
 
-    __slots__ = ("device", "nbytes")
+    nbytes: m(t), as of a version. size, device: of the storage that a replay allocates, in bytes.
+    """
 
-    def __init__(self, nbytes: int, device: Any) -> None:
-        self.nbytes = nbytes
-        self.device = device
+    __slots__ = ("device", "nbytes", "size")
+
+    def __init__(self, nbytes: int, size: int, device: Any) -> None:
+        self.nbytes, self.size, self.device = nbytes, size, device
 
 
 class Operation:

@@ -52,7 +52,7 @@ class Executor:
             entry = operation.tensors[position]
             target = None
             if type(entry) is Overwritten:
-                storage = target = self._memory.allocate(entry.nbytes, entry.device)
+                storage = target = self._memory.allocate(entry.size, entry.device)
             elif id(entry) in mutated:
                 target = written.get(id(entry))
                 if target is None:

@@ -146,7 +146,7 @@ class LoggedCall(AnyCall):
         return place in self._whole
 
     def overwritten(self, place: int) -> Overwritten:
-        return Overwritten(self._whole[place], None)
+        return Overwritten(self._whole[place], 0, None)
 
     def resized(self, hole: int, version: Version) -> int | None:
         return self._resized.get(str(hole))

@@ -64,7 +64,7 @@ def _no_matter(_record: Any) -> None:
 
 def _op(told: dict[str, Any], versions: list[Version]) -> Operation:
     tensors = [
-        Overwritten(entry["blank"], None) if isinstance(entry, dict) else versions[entry]
+        Overwritten(entry["blank"], 0, None) if isinstance(entry, dict) else versions[entry]
         for entry in told["tensors"]
     ]
     signature = new_signature(told["operator"], told["cost"], told["bytes"])

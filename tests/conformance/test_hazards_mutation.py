@@ -161,6 +161,21 @@ def test_views_that_autograd_has_given_up():
     check_stress(program)
 
 
+def test_what_is_overwritten_takes_what_the_allocator_rounds_it_to():
+    """When a replay makes them again, 32 bytes take 64."""
+    with dtrrun.budget("1MB", cost="model") as session:
+        x = torch.empty(8)
+        x.zero_()
+        version = session.slow_path.version_of(x)
+        assert session.dtr.eviction.evict_if_possible(version)
+        session.set_budget(session.report()["resident_bytes"] + 63)
+        with pytest.raises(dtrrun.BudgetError):
+            session.dtr.rematerializer.materialize([version])
+        assert not version.resident
+        session.set_budget("1MB")
+    assert x.tolist() == [0.0] * 8
+
+
 def test_uninitialised_memory_becomes_replayable_when_it_is_overwritten():
     def program():
         source = torch.sin(torch.randn(64, 32))

@@ -120,9 +120,10 @@ class TensorCall(Call):
         )
 
     def overwritten(self, place: int) -> Overwritten:
-        storage = self.versions[self.writes[place][0]]()
+        version = self.versions[self.writes[place][0]]
+        storage = version()
         assert storage is not None
-        return Overwritten(storage.nbytes(), storage.device)
+        return Overwritten(version.nbytes, storage.nbytes(), storage.device)
 
     def resized(self, hole: int, version: Version) -> int | None:
         if self.operator.foreach:  # these never resize, and have thousands of tensors

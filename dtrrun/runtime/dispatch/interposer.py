@@ -164,7 +164,7 @@ class Interposer(threads.Threads):
         """Return a recipe's tensors for an operator that overwrites the first of these."""
         storage = inputs[0]()
         assert storage is not None
-        return [Overwritten(storage.nbytes(), storage.device), *inputs[1:]]
+        return [Overwritten(inputs[0].nbytes, storage.nbytes(), storage.device), *inputs[1:]]
 
     # -- in PyTorch's Python ---------------------------------------------------------------------
 

@@ -273,7 +273,7 @@ class Recorder(Observer):
         if call.written:
             facts["written"] = list(call.written.values())
             whole = [
-                [place, storage_of(call.tensors[holes[0]]).nbytes()]
+                [place, call.versions[holes[0]].nbytes]
                 for place, holes in enumerate(call.written.values())
                 if call.overwrites(place)
             ]
