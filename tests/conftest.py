@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from dtrrun.native import build
-
-# As the Makefile does. A child of os.fork() would wait forever for threads of OpenMP's that it does not have.
+# As the Makefile does, and before PyTorch is imported. A child of os.fork() would wait forever for threads of
+# OpenMP's that it does not have.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from dtrrun.native import build
 
 # A shell's background job, and nohup, start with these ignored, and so would every process of a test.
 USUAL = {

@@ -96,8 +96,8 @@ class Eviction:
 
     def _evict_to(self, most: int) -> bool:
         """Evict until at most `most` bytes are resident. Returns False if nothing is left to evict."""
-        if self._shortcuts is not None and (fits := self._shortcuts.evict_to(most)) is not None:
-            return fits
+        if (done := self._natively(most)) is not None:
+            return done
         ledger = self._ledger
         started = now_ns()
         ledger.begin_pressure()
@@ -116,6 +116,9 @@ class Eviction:
                 break
         self.making_room_ns += now_ns() - started
         return fits
+
+    def _natively(self, most: int) -> bool | None:
+        return None if self._shortcuts is None else self._shortcuts.evict_to(most)
 
     def _select(self) -> Version | None:
         ledger = self._ledger

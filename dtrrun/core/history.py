@@ -142,9 +142,9 @@ def _found(
 ) -> bool:
     """Evaluate `rule` for a version.
 
-    Its result may be a list of versions: then it is `decisive` if it is that for any of these. The search ends
-    there: after a step the loss may have come from thousands of operators, and one changed weight is enough.
-    known: results so far, by id.
+    Its result may be a list of versions: then it is `decisive` if it is that for any of these. The search
+    ends there: after a step the loss may have come from thousands of operators, and one changed weight is
+    enough. known: results so far, by id.
     """
     stack = [version]  # an explicit one
     opened: list[Version] = []  # those on the stack from which all that comes after them was reached

@@ -317,41 +317,53 @@ class Rematerializer:
 
     def _run(self, wanted: Version, operation: Operation) -> None:
         ledger, signature = self._ledger, operation.signature
-        need = signature.output_bytes
-        if self._without_workspace is operation:
-            need -= signature.workspace
-        if ledger.memory.REFILL_COPIES:
-            need += wanted.nbytes
         mutated = operation.mutated()
-        given: list[Version] = []  # old versions that only this operation reads, so it may overwrite them
-        seen: set[int] = set()
-        for entry in operation.tensors:
-            if type(entry) is Overwritten:
-                need += entry.nbytes
-            elif id(entry) in mutated and id(entry) not in seen:
-                seen.add(id(entry))
-                if entry.scratch is not None and entry.locks == 1 and not read_by_others(entry, 1, operation):
-                    given.append(entry)
-                else:
-                    need += entry.nbytes
+        need, given = self._needs(wanted, operation, mutated)
+        # An error's traceback holds this frame while locks are released: what it refers to counts as read.
         self._eviction.make_room(need, signature.operator.name)
-        for source in operation.inputs:
-            if source.escaped and not self._foreign.unchanged(source):
-                raise LostError
+        self._check_foreign(operation)
         started = now_ns() if ledger.observers else 0
-        taken = {id(source): self._take(source) for source in given}
+        taken = {id(operation.tensors[place]): self._take(operation.tensors[place]) for place in given}
         results, targets, cost = self._executor.execute(operation, mutated, taken)
         self.operators_ns += cost
         ledger.clock += signature.cost
         self._collect(wanted, operation, results, targets)
-        for source in given:  # only now, when nothing evicted depends on it
-            ledger.policy.released(source)
+        for place in given:  # only now, when nothing evicted depends on it
+            ledger.policy.released(operation.tensors[place])
         tally = self.by_operator.setdefault(signature.operator.name, [0, 0, 0])
         tally[0] += 1
         tally[1] += cost
         tally[2] += wanted.nbytes
         for observer in ledger.observers:
             observer.rematerialized(wanted, operation, started, cost)
+
+    def _needs(self, wanted: Version, operation: Operation, mutated: set[int]) -> tuple[int, list[int]]:
+        """Return the bytes that a run needs, and places of tensors that it may overwrite.
+
+        Those are old versions that only this operation reads.
+        """
+        need = operation.signature.output_bytes
+        if self._without_workspace is operation:
+            need -= operation.signature.workspace
+        if self._ledger.memory.REFILL_COPIES:
+            need += wanted.nbytes
+        given: list[int] = []
+        seen: set[int] = set()
+        for place, entry in enumerate(operation.tensors):
+            if type(entry) is Overwritten:
+                need += entry.nbytes
+            elif id(entry) in mutated and id(entry) not in seen:
+                seen.add(id(entry))
+                if entry.scratch is not None and entry.locks == 1 and not read_by_others(entry, 1, operation):
+                    given.append(place)
+                else:
+                    need += entry.nbytes
+        return need, given
+
+    def _check_foreign(self, operation: Operation) -> None:
+        for source in operation.inputs:
+            if source.escaped and not self._foreign.unchanged(source):
+                raise LostError
 
     def _take(self, source: Version) -> Any:
         """Return the memory of an old version, to be accounted for as the new one's."""

@@ -114,8 +114,7 @@ class Accounts {
     for (const Slot* slot : {&version.pin, &version.scratch, &version.block, &version.needed_by, &version.fingerprint,
                              &version.component, &version.dependents, &version.bound, &version.neighbourhood})
       slot->set(made.get(), Py_None);
-    // References run from dependents to inputs only, so none of these is ever in a cycle.
-    PyObject_GC_UnTrack(made.get());
+    // It is in no cycle, but the garbage collector must know it: it lists the weak references whose callbacks it calls.
     return made;
   }
 

@@ -214,10 +214,9 @@ class Rematerializations {
   void give_up(Plan& plan) {
     for (auto& planned : plan.take()) {
       if (!planned) continue;
-      auto& sources = planned->locked;
-      for (; !sources.empty(); sources.pop_back()) {
-        lock(sources.back().get(), -1);
-        idle(sources.back().get());
+      for (const Ref& source : planned->locked) {
+        lock(source.get(), -1);
+        idle(source.get());
       }
     }
   }

@@ -248,3 +248,22 @@ def test_a_view_of_what_is_new_and_does_not_fit():
         with pytest.raises(dtrrun.BudgetError):
             torch.tensor([1.0] * 4000)
         assert session.mode.native_calls == {}
+
+
+def test_the_garbage_collector_may_find_a_storage():
+    """It lists the weak references to what it finds, which versions are."""
+
+    class Owner:
+        pass
+
+    with dtrrun.budget("1MB") as session:
+        before = session.report()["live_storages"]
+        for _ in range(3):
+            tensor = torch.ones(64) * 2
+            owner = Owner()
+            owner.storage = tensor.untyped_storage()
+            owner.storage.owner = owner
+            del tensor, owner
+            gc.collect()
+            torch.ones(2)
+        assert session.report()["live_storages"] <= before + 2
