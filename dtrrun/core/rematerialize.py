@@ -349,7 +349,9 @@ class Rematerializer:
             need += wanted.nbytes
         given: list[int] = []
         seen: set[int] = set()
-        for place, entry in enumerate(operation.tensors):
+        place = -1  # `enumerate` would hold a reference, and those are counted
+        for entry in operation.tensors:
+            place += 1
             if type(entry) is Overwritten:
                 need += entry.nbytes
             elif id(entry) in mutated and id(entry) not in seen:
