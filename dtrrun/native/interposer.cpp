@@ -320,169 +320,55 @@ class Door {
            !version.used.is_true(found) && version.needed_by.is_none(found);
   }
 
-  // Appends a tensor to the key and the inputs. Returns false if it is not for the fast path.
-  bool read(const at::Tensor& tensor, PyObject* inputs, PyObject* clock, bool& whole) {
-    if (!plain(tensor)) return false;
-    PyObject* found = known_or_adopted(tensor);
-    if (found == nullptr || version.escaped.is_true(found)) return false;
-    whole = whole && version.resident.is_true(found);
-    version.last_access.set(found, clock);
-    key_.add(tensor, offsets_matter_);
-    PyList_Append(inputs, found);
-    return true;
-  }
+  // What a call's recipe will hold.
+  struct Record {
+    Constants constants;
+    Holes holes;
+    PyObject *state = nullptr, *signature = nullptr, *func = nullptr;
+    Ref rng, tensors, inputs;
+  };
+
+  // A call on the fast path.
+  struct Call {
+    Facts& facts;
+    const OperatorHandle& op;
+    Stack* stack;
+    size_t count = op.schema().arguments().size(), first = stack->size() - count;  // of its arguments
+    Ref clock, inputs;                               // when it came; the versions of its tensors
+    bool whole = true;                               // whether these are resident
+    bool excludes = false;                           // it updates running statistics, which a replay leaves out
+    Holes holes = Holes(count, -1);                  // as in `Recipe`; -3 for running statistics
+    c10::SmallVector<std::pair<size_t, IValue>, 1> gaps;  // which items of a list of tensors there are
+    Ref signature, state;
+    PyObject* target = nullptr;  // the version that it writes to
+    bool overwrites = false;     // all of it, without reading it
+    Record record;
+
+    const IValue& argument(size_t place) const { return (*stack)[first + place]; }
+  };
 
   bool fast(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
             int64_t entered) {
     missed_.clear();
     accounts_.collect_dead();
-    const auto& arguments = op.schema().arguments();
-    size_t count = arguments.size(), first = stack->size() - count;
-    PyObject* accounts = ledger_.get();
-    Ref clock = Ref::copy(ledger.clock.get(accounts)), inputs = checked(PyList_New(0));
-    bool whole = true;
-    bool excludes = facts.trains >= 0 && (*stack)[first + facts.trains].isBool() &&
-                    (*stack)[first + facts.trains].toBool();
-    key_.clear();
-    offsets_matter_ = facts.makes_tensors || facts.way == Facts::Way::WRITES;  // for a recipe
-    key_.add(reinterpret_cast<uint64_t>(&facts));
-    Holes holes(count, -1);
-    c10::SmallVector<std::pair<size_t, IValue>, 1> gaps;  // which items of a list of tensors there are
-    for (size_t place = 0; place < count; place++) {
-      const IValue& value = (*stack)[first + place];
-      if (value.isTensor()) {
-        const at::Tensor& tensor = value.toTensor();
-        if (!tensor.defined()) {
-          key_.add(IValue());
-          continue;
-        }
-        if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {  // a number of the program's, for Python too
-          if (!tensor.device().is_cpu()) return false;
-          key_.add(number_in(tensor));
-          continue;
-        }
-        if (arguments[place].kwarg_only()) return false;
-        if (excludes && (static_cast<int>(place) == facts.statistics[0] || static_cast<int>(place) == facts.statistics[1])) {
-          if (!counts_only_itself(tensor)) return false;
-          key_.add(tensor);
-          holes[place] = -3;
-          continue;
-        }
-        if (!read(tensor, inputs.get(), clock.get(), whole)) return false;
-        holes[place] = -2;
-      } else if (value.isTensorList()) {
-        if (arguments[place].kwarg_only()) return false;
-        auto tensors = value.toTensorVector();
-        key_.add_list(tensors.size());
-        for (const at::Tensor& tensor : tensors)
-          if (!read(tensor, inputs.get(), clock.get(), whole)) return false;
-        holes[place] = static_cast<int>(tensors.size());
-      } else if (value.isOptionalTensorList()) {  // indices
-        if (arguments[place].kwarg_only()) return false;
-        c10::List<bool> given;
-        for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-          given.push_back(tensor.has_value() && tensor->defined());
-          if (!given.get(given.size() - 1)) continue;
-          if (!read(*tensor, inputs.get(), clock.get(), whole)) return false;
-        }
-        key_.add(IValue(given));
-        holes[place] = static_cast<int>(given.size());
-        gaps.emplace_back(place, std::move(given));
-      } else if (!key_.add(value)) {
-        return false;
-      }
-    }
-    key_.add(static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())));
+    Call call{facts, op, stack};
+    call.clock = Ref::copy(ledger.clock.get(ledger_.get()));
+    call.inputs = checked(PyList_New(0));
+    if (!describe(call)) return false;
     PyObject* found = signatures_.find(key_);
     if (found == nullptr) {
       std::swap(missed_, key_);
       return false;
     }
-    Ref kept = Ref::copy(found);  // the table may be cleared while the operator runs
-    Ref state = Ref::copy(ambient_.read(facts.family.get(), facts.state, facts.general));
-    int64_t needed = ledger.resident_bytes.number(accounts) + signature.output_bytes.number(found);
-    bool pressure = ledger.pressure.is_true(accounts);
-    if (!whole || needed > ledger.limit.number(accounts) || (pressure && signature.workspace.number(found) != 0)) {
-      c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
-      Ref taken = checked(PyObject_CallMethod(slow_path_.get(), "make_ready", "OO", inputs.get(), found));
-      entered += as_number(taken.get());
-    }
-    PyObject* target = nullptr;
-    bool overwrites = facts.overwrites;
-    if (facts.way == Facts::Way::WRITES) {
-      target = PyList_GET_ITEM(inputs.get(), 0);
-      const at::Tensor& tensor = (*stack)[first].toTensor();
-      if (overwrites && !may_overwrite(tensor, inputs.get())) {
-        bool whole_storage = tensor.nbytes() == tensor.storage().nbytes();
-        if (!version.operation.is_none(target) || (whole_storage && !is_sticky(target))) return false;
-        overwrites = false;  // a part of a constant, or one that stays a constant: without a recipe
-      }
-      if (version.operation.is_none(target)) {
-        if (!version.needed_by.is_none(target)) return false;
-      } else if (version.age.number(target) < ledger.step_age.number(accounts) ||
-                 version.mutations.number(target) >= chain_limit_ ||
-                 is_leaf(tensor)) {
-        return false;
-      }
-    }
-    Record record{Constants(), std::move(holes), state.get(), Ref(), found, inputs.get(), inputs.get(), facts.func.get()};
-    record.constants.reserve(count);
-    for (size_t place = 0; place < count; place++)
-      record.constants.push_back(record.holes[place] == -1 ? (*stack)[first + place] : IValue());
-    for (auto& [place, given] : gaps) record.constants[place] = std::move(given);
-    if (excludes) {
-      for (int& kind : record.holes)
-        if (kind == -3) kind = -1;
-      record.func = facts.replay.get();
-      record.signature = replayed_as(found);
-      if (record.signature == nullptr) return false;
-    }
-    Ref tensors, others;
-    bool records = target == nullptr ? !facts.uninitialised : overwrites || !version.operation.is_none(target);
-    if (overwrites) {
-      tensors = checked(PyObject_CallMethod(mode_.get(), "overwriting", "O", inputs.get()));
-      others = checked(PyList_GetSlice(inputs.get(), 1, PyList_GET_SIZE(inputs.get())));
-      record.tensors = tensors.get();
-      record.inputs = others.get();
-    }
-    if (facts.random)
-      record.rng = checked(PyObject_CallMethod(
-          mode_.get(), "capture", "L",
-          signature.output_bytes.number(found) + (target == nullptr ? 0 : version.nbytes.number(target))));
-    int64_t started = now_ns(), ended = 0;
-    try {
-      inside = true;
-      if (signature.calls.number(found) != 0 && signature.cost.number(found) < BRIEF_NS) {
-        op.redispatchBoxed(keys & below, stack);
-      } else {
-        Gil::Released released(gil);
-        op.redispatchBoxed(keys & below, stack);
-      }
-      inside = false;
-      ended = now_ns();
-      accounts_.ran(found, ended - started);
-      operators_ns += ended - started;
-      accounts_.collect_dead();
-      if (target != nullptr) {
-        if (records) {
-          Ref made = new_operation(facts, op, std::move(record));
-          Ref next = accounts_.supersede(target, made.get(), found);
-          Ref reference = checked(PyWeakref_NewRef(next.get(), nullptr));
-          operation.outputs.take(made.get(), Py_BuildValue("((iO))", ~0, reference.get()));
-        } else if (version.used.is_true(target)) {
-          checked(PyObject_CallMethod(recipes_.get(), "supersede", "OOi", target, Py_None, 0));
-        }
-      }
-    } catch (...) {
-      inside = false;
-      if (target != nullptr) {
-        Ref error = Ref(PyObject_CallMethod(recipes_.get(), "half_written", "O", target));
-        if (!error) PyErr_Clear();
-      }
-      throw;
-    }
-    if (target == nullptr) enter(facts, op, *stack, std::move(record), found);
-    if (ledger.resident_bytes.number(accounts) > ledger.limit.number(accounts)) {
+    call.signature = Ref::copy(found);  // the table may be cleared while the operator runs
+    call.state = Ref::copy(ambient_.read(facts.family.get(), facts.state, facts.general));
+    entered += make_ready(call);
+    if (facts.way == Facts::Way::WRITES && !find_target(call)) return false;
+    if (!record(call)) return false;
+    int64_t started = now_ns();
+    int64_t ended = run(call, keys, gil);
+    if (call.target == nullptr) enter(facts, op, *stack, std::move(call.record), found);
+    if (accounts_.number(ledger.resident_bytes) > accounts_.number(ledger.limit)) {
       c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
       Ref result = results(op.schema(), *stack);
       checked(PyObject_CallMethod(slow_path_.get(), "shrink", "OO", facts.operator_.get(), result.get()));
@@ -494,14 +380,170 @@ class Door {
     return true;
   }
 
-  // What a call's recipe will hold.
-  struct Record {
-    Constants constants;
-    Holes holes;
-    PyObject* state;
-    Ref rng;
-    PyObject *signature, *tensors, *inputs, *func;
-  };
+  // Finds the versions of a call's tensors, and makes the key of its signature. Returns false if it is not for the
+  // fast path.
+  bool describe(Call& call) {
+    const Facts& facts = call.facts;
+    const auto& arguments = call.op.schema().arguments();
+    call.excludes = facts.trains >= 0 && call.argument(facts.trains).isBool() && call.argument(facts.trains).toBool();
+    key_.clear();
+    offsets_matter_ = facts.makes_tensors || facts.way == Facts::Way::WRITES;  // for a recipe
+    key_.add(reinterpret_cast<uint64_t>(&facts));
+    for (size_t place = 0; place < call.count; place++) {
+      const IValue& value = call.argument(place);
+      bool holds_tensors = value.isTensorList() || value.isOptionalTensorList();
+      if (holds_tensors && arguments[place].kwarg_only()) return false;
+      if (value.isTensor()) {
+        if (!describe(call, place, value.toTensor(), arguments[place].kwarg_only())) return false;
+      } else if (value.isTensorList()) {
+        auto tensors = value.toTensorVector();
+        key_.add_list(tensors.size());
+        for (const at::Tensor& tensor : tensors)
+          if (!read(call, tensor)) return false;
+        call.holes[place] = static_cast<int>(tensors.size());
+      } else if (value.isOptionalTensorList()) {  // indices
+        c10::List<bool> given;
+        for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+          given.push_back(tensor.has_value() && tensor->defined());
+          if (given.get(given.size() - 1) && !read(call, *tensor)) return false;
+        }
+        key_.add(IValue(given));
+        call.holes[place] = static_cast<int>(given.size());
+        call.gaps.emplace_back(place, std::move(given));
+      } else if (!key_.add(value)) {
+        return false;
+      }
+    }
+    key_.add(static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())));
+    return true;
+  }
+  bool describe(Call& call, size_t place, const at::Tensor& tensor, bool kwarg_only) {
+    const Facts& facts = call.facts;
+    auto is_place = [&](int other) { return static_cast<int>(place) == other; };
+    if (!tensor.defined()) {
+      key_.add(IValue());
+    } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {  // a number of the program's, for Python too
+      if (!tensor.device().is_cpu()) return false;
+      key_.add(number_in(tensor));
+    } else if (kwarg_only) {
+      return false;
+    } else if (call.excludes && (is_place(facts.statistics[0]) || is_place(facts.statistics[1]))) {
+      if (!counts_only_itself(tensor)) return false;
+      key_.add(tensor);
+      call.holes[place] = -3;
+    } else {
+      if (!read(call, tensor)) return false;
+      call.holes[place] = -2;
+    }
+    return true;
+  }
+  bool read(Call& call, const at::Tensor& tensor) {
+    if (!plain(tensor)) return false;
+    PyObject* found = known_or_adopted(tensor);
+    if (found == nullptr || version.escaped.is_true(found)) return false;
+    call.whole = call.whole && version.resident.is_true(found);
+    version.last_access.set(found, call.clock.get());
+    key_.add(tensor, offsets_matter_);
+    if (PyList_Append(call.inputs.get(), found) < 0) raise();
+    return true;
+  }
+
+  // Brings the inputs back, and makes room. Returns the time in ns that is accounted for elsewhere.
+  int64_t make_ready(const Call& call) {
+    PyObject* found = call.signature.get();
+    int64_t needed = accounts_.number(ledger.resident_bytes) + signature.output_bytes.number(found);
+    bool tight = needed > accounts_.number(ledger.limit) ||
+                 (accounts_.is_true(ledger.pressure) && signature.workspace.number(found) != 0);
+    if (call.whole && !tight) return 0;
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
+    return as_number(checked(PyObject_CallMethod(slow_path_.get(), "make_ready", "OO", call.inputs.get(), found)).get());
+  }
+
+  // Finds the version that an in-place operator writes to. Returns false if that is not for the fast path.
+  bool find_target(Call& call) {
+    PyObject* target = call.target = PyList_GET_ITEM(call.inputs.get(), 0);
+    const at::Tensor& tensor = call.argument(0).toTensor();
+    call.overwrites = call.facts.overwrites;
+    if (call.overwrites && !may_overwrite(tensor, call.inputs.get())) {
+      bool whole_storage = tensor.nbytes() == tensor.storage().nbytes();
+      if (!version.operation.is_none(target) || (whole_storage && !is_sticky(target))) return false;
+      call.overwrites = false;  // a part of a constant, or one that stays a constant: without a recipe
+    }
+    if (version.operation.is_none(target)) return version.needed_by.is_none(target);
+    return version.age.number(target) >= accounts_.number(ledger.step_age) &&
+           version.mutations.number(target) < chain_limit_ && !is_leaf(tensor);
+  }
+
+  // Takes down what the call's recipe will hold. Returns false if that is not for the fast path.
+  bool record(Call& call) {
+    Record& record = call.record;
+    const Facts& facts = call.facts;
+    record.state = call.state.get();
+    record.signature = call.signature.get();
+    record.func = facts.func.get();
+    record.constants.reserve(call.count);
+    for (size_t place = 0; place < call.count; place++)
+      record.constants.push_back(call.holes[place] == -1 ? call.argument(place) : IValue());
+    for (auto& [place, given] : call.gaps) record.constants[place] = std::move(given);
+    if (call.excludes) {
+      std::replace(call.holes.begin(), call.holes.end(), -3, -1);
+      record.func = facts.replay.get();
+      record.signature = replayed_as(call.signature.get());
+      if (record.signature == nullptr) return false;
+    }
+    record.holes = std::move(call.holes);
+    PyObject* inputs = call.inputs.get();
+    if (call.overwrites) {
+      record.tensors = checked(PyObject_CallMethod(mode_.get(), "overwriting", "O", inputs));
+      record.inputs = checked(PyList_GetSlice(inputs, 1, PyList_GET_SIZE(inputs)));
+    } else {
+      record.tensors = Ref::copy(inputs);
+      record.inputs = Ref::copy(inputs);
+    }
+    if (facts.random) {
+      int64_t drawn = signature.output_bytes.number(call.signature.get());
+      if (call.target != nullptr) drawn += version.nbytes.number(call.target);
+      record.rng = checked(PyObject_CallMethod(mode_.get(), "capture", "L", static_cast<long long>(drawn)));
+    }
+    return true;
+  }
+
+  // Runs the kernel, and makes the version of what it has written to. Returns the time when the kernel ended.
+  int64_t run(Call& call, DispatchKeySet keys, const Gil& gil) {
+    PyObject *found = call.signature.get(), *target = call.target;
+    int64_t started = now_ns(), ended = 0;
+    try {
+      inside = true;
+      if (signature.calls.number(found) != 0 && signature.cost.number(found) < BRIEF_NS) {
+        call.op.redispatchBoxed(keys & below, call.stack);
+      } else {
+        Gil::Released released(gil);
+        call.op.redispatchBoxed(keys & below, call.stack);
+      }
+      inside = false;
+      ended = now_ns();
+      accounts_.ran(found, ended - started);
+      operators_ns += ended - started;
+      accounts_.collect_dead();
+      if (target == nullptr) return ended;
+      if (call.overwrites || !version.operation.is_none(target)) {
+        Ref made = new_operation(call.facts, call.op, std::move(call.record));
+        Ref next = accounts_.supersede(target, made.get(), found);
+        Ref reference = checked(PyWeakref_NewRef(next.get(), nullptr));
+        operation.outputs.take(made.get(), Py_BuildValue("((iO))", ~0, reference.get()));
+      } else if (version.used.is_true(target)) {
+        checked(PyObject_CallMethod(recipes_.get(), "supersede", "OOi", target, Py_None, 0));
+      }
+    } catch (...) {
+      inside = false;
+      if (target != nullptr) {
+        Ref error = Ref(PyObject_CallMethod(recipes_.get(), "half_written", "O", target));
+        if (!error) PyErr_Clear();
+      }
+      throw;
+    }
+    return ended;
+  }
 
   // Whether it is a leaf that requires gradients (`is_leaf` in dispatch/arguments.py).
   static bool is_leaf(const at::Tensor& tensor) {
@@ -545,12 +587,12 @@ class Door {
   Ref new_operation(Facts& facts, const OperatorHandle& op, Record&& record) {
     Ref recipe = new_recipe(Recipe{op, facts.enumerations, std::move(record.constants), std::move(record.holes),
                                    Ref::copy(record.func), Ref::copy(record.state), std::move(record.rng)});
-    PyObject *found = record.signature, *inputs = record.inputs;
+    PyObject *found = record.signature, *inputs = record.inputs.get();
     auto* type = reinterpret_cast<PyTypeObject*>(operation_class_.get());
     Ref made = checked(type->tp_alloc(type, 0));
     operation.recorded.take(made.get(), recipe.release());
     operation.signature.set(made.get(), found);
-    operation.tensors.set(made.get(), record.tensors);
+    operation.tensors.set(made.get(), record.tensors.get());
     operation.inputs.set(made.get(), inputs);
     operation.outputs.set(made.get(), Py_None);
     operation.constants.set(made.get(), Py_None);
@@ -619,7 +661,7 @@ class Door {
     Ref recorded = as_sequence(recipe), result = results(op.schema(), stack);
     checked(PyObject_CallMethod(slow_path_.get(), "enter", "OOOOOOOO", result.get(), facts.func.get(),
                                 facts.operator_.get(), found, PyTuple_GET_ITEM(recorded.get(), 1),
-                                PyTuple_GET_ITEM(recorded.get(), 2), record.inputs, record.state));
+                                PyTuple_GET_ITEM(recorded.get(), 2), record.inputs.get(), record.state));
   }
 
   Ref mode_, handle_, slow_path_, ledger_, recipes_, reasons_, kernels_;
