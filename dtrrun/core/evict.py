@@ -161,6 +161,9 @@ class Eviction:
         """Free the memory of a version whose recipe is secured (App. C.4)."""
         ledger, operation = self._ledger, version.operation
         assert operation is not None
+        storage: Any = version()
+        if storage is None and version.scratch is None:
+            return  # it has died since it was chosen
         started = now_ns() if ledger.observers else 0
         self.evictions += 1
         self.evicted_bytes_total += version.nbytes
@@ -170,7 +173,6 @@ class Eviction:
             ledger.drop_scratch(version)
             ledger.policy.released(version)
         else:
-            storage: Any = version()
             self._deallocation.keep_inputs(version, storage)
             if ledger.fingerprints is not None:
                 version.fingerprint = ledger.fingerprints.of(version)

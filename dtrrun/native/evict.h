@@ -57,7 +57,8 @@ class Evictions {
       Ref victim = accounts_.rule.select(accounts_.number(ledger_.clock), may_be_evicted_.get(),
                                          [&](PyObject* one) { return may_be_evicted(one); });
       if (victim) {
-        if (secure(victim.get())) evict(victim.get());
+        Ref storage = Ref::copy(Accounts::referent(victim.get()));  // so that it outlives what Python does in between
+        if (secure(victim.get())) evict(victim.get(), storage.get());
       } else if (accounts_.some_died()) {
         accounts_.collect_dead();
       } else if (checked(PyObject_CallMethod(eviction_.get(), "_collect_garbage", nullptr)).get() != Py_True) {
@@ -132,8 +133,8 @@ class Evictions {
     return Accounts::referent(one) != nullptr;
   }
 
-  // `Eviction.evict`.
-  void evict(PyObject* one) {
+  // `Eviction.evict`. storage: the program's, or null.
+  void evict(PyObject* one, PyObject* storage) {
     int64_t nbytes = version_.nbytes.number(one);
     add(count_, 1);
     add(nbytes_, nbytes);
@@ -145,10 +146,9 @@ class Evictions {
       accounts_.drop_scratch(one);
       accounts_.rule.released(one);
     } else {
-      Ref storage = Ref::copy(Accounts::referent(one));
-      keep_inputs(one, storage.get());
+      keep_inputs(one, storage);
       accounts_.emptied(one);
-      at::native::resize_bytes_cpu(THPStorage_Unpack(storage.get()).unsafeGetStorageImpl(), 0);
+      at::native::resize_bytes_cpu(THPStorage_Unpack(storage).unsafeGetStorageImpl(), 0);
       accounts_.rule.evicted(one);
     }
     accounts_.freed(nbytes);

@@ -65,6 +65,7 @@ class Rematerializations {
     struct One {
       Ref version;
       std::vector<Ref> locked;
+      size_t unlocked = 0;  // how many of these have been unlocked since
     };
     One* find(PyObject* operation) {
       auto place = places_.find(operation);
@@ -72,7 +73,7 @@ class Rematerializations {
     }
     One& add(PyObject* operation, PyObject* version) {
       places_[operation] = all_.size();
-      all_.push_back(One{Ref::copy(version), {}});
+      all_.push_back(One{Ref::copy(version)});
       return *all_.back();
     }
     void remove(PyObject* operation) {
@@ -82,10 +83,11 @@ class Rematerializations {
       if (places_.empty()) all_.clear();
     }
     bool empty() const { return places_.empty(); }
-    std::vector<std::optional<One>> take() {
+    void clear() {
       places_.clear();
-      return std::exchange(all_, {});
+      all_.clear();
     }
+    std::vector<std::optional<One>>& all() { return all_; }
 
    private:
     std::unordered_map<PyObject*, size_t> places_;
@@ -155,12 +157,21 @@ class Rematerializations {
     }
   }
 
-  // Releases all remaining locks, of which there are none if the rematerialization has finished.
   void end(Work& work) {
-    give_up(work.plan);
-    while (!work.entered.empty()) leave(work.entered);
+    try {
+      abandon(work);
+    } catch (...) {  // an interrupt, in a rule that is in Python
+      abandon(work);
+      evictions_.replaying(-1);
+      throw;
+    }
     evictions_.replaying(-1);
     if (!evictions_.any_replaying()) evictions_.release_kept_inputs();
+  }
+  // Releases all remaining locks, of which there are none if the rematerialization has finished. May be called again.
+  void abandon(Work& work) {
+    give_up(work.plan);
+    while (!work.entered.empty()) leave(work.entered);
   }
 
   // `_add_to`: plans what must run to make `wanted`, and stacks it.
@@ -212,13 +223,14 @@ class Rematerializations {
     plan.remove(operation);
   }
   void give_up(Plan& plan) {
-    for (auto& planned : plan.take()) {
-      if (!planned) continue;
-      for (const Ref& source : planned->locked) {
-        lock(source.get(), -1);
-        idle(source.get());
+    for (auto& planned : plan.all()) {
+      while (planned && planned->unlocked < planned->locked.size()) {
+        PyObject* source = planned->locked[planned->unlocked++].get();
+        lock(source, -1);
+        idle(source);
       }
     }
+    plan.clear();
   }
   void back_out(Entered& entered) {
     Items inputs(operation_.inputs.get(entered.operation.get()));
