@@ -129,10 +129,13 @@ class Rematerializer:
             return
         self._began = now_ns(), self._accounted()
         try:
-            if not self._natively(targets):
-                self._executor.quietly(self._materialize, targets)
+            self._executor.quietly(self._bring_back, targets)
         finally:
             self._began = None
+
+    def _bring_back(self, targets: Sequence[Version]) -> None:
+        if not self._natively(targets):
+            self._materialize(targets)
 
     def _natively(self, targets: Sequence[Version]) -> bool:
         shortcuts = self._shortcuts
@@ -299,14 +302,10 @@ class Rematerializer:
     # -- one operation ---------------------------------------------------------------------------
 
     def run_alone(self, wanted: Version, operation: Operation) -> None:
-        """Run one operation whose inputs are locked. Raises the budget error."""
+        """Run one operation whose inputs are locked, for the native extension. Raises the budget error."""
         guard = self._executor.below()
-
-        def run() -> None:
-            with guard, guard:  # twice, because of interrupts
-                self._run(wanted, operation)
-
-        self._executor.quietly(run)
+        with guard, guard:  # twice, because of interrupts
+            self._run(wanted, operation)
 
     @staticmethod
     def refuse(version: Version) -> NoReturn:

@@ -5,7 +5,6 @@
 
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
-#include <c10/util/Exception.h>
 
 #include <optional>
 
@@ -33,8 +32,6 @@ class Rematerializations {
     if (work.stack.empty()) return true;
     c10::InferenceMode no_inference(false);  // as `runtime.guards.below`, like the next
     c10::impl::ExcludeDispatchKeyGuard beneath_the_program(hidden_);
-    Silence silence;
-    c10::WarningUtils::WarningHandlerGuard without_warnings(&silence);  // the program got them in the first run
     evictions_.replaying(1);
     try {
       materialize(work);
@@ -48,10 +45,6 @@ class Rematerializations {
 
  private:
   static constexpr int MAX_RELAXATIONS = 8, LAST_PLANNED = 5;  // as in core/rematerialize.py
-
-  struct Silence : c10::WarningHandler {
-    void process(const c10::Warning&) override {}
-  };
 
   // An operation about to run, with the numbers of its inputs locked and unlocked so far.
   struct Entered {

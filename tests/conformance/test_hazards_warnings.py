@@ -56,6 +56,19 @@ def test_a_replay_is_silent(name, action):
     check_stress(warned(OPERATORS[name], action))
 
 
+def test_a_replay_of_a_kernel_that_the_program_has_replaced_is_silent():
+    """It is in Python, and what it replaces runs again without Python elsewhere."""
+
+    def reciprocal(x):
+        warnings.warn("from the program's kernel", stacklevel=1)
+        return torch.pow(x, -1)
+
+    with torch.library._scoped_library("aten", "IMPL") as library, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that there was a kernel
+        library.impl("reciprocal", reciprocal, "CPU")
+        check_stress(warned(torch.reciprocal, "always"))
+
+
 def test_what_was_told_once_is_not_told_again():
     def program():
         told = []
