@@ -154,9 +154,7 @@ def _found(
             answer = rule(node)
             if isinstance(answer, list):
                 unknown = [source for source in answer if id(source) not in known]
-                if len(unknown) < len(answer) and any(
-                    known.get(id(source), not decisive) == decisive for source in answer
-                ):
+                if any(known.get(id(source)) is decisive for source in answer):
                     answer = decisive
                 elif unknown:
                     opened.append(node)
@@ -165,7 +163,7 @@ def _found(
                 else:
                     answer = not decisive
             known[id(node)] = answer
-            if answer == decisive:
+            if answer is decisive:
                 for one in opened:
                     known[id(one)] = decisive
                 break

@@ -11,6 +11,8 @@
 
 namespace dtrrun {
 
+constexpr int KEPT = 4, SCRATCH_SHIFT = 3;  // as in core/deallocation.py
+
 class Evictions {
  public:
   Evictions(PyObject* dtr, PyObject* classes, Accounts& accounts)
@@ -90,7 +92,7 @@ class Evictions {
   void trim() {
     PyObject* scratch = accounts_.scratch();
     if (PyDict_GET_SIZE(scratch) == 0) return;
-    int64_t allowed = ledger_.budget_bytes.is_none(accounts_.get()) ? 0 : accounts_.number(ledger_.limit) >> 3;
+    int64_t allowed = ledger_.budget_bytes.is_none(accounts_.get()) ? 0 : accounts_.number(ledger_.limit) >> SCRATCH_SHIFT;
     if (accounts_.number(ledger_.scratch_bytes) <= allowed) return;
     std::vector<Ref> idle;
     PyObject *key, *one;
@@ -178,7 +180,7 @@ class Evictions {
   void keep_inputs(PyObject* one, PyObject* storage) {
     PyObject* maker = version_.operation.get(one);
     using Wide = __int128;
-    Wide own = Wide{4} * version_.cost.number(one), nbytes = version_.nbytes.number(one);
+    Wide own = Wide{KEPT} * version_.cost.number(one), nbytes = version_.nbytes.number(one);
     Ref kept = checked(PyList_New(0));
     for (PyObject* source : Items(operation_.inputs.get(maker))) {
       if (version_.operation.is_none(source) || !version_.resident.is_true(source) || !version_.scratch.is_none(source))

@@ -52,16 +52,15 @@ class Door {
   Door(PyObject* mode, PyObject* handle, PyObject* classes, int64_t chain_limit)
       : mode_(Ref::copy(mode)), handle_(Ref::copy(handle)), slow_path_(attribute(mode, "slow_path")),
         ledger_(attribute(slow_path_.get(), "ledger")),
-        recipes_(attribute(attribute(slow_path_.get(), "dtr").get(), "recipes")),
+        dtr_(attribute(slow_path_.get(), "dtr")), recipes_(attribute(dtr_.get(), "recipes")),
         reasons_(attribute(slow_path_.get(), "reasons")),
         kernels_(attribute(slow_path_.get(), "kernels")),
         ambient_(attribute(attribute(slow_path_.get(), "ambient").get(), "readers").get()),
         accounts_(ledger_.get(), classes, as_number(attribute(mode, "mask").get())),
         operation_class_(Ref::copy(type_of(classes, "Operation"))), operation(operation_class_.get()),
-        evictions_(attribute(slow_path_.get(), "dtr").get(), classes, accounts_),
-        replays_(attribute(slow_path_.get(), "dtr").get(), classes, accounts_, evictions_, ambient_, facts_,
-                 above | DispatchKeySet(KEY)),
-        rematerializations_(slow_path_.get(), attribute(slow_path_.get(), "dtr").get(), classes, accounts_, evictions_, replays_,
+        evictions_(dtr_.get(), classes, accounts_),
+        replays_(dtr_.get(), classes, accounts_, evictions_, ambient_, facts_),
+        rematerializations_(slow_path_.get(), dtr_.get(), classes, accounts_, evictions_, replays_,
                             above | DispatchKeySet(KEY)),
         lists_(mode, accounts_),
         any_reason_(type_of(classes, "Reasons"), "any"),
@@ -664,7 +663,7 @@ class Door {
                                 PyTuple_GET_ITEM(recorded.get(), 2), record.inputs.get(), record.state));
   }
 
-  Ref mode_, handle_, slow_path_, ledger_, recipes_, reasons_, kernels_;
+  Ref mode_, handle_, slow_path_, ledger_, dtr_, recipes_, reasons_, kernels_;
   Ambient ambient_;
   Accounts accounts_;
   Ref operation_class_, nothing_, uninitialised_, sticky_;

@@ -10,6 +10,8 @@
 
 namespace dtrrun {
 
+constexpr int LOOK_SHIFT = 4;  // as in core/ledger.py
+
 // `Ledger.policy`: the one in C++, or any other through its Python methods.
 class Rule {
  public:
@@ -279,7 +281,7 @@ class Accounts {
     slots.freed_bytes.set_number(accounts, total);
     bool unlimited = slots.budget_bytes.is_none(accounts);
     int64_t limit = number(unlimited ? slots.peak_bytes : slots.limit);
-    if (total > limit >> 4 && (is_true(slots.pressure) || unlimited))
+    if (total > limit >> LOOK_SHIFT && (is_true(slots.pressure) || unlimited))
       checked(PyObject_CallMethod(accounts, "freed", "i", 0));
   }
 

@@ -71,9 +71,9 @@ class Replays {
   using FactsByOperator = std::unordered_map<const void*, Facts>;
 
   Replays(PyObject* dtr, PyObject* classes, Accounts& accounts, Evictions& evictions, Ambient& ambient,
-          FactsByOperator& facts, c10::DispatchKeySet hidden)
+          FactsByOperator& facts)
       : rematerializer_(attribute(dtr, "rematerializer")), tallies_(attribute(rematerializer_.get(), "by_operator")),
-        accounts_(accounts), evictions_(evictions), ambient_(ambient), facts_(facts), hidden_(hidden),
+        accounts_(accounts), evictions_(evictions), ambient_(ambient), facts_(facts),
         operation(type_of(classes, "Operation")), version(accounts.version), signature(accounts.signature),
         ledger(accounts.slots), operators_ns_(type_of(classes, "Rematerializer"), "operators_ns"),
         count_(type_of(classes, "Rematerializer"), "rematerializations"),
@@ -209,9 +209,9 @@ class Replays {
     return copy;
   }
 
-  // Runs the operator beneath all that the program has put above the kernels. Returns the time that it took.
+  // Runs the operator. `Rematerializations` has gone beneath all that the program has put above the kernels. Returns
+  // the time that it took.
   int64_t call(const Recipe& recipe, PyObject* found, Stack* stack) {
-    c10::impl::ExcludeDispatchKeyGuard guard(hidden_);
     int64_t started = now_ns();
     if (signature.calls.number(found) != 0 && signature.cost.number(found) < BRIEF_NS) {
       recipe.handle.callBoxed(stack);
@@ -302,7 +302,6 @@ class Replays {
   Evictions& evictions_;
   Ambient& ambient_;
   FactsByOperator& facts_;
-  c10::DispatchKeySet hidden_;
   OperationSlots operation;
   const VersionSlots& version;
   const SignatureSlots& signature;

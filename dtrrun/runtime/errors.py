@@ -41,8 +41,9 @@ class BudgetError(torch.OutOfMemoryError):
         self.least_budget_bytes = least_budget_bytes
         self.pinned = pinned
         self.called, self.called_bytes = operator, 0
-        self.explain(None)
+        self.training: dict[str, int | None] | None = None
         self.explained = False
+        self.args = (self._text(FOR_A_COMMAND),)
 
     def explain(self, training: dict[str, int | None] | None, how: str = FOR_A_COMMAND) -> None:
         """Add to the message what training needs in any case, and how to find the least budget."""

@@ -228,12 +228,8 @@ class Session:
             self.ledger.set_budget(budget_bytes)
             self.device.set_budget(budget_bytes)
             self.slow_path.signatures.forget()  # without a budget, they don't know result sizes
-            try:
-                with (guard := below()), guard:
-                    self.dtr.eviction.make_room(0, "set_budget")
-            except BudgetError as error:
-                self._too_small(error)
-                raise
+            with self.slow_path.telling(), (guard := below()), guard:
+                self.dtr.eviction.make_room(0, "set_budget")
 
     # -- what the parts call ---------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ class Node:
 
     def __init__(self, answer: bool | list[Node]) -> None:
         self.answer = answer
-        self.asked = 0
 
     def value(self, decisive: bool) -> bool:
         if isinstance(self.answer, bool):
