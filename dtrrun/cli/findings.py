@@ -45,16 +45,16 @@ def _python(facts: dict[str, Any]) -> Iterator[Finding]:
             f"PyTorch {probe['torch']} cannot swap the memory of two storages",
             "nothing: what is rematerialized is copied into place; 2.13 and later do without the copy",
         )
+    if (native := probe.get("native")) and native["why"]:
+        yield Finding(
+            "advice", f"operators are handled in Python, which is slower: {native['why']}", native["do"]
+        )
 
 
 def _cpu(facts: dict[str, Any]) -> Iterator[Finding]:
     probe = facts["torch"]
     if facts["visible"] and "error" not in probe and not probe["cuda"]:
         yield Finding("advice", "there is a GPU, but this PyTorch is built for the CPU", _install(facts))
-    if (native := probe.get("native")) and native["why"]:
-        yield Finding(
-            "advice", f"operators are handled in Python, which is slower: {native['why']}", native["do"]
-        )
 
 
 def _gpu(facts: dict[str, Any]) -> Iterator[Finding]:

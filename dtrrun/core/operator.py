@@ -235,7 +235,8 @@ class Operators:
             version = call.versions[holes[0]]
             if operation is not None:
                 version = recipes.supersede(version, operation, call.cost)
-                made.append((~holes[0], weakref.ref(version)))
+                place = holes[0] - sum(hole < holes[0] for hole in call.statistics)  # in the recipe
+                made.append((~place, weakref.ref(version)))
             elif version.used:
                 version = recipes.supersede(version, None, 0)
             nbytes = call.resized(holes[0], version)

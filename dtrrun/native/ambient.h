@@ -15,11 +15,12 @@ namespace dtrrun {
 // change, so the tuple of the last call is usually that of this one.
 class Ambient {
  public:
-  explicit Ambient(PyObject* readers) : readers_(Ref::copy(readers)) {}
+  Ambient(PyObject* readers, bool on_cpu) : readers_(Ref::copy(readers)), on_cpu_(on_cpu) {}
 
+  using Settings = std::array<int, 16>;
   struct State {
     Ref tuple;
-    std::array<int, 14> settings;
+    Settings settings;
   };
 
   // Returns the state for a family of operators. known: that of its last call, brought up to date.
@@ -33,30 +34,41 @@ class Ambient {
   }
 
  private:
-  // All that the readers of any family read on a CPU.
-  static std::array<int, 14> settings(bool general) {
-    using at::Float32Backend, at::Float32Op;
+  // All that the readers of any family read on this device.
+  Settings settings(bool general) const {
     auto& context = at::globalContext();
     volatile double denormal = 4e-320;  // half of it is 0 if the processor flushes denormal numbers
-    auto precision = [&](Float32Op op) {
-      return general ? 0 : static_cast<int>(context.float32Precision(Float32Backend::MKLDNN, op));
-    };
-    return {c10::GradMode::is_enabled(),
-            context.userEnabledMkldnn(),
-            context.deterministicAlgorithms(),
-            context.deterministicAlgorithmsWarnOnly(),
-            denormal * 0.5 == 0.0,
-            at::get_num_threads(),
-            static_cast<int>(c10::typeMetaToScalarType(c10::get_default_dtype())),
-            precision(Float32Op::MATMUL),
-            precision(Float32Op::CONV),
-            precision(Float32Op::RNN),
-            precision(Float32Op::ALL),
-            context.allowFP16ReductionCPU(),
-            context.deterministicMkldnn(),
-            context.userEnabledNNPACK()};
+    Settings found{c10::GradMode::is_enabled(),
+                   context.userEnabledMkldnn(),
+                   context.deterministicAlgorithms(),
+                   context.deterministicAlgorithmsWarnOnly(),
+                   denormal * 0.5 == 0.0,
+                   at::get_num_threads(),
+                   static_cast<int>(c10::typeMetaToScalarType(c10::get_default_dtype()))};
+    if (!general) on_cpu_ ? add_of_cpu(context, &found[7]) : add_of_cuda(context, &found[7]);
+    return found;
+  }
+  static int* add_precisions(at::Context& context, at::Float32Backend backend, int* next) {
+    using at::Float32Op;
+    for (Float32Op op : {Float32Op::MATMUL, Float32Op::CONV, Float32Op::RNN, Float32Op::ALL})
+      *next++ = static_cast<int>(context.float32Precision(backend, op));
+    return next;
+  }
+  static void add_of_cpu(at::Context& context, int* next) {
+    next = add_precisions(context, at::Float32Backend::MKLDNN, next);
+    *next++ = context.allowFP16ReductionCPU();
+    *next++ = context.deterministicMkldnn();
+    *next++ = context.userEnabledNNPACK();
+  }
+  static void add_of_cuda(at::Context& context, int* next) {
+    next = add_precisions(context, at::Float32Backend::CUDA, next);
+    *next++ = static_cast<int>(context.allowFP16ReductionCuBLAS());
+    *next++ = static_cast<int>(context.allowBF16ReductionCuBLAS());
+    *next++ = context.userEnabledCuDNN() | context.deterministicCuDNN() << 1 | context.benchmarkCuDNN() << 2;
+    *next++ = static_cast<int>(context.linalgPreferredBackend());
   }
   Ref readers_;
+  bool on_cpu_;
 };
 
 }  // namespace dtrrun

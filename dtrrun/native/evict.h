@@ -5,8 +5,6 @@
 // Every function has the effect of the one in Python that it names. All of this is done with the GIL.
 #pragma once
 
-#include <ATen/native/Resize.h>
-
 #include "ledger.h"
 
 namespace dtrrun {
@@ -150,10 +148,16 @@ class Evictions {
     } else {
       keep_inputs(one, storage);
       accounts_.emptied(one);
-      at::native::resize_bytes_cpu(THPStorage_Unpack(storage).unsafeGetStorageImpl(), 0);
+      empty(THPStorage_Unpack(storage).unsafeGetStorageImpl());
       accounts_.rule.evicted(one);
     }
     accounts_.freed(nbytes);
+  }
+
+  // As `UntypedStorage.resize_(0)` does.
+  static void empty(c10::StorageImpl* storage) {
+    storage->set_data_ptr_noswap(at::DataPtr(nullptr, storage->device()));
+    storage->set_nbytes(0);
   }
 
   // `Deallocation.sweep`.

@@ -15,8 +15,10 @@ struct Facts {
   Way way = Way::PYTHON;
   bool composite = false, foreign = false, untouching = false, random = false, overwrites = false, uninitialised = false;
   bool unversioned = false, makes_tensors = true;
+  bool opaque = false;  // one result is a workspace, which is there only if gradients may be computed
+  size_t written = 0;   // for an operator that writes to one tensor: its place
   std::vector<size_t> mutates;  // for an operator on lists: the places of those that it writes to
-  int statistics[2] = {-1, -1}, trains = -1;  // places of running statistics, and of what says whether they are updated
+  int statistics[2] = {-1, -1}, trains = -1;  // places of running statistics, and of what says whether it trains (-1: it does)
   Ref replay;  // what is run again, without the statistics
   Ambient::State state;
   bool general = true;  // its family of settings is the general one

@@ -12,12 +12,14 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <memory>
 #include <unordered_map>
 
+#include "device.h"
 #include "lists.h"
 #include "rematerialize.h"
 #include "signatures.h"
@@ -49,18 +51,18 @@ thread_local Underway* underway = nullptr;
 // One session. Everything here is done with the GIL.
 class Door {
  public:
-  Door(PyObject* mode, PyObject* handle, PyObject* classes, int64_t chain_limit)
-      : mode_(Ref::copy(mode)), handle_(Ref::copy(handle)), slow_path_(attribute(mode, "slow_path")),
+  Door(PyObject* mode, PyObject* handle, PyObject* classes, int64_t chain_limit, const char* device)
+      : device(device), mode_(Ref::copy(mode)), handle_(Ref::copy(handle)), slow_path_(attribute(mode, "slow_path")),
         ledger_(attribute(slow_path_.get(), "ledger")),
         dtr_(attribute(slow_path_.get(), "dtr")), recipes_(attribute(dtr_.get(), "recipes")),
         reasons_(attribute(slow_path_.get(), "reasons")),
         kernels_(attribute(slow_path_.get(), "kernels")),
-        ambient_(attribute(attribute(slow_path_.get(), "ambient").get(), "readers").get()),
+        ambient_(attribute(attribute(slow_path_.get(), "ambient").get(), "readers").get(), this->device.is_cpu()),
         accounts_(ledger_.get(), classes, as_number(attribute(mode, "mask").get())),
         operation_class_(Ref::copy(type_of(classes, "Operation"))), operation(operation_class_.get()),
         evictions_(dtr_.get(), classes, accounts_),
-        replays_(dtr_.get(), classes, accounts_, evictions_, ambient_, facts_),
-        rematerializations_(slow_path_.get(), dtr_.get(), classes, accounts_, evictions_, replays_,
+        replays_(mode, dtr_.get(), classes, accounts_, evictions_, ambient_, facts_, this->device),
+        rematerializations_(slow_path_.get(), dtr_.get(), classes, accounts_, evictions_, replays_, this->device,
                             above | DispatchKeySet(KEY)),
         lists_(mode, accounts_),
         any_reason_(type_of(classes, "Reasons"), "any"),
@@ -73,6 +75,12 @@ class Door {
   }
 
   void handle(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, int64_t entered) {
+    if (!device.is_cpu() && !is_used_by(op, *stack)) {
+      c10::impl::ExcludeDispatchKeyGuard off(KEY);
+      Gil::Released released(gil);
+      op.redispatchBoxed(keys & below, stack);
+      return;
+    }
     Facts& facts = facts_of(op);
     if (facts.composite) {
       take_apart(facts, op, keys, stack, gil);
@@ -85,7 +93,7 @@ class Door {
       op.redispatchBoxed(keys & below, stack);
       return;
     }
-    if (facts.way != Facts::Way::PYTHON && !any_reason_.is_true(reasons_.get()) && is_home()) {
+    if (facts.way != Facts::Way::PYTHON && may_be_fast()) {
       if (facts.way == Facts::Way::VIEW) {
         if (view(facts, op, keys, stack, entered)) return;
       } else if (facts.way == Facts::Way::LISTS) {
@@ -126,6 +134,7 @@ class Door {
     return calls;
   }
 
+  Device device;
   int64_t operators_ns = 0, bookkeeping_ns = 0;
   bool inside = false;  // the fast path is running an operator
 
@@ -191,7 +200,9 @@ class Door {
     if (simple && !facts.composite) {
       bool writes = truth(learned.get(), "mutates");
       facts.way = is_view ? Facts::Way::VIEW : writes ? Facts::Way::WRITES : Facts::Way::PLAIN;
+      if (writes) facts.written = PyLong_AsSize_t(PyTuple_GET_ITEM(attribute(learned.get(), "mutates").get(), 0));
     }
+    facts.opaque = facts.way == Facts::Way::PLAIN && attribute_number(learned.get(), "opaque_output") >= 0;
     if (op.schema().name().rfind("profiler::", 0) == 0) facts.way = Facts::Way::NO_TENSORS;
     if (truth(learned.get(), "updates_lists")) {
       facts.way = Facts::Way::LISTS;
@@ -209,7 +220,8 @@ class Door {
     if (statistics.get() != Py_None) {
       if (!PyArg_ParseTuple(attribute(statistics.get(), "positions").get(), "ii", facts.statistics, facts.statistics + 1))
         raise();
-      facts.trains = static_cast<int>(PyLong_AsLong(attribute(statistics.get(), "flag").get()));
+      Ref flag = attribute(statistics.get(), "flag");
+      if (flag.get() != Py_None) facts.trains = static_cast<int>(as_number(flag.get()));
       facts.replay = attribute(statistics.get(), "replay");
       if (facts.replay.get() == Py_None) facts.replay = Ref::copy(func.get());
     }
@@ -221,9 +233,34 @@ class Door {
     return facts;
   }
 
+  bool is_used_by(const OperatorHandle& op, const Stack& stack) const {
+    size_t count = op.schema().arguments().size();
+    return device.is_used_by(stack.data() + (stack.size() - count), count);
+  }
+
+  bool may_be_fast() {
+    if (device.is_cpu()) return !any_reason_.is_true(reasons_.get()) && is_home();
+    if (!(device.is_bound() && device.on_main_stream() && is_alone()) || any_reason_.is_true(reasons_.get())) return false;
+    if (is_home()) return true;
+    // On a GPU, backward passes run in a thread of autograd's, which is as good as the one that waits for it.
+    thread_local std::weak_ptr<int> admitted;
+    if (admitted.lock() != ticket_) {
+      checked(PyObject_CallMethod(mode_.get(), "join", nullptr));
+      admitted = ticket_;
+    }
+    return !any_reason_.is_true(reasons_.get());
+  }
   bool is_home() {
     PyObject* home = home_.get(slow_path_.get());
     return home != Py_None && PyLong_AsUnsignedLong(home) == PyThread_get_thread_ident();
+  }
+  // Waits for an operator of another thread, whose inputs nobody has locked. Returns false if it takes long.
+  bool is_alone() {
+    for (int i = 0; inside && i < 10'000; i++) {
+      WithoutGil released;
+      usleep(20);
+    }
+    return !inside;
   }
 
   // -- views -----------------------------------------------------------------------------------------
@@ -264,6 +301,7 @@ class Door {
     } catch (...) {
       inside = false;
       lists_.fail();
+      if (!device.is_cpu()) forgives(mode_.get(), nullptr);
       throw;
     }
     operators_ns += ended - started;
@@ -340,6 +378,8 @@ class Door {
     c10::SmallVector<std::pair<size_t, IValue>, 1> gaps;  // which items of a list of tensors there are
     Ref signature, state;
     PyObject* target = nullptr;  // the version that it writes to
+    Py_ssize_t hole = -1;        // its place among the inputs
+    Ref maker, changed;          // once it has run: its recipe, if it has one, and the version that came of the target
     bool overwrites = false;     // all of it, without reading it
     Record record;
 
@@ -364,9 +404,16 @@ class Door {
     entered += make_ready(call);
     if (facts.way == Facts::Way::WRITES && !find_target(call)) return false;
     if (!record(call)) return false;
+    Stack arguments;  // the kernel takes those on the stack
+    if (!device.is_cpu()) arguments.assign(stack->begin() + call.first, stack->end());
     int64_t started = now_ns();
     int64_t ended = run(call, keys, gil);
-    if (call.target == nullptr) enter(facts, op, *stack, std::move(call.record), found);
+    if (ended == 0) {  // out of memory
+      stack->resize(call.first);
+      stack->insert(stack->end(), arguments.begin(), arguments.end());
+      return false;
+    }
+    if (call.target == nullptr || facts.makes_tensors) enter(call, found);
     if (accounts_.number(ledger.resident_bytes) > accounts_.number(ledger.limit)) {
       c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
       Ref result = results(op.schema(), *stack);
@@ -384,7 +431,7 @@ class Door {
   bool describe(Call& call) {
     const Facts& facts = call.facts;
     const auto& arguments = call.op.schema().arguments();
-    call.excludes = facts.trains >= 0 && call.argument(facts.trains).isBool() && call.argument(facts.trains).toBool();
+    call.excludes = facts.statistics[0] >= 0 && (facts.trains < 0 || call.argument(facts.trains) == IValue(true));
     key_.clear();
     offsets_matter_ = facts.makes_tensors || facts.way == Facts::Way::WRITES;  // for a recipe
     key_.add(reinterpret_cast<uint64_t>(&facts));
@@ -409,11 +456,12 @@ class Door {
         key_.add(IValue(given));
         call.holes[place] = static_cast<int>(given.size());
         call.gaps.emplace_back(place, std::move(given));
-      } else if (!key_.add(value)) {
+      } else if (!key_.add(value) || (value.isDevice() && !device.is_meant_by(value.toDevice()))) {
         return false;
       }
     }
-    key_.add(static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())));
+    key_.add(static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())) |
+             static_cast<uint64_t>(facts.opaque && c10::GradMode::is_enabled()) << 8);
     return true;
   }
   bool describe(Call& call, size_t place, const at::Tensor& tensor, bool kwarg_only) {
@@ -431,13 +479,14 @@ class Door {
       key_.add(tensor);
       call.holes[place] = -3;
     } else {
+      if (place == facts.written) call.hole = PyList_GET_SIZE(call.inputs.get());
       if (!read(call, tensor)) return false;
       call.holes[place] = -2;
     }
     return true;
   }
   bool read(Call& call, const at::Tensor& tensor) {
-    if (!plain(tensor)) return false;
+    if (!plain(tensor) || !device.has(tensor.device())) return false;
     PyObject* found = known_or_adopted(tensor);
     if (found == nullptr || version.escaped.is_true(found)) return false;
     call.whole = call.whole && version.resident.is_true(found);
@@ -460,8 +509,10 @@ class Door {
 
   // Finds the version that an in-place operator writes to. Returns false if that is not for the fast path.
   bool find_target(Call& call) {
-    PyObject* target = call.target = PyList_GET_ITEM(call.inputs.get(), 0);
-    const at::Tensor& tensor = call.argument(0).toTensor();
+    if (call.hole < 0) return false;
+    PyObject* target = call.target = PyList_GET_ITEM(call.inputs.get(), call.hole);
+    const at::Tensor& tensor = call.argument(call.facts.written).toTensor();
+    if (call.facts.makes_tensors && version.operation.is_none(target)) return false;
     call.overwrites = call.facts.overwrites;
     if (call.overwrites && !may_overwrite(tensor, call.inputs.get())) {
       bool whole_storage = tensor.nbytes() == tensor.storage().nbytes();
@@ -507,13 +558,14 @@ class Door {
     return true;
   }
 
-  // Runs the kernel, and makes the version of what it has written to. Returns the time when the kernel ended.
+  // Runs the kernel, and makes the version of what it has written to. Returns the time when the kernel ended, or 0 if
+  // it did not begin for want of a GPU's memory: then Python will run it again.
   int64_t run(Call& call, DispatchKeySet keys, const Gil& gil) {
     PyObject *found = call.signature.get(), *target = call.target;
     int64_t started = now_ns(), ended = 0;
     try {
       inside = true;
-      if (signature.calls.number(found) != 0 && signature.cost.number(found) < BRIEF_NS) {
+      if (device.is_cpu() && signature.calls.number(found) != 0 && signature.cost.number(found) < BRIEF_NS) {
         call.op.redispatchBoxed(keys & below, call.stack);
       } else {
         Gil::Released released(gil);
@@ -526,15 +578,17 @@ class Door {
       accounts_.collect_dead();
       if (target == nullptr) return ended;
       if (call.overwrites || !version.operation.is_none(target)) {
-        Ref made = new_operation(call.facts, call.op, std::move(call.record));
-        Ref next = accounts_.supersede(target, made.get(), found);
-        Ref reference = checked(PyWeakref_NewRef(next.get(), nullptr));
-        operation.outputs.take(made.get(), Py_BuildValue("((iO))", ~0, reference.get()));
+        call.maker = new_operation(call.facts, call.op, std::move(call.record));
+        call.changed = accounts_.supersede(target, call.maker.get(), found);
+        Ref reference = checked(PyWeakref_NewRef(call.changed.get(), nullptr));
+        operation.outputs.take(call.maker.get(), Py_BuildValue("((nO))", ~call.hole, reference.get()));
       } else if (version.used.is_true(target)) {
         checked(PyObject_CallMethod(recipes_.get(), "supersede", "OOi", target, Py_None, 0));
       }
     } catch (...) {
       inside = false;
+      if (!device.is_cpu() && ended == 0 && forgives(mode_.get(), call.facts.operator_.get(), call.record.rng.get()))
+        return 0;
       if (target != nullptr) {
         Ref error = Ref(PyObject_CallMethod(recipes_.get(), "half_written", "O", target));
         if (!error) PyErr_Clear();
@@ -605,35 +659,38 @@ class Door {
   }
 
   // Python looks at these, and knows what to do with those that are not plain tensors over a storage.
-  static bool is_plain_kind(const at::Tensor& tensor) {
+  bool is_plain_kind(const at::Tensor& tensor) const {
     auto keys = tensor.unsafeGetTensorImpl()->key_set();
     return tensor.layout() == at::kStrided && !tensor.is_quantized() && !keys.has(DispatchKey::NestedTensor) &&
-           !keys.has(DispatchKey::ZeroTensor) && tensor.device().is_cpu();
+           !keys.has(DispatchKey::ZeroTensor) && device.has(tensor.device());
   }
 
   // Enters the new storages among the results.
-  void enter(Facts& facts, const OperatorHandle& op, const Stack& stack, Record&& record, PyObject* found) {
-    size_t count = op.schema().returns().size(), first = stack.size() - count;
-    auto tensors = tensors_in(op.schema(), stack);
-    bool single = count == 1 && stack[first].isTensor();
-    for (const at::Tensor& tensor : tensors) {
-      if (!tensor.unsafeGetTensorImpl()->has_storage() || !is_plain_kind(tensor)) {
-        enter_in_python(facts, op, stack, std::move(record), found);
-        return;
-      }
+  void enter(Call& call, PyObject* found) {
+    Facts& facts = call.facts;
+    const Stack& stack = *call.stack;
+    size_t count = call.op.schema().returns().size(), first = stack.size() - count;
+    auto tensors = tensors_in(call.op.schema(), stack);
+    bool single = count == 1 && stack[first].isTensor() && !call.maker;
+    bool plain = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+      return tensor.unsafeGetTensorImpl()->has_storage() && is_plain_kind(tensor);
+    });
+    if (!plain) {
+      if (call.maker) throw std::runtime_error("dtrrun: internal error: an operator in place made an unusual tensor");
+      enter_in_python(facts, call.op, stack, std::move(call.record), found);
+      return;
     }
-    Ref maker, outputs;
+    Ref outputs;
+    if (call.maker) outputs = checked(PySequence_List(operation.outputs.get(call.maker.get())));
     int64_t total = 0;
     for (size_t place = 0; place < tensors.size(); place++) {
       const at::Tensor& tensor = tensors[place];
       c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
       if (accounts_.version_at(storage) != nullptr) continue;
-      if (!maker && !facts.uninitialised) {
-        maker = new_operation(facts, op, std::move(record));
-        if (!single) outputs = checked(PyList_New(0));
-      }
+      if (!call.maker && !facts.uninitialised) call.maker = new_operation(facts, call.op, std::move(call.record));
+      if (!single && !outputs) outputs = checked(PyList_New(0));
       Ref object = checked(THPStorage_Wrap(tensor.unsafeGetTensorImpl()->unsafe_storage()));
-      Ref made = accounts_.new_version(storage, object.get(), maker.get(), found, uninitialised_.get());
+      Ref made = accounts_.new_version(storage, object.get(), call.maker.get(), found, uninitialised_.get());
       if (!single) {
         total += version.nbytes.number(made.get());
         Ref reference = checked(PyWeakref_NewRef(made.get(), nullptr));
@@ -642,8 +699,9 @@ class Door {
       }
     }
     if (!single && !tensors.empty()) {
-      if (maker) operation.outputs.take(maker.get(), PyList_AsTuple(outputs.get()));
-      if (signature.guessed.is_true(found) || total != signature.output_bytes.number(found))
+      if (call.maker) operation.outputs.take(call.maker.get(), PyList_AsTuple(outputs.get()));
+      int64_t expected = signature.output_bytes.number(found);  // on a GPU with its workspace
+      if (signature.guessed.is_true(found) || (device.is_cpu() ? total != expected : total > expected))
         checked(PyObject_CallMethod(mode_.get(), "learn", "OOL", found, facts.operator_.get(), total));
     }
   }
@@ -667,6 +725,7 @@ class Door {
   Ambient ambient_;
   Accounts accounts_;
   Ref operation_class_, nothing_, uninitialised_, sticky_;
+  std::shared_ptr<int> ticket_ = std::make_shared<int>();  // of threads other than the session's own
   const VersionSlots& version = accounts_.version;
   const SignatureSlots& signature = accounts_.signature;
   const LedgerSlots& ledger = accounts_.slots;
@@ -705,12 +764,13 @@ void interpose(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 PyObject* open_door(PyObject*, PyObject* args) {
   PyObject *mode, *handle, *classes, *placeholder;
   long long chain_limit;
-  if (!PyArg_ParseTuple(args, "OOOOL", &mode, &handle, &classes, &placeholder, &chain_limit)) return nullptr;
+  const char* device;
+  if (!PyArg_ParseTuple(args, "OOOOLs", &mode, &handle, &classes, &placeholder, &chain_limit, &device)) return nullptr;
   return guarded([&]() -> PyObject* {
     if (door) throw std::runtime_error("dtrrun: a session is on already");
     Py_INCREF(placeholder);
     hole = placeholder;
-    door = std::make_shared<Door>(mode, handle, classes, chain_limit);
+    door = std::make_shared<Door>(mode, handle, classes, chain_limit, device);
     is_open = true;
     Py_RETURN_NONE;
   });
@@ -720,6 +780,13 @@ PyObject* close_door(PyObject*, PyObject*) {
   is_open = false;
   door.reset();
   Py_RETURN_NONE;
+}
+
+PyObject* bind(PyObject*, PyObject* index) {
+  return guarded([&]() -> PyObject* {
+    if (door) door->device.bind(static_cast<c10::DeviceIndex>(as_number(index)));
+    Py_RETURN_NONE;
+  });
 }
 
 PyObject* switch_on(PyObject*, PyObject* on) {
@@ -790,7 +857,8 @@ PyObject* calls(PyObject*, PyObject*) {
 PyObject* is_inside(PyObject*, PyObject*) { return PyBool_FromLong(door && door->inside); }
 
 PyMethodDef methods[] = {
-    {"open", open_door, METH_VARARGS, "Begin a session: open(mode, handle, classes, hole, chain_limit)."},
+    {"open", open_door, METH_VARARGS, "Begin a session: open(mode, handle, classes, hole, chain_limit, device_type)."},
+    {"bind", bind, METH_O, "A session on a GPU has begun to use the one with this index."},
     {"close", close_door, METH_NOARGS, "End the session."},
     {"switch", switch_on, METH_O, "Let this thread's operators come to the session, or not."},
     {"is_on", is_on, METH_NOARGS, "Whether this thread's operators come to the session."},

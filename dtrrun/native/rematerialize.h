@@ -15,17 +15,18 @@ namespace dtrrun {
 class Rematerializations {
  public:
   Rematerializations(PyObject* slow_path, PyObject* dtr, PyObject* classes, Accounts& accounts, Evictions& evictions,
-                     Replays& replays, c10::DispatchKeySet hidden)
+                     Replays& replays, const Device& device, c10::DispatchKeySet hidden)
       : slow_path_(Ref::copy(slow_path)), rematerializer_(attribute(dtr, "rematerializer")),
         between_(attribute(rematerializer_.get(), "_between")), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
         budget_error_(attribute(attribute(dtr, "eviction").get(), "BudgetError")), accounts_(accounts),
-        evictions_(evictions), replays_(replays), version_(accounts.version), operation_(type_of(classes, "Operation")),
+        evictions_(evictions), replays_(replays), device_(device), version_(accounts.version), operation_(type_of(classes, "Operation")),
         operation_class_(reinterpret_cast<PyTypeObject*>(type_of(classes, "Operation"))), hidden_(hidden) {}
 
   // Makes all targets resident. Returns false, before anything has changed, if that is for Python. Raises the
   // budget error.
   bool run(PyObject* targets) {
     if (evictions_.observed() || c10::impl::TorchDispatchModeTLS::stack_len() != 0) return false;
+    if (!(device_.is_bound() && device_.is_current() && device_.on_main_stream())) return false;
     Work work;
     for (PyObject* one : Items(targets))
       if (!version_.resident.is_true(one)) work.stack.push_back(Ref::copy(one));
@@ -92,10 +93,11 @@ class Rematerializations {
     std::vector<Entered> entered;
     Plan plan;
     int relaxations = MAX_RELAXATIONS;
+    Ref without_workspace;  // the operation that may run without it
   };
 
   void materialize(Work& work) {
-    auto& [stack, entered, plan, relaxations] = work;
+    auto& [stack, entered, plan, relaxations, without_workspace] = work;
     while (!stack.empty()) {
       Ref version = Ref::copy(stack.back().get());
       if (Py_TYPE(version.get()) == operation_class_) {
@@ -130,12 +132,15 @@ class Rematerializations {
       if (stack.size() != before) continue;
       unplan(plan, maker.get());
       try {
-        if (!replays_.run(version.get(), maker.get()))
+        if (!replays_.run(version.get(), maker.get(), without_workspace.get() == maker.get()))
           checked(PyObject_CallMethod(rematerializer_.get(), "run_alone", "OO", version.get(), maker.get()));
       } catch (const python_error& error) {
-        // On a CPU no operator has a workspace that it could do without.
         if (!PyErr_GivenExceptionMatches(error.type, budget_error_.get())) throw;
-        if ((entered.size() < 2 && plan.empty()) || relaxations == 0) throw;
+        if ((entered.size() < 2 && plan.empty()) || relaxations == 0) {
+          if (without_workspace.get() == maker.get() || !replays_.has_workspace(maker.get())) throw;
+          does_without(work, std::move(maker));  // the library can
+          continue;
+        }
         // What is needed only later need not be locked yet and can be brought back in its turn.
         relaxations--;
         give_up(plan);
@@ -150,7 +155,15 @@ class Rematerializations {
     }
   }
 
+  // `Rematerializer._without_workspace`, which `run_alone` reads.
+  void does_without(Work& work, Ref operation) {
+    PyObject* told = operation ? operation.get() : Py_None;
+    if (PyObject_SetAttrString(rematerializer_.get(), "_without_workspace", told) < 0) raise();
+    work.without_workspace = std::move(operation);
+  }
+
   void end(Work& work) {
+    if (work.without_workspace) does_without(work, Ref());
     try {
       abandon(work);
     } catch (...) {  // an interrupt, in a rule that is in Python
@@ -268,6 +281,7 @@ class Rematerializations {
   Accounts& accounts_;
   Evictions& evictions_;
   Replays& replays_;
+  const Device& device_;
   const VersionSlots& version_;
   OperationSlots operation_;
   PyTypeObject* operation_class_;

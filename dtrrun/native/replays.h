@@ -12,6 +12,7 @@
 
 #include <unordered_map>
 
+#include "device.h"
 #include "evict.h"
 #include "facts.h"
 #include "recipe.h"
@@ -55,8 +56,8 @@ struct Geometry {
     return true;
   }
   at::Tensor over(const c10::Storage& storage) const {
-    at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage),
-                                                                 DispatchKeySet(c10::DispatchKey::CPU), dtype);
+    auto key = storage.device_type() == c10::DeviceType::CPU ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
+    at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), DispatchKeySet(key), dtype);
     tensor.unsafeGetTensorImpl()->set_storage_offset(offset);
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride);
     return tensor;
@@ -66,13 +67,26 @@ struct Geometry {
   using DispatchKeySet = c10::DispatchKeySet;
 };
 
+// Called while an exception is being handled: whether it means that an operator did not begin for want of a GPU's
+// memory, so that Python may run it again (`CudaInterposer.forgives`). operator_: null if it could have begun. rng: the
+// state of the generator that it draws from.
+inline bool forgives(PyObject* mode, PyObject* operator_, PyObject* rng = nullptr) {
+  torch::translate_exception_to_python(std::current_exception());
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  Ref types(type), error(value), frames(traceback);
+  auto given = [](PyObject* object) { return object == nullptr ? Py_None : object; };
+  return checked(PyObject_CallMethod(mode, "forgives", "OOO", given(operator_), given(rng), error.get())).get() == Py_True;
+}
+
 class Replays {
  public:
   using FactsByOperator = std::unordered_map<const void*, Facts>;
 
-  Replays(PyObject* dtr, PyObject* classes, Accounts& accounts, Evictions& evictions, Ambient& ambient,
-          FactsByOperator& facts)
-      : rematerializer_(attribute(dtr, "rematerializer")), tallies_(attribute(rematerializer_.get(), "by_operator")),
+  Replays(PyObject* mode, PyObject* dtr, PyObject* classes, Accounts& accounts, Evictions& evictions, Ambient& ambient,
+          FactsByOperator& facts, const Device& device)
+      : mode_(Ref::copy(mode)), device_(device), rematerializer_(attribute(dtr, "rematerializer")), tallies_(attribute(rematerializer_.get(), "by_operator")),
         accounts_(accounts), evictions_(evictions), ambient_(ambient), facts_(facts),
         operation(type_of(classes, "Operation")), version(accounts.version), signature(accounts.signature),
         ledger(accounts.slots), operators_ns_(type_of(classes, "Rematerializer"), "operators_ns"),
@@ -81,9 +95,13 @@ class Replays {
 
   void forget() { geometries_.clear(); }
 
-  // Runs an operation whose inputs are locked, for a version that it makes. Returns false, before anything has
-  // changed, if that is for Python. Raises the budget error.
-  bool run(PyObject* wanted, PyObject* maker) {
+  bool has_workspace(PyObject* maker) const {
+    return signature.workspace.number(operation.signature.get(maker)) != 0;
+  }
+
+  // Runs an operation whose inputs are locked, for a version that it makes. Returns false if that is for Python: before
+  // anything has changed, but for what was evicted. Raises the budget error.
+  bool run(PyObject* wanted, PyObject* maker, bool without_workspace) {
     PyObject* recorded = operation.recorded.get(maker);
     if (Py_TYPE(recorded) != recipe_type || evictions_.observed()) return false;
     const Recipe& recipe = reinterpret_cast<RecipeObject*>(recorded)->recipe;
@@ -105,12 +123,24 @@ class Replays {
       if (equal == 0) return false;
     }
     auto uses = uses_of(maker, inputs);
-    make_room(inputs, uses, found);
+    if (!device_.is_cpu() && std::find(uses.begin(), uses.end(), Use::COPY) != uses.end()) return false;
+    make_room(inputs, uses, found, without_workspace);
+    if (accounts_.is_true(ledger.pressure) && signature.workspace.number(found) != 0)
+      checked(PyObject_CallMethod(mode_.get(), "provide", "O", found));
 
     c10::SmallVector<Ref, 1> taken;  // the old versions whose memory is written to
     c10::SmallVector<c10::Storage, 4> targets(count);
     Stack stack = arguments(recipe, *geometries, inputs, uses, targets, taken);
-    int64_t cost = call(recipe, found, &stack);
+    int64_t started = now_ns();
+    try {
+      call(recipe, found, &stack);
+    } catch (...) {
+      if (!device_.is_cpu() && forgives(mode_.get(), facts.operator_.get())) return false;
+      drop(taken);
+      throw;
+    }
+    int64_t cost = now_ns() - started;
+    drop(taken);
     operators_ns_.set_number(rematerializer_.get(), operators_ns_.number(rematerializer_.get()) + cost);
     accounts_.add(ledger.clock, signature.cost.number(found));
     collect(wanted, maker, recipe, found, stack, targets);
@@ -149,8 +179,9 @@ class Replays {
     return Py_REFCNT(source) <= known;
   }
 
-  void make_room(PyObject* inputs, const c10::SmallVector<Use, 6>& uses, PyObject* found) {
+  void make_room(PyObject* inputs, const c10::SmallVector<Use, 6>& uses, PyObject* found, bool without_workspace) {
     int64_t need = signature.output_bytes.number(found);
+    if (without_workspace) need -= signature.workspace.number(found);
     for (size_t i = 0; i < uses.size(); i++)
       if (uses[i] == Use::COPY) need += version.nbytes.number(PyList_GET_ITEM(inputs, i));
     evictions_.make_room(need, found);
@@ -177,10 +208,6 @@ class Replays {
       bool reads = uses[place] == Use::READ;
       tensors.push_back(geometries[place].over(reads ? THPStorage_Unpack(accounts_.memory_of(source)) : targets[place]));
     }
-    for (const Ref& source : taken) {
-      accounts_.drop_scratch(source.get());
-      accounts_.rule.discard(source.get());
-    }
     Stack stack;
     size_t next = 0;
     for (size_t place = 0; place < recipe.holes.size(); place++) {
@@ -203,23 +230,26 @@ class Replays {
     }
     return stack;
   }
+  void drop(const c10::SmallVector<Ref, 1>& taken) {
+    for (const Ref& source : taken) {
+      accounts_.drop_scratch(source.get());
+      accounts_.rule.discard(source.get());
+    }
+  }
   static c10::Storage copy_of(const c10::Storage& storage) {
     c10::Storage copy(c10::Storage::use_byte_size_t(), storage.nbytes(), c10::GetCPUAllocator(), /*resizable=*/true);
     std::memcpy(copy.mutable_data(), storage.data(), storage.nbytes());
     return copy;
   }
 
-  // Runs the operator. `Rematerializations` has gone beneath all that the program has put above the kernels. Returns
-  // the time that it took.
-  int64_t call(const Recipe& recipe, PyObject* found, Stack* stack) {
-    int64_t started = now_ns();
-    if (signature.calls.number(found) != 0 && signature.cost.number(found) < BRIEF_NS) {
+  // Runs the operator. `Rematerializations` has gone beneath all that the program has put above the kernels.
+  void call(const Recipe& recipe, PyObject* found, Stack* stack) {
+    if (device_.is_cpu() && signature.calls.number(found) != 0 && signature.cost.number(found) < BRIEF_NS) {
       recipe.handle.callBoxed(stack);
     } else {
       WithoutGil released;
       recipe.handle.callBoxed(stack);
     }
-    return now_ns() - started;
   }
 
   // Gives the results to the versions that lack them, and drops the others.
@@ -297,6 +327,8 @@ class Replays {
     return known->second.second.get();
   }
 
+  Ref mode_;
+  const Device& device_;
   Ref rematerializer_, tallies_;
   Accounts& accounts_;
   Evictions& evictions_;

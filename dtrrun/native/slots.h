@@ -16,6 +16,8 @@ inline bool truth(PyObject* object, const char* name) {
   return is_true;
 }
 
+inline int64_t attribute_number(PyObject* object, const char* name) { return as_number(attribute(object, name).get()); }
+
 inline PyObject* type_of(PyObject* classes, const char* name) { return PyDict_GetItemString(classes, name); }
 
 struct VersionSlots {

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from dtrrun.core.graph import Operation
 from dtrrun.runtime import storage
+from dtrrun.runtime.dispatch.interposer import Interposer
 from dtrrun.runtime.dispatch.mode import DTRMode
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.guards import below
@@ -54,6 +56,10 @@ class Cpu:
 
     def make_mode(self, slow_path: SlowPath) -> DTRMode:
         return DTRMode(slow_path)
+
+    def make_interposer(self, native: ModuleType, slow_path: SlowPath, *told: Any) -> Interposer:
+        """Return what brings operators natively. told: as `Interposer` takes it."""
+        return Interposer(native, slow_path, *told)
 
     def below(self) -> AbstractContextManager[None]:
         """The context in which recorded operators are run again."""

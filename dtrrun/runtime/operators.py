@@ -145,7 +145,7 @@ class Statistics(NamedTuple):
     """Running statistics among an operator's arguments, which a training-mode call does not read."""
 
     positions: tuple[int, int]
-    flag: int  # position of the argument that enables training mode
+    flag: int | None  # position of the argument that enables training mode; None if it is always on
     updates: bool  # whether the call writes to them
     replay: Any = None  # the operator to replay with None for both, if it differs
 
@@ -158,6 +158,9 @@ _STATISTICS = {
     "aten::cudnn_batch_norm": Statistics((3, 4), 5, True),
     "aten::miopen_batch_norm": Statistics((3, 4), 5, True),
     "aten::native_batch_norm_backward": Statistics((3, 4), 7, False),
+    # These take them for the gradient formula alone (cudnn/BatchNorm.cpp, miopen/BatchNorm_miopen.cpp).
+    "aten::cudnn_batch_norm_backward": Statistics((3, 4), None, False),
+    "aten::miopen_batch_norm_backward": Statistics((3, 4), None, False),
 }
 
 
@@ -230,6 +233,7 @@ class Operator:
         "updates_lists",
         "view",
         "views_unsaid",
+        "writes_beside",
     )
 
     def __init__(self, func: Any) -> None:
@@ -329,12 +333,14 @@ class Operator:
         self.checks_modes = name.removesuffix("_") in _CHECKS_MODES or (
             name in _CHECKS_MODES_OF_ALL and func._overloadname == "default"
         )
+        # One input of theirs is a workspace that they leave changed; the others are only read.
+        self.writes_beside = name in _WRITES_UNSAID and len(self.mutates) == 1
         special = (
             self.composite
             or self.reshapes_storage
             or self.sized_by_numbers
             or not self.replayable
-            or self.opaque_output >= 0
+            or (self.opaque_output >= 0 and self.statistics is None)
             or self.keeps_state
             or self.calls_others
             or self.compares_tensors
@@ -343,13 +349,14 @@ class Operator:
             or "quantize" in name
         )
         self.simple_beneath_modes = not special and (
-            self.mutates == () or (self.mutates == (0,) and not self.foreach)
+            self.mutates == () or (self.mutates == (0,) and not self.foreach) or self.writes_beside
         )
         self.simple = self.simple_beneath_modes and not (
             self.uninitialised
             or self.random
             or self.overwrites
             or self.statistics is not None
+            or self.writes_beside
             or self.views_unsaid
         )
 

@@ -44,13 +44,12 @@ def facts(device: str, build: str) -> dict[str, Any]:
         }
         if found["available"] and device != "cpu":
             found |= on_device(torch, device)
-        else:
-            found["native"] = native(build)
+        found["native"] = native(build)
     return found | {"warnings": [str(warning.message).splitlines()[0] for warning in said]}
 
 
 def native(build: str) -> dict[str, Any]:
-    """Return the outlook for the native fast path, which only the CPU has; `why` if it cannot be told."""
+    """Return the outlook for the native fast path; `why` if it cannot be told."""
     try:
         spec = importlib.util.spec_from_file_location("_dtrrun_native_build", build)
         assert spec is not None

@@ -77,12 +77,10 @@ class Session:
         self._recorder = optional.recorder(settings)
         self._heap = Heap(settings.return_memory) if self.device.type == "cpu" else None
         self.fingerprints = optional.fingerprints(settings)
-        on_cpu = self.device.operators is None
-        extension = native.choose(settings, on_cpu, self._warn_once_a_run)
-        self._native = extension if on_cpu else None  # what brings the operators
+        self._native = native.choose(settings, self._warn_once_a_run)
         ambient = Ambient(self.device.type)
         self.dtr = DTR(
-            native.policy(extension, settings),
+            native.policy(self._native, settings),
             self.device.memory,
             Executor(ambient, self.device.memory, self.device),
             budget_bytes=settings.budget_bytes,
@@ -131,7 +129,9 @@ class Session:
             self.mode = self.device.make_mode(self.slow_path)
             self._threads = threads.Threads(self.mode, self._threaded, self.warn)
         else:
-            self.mode = self._threads = Interposer(self._native, self.slow_path, self._threaded, self.warn)
+            self.mode = self._threads = self.device.make_interposer(
+                self._native, self.slow_path, self._threaded, self.warn
+            )
         if settings.verify:
             self.slow_path.reasons.add("verify")  # it keeps more about each output than the fast path does
         self._started_ns = now_ns()

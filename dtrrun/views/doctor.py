@@ -54,7 +54,7 @@ def _facts(report: dict[str, Any]) -> Table:
     }
     if "torch" in torch:
         rows["swap"] = "available" if torch["swap"] else "not available: storages come back by copy"
-    if "native" in torch and report["device"] == "cpu":
+    if "native" in torch:
         rows["native"] = _native(torch["native"])
     if "backend" in torch:
         rows["allocator"] = f"{torch['backend']}, {format_size(torch['reserved_bytes'])} reserved by a test"

@@ -493,7 +493,8 @@ def fake_session(monkeypatch, budget, gpu=None, **options):
     monkeypatch.setattr(storage, "allocate", counted)
     monkeypatch.setattr(sessions, "modes_around", lambda: 0)  # the mode below stands for a device
     monkeypatch.setattr(Executor, "_call", call)  # replays run below all modes
-    with Kernels(gpu), dtrrun.budget(budget, **options) as session:
+    # Natively, operators would come to the session below `Kernels`.
+    with Kernels(gpu), dtrrun.budget(budget, **{"native": "off"} | options) as session:
         yield session, gpu
 
 

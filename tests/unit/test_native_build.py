@@ -340,17 +340,16 @@ def test_where_it_is_kept(monkeypatch, environ):
 def test_what_a_session_does_without_it(monkeypatch, tmp_path, capfd):
     monkeypatch.setenv("PATH", str(tmp_path))
     warnings = []
-    assert choose(RuntimeSettings(native="auto"), True, warnings.append) is None
+    assert choose(RuntimeSettings(native="auto"), warnings.append) is None
     assert warnings == [
         "operators are handled in Python, which is slower: "
         "no C++ compiler was found; install one (apt install g++), or name one in CXX"
     ]
-    assert choose(RuntimeSettings(native="off"), True, warnings.append) is None
-    assert choose(RuntimeSettings(native="auto"), False, warnings.append) is None
+    assert choose(RuntimeSettings(native="off"), warnings.append) is None
     with pytest.raises(
         RuntimeError, match=r"^the native fast path is required: no C\+\+ compiler was found; "
     ):
-        choose(RuntimeSettings(native="require"), True, warnings.append)
+        choose(RuntimeSettings(native="require"), warnings.append)
     assert len(warnings) == 1
     assert capfd.readouterr() == ("", "")
 

@@ -26,15 +26,9 @@ class CudaMode(DTRMode):
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         device = self.device
         first = args[0] if args else None
-        if type(first) is not torch.Tensor or not first.is_cuda or not device.awake:  # else all is said
-            touched = device.gpu.touched_by(args, kwargs)
-            if touched is None or touched.type != device.type:
-                if touched is None or not device.awake:
-                    return func(*args, **(kwargs or {}))
-            elif not device.awake:
-                if not device.gpu.initialized():
-                    return func(*args, **(kwargs or {}))
-                device.wake(touched)
+        certain = type(first) is torch.Tensor and first.is_cuda and device.awake
+        if not (certain or device.concerned(args, kwargs)):
+            return func(*args, **(kwargs or {}))
         slow_path = self.slow_path
         try:
             if not device.gpu.on_side_stream():

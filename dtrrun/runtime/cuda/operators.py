@@ -13,7 +13,7 @@ from dtrrun.runtime.cuda.timing import Timer
 from dtrrun.runtime.dispatch.arguments import outputs_of
 from dtrrun.runtime.dispatch.call import TensorCall
 from dtrrun.runtime.dispatch.signatures import LIMIT
-from dtrrun.runtime.dispatch.slow_path import SlowPath, call_operator
+from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.rng import put_back
 from dtrrun.runtime.storage import size_of, storage_of
@@ -70,7 +70,7 @@ class CudaOperators:
         """Run one operator of the program: timed, measured, and retried after an out-of-memory error."""
         signature, rng = call.signature, call.rng
         if self.capturing:
-            return call_operator(call, args, kwargs)
+            return self._slow_path.call(call, args, kwargs)
         if self.timer.pending:
             with self._slow_path.lock:
                 self.timer.poll()
@@ -89,7 +89,7 @@ class CudaOperators:
             first[0] = False
             start = self.timer.begin() if timed else None
             try:
-                result = call_operator(call, args, kwargs)
+                result = self._slow_path.call(call, args, kwargs)
             except BaseException:
                 if start is not None:
                     self.timer.dropped(start)
@@ -163,12 +163,12 @@ class CudaOperators:
                 self.side_storages += 1
                 self._warn(SIDE_STREAM)
 
-    def forgives(self, operator: Operator, error: BaseException) -> bool:
+    def forgives(self, operator: Operator, error: BaseException, random_state_known: bool = False) -> bool:
         """Return whether an operator of the fast path that raised `error` will run again."""
         return (
             short_of_memory(error, self.gpu.index)
             and self._ledger.budget_bytes is not None
-            and retriable(operator, random_state_known=False)
+            and retriable(operator, random_state_known=random_state_known)
         )
 
 

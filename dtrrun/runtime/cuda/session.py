@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from time import monotonic
+from types import ModuleType
 from typing import Any
 
 from dtrrun.core.dtr import DTR
@@ -19,6 +20,7 @@ from dtrrun.runtime.cuda.budget import SEGMENT, Accounts
 from dtrrun.runtime.cuda.fragmentation import fragmented_bytes
 from dtrrun.runtime.cuda.graphs import Captures
 from dtrrun.runtime.cuda.guards import CudaMemory, home
+from dtrrun.runtime.cuda.interposer import CudaInterposer
 from dtrrun.runtime.cuda.mode import CudaMode
 from dtrrun.runtime.cuda.oom_retry import Retry
 from dtrrun.runtime.cuda.operators import CudaOperators
@@ -71,6 +73,9 @@ class Cuda:
     def make_mode(self, slow_path: SlowPath) -> CudaMode:
         return CudaMode(slow_path, self)
 
+    def make_interposer(self, native: ModuleType, slow_path: SlowPath, *told: Any) -> CudaInterposer:
+        return CudaInterposer(native, slow_path, self, *told)
+
     def below(self) -> home:
         """The context in which recorded operators are run again."""
         return home(self)
@@ -98,6 +103,17 @@ class Cuda:
 
     def usable(self) -> bool:
         return bool(self.gpu.usable())
+
+    def concerned(self, args: Any, kwargs: Any) -> bool:
+        """Return whether an operator uses a GPU. Wakes the session if it is the first one."""
+        touched = self.gpu.touched_by(args, kwargs)
+        if touched is None:
+            return False
+        if not self.awake:
+            if touched.type != self.type or not self.gpu.initialized():
+                return False
+            self.wake(touched)
+        return True
 
     def wake(self, device: Any) -> None:
         """Start: an operator is about to use a GPU for the first time, `device` or the current one."""

@@ -95,7 +95,9 @@ class TensorCall(Call):
     def find_statistics(self) -> None:
         """Note which tensors are running statistics that the call, in training mode, does not read."""
         rule = self.operator.statistics
-        if rule is None or rule.flag >= len(self.template) or not self.template[rule.flag]:
+        if rule is None:
+            return
+        if rule.flag is not None and (rule.flag >= len(self.template) or not self.template[rule.flag]):
             return
         self.statistics = [
             self.template[:position].count(HOLE)

@@ -48,7 +48,7 @@ CLASSES = {
 """The classes whose objects the interposer reads and writes."""
 
 CPU = torch.device("cpu")
-_NOTHING: dict[str, Any] = {}
+NO_KEYWORDS: dict[str, Any] = {}
 
 
 class Joiner:
@@ -66,6 +66,8 @@ class Joiner:
 
 class Interposer(threads.Threads):
     """Switches the interposer on in every thread, from `begin` until `end`, and takes what it passes on."""
+
+    device_type = "cpu"
 
     def __init__(
         self,
@@ -139,7 +141,7 @@ class Interposer(threads.Threads):
         operator = slow_path.operators.get(id(func)) or slow_path.learn(func)
         if get_ident() != slow_path.home:
             threads.joins()
-        return slow_path.run(self, operator, func, (), args, kwargs or _NOTHING, entered)
+        return slow_path.run(self, operator, func, (), args, kwargs or NO_KEYWORDS, entered)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run the operator that is being handled."""
@@ -154,8 +156,7 @@ class Interposer(threads.Threads):
         """A call with several results has made `nbytes` bytes."""
         learn(signature, operator, nbytes, lower=signature.guessed)
 
-    @staticmethod
-    def capture(nbytes: int) -> Any:
+    def capture(self, nbytes: int) -> Any:
         """Return the state of the generator from which an operator is about to draw `nbytes` bytes."""
         return rng.capture(CPU, None, nbytes)
 
@@ -180,7 +181,7 @@ class Interposer(threads.Threads):
     # -- threads ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self.native.open(self, self.handle, CLASSES, HOLE, CHAIN_LIMIT)
+        self.native.open(self, self.handle, CLASSES, HOLE, CHAIN_LIMIT, self.device_type)
         self.running = True
         self.slow_path.signatures.on_forget = self.native.forget
         if threading.current_thread() is threading.main_thread():

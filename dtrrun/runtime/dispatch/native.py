@@ -18,20 +18,17 @@ NOT_BUILT = "operators are handled in Python, which is slower: {}"
 REQUIRED = "the native fast path is required: {}"
 
 
-def choose(settings: RuntimeSettings, on_cpu: bool, warn: Callable[[str], None]) -> ModuleType | None:
+def choose(settings: RuntimeSettings, warn: Callable[[str], None]) -> ModuleType | None:
     """Return the native extension, or None if there is none.
 
-    on_cpu: whether operators are run as on a CPU. Elsewhere only the search is native, and nothing is said if
-    it is not. warn: called with one line if the extension cannot be built. Raises RuntimeError, of one line,
-    if it is required.
+    warn: called with one line if the extension cannot be built. Raises RuntimeError, of one line, if it is
+    required.
     """
     if settings.native == "off":
         return None
     try:
         return build.load(_say)
     except build.CannotBuild as error:
-        if not on_cpu:
-            return None
         if settings.native == "require":
             raise RuntimeError(REQUIRED.format(error)) from None
         warn(NOT_BUILT.format(error))

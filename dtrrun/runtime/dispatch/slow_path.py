@@ -216,7 +216,9 @@ class SlowPath:
                 drawn = drawn and rng.moved(call.rng)
                 call.result = result
                 self._finish(call, args, kwargs, cost)
-                self.found = call.signature if call.common else None
+                # On a GPU a signature's first calls are measured, here.
+                ready = self.device is None or call.signature.calls >= Signature.SETTLED
+                self.found = call.signature if call.common and ready else None
                 if drawn:
                     self._keep_results(call, result)
         except BaseException as error:
@@ -239,6 +241,10 @@ class SlowPath:
         if left > self.next_tick:
             self.tick()
         return result
+
+    def call(self, call: TensorCall, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operator's kernel."""
+        return call_operator(call, args, kwargs) if self._native is None else self._native.proceed()
 
     def _finish(self, call: TensorCall, args: Any, kwargs: dict[str, Any], ns: int) -> None:
         """Record the cost of a call that has run, and enter its outputs."""

@@ -171,6 +171,7 @@ class Threads:
 
     def look(self) -> None:
         """Visit threads without a stand-in mode. Repeated, since not only Python starts threads."""
+        self._entered.add(threading.get_ident())  # it has brought an operator here: perhaps one of autograd's
         strangers = sys._current_frames().keys() - self._entered
         if strangers:
             self._entered.update(strangers)

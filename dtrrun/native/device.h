@@ -1,0 +1,64 @@
+// The device of a session: the CPU, whose session every operator belongs to, or a GPU, whose session those belong to
+// that use it (`runtime/cuda/session.py`).
+//
+// Nothing here is of CUDA's headers, which few machines have: PyTorch knows each device behind one interface.
+#pragma once
+
+#include <ATen/core/stack.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <optional>
+
+namespace dtrrun {
+
+class Device {
+ public:
+  explicit Device(const char* type) : ours_(type) {}
+
+  bool is_cpu() const { return ours_.is_cpu(); }
+  // The session has begun to use this device. Until then everything that a GPU concerns is for Python.
+  void bind(c10::DeviceIndex index) {
+    ours_.set_index(index);
+    guard_.emplace(ours_.type());
+    home_ = guard_->getDefaultStream(ours_);
+  }
+  bool is_bound() const { return is_cpu() || home_.has_value(); }
+
+  // Whether memory on `device` is the session's.
+  bool has(c10::Device device) const { return is_cpu() ? device.is_cpu() : device == ours_; }
+  // Whether it is that of a program which says only `device="cuda"`, too.
+  bool is_meant_by(c10::Device device) const {
+    return has(device) || (device.type() == ours_.type() && !device.has_index() && is_current());
+  }
+  bool is_current() const { return is_cpu() || guard_->getDevice() == ours_; }
+  // Whether this thread is on the program's main stream. What a side stream uses is for Python.
+  bool on_main_stream() const { return is_cpu() || guard_->getStream(ours_) == *home_; }
+
+  // Whether one of an operator's arguments is on a GPU, or names one.
+  bool is_used_by(const c10::IValue* values, size_t count) const {
+    for (size_t place = 0; place < count; place++) {
+      const c10::IValue& value = values[place];
+      if (value.isTensor()) {
+        if (is_elsewhere(value.toTensor())) return true;
+      } else if (value.isTensorList()) {
+        for (const c10::IValue& item : value.toListRef())
+          if (is_elsewhere(item.toTensor())) return true;
+      } else if (value.isOptionalTensorList()) {
+        for (const c10::IValue& item : value.toListRef())
+          if (item.isTensor() && is_elsewhere(item.toTensor())) return true;
+      } else if (value.isDevice() && !value.toDevice().is_cpu()) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  static bool is_elsewhere(const at::Tensor& tensor) { return tensor.defined() && !tensor.device().is_cpu(); }
+
+  c10::Device ours_;
+  std::optional<c10::impl::VirtualGuardImpl> guard_;
+  std::optional<c10::Stream> home_;
+};
+
+}  // namespace dtrrun

@@ -1,0 +1,91 @@
+"""The native interposer of a session on a GPU: it passes operators that use none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import get_ident
+from time import perf_counter_ns as now_ns
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from dtrrun.core.graph import Signature
+from dtrrun.runtime import rng
+from dtrrun.runtime.cuda.oom_retry import requested
+from dtrrun.runtime.dispatch.interposer import NO_KEYWORDS, Interposer
+from dtrrun.runtime.dispatch.python_mode import threads
+from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.errors import BudgetError
+from dtrrun.runtime.operators import Operator
+
+
+class CudaInterposer(Interposer):
+    """An `Interposer` that wakes the session, and decides about out-of-memory errors of the fast path."""
+
+    def __init__(
+        self,
+        native: ModuleType,
+        slow_path: SlowPath,
+        device: Any,
+        noticed: Callable[[], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        super().__init__(native, slow_path, noticed, warn)
+        self.device = device
+        self.device_type = device.type
+        self._place: torch.device | None = None
+
+    def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
+        entered = now_ns()
+        device, slow_path = self.device, self.slow_path
+        slow_path.found = None
+        if not device.concerned(args, kwargs):
+            return self.native.proceed()
+        if self._place is None:
+            self._place = torch.device(device.type, device.gpu.index)
+            self.native.bind(device.gpu.index)
+        operator = slow_path.operators.get(id(func)) or slow_path.learn(func)
+        if get_ident() != slow_path.home:
+            self.join()
+        try:
+            return slow_path.run(self, operator, func, (), args, kwargs or NO_KEYWORDS, entered)
+        except torch.OutOfMemoryError as error:
+            self._met(error)
+            raise
+
+    # -- for the fast path -----------------------------------------------------------------------
+
+    @staticmethod
+    def join() -> None:
+        """This thread, which is not the one that trains, is about to use the GPU."""
+        threads.joins()
+
+    def forgives(self, operator: Operator | None, drawn: Any, error: Any) -> bool:
+        """Return whether an operator that raised `error` has not begun to write, and will run again.
+
+        operator: None if it may have begun. drawn: the generators that it draws from, with their states
+        before, or None. They are put back.
+        """
+        device = self.device
+        if operator is None or not device.operators.forgives(operator, error, drawn is not None):
+            self._met(error)
+            return False
+        if drawn is not None:
+            rng.put_back(drawn)
+        device.retry.met(error)
+        device.retry.refused = requested(str(error))
+        return True
+
+    def _met(self, error: BaseException) -> None:
+        if isinstance(error, torch.OutOfMemoryError) and not isinstance(error, BudgetError):
+            self.device.retry.met(error)
+
+    def provide(self, signature: Signature) -> None:
+        """A replay is about to need a workspace."""
+        self.device.operators.provide(signature)
+
+    def capture(self, nbytes: int) -> Any:
+        """Return the state of the generator from which an operator is about to draw `nbytes` bytes."""
+        assert self._place is not None
+        return rng.capture(self._place, None, nbytes)
