@@ -18,6 +18,7 @@ struct Facts {
   bool opaque = false;  // one result is a workspace, which is there only if gradients may be computed
   size_t written = 0;   // for an operator that writes to one tensor: its place
   std::vector<size_t> mutates;  // for an operator on lists: the places of those that it writes to
+  bool recorded = false;        // for such an operator: it may have a recipe
   int statistics[2] = {-1, -1}, trains = -1;  // places of running statistics, and of what says whether it trains (-1: it does)
   Ref replay;  // what is run again, without the statistics
   Ambient::State state;

@@ -64,7 +64,7 @@ class Door {
         replays_(mode, dtr_.get(), classes, accounts_, evictions_, ambient_, facts_, this->device),
         rematerializations_(slow_path_.get(), dtr_.get(), classes, accounts_, evictions_, replays_, this->device,
                             above | DispatchKeySet(KEY)),
-        lists_(mode, accounts_),
+        dependents_(recipes_.get(), accounts_), lists_(mode, accounts_, dependents_),
         any_reason_(type_of(classes, "Reasons"), "any"),
         home_(type_of(classes, "SlowPath"), "home"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
         found_(type_of(classes, "SlowPath"), "found"),
@@ -98,10 +98,11 @@ class Door {
         if (view(facts, op, keys, stack, entered)) return;
       } else if (facts.way == Facts::Way::LISTS) {
         if (update_lists(facts, op, keys, stack, gil, entered)) return;
+        if (facts.recorded && lists_.recomputable && fast(facts, op, keys, stack, gil, entered)) return;
       } else if (fast(facts, op, keys, stack, gil, entered)) {
         return;
       }
-      bool learns = facts.way == Facts::Way::PLAIN || facts.way == Facts::Way::WRITES;
+      bool learns = facts.way != Facts::Way::VIEW;
       in_python(facts, op, keys, stack, learns);
       return;
     }
@@ -210,6 +211,7 @@ class Door {
       Ref mutates = attribute(learned.get(), "mutates");
       for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mutates.get()); i++)
         facts.mutates.push_back(PyLong_AsSize_t(PyTuple_GET_ITEM(mutates.get(), i)));
+      facts.recorded = facts.mutates == std::vector<size_t>{0} && truth(learned.get(), "replayable");
     }
     facts.foreign = truth(learned.get(), "foreign");
     facts.random = truth(learned.get(), "random");
@@ -287,6 +289,7 @@ class Door {
   bool update_lists(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
                     int64_t entered) {
     const IValue* values = stack->data() + (stack->size() - op.schema().arguments().size());
+    missed_.clear();
     if (inside || !lists_.prepare(facts, op.schema(), values)) return false;
     int64_t started = now_ns(), ended = 0;
     try {
@@ -377,9 +380,9 @@ class Door {
     Holes holes = Holes(count, -1);                  // as in `Recipe`; -3 for running statistics
     c10::SmallVector<std::pair<size_t, IValue>, 1> gaps;  // which items of a list of tensors there are
     Ref signature, state;
-    PyObject* target = nullptr;  // the version that it writes to
-    Py_ssize_t hole = -1;        // its place among the inputs
-    Ref maker, changed;          // once it has run: its recipe, if it has one, and the version that came of the target
+    std::vector<PyObject*> targets;  // the versions that it writes to
+    Py_ssize_t hole = -1;            // the place of the first of them among the inputs
+    Ref maker;                       // its recipe, if it has one, once it has run
     bool overwrites = false;     // all of it, without reading it
     Record record;
 
@@ -401,8 +404,10 @@ class Door {
     }
     call.signature = Ref::copy(found);  // the table may be cleared while the operator runs
     call.state = Ref::copy(ambient_.read(facts.family.get(), facts.state, facts.general));
+    if (facts.way == Facts::Way::WRITES && !prepare_write(call)) return false;
     entered += make_ready(call);
     if (facts.way == Facts::Way::WRITES && !find_target(call)) return false;
+    if (facts.way == Facts::Way::LISTS && !find_targets(call)) return false;
     if (!record(call)) return false;
     Stack arguments;  // the kernel takes those on the stack
     if (!device.is_cpu()) arguments.assign(stack->begin() + call.first, stack->end());
@@ -413,7 +418,7 @@ class Door {
       stack->insert(stack->end(), arguments.begin(), arguments.end());
       return false;
     }
-    if (call.target == nullptr || facts.makes_tensors) enter(call, found);
+    if (call.targets.empty() || facts.makes_tensors) enter(call, found);
     if (accounts_.number(ledger.resident_bytes) > accounts_.number(ledger.limit)) {
       c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
       Ref result = results(op.schema(), *stack);
@@ -444,6 +449,7 @@ class Door {
       } else if (value.isTensorList()) {
         auto tensors = value.toTensorVector();
         key_.add_list(tensors.size());
+        if (place == facts.written) call.hole = PyList_GET_SIZE(call.inputs.get());
         for (const at::Tensor& tensor : tensors)
           if (!read(call, tensor)) return false;
         call.holes[place] = static_cast<int>(tensors.size());
@@ -507,12 +513,21 @@ class Door {
     return as_number(checked(PyObject_CallMethod(slow_path_.get(), "make_ready", "OO", call.inputs.get(), found)).get());
   }
 
+  // Rescues what depends on a constant that an in-place operator is about to write to, before room is made for it.
+  // Returns false if that is for Python.
+  bool prepare_write(const Call& call) {
+    if (call.hole < 0) return false;
+    PyObject* target = PyList_GET_ITEM(call.inputs.get(), call.hole);
+    if (!version.operation.is_none(target) || version.needed_by.is_none(target)) return true;
+    return call.whole && dependents_.rescue(target);
+  }
+
   // Finds the version that an in-place operator writes to. Returns false if that is not for the fast path.
   bool find_target(Call& call) {
-    if (call.hole < 0) return false;
-    PyObject* target = call.target = PyList_GET_ITEM(call.inputs.get(), call.hole);
+    PyObject* target = PyList_GET_ITEM(call.inputs.get(), call.hole);
     const at::Tensor& tensor = call.argument(call.facts.written).toTensor();
     if (call.facts.makes_tensors && version.operation.is_none(target)) return false;
+    call.targets.push_back(target);
     call.overwrites = call.facts.overwrites;
     if (call.overwrites && !may_overwrite(tensor, call.inputs.get())) {
       bool whole_storage = tensor.nbytes() == tensor.storage().nbytes();
@@ -520,6 +535,20 @@ class Door {
       call.overwrites = false;  // a part of a constant, or one that stays a constant: without a recipe
     }
     if (version.operation.is_none(target)) return version.needed_by.is_none(target);
+    return may_be_recorded(target, tensor);
+  }
+  // The same for one that writes to a list of them, which all can be recomputed.
+  bool find_targets(Call& call) {
+    auto tensors = call.argument(0).toTensorVector();
+    for (size_t i = 0; i < tensors.size(); i++) {
+      PyObject* target = PyList_GET_ITEM(call.inputs.get(), i);
+      if (version.operation.is_none(target) || !may_be_recorded(target, tensors[i])) return false;
+      call.targets.push_back(target);
+    }
+    return std::unordered_set(call.targets.begin(), call.targets.end()).size() == tensors.size();
+  }
+  // Whether what can be recomputed may still be, once it has been written to.
+  bool may_be_recorded(PyObject* target, const at::Tensor& tensor) const {
     return version.age.number(target) >= accounts_.number(ledger.step_age) &&
            version.mutations.number(target) < chain_limit_ && !is_leaf(tensor);
   }
@@ -552,16 +581,19 @@ class Door {
     }
     if (facts.random) {
       int64_t drawn = signature.output_bytes.number(call.signature.get());
-      if (call.target != nullptr) drawn += version.nbytes.number(call.target);
+      for (PyObject* target : call.targets) drawn += version.nbytes.number(target);
       record.rng = checked(PyObject_CallMethod(mode_.get(), "capture", "L", static_cast<long long>(drawn)));
     }
     return true;
   }
 
-  // Runs the kernel, and makes the version of what it has written to. Returns the time when the kernel ended, or 0 if
+  // Runs the kernel, and makes the versions of what it has written to. Returns the time when the kernel ended, or 0 if
   // it did not begin for want of a GPU's memory: then Python will run it again.
   int64_t run(Call& call, DispatchKeySet keys, const Gil& gil) {
-    PyObject *found = call.signature.get(), *target = call.target;
+    PyObject* found = call.signature.get();
+    Writes writes;
+    if (call.facts.unversioned)
+      for (const at::Tensor& tensor : call.argument(0).toTensorVector()) writes.note(tensor);
     int64_t started = now_ns(), ended = 0;
     try {
       inside = true;
@@ -576,23 +608,27 @@ class Door {
       accounts_.ran(found, ended - started);
       operators_ns += ended - started;
       accounts_.collect_dead();
-      if (target == nullptr) return ended;
-      if (call.overwrites || !version.operation.is_none(target)) {
+      if (call.targets.empty()) return ended;
+      if (call.overwrites || !version.operation.is_none(call.targets[0])) {
         call.maker = new_operation(call.facts, call.op, std::move(call.record));
-        call.changed = accounts_.supersede(target, call.maker.get(), found);
-        Ref reference = checked(PyWeakref_NewRef(call.changed.get(), nullptr));
-        operation.outputs.take(call.maker.get(), Py_BuildValue("((nO))", ~call.hole, reference.get()));
-      } else if (version.used.is_true(target)) {
-        checked(PyObject_CallMethod(recipes_.get(), "supersede", "OOi", target, Py_None, 0));
+        Ref outputs = checked(PyTuple_New(static_cast<Py_ssize_t>(call.targets.size())));
+        for (size_t i = 0; i < call.targets.size(); i++) {
+          Ref next = accounts_.supersede(call.targets[i], call.maker.get(), found);
+          Ref reference = checked(PyWeakref_NewRef(next.get(), nullptr));
+          Py_ssize_t place = call.hole + static_cast<Py_ssize_t>(i);
+          PyTuple_SET_ITEM(outputs.get(), i, checked(Py_BuildValue("(nO)", ~place, reference.get())).release());
+        }
+        operation.outputs.take(call.maker.get(), outputs.release());
+      } else if (version.used.is_true(call.targets[0])) {
+        checked(PyObject_CallMethod(recipes_.get(), "supersede", "OOi", call.targets[0], Py_None, 0));
       }
+      writes.count();
     } catch (...) {
       inside = false;
       if (!device.is_cpu() && ended == 0 && forgives(mode_.get(), call.facts.operator_.get(), call.record.rng.get()))
         return 0;
-      if (target != nullptr) {
-        Ref error = Ref(PyObject_CallMethod(recipes_.get(), "half_written", "O", target));
-        if (!error) PyErr_Clear();
-      }
+      for (PyObject* target : call.targets)
+        if (Ref made(PyObject_CallMethod(recipes_.get(), "half_written", "O", target)); !made) PyErr_Clear();
       throw;
     }
     return ended;
@@ -734,6 +770,7 @@ class Door {
   Evictions evictions_;
   Replays replays_;
   Rematerializations rematerializations_;
+  Dependents dependents_;
   ListUpdates lists_;
   Slot any_reason_, home_, next_tick_, found_;
   Signatures signatures_;

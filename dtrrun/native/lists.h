@@ -2,19 +2,39 @@
 #pragma once
 
 #include "facts.h"
-#include "ledger.h"
+#include "mutation.h"
 
 namespace dtrrun {
+
+// Counts writes that PyTorch does not count itself: otherwise a backward pass would miss a lost value.
+class Writes {
+ public:
+  void note(const at::Tensor& tensor) {
+    if (!tensor.is_inference()) before_.emplace_back(tensor, tensor._version());
+  }
+  void count() {
+    for (auto& [tensor, before] : before_)
+      if (tensor._version() == before) tensor.unsafeGetTensorImpl()->bump_version();
+    before_.clear();
+  }
+  void forget() { before_.clear(); }
+
+ private:
+  std::vector<std::pair<at::Tensor, uint32_t>> before_;
+};
 
 class ListUpdates {
  public:
   // mode: the `Interposer`.
-  ListUpdates(PyObject* mode, Accounts& accounts)
+  ListUpdates(PyObject* mode, Accounts& accounts, Dependents& dependents)
       : recipes_(attribute(mode, "recipes")), updates_(attribute(mode, "updates")),
-        why_(checked(PyUnicode_InternFromString("updated in place"))), accounts_(accounts), version(accounts.version),
+        why_(checked(PyUnicode_InternFromString("updated in place"))), accounts_(accounts), dependents_(dependents), version(accounts.version),
         signature(accounts.signature), ledger(accounts.slots) {}
 
-  // Finds what the call reads and writes. Returns false, without effect, if something about it is special.
+  bool recomputable = false;  // the last call is special in that all that it writes to can be recomputed
+
+  // Finds what the call reads and writes. Returns false if something about it is special: without effect, but for what
+  // has been rescued.
   bool prepare(const Facts& facts, const c10::FunctionSchema& schema, const IValue* values) {
     bool found = look(facts, schema, values);
     if (!found) forget();  // the program's tensors, above all
@@ -23,8 +43,7 @@ class ListUpdates {
 
   // The operator has run.
   void finish(int64_t cost) {
-    for (size_t i = 0; i < counts_.size(); i++)
-      if (written_[i]._version() == counts_[i]) written_[i].unsafeGetTensorImpl()->bump_version();
+    writes_.count();
     accounts_.ran(signature_.get(), cost);
     for (const Ref& target : targets_)
       if (version.used.is_true(target.get()) && !version.superseded.is_true(target.get()))
@@ -42,6 +61,7 @@ class ListUpdates {
   bool look(const Facts& facts, const c10::FunctionSchema& schema, const IValue* values) {
     accounts_.collect_dead();
     loose_.clear();
+    recomputable = false;
     int64_t nbytes = 0;
     uint64_t dtypes = 0;
     Ref clock = Ref::copy(ledger.clock.get(accounts_.get()));
@@ -68,20 +88,21 @@ class ListUpdates {
       version.last_access.set(one, clock.get());
     }
     for (size_t i = 0; i < targets_.size(); i++) {
-      if (!version.needed_by.is_none(targets_[i].get())) return false;
       if (version.operation.is_none(targets_[i].get())) continue;
       if (written_[i].requires_grad()) return false;
       loose_.push_back(targets_[i].get());
     }
-    if (loose_.size() == targets_.size()) return false;  // all may need a recipe
-    counts_.clear();
+    recomputable = loose_.size() == targets_.size();
+    if (recomputable) return false;  // all may need a recipe
     if (facts.unversioned)
       for (const at::Tensor& tensor : written_) {
         if (tensor.is_inference()) return false;
-        counts_.push_back(tensor._version());
+        writes_.note(tensor);
       }
     for (PyObject* one : loose_)
       checked(PyObject_CallMethod(recipes_.get(), "make_constant", "OO", one, why_.get()));
+    for (const Ref& target : targets_)
+      if (!dependents_.rescue(target.get())) return false;
     return true;
   }
 
@@ -108,6 +129,7 @@ class ListUpdates {
     return Ref::copy(PyDict_GetItem(updates_.get(), key.get()));
   }
   void forget() {
+    writes_.forget();
     written_.clear();
     targets_.clear();
     found_.clear();
@@ -115,13 +137,14 @@ class ListUpdates {
 
   Ref recipes_, updates_, why_, signature_;
   Accounts& accounts_;
+  Dependents& dependents_;
   const VersionSlots& version;
   const SignatureSlots& signature;
   const LedgerSlots& ledger;
   std::vector<PyObject*> found_, loose_;  // of all its tensors, and those that are written to and have a recipe
   std::vector<Ref> targets_;              // of those that are written to
   std::vector<at::Tensor> written_;
-  std::vector<uint32_t> counts_;  // how often these have been written to
+  Writes writes_;
 };
 
 }  // namespace dtrrun

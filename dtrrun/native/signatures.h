@@ -51,6 +51,11 @@ class Key {
       const std::string& text = value.toStringRef();
       add(STRING | text.size() << 8);
       for (char letter : text) add(static_cast<uint64_t>(letter));
+    } else if (value.isList()) {  // of numbers: those of an optimizer's step
+      auto items = value.toListRef();
+      for (const IValue& item : items)
+        if (!item.isDouble()) return false;
+      add(DOUBLES | items.size() << 8);
     } else {
       return false;
     }

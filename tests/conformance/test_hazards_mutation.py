@@ -9,6 +9,7 @@ from torch import nn
 
 import dtrrun
 from dtrrun.core.graph import Operation, Version
+from dtrrun.runtime import operators
 
 
 def test_chain_of_mutations_whose_old_versions_are_needed():
@@ -370,3 +371,32 @@ def test_parameters_replaced_by_data_and_swap():
         return losses, model
 
     check_stress(program)
+
+
+def test_a_workspace_that_an_operator_leaves_changed_beside_its_results(monkeypatch):
+    """As cuDNN's batch normalization does in backward passes, which takes running statistics for no use."""
+    name = "dtrrun_test_backward"
+    statistics = operators.Statistics((1, 2), None, False)
+    monkeypatch.setitem(operators._STATISTICS, f"aten::{name}", statistics)
+    monkeypatch.setattr(operators, "_WRITES_UNSAID", {f"aten::{name}": (3,)})
+
+    def backward(x, _mean, _variance, reserve):
+        result = x * 2 + reserve
+        reserve.mul_(3)
+        return result
+
+    with torch.library._scoped_library("aten", "FRAGMENT") as library:
+        library.define(f"{name}(Tensor x, Tensor? mean, Tensor? variance, Tensor reserve) -> Tensor")
+        library.impl(name, backward, "CPU")
+
+        def program():
+            kept = []
+            mean, variance = torch.zeros(32), torch.ones(32)
+            for _ in range(12):
+                x = torch.randn(32, 32).sin()
+                reserve = x.exp()
+                kept += [x, reserve, getattr(torch.ops.aten, name)(x, mean, variance, reserve)]
+                mean += 1
+            return kept
+
+        check(program)

@@ -61,6 +61,7 @@ PROGRAMS = {
         torch.optim.Adam,
         {"foreach": False},
     ),
+    "lists": (Words, lambda: torch.randint(50, (16, 12)), torch.optim.AdamW, {"foreach": True}),
 }
 
 
@@ -114,6 +115,26 @@ def test_hardly_an_operator_goes_to_python(name):
         in_python = sum(native.python_calls().values()) - before
         share = in_python / (session.ledger.age - age)
     assert share < (0.02 if name == "one tensor at a time" else 0.1), native.python_calls()
+
+
+@pytest.mark.parametrize("share", [2, 0.8])
+@pytest.mark.parametrize("optimizer", ["AdamW", "NAdam", "RMSprop", "Adagrad"])
+def test_an_optimizer_on_lists_stays_out_of_python(optimizer, share):
+    """Also what it computes for one step alone, and weights on which the evicted forward pass depends."""
+    *_, peak = inside("images", None)[1]
+    model, batch = Images(), PROGRAMS["images"][1]
+    stepping = getattr(torch.optim, optimizer)(model.parameters(), foreach=True)
+    with dtrrun.budget(int(share * peak), native="require") as session:
+        for step in range(12):
+            if step == 8:
+                before = session._native.python_calls()
+            stepping.zero_grad()
+            model(batch()).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=True)
+            stepping.step()
+        after = session._native.python_calls()
+        assert (session.report()["evictions"] > 0) == (share < 1)
+    assert [name for name in after if "foreach" in name and after[name] != before[name]] == []
 
 
 def test_nothing_grows():

@@ -1,0 +1,52 @@
+// What depends on a constant that an operator is about to write to: `Mutation.rescue_dependents` in core/mutation.py.
+#pragma once
+
+#include <unordered_set>
+
+#include "ledger.h"
+
+namespace dtrrun {
+
+class Dependents {
+ public:
+  Dependents(PyObject* recipes, Accounts& accounts)
+      : recipes_(Ref::copy(recipes)), why_(checked(PyUnicode_InternFromString("input mutated"))),
+        version_(accounts.version) {}
+
+  // Keeps what was computed from the present content of a constant. Returns false if something evicted would have to be
+  // brought back for that: then Python does all of it.
+  bool rescue(PyObject* constant) {
+    if (version_.needed_by.is_none(constant)) return true;
+    std::vector<Ref> released, stack;
+    std::unordered_set<PyObject*> seen;
+    stack.push_back(Ref::copy(constant));
+    while (!stack.empty()) {
+      Ref one = std::move(stack.back());
+      stack.pop_back();
+      if (version_.needed_by.is_none(one.get())) continue;
+      Ref dependents = Ref::copy(version_.needed_by.get(one.get()));
+      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(dependents.get()); i++) {
+        Ref node = Ref::copy(Accounts::referent(PyList_GET_ITEM(dependents.get(), i)));
+        if (!node || version_.operation.is_none(node.get()) || !seen.insert(node.get()).second) continue;
+        bool resident = version_.resident.is_true(node.get());
+        if (resident && version_.scratch.is_none(node.get())) {
+          checked(PyObject_CallMethod(recipes_.get(), "make_constant", "OO", node.get(), why_.get()));
+        } else if (!resident && !version_.superseded.is_true(node.get()) && Accounts::referent(node.get()) != nullptr) {
+          return false;
+        } else {
+          released.push_back(Ref::copy(node.get()));
+          stack.push_back(std::move(node));
+        }
+      }
+    }
+    for (const Ref& node : released) checked(PyObject_CallMethod(recipes_.get(), "lose", "O", node.get()));
+    version_.needed_by.set(constant, Py_None);
+    return true;
+  }
+
+ private:
+  Ref recipes_, why_;
+  const VersionSlots& version_;
+};
+
+}  // namespace dtrrun

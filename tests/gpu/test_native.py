@@ -1,0 +1,103 @@
+"""The native interposer on a GPU: the decisions of the Python mode, in whichever thread an operator comes."""
+
+import gc
+import threading
+
+import pytest
+import torch
+from gpu_programs import DEVICE, HOLLOW, MIB, beside, convnet, forget, mlp, same, train, transformer
+from torch.nn import functional as F
+
+import dtrrun
+from dtrrun.native import build
+
+pytestmark = pytest.mark.usefixtures("gpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def extension():
+    try:
+        return build.load(print)
+    except build.CannotBuild as error:
+        pytest.skip(str(error))
+
+
+def inside(make, budget, native):
+    gc.collect()
+    forget()
+    with dtrrun.budget(budget, device=DEVICE, native=native, cost="model") as session:
+        trained = train(make)
+        report = session.report()
+        assert not session.slow_path.reasons.any  # autograd's thread is none of the program's own
+    return trained, [report[name] for name in ("evictions", "rematerializations", "peak_bytes")]
+
+
+@pytest.mark.parametrize("make", [convnet, mlp, transformer])
+def test_decisions_are_those_of_the_python_mode(make):
+    overhead = beside()
+    plain, (*_, peak) = inside(make, None, "off")
+    budget = overhead + 96 * MIB + int(0.7 * peak)
+    decided = inside(make, budget, "off")[1]
+    trained, found = inside(make, budget, "require")
+    assert same(plain, trained)
+    assert found[0] > 0
+    if HOLLOW:  # the limit in a real one's budget follows what its libraries take
+        assert found == decided
+
+
+def test_steps_stay_out_of_python():
+    model, batch = convnet()
+    model.to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with dtrrun.budget(None, device=DEVICE, native="require") as session:
+        for step in range(14):
+            if step == 10:  # what is costly is measured eight times
+                before = session._native.python_calls()
+            optimizer.zero_grad()
+            model(batch()).square().mean().backward()
+            optimizer.step()
+        after = session._native.python_calls()
+    assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {}
+
+
+def test_what_the_fast_path_has_no_memory_for_runs_again():
+    """Also a random operator, which draws the same numbers then."""
+    x = torch.ones(16 * MIB // 4, device=DEVICE)
+    torch.manual_seed(3)
+    expected = [F.dropout(x).cpu() for _ in range(12)]
+    with dtrrun.budget(None, device=DEVICE, native="require", cost="model") as session:
+        F.dropout(x)
+        session.set_budget(session.report()["overhead_bytes"] + 196 * MIB)
+        torch.manual_seed(3)
+        found = []
+        for _ in range(12):
+            session.ledger.set_limit(1 << 40)  # as if it did not know what the allocator will refuse
+            found.append(F.dropout(x))
+        assert session.report()["oom_retries"] > 0
+        equal = [torch.equal(one, other.cpu()) for one, other in zip(expected, found, strict=True)]
+        assert HOLLOW or all(equal)
+
+
+def test_another_thread_of_the_programs_ends_the_fast_path():
+    with dtrrun.budget(None, device=DEVICE, native="require") as session:
+        x = torch.ones(64, 64, device=DEVICE)
+        host = threading.Thread(target=lambda: torch.ones(8) + 1)
+        host.start()
+        host.join()
+        assert not session.slow_path.reasons.any
+        other = threading.Thread(target=lambda: x + 1)
+        other.start()
+        other.join()
+        assert session.slow_path.reasons.all == {"threads"}
+
+
+def test_a_side_stream_is_pythons():
+    with dtrrun.budget(None, device=DEVICE, native="require", cost="model") as session:
+        x = torch.ones(64, 64, device=DEVICE)
+        x + 1
+        x + 1
+        before = session._native.python_calls().get("aten.add", 0)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            y = x + 1
+        assert session._native.python_calls()["aten.add"] == before + 1
+        assert session.slow_path.version_of(y).pin == "side stream"
