@@ -214,8 +214,7 @@ class Rematerializer:
                         # turn.
                         relaxations -= 1
                         self._give_up(plan)
-                        for outer in entered[:-1]:
-                            self._back_out(outer)
+                        self._back_out(entered[:-1])
                         del entered[:-1]
                         continue
                     stack.pop()
@@ -274,13 +273,17 @@ class Rematerializer:
             del sources[-1]
             self._idle(source)
 
-    def _back_out(self, entered: Entered) -> None:
-        """Unlock the inputs of an operation that has not run, and that must lock them again."""
-        while entered.unlocked < entered.locked:
-            source = entered.operation.inputs[entered.unlocked]
-            source.locks -= 1
-            entered.unlocked += 1
-            self._idle(source)
+    def _back_out(self, waiting: list[Entered]) -> None:
+        """Unlock the inputs of operations that have not run, and that must lock them again.
+
+        The loop is in a function for the reason given in `_enter`.
+        """
+        for entered in waiting:
+            while entered.unlocked < entered.locked:
+                source = entered.operation.inputs[entered.unlocked]
+                source.locks -= 1
+                entered.unlocked += 1
+                self._idle(source)
 
     def _idle(self, source: Version) -> None:
         if source.scratch is not None and not source.locks and self._ledger.pressure:

@@ -111,7 +111,7 @@ class Replays {
     if (known == facts_.end() || known->second.func.get() != recipe.func.get()) return false;
     Facts& facts = known->second;
     PyObject* found = operation.signature.get(maker);
-    const std::vector<Geometry>* geometries = geometries_of(found);
+    auto geometries = geometries_of(found);
     auto count = static_cast<size_t>(PyList_GET_SIZE(inputs));
     if (geometries == nullptr || geometries->size() != count) return false;
     for (size_t i = 0; i < count; i++)
@@ -313,18 +313,19 @@ class Replays {
       PyList_SetItem(counts, i, PyLong_FromLongLong(as_number(PyList_GET_ITEM(counts, i)) + more[i]));
   }
 
-  // The geometries of a signature's tensors, or null if they are for Python.
-  const std::vector<Geometry>* geometries_of(PyObject* found) {
+  // The geometries of a signature's tensors, or null if they are for Python. The caller shares them: Python code that
+  // runs while room is made may change the budget, and then the table is cleared.
+  std::shared_ptr<const std::vector<Geometry>> geometries_of(PyObject* found) {
     auto known = geometries_.find(found);
     if (known == geometries_.end()) {
       Ref tuples = attribute(found, "geometries"), same = attribute(found, "same");
-      auto all = std::make_unique<std::vector<Geometry>>(PyTuple_GET_SIZE(tuples.get()));
+      auto all = std::make_shared<std::vector<Geometry>>(PyTuple_GET_SIZE(tuples.get()));
       bool readable = PyTuple_GET_SIZE(same.get()) == 0;
       for (size_t i = 0; readable && i < all->size(); i++) readable = (*all)[i].read(PyTuple_GET_ITEM(tuples.get(), i));
       if (!readable) all.reset();
       known = geometries_.emplace(found, std::pair(Ref::copy(found), std::move(all))).first;
     }
-    return known->second.second.get();
+    return known->second.second;
   }
 
   Ref mode_;
@@ -339,7 +340,7 @@ class Replays {
   const SignatureSlots& signature;
   const LedgerSlots& ledger;
   Slot operators_ns_, count_, nbytes_;
-  std::unordered_map<PyObject*, std::pair<Ref, std::unique_ptr<std::vector<Geometry>>>> geometries_;
+  std::unordered_map<PyObject*, std::pair<Ref, std::shared_ptr<const std::vector<Geometry>>>> geometries_;
 };
 
 }  // namespace dtrrun

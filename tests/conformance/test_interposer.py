@@ -213,6 +213,33 @@ def test_a_replay_that_fails_leaves_the_accounts_right():
         check_accounts(session)
 
 
+def test_the_budget_may_change_while_room_is_made(monkeypatch):
+    """In Python code that runs meanwhile: here a rule, but it may be a signal handler, or a finalizer."""
+
+    def program():
+        kept = [torch.linspace(0, 1, 4096)]
+        for _ in range(40):
+            kept.append((kept[-1] * 1.5).sin())
+        return [one.sum().item() for one in (*kept[::-7], *kept)]
+
+    plain = program()
+    with dtrrun.budget("200kB", native="require", cost="model", heuristic="lru") as session:
+        policy, changes = type(session.dtr.policy), []
+        select = policy.select
+
+        def selects(self, *arguments):
+            if session.dtr.eviction.replaying:
+                session.set_budget("200kB")  # it forgets all signatures
+                changes.append(session.ledger.age)
+            return select(self, *arguments)
+
+        monkeypatch.setattr(policy, "select", selects)
+        assert program() == plain
+        assert changes
+        assert session.report()["rematerializations"] > 10
+        check_accounts(session)
+
+
 def test_tensors_made_from_numbers_stay_out_of_python():
     """Data sets make many of them: constants that are new to the session, parts of which are overwritten."""
 

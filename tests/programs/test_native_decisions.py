@@ -30,6 +30,22 @@ COUNTS = (
 )
 HEURISTICS = ("h_dtr_eq", "h_dtr_eq", "h_chain", "random")
 
+GIVEN_UP: Program = (
+    ("drop", 0),
+    ("drop", 0),
+    ("higher", 0, "hessian_vector"),
+    ("drop", 1),
+    ("unary", 0, "sin"),
+    ("change_module", "linear", "eval"),
+    ("within", "saved_twice", (("higher", 0, "grad"),)),
+    ("unary", 0, "sin"),
+)
+"""Inside hardly more than it needs, operations that wait for their inputs are given up many times."""
+
+nothing_to_compare = pytest.mark.skipif(
+    os.environ.get("NATIVE") == "off", reason="there is nothing to compare"
+)
+
 
 def decisions(report: dict[str, Any]) -> dict[str, Any]:
     if report["error"]:  # while it is handled, its traceback keeps what the frames of Python code refer to
@@ -37,7 +53,22 @@ def decisions(report: dict[str, Any]) -> dict[str, Any]:
     return {name: report[name] for name in COUNTS}
 
 
-@pytest.mark.skipif(os.environ.get("NATIVE") == "off", reason="there is nothing to compare")
+def both(
+    monkeypatch: pytest.MonkeyPatch,
+    program: Program,
+    conditions: Conditions,
+    expected: list[Any] | None = None,
+    least: int | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Decisions of the native extension, and those of Python."""
+    native = decisions(compare(program, conditions, expected, least))
+    with monkeypatch.context() as patch:
+        patch.setattr(Rematerializer, "_natively", lambda *_: False)
+        patch.setattr(Eviction, "_natively", lambda *_: None)
+        return native, decisions(compare(program, conditions, expected, least))
+
+
+@nothing_to_compare
 def test_decisions_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     tally: Counter[str] = Counter()
 
@@ -50,11 +81,7 @@ def test_decisions_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
             heuristic = HEURISTICS[len(program) % len(HEURISTICS)]
             one = conditions._replace(share=share, verify=False, copies=False, heuristic=heuristic)
             note(f"compare({program!r}, {one!r})")
-            native = decisions(compare(program, one, expected, least))
-            with monkeypatch.context() as patch:
-                patch.setattr(Rematerializer, "_natively", lambda *_: False)
-                patch.setattr(Eviction, "_natively", lambda *_: None)
-                python = decisions(compare(program, one, expected, least))
+            native, python = both(monkeypatch, program, one, expected, least)
             assert native == python
             least = native.get("peak_bytes") if least is None else least
             tally["compared"] += 1
@@ -69,3 +96,14 @@ def test_decisions_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         gc.enable()
     print(dict(tally))
     assert tally["rematerialized"] > tally["compared"] / 4
+
+
+@nothing_to_compare
+def test_decisions_are_the_same_where_operations_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation that no longer waits must not count as a reader of what it would have made."""
+    least = None
+    for share in (None, -0.4, -0.3, -0.2):
+        native, python = both(monkeypatch, GIVEN_UP, Conditions(share=share, verify=False), None, least)
+        assert native == python
+        assert native["rematerializations"] > 0
+        least = native["peak_bytes"] if least is None else least

@@ -1,0 +1,116 @@
+"""Whether the native fast path evicts and recomputes what Python would, in each example.
+
+`python -m tests.bench.decisions [EXAMPLE…] [--steps N] [ARGS…]`, from the project's folder. Each example runs
+inside shares of its peak in three ways: natively, with all but the interposer in Python, and under the Python
+mode. The first two must decide alike. For the mode PyTorch may run other operators: its decisions may differ,
+and are shown, but all bits must be the same. Costs are those of `--cost model`, since measured ones differ
+from run to run.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.bench.runs import (
+    CAPTURE,
+    PATIENCE,
+    ROOT,
+    TINY,
+    Run,
+    difference,
+    environment,
+    finished,
+    plain,
+    share,
+)
+from tests.bench.section import row
+
+SHARES = (70, 50, 40)
+IN_PYTHON = Path(__file__).with_name("in_python.py")
+SAME_RULE = "h'(s=yes,m=yes,c=eqclass)"
+"""The default rule under another name, for which the search is in Python."""
+
+WAYS = {
+    "native": (["--native", "require"], []),
+    "python": (["--native", "require", "--heuristic", SAME_RULE], [str(IN_PYTHON)]),
+    "mode": (["--native", "off"], []),
+}
+"""For each, options of `dtrrun` and what runs the script."""
+
+SHOWN = ("evictions", "rematerializations", "peak_bytes")
+COMPARED = (*SHOWN, "evicted_bytes", "rematerialized_bytes", "over_budget", "error")
+
+
+def run(way: str, budget: int | None, example: str, *arguments: str) -> Run:
+    options, runner = WAYS[way]
+    if budget is not None:
+        options = [*options, "--budget", f"{budget}B"]
+    with tempfile.TemporaryDirectory() as folder:
+        capture, report = Path(folder, "capture.json"), Path(folder, "report.json")
+        command = [
+            sys.executable,
+            "-m",
+            "dtrrun",
+            "--quiet",
+            "--cost",
+            "model",
+            "--json",
+            str(report),
+            *options,
+        ]
+        script = ROOT / "docs" / "examples" / f"{example}.py"
+        command += [sys.executable, *runner, str(CAPTURE), str(capture), str(script), *arguments]
+        status, stderr, _ = finished(command, ROOT, environment(), PATIENCE)
+        found = [json.loads(file.read_text()) if file.exists() else {} for file in (capture, report)]
+    result = Run(status, stderr, *found)
+    if not result.report or (status and not result.infeasible):
+        raise RuntimeError(f"{example}, {way}, {budget}: exit status {status}: {stderr[-1000:]}")
+    return result
+
+
+def shown(one: Run) -> list[str]:
+    if one.infeasible:
+        return [f"needs {one.report['least_budget_bytes']:,}", "", ""]
+    return [f"{one.report[name]:,}" for name in SHOWN]
+
+
+def compared(ours: Run, theirs: Run) -> tuple[str, bool, bool]:
+    """A cell of the table, whether decisions are equal, and whether bits are."""
+    decisions = all(ours.report[name] == theirs.report[name] for name in COMPARED)
+    if (ours.infeasible or theirs.infeasible) or not (other := difference(ours, theirs)):
+        return ("equal" if decisions else " ".join(shown(theirs))), decisions, True
+    return f"other bits: {other}", decisions, False
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.decisions", description=__doc__)
+    parser.add_argument(
+        "examples", nargs="*", metavar="EXAMPLE", help=f"of {', '.join(TINY)}; all if none is given"
+    )
+    parser.add_argument("--steps", default="3")
+    args, more = parser.parse_known_args()  # the others are for the examples
+    if unknown := set(args.examples) - set(TINY):
+        parser.error(f"no example is called {', '.join(sorted(unknown))}")
+    headers = ["Example", "Share", "Evictions", "Rematerializations", "Peak", "All in Python", "Python mode"]
+    print(row(headers), row(["---"] * len(headers)), sep="\n", flush=True)
+    wrong = 0
+    for example in args.examples or TINY:
+        arguments = ["--steps", args.steps, *more]
+        expected = plain(example, *arguments)
+        peak = run("native", None, example, *arguments).report["peak_bytes"]
+        for percent in SHARES:
+            native, python, mode = (run(way, share(percent, peak), example, *arguments) for way in WAYS)
+            in_python, alike, same = compared(native, python)
+            under_mode, _, also = compared(native, mode)
+            right = native.infeasible or not difference(expected, native)
+            cells = [example, f"{percent} %", *shown(native), in_python, under_mode]
+            print(row(cells), "" if right else "other bits than a plain run", flush=True)
+            wrong += not (alike and same and also and right)
+    print(f"\n{wrong} differ that should not")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
