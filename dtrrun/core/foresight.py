@@ -37,6 +37,24 @@ class Program(Protocol):
         """Yield the existing storages, newest first."""
 
 
+class Trained(Protocol):
+    """A program whose weights change at the end of a step: the ledger."""
+
+    def rescued_since(self, age: int) -> Iterable[Any]:
+        """Yield nodes made since then that can't be recomputed any more, because what they read has changed.
+
+        They had to be in memory at that moment, however long before the program had used them last.
+        """
+
+
+class Rescued(list[int]):
+    """When a storage is used that is needed once more when weights change, at the last of these times.
+
+    By then the program has released most of what it was computed from. So it should not be evicted at all,
+    although its next use is far away.
+    """
+
+
 class WatchedStep:
     """One recorded step. Places number its operators from 0; times are sums of their costs."""
 
@@ -88,6 +106,13 @@ class WatchedStep:
             uses = self.uses.get(age - self._begin - 1, {}).get(nbytes)
             if uses is not None and uses[-1:] != [self.length]:
                 uses.append(self.length)
+
+    def end(self, program: Trained) -> None:
+        """The step has ended."""
+        for one in program.rescued_since(self._begin):
+            made = self.uses.get(one.age - self._begin - 1, {})
+            if one.nbytes in made:
+                made[one.nbytes] = Rescued([*made[one.nbytes], self.length])
 
     def has(self, place: int, name: str, nbytes: int | None = None) -> bool:
         """Return whether that operator made a storage at `place`, and of that size if given."""
@@ -184,6 +209,8 @@ class Foresight:
                 return position + self.horizon // 4
             node.uses = uses
         place = bisect_right(uses, position)
+        if place == len(uses) - 1 and type(uses) is Rescued and node.resident:
+            return position
         return uses[place] if place < len(uses) else None
 
     def _uses_of(self, node: Any) -> Sequence[int] | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.evict import Eviction
 from dtrrun.core.graph import Version
-from dtrrun.core.ledger import Ledger
+from dtrrun.core.ledger import INPUT_MUTATED, Ledger
 from dtrrun.core.observer import COMPACTS, PERIOD_ENDS
 from dtrrun.core.recipes import Recipes
 from dtrrun.core.rematerialize import Rematerializer
@@ -103,7 +103,7 @@ class History:
             content = version()
             there = content is not None and version.operation is not None and version.resident
             if there and not self._is_intact(version, intact):
-                self._recipes.make_constant(version, "input mutated")
+                self._recipes.make_constant(version, INPUT_MUTATED)
 
     def _forget_small(self, age: int) -> None:
         """Drop the recipes of small, long-lived storages (predictions, losses), which would accumulate.

@@ -17,6 +17,7 @@ from dtrrun.core.observer import RESIZED, Observer
 from dtrrun.core.pool import Policy
 
 UNLIMITED = 1 << 62
+INPUT_MUTATED = "input mutated"
 SMALL_CONSTANT = 512  # bytes
 SMALL_CONSTANTS = 256  # of these
 LOOK_SHIFT = 4  # check the process's memory when a sixteenth of the budget (or peak) has been freed
@@ -240,6 +241,14 @@ class Ledger:
         for version in reversed(self.versions.values()):
             if version.operation is not None and not version.mutations:
                 yield version.age, version.operation.signature.operator.name, version.nbytes
+
+    def rescued_since(self, age: int) -> Iterator[Version]:
+        """For `core.foresight`: yield what was made since then, and became constant as its inputs changed."""
+        for version in reversed(self.versions.values()):
+            if version.age <= age and version.mutations == 0:
+                break
+            if version.pin == INPUT_MUTATED:
+                yield version
 
     # -- evictions -------------------------------------------------------------------------------
 

@@ -6,11 +6,11 @@ The write may come from an operator, or from code that is not one.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from dtrrun.core.foreign import LostError
 from dtrrun.core.graph import Version
-from dtrrun.core.ledger import Ledger
+from dtrrun.core.ledger import INPUT_MUTATED, Ledger
 from dtrrun.core.locks import Locks
 from dtrrun.core.observer import ESCAPES, WRITTEN_OUTSIDE
 from dtrrun.core.recipes import Recipes
@@ -145,7 +145,7 @@ class Mutation:
                         self._rematerializer.materialize((node,))
             for node in evicted:
                 if node.resident:
-                    self._recipes.make_constant(node, "input mutated")
+                    self._recipes.make_constant(node, INPUT_MUTATED)
             # The rescue may have evicted another dependent to make room: check again.
         for node in released:
             self._recipes.lose(node)  # so that versions computed from it later are not considered replayable
@@ -156,8 +156,11 @@ class Mutation:
 
         Resident ones become constants here, so what depends on them is safe.
         """
+        self._ledger.collect_dead()
         evicted: list[Version] = []
         released: list[Version] = []
+        # With their contents: the recipe of one may be all that keeps the memory of another.
+        resident: list[tuple[Version, Any]] = []
         seen: set[int] = set()
         stack: list[Version] = [version]
         while stack:
@@ -166,11 +169,14 @@ class Mutation:
                 if node is None or node.operation is None or id(node) in seen:
                     continue
                 seen.add(id(node))
-                if node.resident and node.scratch is None:
-                    self._recipes.make_constant(node, "input mutated")
+                content = node.memory() if node.resident and node.scratch is None else None
+                if content is not None:
+                    resident.append((node, content))
                 elif node.alive and not node.resident:
                     evicted.append(node)
                 else:
                     released.append(node)
                     stack.append(node)
+        for node, _ in resident:
+            self._recipes.make_constant(node, INPUT_MUTATED)
         return evicted, released

@@ -167,6 +167,8 @@ class _Watch(Observer):
         self.steps: list[WatchedStep] = []
 
     def begin(self) -> None:
+        if self.steps:
+            self.steps[-1].end(self._ledger)
         self.steps.append(WatchedStep(self._ledger.age))
 
     def finished(self, call: AnyCall, outputs: Sequence[Output]) -> None:

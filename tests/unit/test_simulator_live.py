@@ -65,6 +65,13 @@ def test_the_search_of_the_policy_makes_no_difference():
     assert predict(log, budget, "lru").steps != by_heap.steps
 
 
+def test_foresight_spares_what_the_program_holds_until_the_weights_change():
+    """The U-Net's result: once it is evicted, the whole forward pass would have to be run for it."""
+    log = read_log(next(path for path in LOGS if path.name.startswith("unet.")))
+    budget = predict(log, None).peak_bytes * 7 // 10
+    assert predict(log, budget, "h_chain(c=ancestors,s=0,next=1,released=alike)").overhead < 1.1
+
+
 def test_a_sweep_asks_for_it():
     path = str(next(path for path in LOGS if path.name.startswith("vae")))
     row = run_cell(Cell(path, "vae", "h_dtr", Budget(ratio=0.5), semantics="dtrrun"))

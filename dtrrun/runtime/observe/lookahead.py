@@ -32,6 +32,7 @@ class Lookahead(Observer):
     def step_ended(self) -> None:
         foresight, step = self.foresight, self._step
         if step is not None:
+            step.end(self._ledger)
             self._to_watch -= 1
             if step not in foresight.steps:
                 foresight.steps = [*foresight.steps, step][-KNOWN:]

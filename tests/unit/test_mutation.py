@@ -1,0 +1,67 @@
+"""core.mutation, on stand-ins: what a constant's dependents need when it is about to change."""
+
+from dtrrun.core.dtr import DTR
+from dtrrun.core.search import make_policy
+from dtrrun.simulator.live import LoggedCall
+from dtrrun.simulator.standins import Content, OutOfBudget, StandInExecutor, StandInMemory
+
+NBYTES = 4096
+
+
+class Program:
+    """Runs operators that each make one storage. Holds what it made, by name, until it is released."""
+
+    def __init__(self):
+        self.dtr = DTR(
+            make_policy("h_dtr_eq"),
+            StandInMemory(),
+            StandInExecutor(float("inf")),
+            budget_bytes=100 * NBYTES,
+            budget_error=OutOfBudget,
+            out_of_memory=OutOfBudget,
+            device_type="ours",
+            collects_garbage=False,
+        )
+        self.dtr.ledger.begin_pressure()
+        self.contents = {"weight": Content(NBYTES)}
+        self.dtr.operators.adopt(self.contents["weight"]).pin = "parameter"
+
+    def version(self, name):
+        return self.dtr.ledger.versions[id(self.contents[name])]
+
+    def run(self, name, *inputs, cost=10):
+        call = LoggedCall(name, cost, {"bytes": NBYTES}, [self.version(one) for one in inputs])
+        self.dtr.operators.admit(call)
+        self.contents[name] = Content(NBYTES)
+        self.dtr.operators.finish(call, [(0, self.contents[name], "")])
+        return self.version(name)
+
+    def evict(self, name):
+        assert self.dtr.eviction.evict_if_possible(self.version(name))
+
+    def release(self, name):
+        del self.contents[name]
+        self.dtr.ledger.collect_dead()
+
+
+def test_the_memory_of_one_dependent_lives_as_long_as_the_recipe_of_another():
+    """A rescue reaches `result` before `middle`, whose memory only the recipe of `result` keeps."""
+    program = Program()
+    program.run("first", "weight")
+    program.run("second", "weight")
+    middle = program.run("middle", "first", cost=1000)
+    result = program.run("result", "middle", "second")
+    evicted = program.run("evicted", "middle", cost=1000)
+    program.evict("evicted")
+    program.evict("result")
+    assert result.operation.kept_inputs == (middle(),)
+    program.release("first")
+    program.release("second")
+    program.release("middle")
+    # Back by other means than a rematerialization of its own, which releases what was kept for it.
+    program.dtr.ledger.restored(result)
+
+    program.dtr.mutation.rescue_dependents(program.version("weight"))
+    assert result.operation is None
+    program.dtr.rematerializer.materialize((evicted,))
+    assert evicted.resident
