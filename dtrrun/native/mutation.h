@@ -11,12 +11,14 @@ class Dependents {
  public:
   Dependents(PyObject* recipes, Accounts& accounts)
       : recipes_(Ref::copy(recipes)), why_(checked(PyUnicode_InternFromString("input mutated"))),
-        version_(accounts.version) {}
+        accounts_(accounts), version_(accounts.version) {}
 
-  // Keeps what was computed from the present content of a constant. Returns false if something evicted would have to be
-  // brought back for that: then Python does all of it.
+  // Keeps what was computed from the present content of a constant. Returns false, having done nothing, if something
+  // evicted would have to be brought back for that: then Python does all of it.
   bool rescue(PyObject* constant) {
     if (version_.needed_by.is_none(constant)) return true;
+    accounts_.collect_dead();
+    std::vector<std::pair<Ref, Ref>> resident;  // with their contents: the recipe of one may be all that keeps another's
     std::vector<Ref> released, stack;
     std::unordered_set<PyObject*> seen;
     stack.push_back(Ref::copy(constant));
@@ -28,10 +30,12 @@ class Dependents {
       for (Py_ssize_t i = 0; i < PyList_GET_SIZE(dependents.get()); i++) {
         Ref node = Ref::copy(Accounts::referent(PyList_GET_ITEM(dependents.get(), i)));
         if (!node || version_.operation.is_none(node.get()) || !seen.insert(node.get()).second) continue;
-        bool resident = version_.resident.is_true(node.get());
-        if (resident && version_.scratch.is_none(node.get())) {
-          checked(PyObject_CallMethod(recipes_.get(), "make_constant", "OO", node.get(), why_.get()));
-        } else if (!resident && !version_.superseded.is_true(node.get()) && Accounts::referent(node.get()) != nullptr) {
+        bool is_resident = version_.resident.is_true(node.get());
+        PyObject* content =
+            is_resident && version_.scratch.is_none(node.get()) ? accounts_.memory_of(node.get()) : nullptr;
+        if (content != nullptr) {
+          resident.emplace_back(std::move(node), Ref::copy(content));
+        } else if (!is_resident && !version_.superseded.is_true(node.get()) && Accounts::referent(node.get()) != nullptr) {
           return false;
         } else {
           released.push_back(Ref::copy(node.get()));
@@ -39,6 +43,8 @@ class Dependents {
         }
       }
     }
+    for (const auto& [node, content] : resident)
+      checked(PyObject_CallMethod(recipes_.get(), "make_constant", "OO", node.get(), why_.get()));
     for (const Ref& node : released) checked(PyObject_CallMethod(recipes_.get(), "lose", "O", node.get()));
     version_.needed_by.set(constant, Py_None);
     return true;
@@ -46,6 +52,7 @@ class Dependents {
 
  private:
   Ref recipes_, why_;
+  Accounts& accounts_;
   const VersionSlots& version_;
 };
 
