@@ -277,3 +277,56 @@ def test_a_budget_that_changes(taken):
             for _ in range(4):
                 torch._foreach_mul_(many, 0.9)
             assert len(taken) == before + 3
+
+
+def test_lists_that_can_all_be_recomputed():
+    """They get a recipe, as a single tensor does."""
+
+    def program():
+        kept = []
+        for _ in range(6):
+            a = [torch.randn(16, 16).sin() for _ in range(6)]
+            b = torch._foreach_sqrt(torch._foreach_abs(a))
+            before = [one.exp() for one in b]
+            torch._foreach_div_(b, 1.5)
+            torch._foreach_mul_(b, [0.5 * place for place in range(6)])
+            torch._foreach_mul_(b, [1, 2.5, 3, 4, 5, 6])
+            torch._foreach_add_(b, torch.tensor(2.0))
+            torch._foreach_addcdiv_(b, a, before)
+            kept += [a, b, before]
+        return kept
+
+    check(program)
+
+
+def test_lists_with_the_same_memory_twice():
+    def program():
+        kept = []
+        for _ in range(6):
+            a = [torch.randn(16, 16).sin() for _ in range(3)]
+            views = [a[0][:4], a[0][8:], a[1].t(), a[1]]
+            torch._foreach_mul_(views, 2.0)
+            torch._foreach_add_([a[2], a[2]], 1.0)
+            torch._foreach_add_(a, a)
+            kept += [a, views]
+        return kept
+
+    check(program)
+
+
+def test_what_the_program_still_has_of_weights_that_change():
+    """Some of it is evicted, and comes back for it."""
+
+    def program():
+        kept = []
+        weights = [torch.randn(16, 16) for _ in range(4)]
+        for _ in range(8):
+            hidden = [(one @ one).sin() for one in weights]
+            gradients = [one.cos() for one in hidden]
+            kept += [hidden, gradients]
+            torch._foreach_add_(weights, gradients, alpha=0.1)
+            torch._foreach_mul_(weights, 0.9)
+            kept.append([one.clone() for one in weights])
+        return kept
+
+    check(program)
