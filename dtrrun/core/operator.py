@@ -21,6 +21,7 @@ from dtrrun.core.recipes import Recipes
 from dtrrun.core.rematerialize import Rematerializer
 
 SHARED = "shared with a tensor without plain storage"
+SHARED_BY_THREADS = "written by one thread while another uses it"
 
 NEW = ""
 """Kind of output: a new storage, which can be evicted if the operator has a recipe."""
@@ -228,11 +229,14 @@ class Operators:
             for hole in call.statistics:
                 if call.versions[hole].used:
                     recipes.supersede(call.versions[hole], None, 0)
+        targets = [call.versions[holes[0]] for holes in call.written.values()]
+        if any(version.superseded for version in targets):  # meanwhile, by another thread
+            call.recordable = False
         operation = self._operation(call) if call.recordable else None
         made: list[tuple[int, Any]] = []
         changed: list[Version] = []
-        for holes in call.written.values():
-            version = call.versions[holes[0]]
+        for target, holes in zip(targets, call.written.values(), strict=True):
+            version = ledger.versions[target.key] if target.superseded else target
             if operation is not None:
                 version = recipes.supersede(version, operation, call.cost)
                 place = holes[0] - sum(hole < holes[0] for hole in call.statistics)  # in the recipe
@@ -242,6 +246,8 @@ class Operators:
             nbytes = call.resized(holes[0], version)
             if nbytes is not None:
                 ledger.resized(version, nbytes)
+            if target.locks:  # another thread's operator, which has locked the old version, uses the memory
+                self._mutation.escape(version, SHARED_BY_THREADS)
             changed.append(version)
         if not plain and not call.view:
             for hole, version in enumerate(call.versions):

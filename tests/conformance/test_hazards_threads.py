@@ -164,6 +164,37 @@ def test_data_loader_workers():
     check_stress(program)
 
 
+def test_threads_that_write_to_rows_of_one_tensor():
+    """A write makes a new version: the memory stays while another thread's operator, which has locked the old
+    one, uses it, and no recipe leaves out what the other thread has written."""
+
+    def program():
+        rows, matrix = torch.zeros(2, 50_000) + 1, torch.eye(200)
+        kept = [matrix]
+
+        def work(row):
+            for step in range(20):
+                rows[row].add_(step + row)
+                kept.append((matrix @ matrix).sin())
+
+        threads = [threading.Thread(target=work, args=(row,)) for row in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(20):
+            kept.append(kept[-1] @ matrix)
+        for thread in threads:
+            thread.join()
+        return rows
+
+    expected = program()
+    for _ in range(5):
+        with dtrrun.budget("2MB", over_budget="warn") as session:
+            rows = program()
+            assert torch.equal(rows, expected)
+            assert session.report()["evictions"] > 0
+        assert torch.equal(rows, expected)
+
+
 def in_a_thread(work):
     thread = threading.Thread(target=work)
     thread.start()
