@@ -36,6 +36,7 @@ class ListUpdates {
   // Finds what the call reads and writes. Returns false if something about it is special: without effect, but for what
   // has been rescued.
   bool prepare(const Facts& facts, const c10::FunctionSchema& schema, const IValue* values) {
+    forget();  // of a call that was interrupted
     bool found = look(facts, schema, values);
     if (!found) forget();  // the program's tensors, above all
     return found;
