@@ -12,7 +12,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
-#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -93,15 +92,9 @@ class Door {
       op.redispatchBoxed(keys & below, stack);
       return;
     }
+    Visit visit(*this);
     if (facts.way != Facts::Way::PYTHON && may_be_fast()) {
-      if (facts.way == Facts::Way::VIEW) {
-        if (view(facts, op, keys, stack, entered)) return;
-      } else if (facts.way == Facts::Way::LISTS) {
-        if (update_lists(facts, op, keys, stack, gil, entered)) return;
-        if (facts.recorded && lists_.recomputable && fast(facts, op, keys, stack, gil, entered)) return;
-      } else if (fast(facts, op, keys, stack, gil, entered)) {
-        return;
-      }
+      if (natively(facts, op, keys, stack, gil, entered)) return;
       bool learns = facts.way != Facts::Way::VIEW;
       in_python(facts, op, keys, stack, learns);
       return;
@@ -135,11 +128,56 @@ class Door {
     return calls;
   }
 
+  // Whether a thread other than this one is on the fast path.
+  bool is_inside() const { return inside_ != 0 && inside_ != PyThread_get_thread_ident(); }
+
   Device device;
   int64_t operators_ns = 0, bookkeeping_ns = 0;
-  bool inside = false;  // the fast path is running an operator
 
  private:
+  // While a thread's operator is here. On a GPU, threads of autograd's come and go, and usually one waits for another.
+  // If two bring operators at once, both go to Python from then on: there, locks keep them apart.
+  class Visit {
+   public:
+    explicit Visit(Door& door) : door_(door), own_(PyThread_get_thread_ident()) {
+      if (door.device.is_cpu()) return;
+      bool others = std::any_of(door.visitors_.begin(), door.visitors_.end(), [&](auto one) { return one != own_; });
+      if (others && !door.any_reason_.is_true(door.reasons_.get()))
+        checked(PyObject_CallMethod(door.mode_.get(), "overlap", nullptr));
+      door.visitors_.push_back(own_);
+    }
+    ~Visit() {
+      auto& all = door_.visitors_;
+      if (auto own = std::find(all.rbegin(), all.rend(), own_); own != all.rend()) all.erase(std::next(own).base());
+    }
+    Visit(const Visit&) = delete;
+
+   private:
+    Door& door_;
+    unsigned long own_;
+  };
+
+  // While a thread is on the fast path, where nothing is locked.
+  class Inside {
+   public:
+    explicit Inside(Door& door) : door_(door) { door.inside_ = PyThread_get_thread_ident(); }
+    ~Inside() { door_.inside_ = 0; }
+    Inside(const Inside&) = delete;
+
+   private:
+    Door& door_;
+  };
+
+  // Returns false if that is for Python.
+  bool natively(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
+                int64_t entered) {
+    Inside inside(*this);
+    if (facts.way == Facts::Way::VIEW) return view(facts, op, keys, stack, entered);
+    if (facts.way != Facts::Way::LISTS) return fast(facts, op, keys, stack, gil, entered);
+    return update_lists(facts, op, keys, stack, gil, entered) ||
+           (facts.recorded && lists_.recomputable && fast(facts, op, keys, stack, gil, entered));
+  }
+
   // -- an operator in Python -----------------------------------------------------------------------
 
   void in_python(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, bool learns) {
@@ -163,7 +201,7 @@ class Door {
       made = std::move(call.results);
       if (!call.done) push_results(op.schema(), result.get(), &made);
     }
-    if (learns && !missed_.words().empty()) {
+    if (learns && !missed_.words().empty() && !any_reason_.is_true(reasons_.get())) {
       if (!found_.is_none(slow_path_.get())) signatures_.add(missed_, found_.get(slow_path_.get()));
     }
     torch::jit::drop(*stack, count);
@@ -172,7 +210,8 @@ class Door {
 
   // In inference mode composites arrive whole: their parts come to us.
   void take_apart(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil) {
-    PyObject* kernel = PyDict_GetItem(kernels_.get(), facts.func.get());
+    PyObject* kernel = PyDict_GetItemWithError(kernels_.get(), facts.func.get());  // hashes it in Python
+    if (kernel == nullptr && PyErr_Occurred()) raise();
     if (kernel == nullptr) {
       Gil::Released released(gil);
       op.redispatchBoxed(keys & below, stack);
@@ -242,7 +281,7 @@ class Door {
 
   bool may_be_fast() {
     if (device.is_cpu()) return !any_reason_.is_true(reasons_.get()) && is_home();
-    if (!(device.is_bound() && device.on_main_stream() && is_alone()) || any_reason_.is_true(reasons_.get())) return false;
+    if (!(device.is_bound() && device.on_main_stream()) || any_reason_.is_true(reasons_.get())) return false;
     if (is_home()) return true;
     // On a GPU, backward passes run in a thread of autograd's, which is as good as the one that waits for it.
     thread_local std::weak_ptr<int> admitted;
@@ -255,14 +294,6 @@ class Door {
   bool is_home() {
     PyObject* home = home_.get(slow_path_.get());
     return home != Py_None && PyLong_AsUnsignedLong(home) == PyThread_get_thread_ident();
-  }
-  // Waits for an operator of another thread, whose inputs nobody has locked. Returns false if it takes long.
-  bool is_alone() {
-    for (int i = 0; inside && i < 10'000; i++) {
-      WithoutGil released;
-      usleep(20);
-    }
-    return !inside;
   }
 
   // -- views -----------------------------------------------------------------------------------------
@@ -290,19 +321,16 @@ class Door {
                     int64_t entered) {
     const IValue* values = stack->data() + (stack->size() - op.schema().arguments().size());
     missed_.clear();
-    if (inside || !lists_.prepare(facts, op.schema(), values)) return false;
+    if (!lists_.prepare(facts, op.schema(), values)) return false;
     int64_t started = now_ns(), ended = 0;
     try {
-      inside = true;
       {
         Gil::Released released(gil);
         op.redispatchBoxed(keys & below, stack);
       }
-      inside = false;
       ended = now_ns();
       lists_.finish(ended - started);
     } catch (...) {
-      inside = false;
       lists_.fail();
       if (!device.is_cpu()) forgives(mode_.get(), nullptr);
       throw;
@@ -436,7 +464,9 @@ class Door {
   bool describe(Call& call) {
     const Facts& facts = call.facts;
     const auto& arguments = call.op.schema().arguments();
-    call.excludes = facts.statistics[0] >= 0 && (facts.trains < 0 || call.argument(facts.trains) == IValue(true));
+    auto has = [&](int place) { return call.argument(place).isTensor() && call.argument(place).toTensor().defined(); };
+    call.excludes = facts.statistics[0] >= 0 && (has(facts.statistics[0]) || has(facts.statistics[1])) &&
+                    (facts.trains < 0 || call.argument(facts.trains) == IValue(true));
     key_.clear();
     offsets_matter_ = facts.makes_tensors || facts.way == Facts::Way::WRITES;  // for a recipe
     key_.add(reinterpret_cast<uint64_t>(&facts));
@@ -596,14 +626,12 @@ class Door {
       for (const at::Tensor& tensor : call.argument(0).toTensorVector()) writes.note(tensor);
     int64_t started = now_ns(), ended = 0;
     try {
-      inside = true;
       if (device.is_cpu() && signature.calls.number(found) != 0 && signature.cost.number(found) < BRIEF_NS) {
         call.op.redispatchBoxed(keys & below, call.stack);
       } else {
         Gil::Released released(gil);
         call.op.redispatchBoxed(keys & below, call.stack);
       }
-      inside = false;
       ended = now_ns();
       accounts_.ran(found, ended - started);
       operators_ns += ended - started;
@@ -624,14 +652,24 @@ class Door {
       }
       writes.count();
     } catch (...) {
-      inside = false;
-      if (!device.is_cpu() && ended == 0 && forgives(mode_.get(), call.facts.operator_.get(), call.record.rng.get()))
-        return 0;
-      for (PyObject* target : call.targets)
-        if (Ref made(PyObject_CallMethod(recipes_.get(), "half_written", "O", target)); !made) PyErr_Clear();
+      bool forgiven = false;
+      try {
+        PyObject *operator_ = call.facts.operator_.get(), *rng = call.record.rng.get();
+        forgiven = !device.is_cpu() && ended == 0 && forgives(mode_.get(), operator_, rng);
+      } catch (const python_error&) {  // an interrupt
+        half_written(call);
+        throw;
+      }
+      if (forgiven) return 0;
+      half_written(call);
       throw;
     }
     return ended;
+  }
+
+  void half_written(const Call& call) {
+    for (PyObject* target : call.targets)
+      if (Ref made(PyObject_CallMethod(recipes_.get(), "half_written", "O", target)); !made) PyErr_Clear();
   }
 
   // Whether it is a leaf that requires gradients (`is_leaf` in dispatch/arguments.py).
@@ -752,15 +790,18 @@ class Door {
                   Ref::copy(record.state),
                   Ref()};
     Ref recorded = as_sequence(recipe), result = results(op.schema(), stack);
-    checked(PyObject_CallMethod(slow_path_.get(), "enter", "OOOOOOOO", result.get(), facts.func.get(),
+    checked(PyObject_CallMethod(slow_path_.get(), "enter", "OOOOOOOOO", result.get(), facts.func.get(),
                                 facts.operator_.get(), found, PyTuple_GET_ITEM(recorded.get(), 1),
-                                PyTuple_GET_ITEM(recorded.get(), 2), record.inputs.get(), record.state));
+                                PyTuple_GET_ITEM(recorded.get(), 2), record.inputs.get(), record.state,
+                                record.rng ? record.rng.get() : Py_None));
   }
 
   Ref mode_, handle_, slow_path_, ledger_, dtr_, recipes_, reasons_, kernels_;
   Ambient ambient_;
   Accounts accounts_;
   Ref operation_class_, nothing_, uninitialised_, sticky_;
+  unsigned long inside_ = 0;             // the thread that is on the fast path
+  std::vector<unsigned long> visitors_;  // on a GPU: the threads whose operators are here
   std::shared_ptr<int> ticket_ = std::make_shared<int>();  // of threads other than the session's own
   const VersionSlots& version = accounts_.version;
   const SignatureSlots& signature = accounts_.signature;
@@ -891,7 +932,7 @@ PyObject* calls(PyObject*, PyObject*) {
   return guarded([]() -> PyObject* { return !door ? PyDict_New() : door->calls(counter).release(); });
 }
 
-PyObject* is_inside(PyObject*, PyObject*) { return PyBool_FromLong(door && door->inside); }
+PyObject* is_inside(PyObject*, PyObject*) { return PyBool_FromLong(door && door->is_inside()); }
 
 PyMethodDef methods[] = {
     {"open", open_door, METH_VARARGS, "Begin a session: open(mode, handle, classes, hole, chain_limit, device_type)."},
@@ -907,7 +948,7 @@ PyMethodDef methods[] = {
     {"counters", counters, METH_NOARGS, "(ns in operators, ns of bookkeeping) of the fast path."},
     {"python_calls", calls<&Facts::python_calls>, METH_NOARGS, "How often each operator went to Python, by name."},
     {"native_calls", calls<&Facts::native_calls>, METH_NOARGS, "How often the fast path has handled each operator, by name."},
-    {"is_inside", is_inside, METH_NOARGS, "Whether the fast path is running an operator."},
+    {"is_inside", is_inside, METH_NOARGS, "Whether another thread is on the fast path."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -127,7 +127,9 @@ class ListUpdates {
         PyList_Append(types.get(), reinterpret_cast<PyObject*>(torch::getTHPDtype(static_cast<at::ScalarType>(type))));
     Ref key = checked(Py_BuildValue("(OnNL)", facts.func.get(), static_cast<Py_ssize_t>(found_.size()),
                                     PyFrozenSet_New(types.get()), static_cast<long long>(nbytes)));
-    return Ref::copy(PyDict_GetItem(updates_.get(), key.get()));
+    PyObject* known = PyDict_GetItemWithError(updates_.get(), key.get());  // hashes the operator in Python
+    if (known == nullptr && PyErr_Occurred()) raise();
+    return Ref::copy(known);
   }
   void forget() {
     writes_.forget();

@@ -61,6 +61,11 @@ class CudaInterposer(Interposer):
         """This thread, which is not the one that trains, is about to use the GPU."""
         threads.joins()
 
+    def overlap(self) -> None:
+        """Operators of two threads are here at once: from now on all take the slow path, which locks."""
+        self.slow_path.reasons.add("threads")
+        self.wait_outside()
+
     def forgives(self, operator: Operator | None, drawn: Any, error: Any) -> bool:
         """Return whether an operator that raised `error` has not begun to write, and will run again.
 

@@ -41,7 +41,7 @@ from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import as_without_mode, below, composite, inside_another_mode, program_autocast
 from dtrrun.runtime.operators import Operator, operator_of
 from dtrrun.runtime.patches.passing import until_return
-from dtrrun.runtime.storage import place_of, rounded, storage_of, type_of
+from dtrrun.runtime.storage import device_type_of, place_of, rounded, storage_of, type_of
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 UNPLAIN = "no plain storage"
@@ -534,20 +534,23 @@ class SlowPath:
         kwargs: dict[str, Any] | None,
         inputs: list[Version],
         state: State,
+        rng: Any = None,
     ) -> None:
-        """Enter outputs of the fast path other than a single plain tensor."""
+        """Enter outputs of the fast path other than a single plain tensor. rng: as `TensorCall.rng`."""
         if type(result) in (tuple, list) and self.ledger.fingerprints is None and not operator.takes_storage:
             try:
                 storages = [storage_of(tensor) for tensor in result if tensor is not None]
             except (NotImplementedError, RuntimeError, TypeError):  # sparse, opaque, a number or a list
-                pass
-            else:
-                recorded = func, template, kwargs, None, state, ()
+                storages = []
+            ours = self.ledger.device_type
+            # On a GPU, states of generators are on the host.
+            if storages and (self.device is None or all(device_type_of(one) == ours for one in storages)):
+                recorded = func, template, kwargs, rng, state, ()
                 self._enter_several(storages, new_operation(recorded, signature, inputs, inputs), operator)
                 return
         call = TensorCall(func, operator, self.ledger.device_type)
         call.template, call.kwargs, call.versions = template, kwargs or {}, inputs
-        call.state, call.signature, call.result = state, signature, result
+        call.state, call.signature, call.result, call.rng = state, signature, result, rng
         call.measured = self.device is not None
         call.cost = signature.cost
         with self.lock, Locks() as locks:
