@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import signal
 import threading
 
 import pytest
@@ -180,6 +181,67 @@ def test_a_second_thread_ends_the_fast_path():
         assert sum(session.mode.native_calls.values()) - fast <= 20
         for one in kept[1:20]:
             assert torch.equal(one, kept[0])
+
+
+def test_what_was_brought_back_for_an_operator_stays_until_it_has_run():
+    """A thread that joins while the fast path is in Python waits for it."""
+    b = torch.rand(1 << 16)
+    expected = (b.sin() + 1).sum()
+    begin, ended = threading.Event(), threading.Event()
+
+    with dtrrun.budget(None, native="require", cost="model") as session:
+        ledger = session.ledger
+
+        def work():
+            begin.wait()
+            ledger.budget_bytes = ledger.resident_bytes
+            ledger.set_limit(ledger.resident_bytes)
+            b * 3  # for which all must go that can
+            ledger.budget_bytes = None
+            ledger.set_limit(1 << 62)
+            ended.set()
+
+        make_ready = session.slow_path.make_ready
+
+        def slowly(*args):
+            ns = make_ready(*args)
+            begin.set()
+            ended.wait(0.3)
+            return ns
+
+        a = b.sin()
+        a + 1, b * 3
+        ledger.collect_dead()
+        ledger.begin_pressure()
+        assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(a))
+        other = threading.Thread(target=work)
+        other.start()
+        session.slow_path.make_ready = slowly
+        found = a + 1
+        other.join()
+        assert torch.equal(found.sum(), expected)
+
+
+def test_an_interrupt_while_an_operator_is_hashed(monkeypatch):
+    """Which is done in Python."""
+    hash_of = torch._ops.OpOverload.__hash__
+    pending = []
+
+    def interrupted(operator):
+        while pending:
+            pending.pop()
+            signal.raise_signal(signal.SIGINT)
+        return hash_of(operator)
+
+    ones = [torch.ones(8) for _ in range(3)]
+    with dtrrun.budget(None, native="require"):
+        for _ in range(3):
+            torch._foreach_add_(ones, ones)
+        monkeypatch.setattr(torch._ops.OpOverload, "__hash__", interrupted)
+        pending.append(True)
+        with pytest.raises(KeyboardInterrupt):
+            torch._foreach_add_(ones, ones)
+        assert not pending
 
 
 def test_one_session_at_a_time_and_none_afterwards(extension):

@@ -1,12 +1,15 @@
 """The native interposer on a GPU: the decisions of the Python mode, in whichever thread an operator comes."""
 
 import gc
+import random
+import sys
 import threading
 
 import pytest
 import torch
 from gpu_programs import DEVICE, HOLLOW, MIB, beside, convnet, forget, mlp, same, train, transformer
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dtrrun
 from dtrrun.native import build
@@ -101,3 +104,61 @@ def test_a_side_stream_is_pythons():
             y = x + 1
         assert session._native.python_calls()["aten.add"] == before + 1
         assert session.slow_path.version_of(y).pin == "side stream"
+
+
+def test_attention_with_dropout_keeps_what_it_has_drawn():
+    """Two of its results are its generator's state, on the host."""
+    generator = torch.cuda.default_generators[0]
+    with dtrrun.budget(None, device=DEVICE, native="require", cost="model") as session:
+        x = torch.ones(4, 4, 256, 64, device=DEVICE, requires_grad=True) * 1
+        for _ in range(3):
+            with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+                attended = F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
+        seen = int(attended.grad_fn._saved_philox_offset), generator.get_offset()
+        assert "scaled_dot_product" in str(session._native.native_calls())
+        version = session.slow_path.version_of(attended)
+        session.ledger.begin_pressure()
+        assert session.dtr.eviction.evict_if_possible(version)
+        attended + 1
+        assert session.report()["rematerializations"] == 1
+        assert (int(attended.grad_fn._saved_philox_offset), generator.get_offset()) == seen
+
+
+@pytest.fixture
+def hasty():
+    """Threads take turns all the time."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def chain(x, length, draw):
+    """Of shapes that are new nearly each time."""
+    for _ in range(length):
+        kind = draw.randrange(5)
+        if kind < 2:
+            x = torch.cat([x, x])[: len(x) + 1] if kind else x.t().contiguous()
+        else:
+            x = (x.sin, x.exp, x.cos)[kind - 2]()
+    return x
+
+
+def test_operators_of_two_threads_at_once(hasty):
+    """Autograd's thread and another, which does not wait for it: recipes are those of their own operators."""
+    draw, made = random.Random(0), []
+    with dtrrun.budget(None, device=DEVICE, native="require", cost="model") as session:
+        weight = torch.ones(8, 8, device=DEVICE, requires_grad=True)
+        (weight * 1).sum().backward()
+        assert not session.slow_path.reasons.any
+        for _ in range(60):
+            y = chain(weight * 1, 60, draw)
+            other = threading.Thread(target=y.backward, args=(torch.ones_like(y),))
+            other.start()
+            kept = [chain(weight.detach(), 60, draw) for _ in range(4)]
+            other.join()
+            weight.grad = None
+            made += [one.operation for one in session.ledger.versions.values() if one.operation is not None]
+        for operation in made:
+            func, *_ = operation.recorded
+            assert operation.signature.operator.described == repr(func)
