@@ -159,6 +159,7 @@ def test_operators_of_two_threads_at_once(hasty):
             other.join()
             weight.grad = None
             made += [one.operation for one in session.ledger.versions.values() if one.operation is not None]
+            del kept  # whose recipes are among these
         for operation in made:
             func, *_ = operation.recorded
             assert operation.signature.operator.described == repr(func)

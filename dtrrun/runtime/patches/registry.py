@@ -16,7 +16,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import ClassMethodDescriptorType, CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
 from torch import overrides
@@ -55,7 +55,9 @@ class Patches:
             read = hiding(make(found.__get__))
             layer = _Attribute(found, property(read, doc=found.__doc__), ((owner, name),))
         else:
-            kind = MethodStandIn if hasattr(type(found), "__get__") else StandIn
+            kind: type[StandIn] = MethodStandIn if hasattr(type(found), "__get__") else StandIn
+            if isinstance(found, ClassMethodDescriptorType):
+                kind = ClassMethodStandIn
             layer = _Attribute(found, kind(found, owner, name, make), ((owner, name), *aliases))
         self._layers.append(layer)
 
@@ -234,6 +236,15 @@ class MethodStandIn(StandIn):
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else MethodType(self.call, instance)
+
+
+class ClassMethodStandIn(MethodStandIn):
+    __slots__ = ()
+    __doc__ = vars(StandIn)["__doc__"]
+    __module__ = vars(StandIn)["__module__"]
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return MethodType(self.call, type(instance) if owner is None else owner)
 
 
 class _Attribute:

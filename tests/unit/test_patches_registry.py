@@ -1,0 +1,40 @@
+"""runtime.patches.registry: C functions of all kinds are replaced, and put back."""
+
+from dtrrun.runtime.patches.registry import Patches
+
+
+def test_a_class_method_in_c_gets_its_class():
+    """As `torch.autograd.Function.apply` is one, since PyTorch 2.15."""
+    seen = []
+
+    def counting(original):
+        def fromkeys(cls, *args):
+            seen.append(cls)
+            return original(cls, *args)
+
+        return fromkeys
+
+    class Base(dict):
+        pass
+
+    Base.fromkeys = vars(dict)["fromkeys"]
+
+    class Derived(Base):
+        pass
+
+    patches = Patches()
+    patches.wrap(Base, "fromkeys", counting)
+    assert type(Base.fromkeys("ab")) is Base
+    assert type(Derived.fromkeys("ab", 1)) is Derived
+    assert Derived().fromkeys("a") == {"a": None}
+    kept = Derived.fromkeys
+    assert seen == [Base, Derived, Derived]
+    patches.undo()
+    assert Derived.fromkeys("a") == kept("a") == {"a": None}
+    assert seen == [
+        Base,
+        Derived,
+        Derived,
+        Derived,
+    ]  # a method that was bound before calls what it was bound to
+    assert vars(Base)["fromkeys"] is vars(dict)["fromkeys"]
