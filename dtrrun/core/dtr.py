@@ -49,7 +49,6 @@ class DTR:
         shortcuts: Shortcuts | None = None,
     ) -> None:
         """The arguments are described in the parts that use them."""
-        self.policy = policy
         self.ledger = Ledger(
             policy,
             memory,
@@ -93,3 +92,8 @@ class DTR:
             met_device=met_device,
             room_given_back=room_given_back,
         )
+
+    @property
+    def policy(self) -> Policy[Any]:
+        """The policy, which `Ledger.change_policy` changes."""
+        return self.ledger.policy

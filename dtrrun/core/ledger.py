@@ -51,6 +51,7 @@ class Ledger:
         "limit",
         "on_death",
         "peak_bytes",
+        "policy",
         "pressure",
         "resident_bytes",
         "scratch_bytes",
@@ -164,6 +165,48 @@ class Ledger:
                     seen.add(id(source))
                     stack.append(source)
                     self.policy.released(source)
+
+    def change_policy(self, policy: Policy[Any]) -> None:
+        """Let another policy choose what to evict from now on. Call it between operators.
+
+        policy: a new one. It takes over the pool, what is evicted or released, and the former's counts.
+        """
+        self.collect_dead()
+        former, pool = self.policy, list(self.policy)
+        try:
+            self._hand_over(former, policy, pool)
+        except BaseException:  # an interrupt: no version may be left with the former's state
+            self._hand_over(former, policy, pool)
+            raise
+
+    def _hand_over(self, former: Policy[Any], policy: Policy[Any], pool: list[Version]) -> None:
+        self.policy = policy
+        policy.score_evaluations = former.score_evaluations
+        policy.scoring_ns, policy.search_ns = former.scoring_ns, former.search_ns
+        for version in former:  # its references would count as readers
+            former.discard(version)
+        known = self._known()
+        for version in known:
+            version.bound = version.component = version.dependents = version.neighbourhood = None
+            version.uses = () if version.superseded else None  # others belong to another recorded step
+        if not self.pressure:
+            return
+        for version in pool:
+            policy.insert(version)
+        for version in known:
+            if version.operation is not None and not version.resident:
+                (policy.evicted if version.alive else policy.released)(version)
+
+    def _known(self) -> list[Version]:
+        """Return all versions: those with memory, or whose memory is evicted, and what they are made from."""
+        known = {id(version): version for version in (*self.versions.values(), *self.scratch.values())}
+        stack = list(known.values())
+        while stack:
+            for source in stack.pop().inputs:
+                if id(source) not in known:
+                    known[id(source)] = source
+                    stack.append(source)
+        return list(known.values())
 
     def evictable(self, version: Version) -> None:
         """Add a resident version with a recipe to the policy, if it is large enough."""

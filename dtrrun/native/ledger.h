@@ -12,33 +12,40 @@ namespace dtrrun {
 
 constexpr int LOOK_SHIFT = 4;  // as in core/ledger.py
 
-// `Ledger.policy`: the one in C++, or any other through its Python methods.
+// `Ledger.policy`, which may change between operators: one in C++, or any other through its Python methods.
 class Rule {
  public:
-  explicit Rule(Ref policy)
-      : policy_(std::move(policy)), native_(Py_TYPE(policy_.get()) == policy_type ? &policy_of(policy_.get()) : nullptr) {}
-  void insert(PyObject* version) { native_ ? native_->insert(version) : tell("insert", version); }
-  void discard(PyObject* version) { native_ ? native_->discard(version) : tell("discard", version); }
-  void evicted(PyObject* version) { native_ ? native_->evicted(version) : tell("evicted", version); }
-  void released(PyObject* version) { native_ ? native_->released(version) : tell("released", version); }
-  void rematerialized(PyObject* version) { native_ ? native_->left(version) : tell("rematerialized", version); }
-  void forget(PyObject* version) { native_ ? native_->left(version) : tell("forget", version); }
+  Rule(const Slot& policy, PyObject* ledger) : policy_(policy), ledger_(ledger) {}
+  void insert(PyObject* version) { tell<&Policy::insert>("insert", version); }
+  void discard(PyObject* version) { tell<&Policy::discard>("discard", version); }
+  void evicted(PyObject* version) { tell<&Policy::evicted>("evicted", version); }
+  void released(PyObject* version) { tell<&Policy::released>("released", version); }
+  void rematerialized(PyObject* version) { tell<&Policy::left>("rematerialized", version); }
+  void forget(PyObject* version) { tell<&Policy::left>("forget", version); }
   int64_t projected_cost(PyObject* version) {
-    if (native_) return native_->projected_cost(version);
-    return as_number(checked(PyObject_CallMethod(policy_.get(), "projected_cost", "O", version)).get());
+    if (Policy* policy = native()) return policy->projected_cost(version);
+    return as_number(checked(PyObject_CallMethod(object(), "projected_cost", "O", version)).get());
   }
   // Returns the version to evict, or null. The same predicate twice: for Python, and for C++.
   template <class Evictable>
   Ref select(int64_t now, PyObject* may_be_evicted, const Evictable& evictable) {
-    if (native_) return native_->select(now, evictable);
-    Ref found = checked(PyObject_CallMethod(policy_.get(), "select", "LO", static_cast<long long>(now), may_be_evicted));
+    if (Policy* policy = native()) return policy->select(now, evictable);
+    Ref found = checked(PyObject_CallMethod(object(), "select", "LO", static_cast<long long>(now), may_be_evicted));
     return found.get() == Py_None ? Ref() : std::move(found);
   }
 
  private:
-  void tell(const char* event, PyObject* version) { checked(PyObject_CallMethod(policy_.get(), event, "O", version)); }
-  Ref policy_;
-  Policy* native_;
+  PyObject* object() const { return policy_.get(ledger_); }
+  Policy* native() const { return Py_TYPE(object()) == policy_type ? &policy_of(object()) : nullptr; }
+  template <void (Policy::*event)(PyObject*)>
+  void tell(const char* name, PyObject* version) {
+    if (Policy* policy = native())
+      (policy->*event)(version);
+    else
+      checked(PyObject_CallMethod(object(), name, "O", version));
+  }
+  Slot policy_;
+  PyObject* ledger_;  // which outlives this
 };
 
 class Accounts {
@@ -48,8 +55,8 @@ class Accounts {
         block_class_(Ref::copy(type_of(classes, "Block"))), on_death_(attribute(ledger_object, "on_death")),
         nothing_(checked(PyTuple_New(0))), no_pin_(checked(PyUnicode_InternFromString(""))),
         scratch_(attribute(ledger_object, "scratch")), blocks_(attribute(ledger_object, "blocks")),
-        rule(attribute(ledger_object, "policy")), version(version_class_.get()),
-        signature(type_of(classes, "Signature")), slots(type_of(classes, "Ledger")),
+        version(version_class_.get()), signature(type_of(classes, "Signature")),
+        slots(type_of(classes, "Ledger")), rule(slots.policy, ledger_object),
         block_address_(block_class_.get(), "address"), block_nbytes_(block_class_.get(), "nbytes"),
         block_pin_(block_class_.get(), "pin"), mask_(mask) {
     pop_dead_ = attribute(slots.dead.get(ledger_object), "popleft");
@@ -65,10 +72,10 @@ class Accounts {
   Ref ledger_, version_class_, block_class_, on_death_, nothing_, no_pin_, scratch_, blocks_, pop_dead_;
 
  public:
-  Rule rule;
   VersionSlots version;
   SignatureSlots signature;
   LedgerSlots slots;
+  Rule rule;
 
   // -- versions --
 

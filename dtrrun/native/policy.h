@@ -709,6 +709,17 @@ PyObject* counted(PyObject* self, void*) {
   return PyLong_FromLongLong(policy_of(self).*counter);
 }
 
+template <int64_t Policy::*counter>
+int set_count(PyObject* self, PyObject* value, void*) {
+  int64_t number = value == nullptr ? -1 : as_number(value);
+  if (number == -1) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "not a count");
+    return -1;
+  }
+  policy_of(self).*counter = number;
+  return 0;
+}
+
 inline PyObject* new_policy(PyTypeObject* type, PyObject* args, PyObject*) {
   PyObject *heuristic, *version_class, *operation_class;
   if (!PyArg_ParseTuple(args, "OOO", &heuristic, &version_class, &operation_class)) return nullptr;
@@ -753,9 +764,9 @@ inline PyTypeObject* make_policy_type() {
   };
   static PyGetSetDef attributes[] = {
       {"nbytes", counted<&Policy::nbytes>, nullptr, nullptr, nullptr},
-      {"score_evaluations", counted<&Policy::score_evaluations>, nullptr, nullptr, nullptr},
-      {"scoring_ns", counted<&Policy::scoring_ns>, nullptr, nullptr, nullptr},
-      {"search_ns", counted<&Policy::search_ns>, nullptr, nullptr, nullptr},
+      {"score_evaluations", counted<&Policy::score_evaluations>, set_count<&Policy::score_evaluations>, nullptr, nullptr},
+      {"scoring_ns", counted<&Policy::scoring_ns>, set_count<&Policy::scoring_ns>, nullptr, nullptr},
+      {"search_ns", counted<&Policy::search_ns>, set_count<&Policy::search_ns>, nullptr, nullptr},
       {"foresight", [](PyObject*, void*) { return Ref::copy(Py_None).release(); }, nullptr, nullptr, nullptr},
       {"heuristic", [](PyObject* self, void*) { return Ref::copy(policy_of(self).heuristic()).release(); }, nullptr,
        nullptr, nullptr},

@@ -50,12 +50,12 @@ struct SignatureSlots {
 
 struct LedgerSlots {
   Slot age, budget_bytes, clock, dead, evicted_bytes, freed_bytes, heap, least_bytes, limit, on_death, peak_bytes,
-      pressure, resident_bytes, scratch_bytes, step_age, step_peak_bytes, versions;
+      policy, pressure, resident_bytes, scratch_bytes, step_age, step_peak_bytes, versions;
   explicit LedgerSlots(PyObject* cls)
       : age(cls, "age"), budget_bytes(cls, "budget_bytes"), clock(cls, "clock"), dead(cls, "dead"),
         evicted_bytes(cls, "evicted_bytes"), freed_bytes(cls, "freed_bytes"), heap(cls, "heap"),
         least_bytes(cls, "least_bytes"), limit(cls, "limit"), on_death(cls, "on_death"),
-        peak_bytes(cls, "peak_bytes"), pressure(cls, "pressure"), resident_bytes(cls, "resident_bytes"),
+        peak_bytes(cls, "peak_bytes"), policy(cls, "policy"), pressure(cls, "pressure"), resident_bytes(cls, "resident_bytes"),
         scratch_bytes(cls, "scratch_bytes"), step_age(cls, "step_age"), step_peak_bytes(cls, "step_peak_bytes"),
         versions(cls, "versions") {}
 };

@@ -231,6 +231,15 @@ class Session:
             with self.slow_path.telling(), (guard := below()), guard:
                 self.dtr.eviction.make_room(0, "set_budget")
 
+    def change_heuristic(self, name: str) -> None:
+        """Choose what to evict by another heuristic from now on. Call it between operators.
+
+        Raises ValueError for one that is unknown or cannot be loaded.
+        """
+        policy = native.policy(self._native, self.settings, name)
+        with self._lock:
+            self.ledger.change_policy(policy)
+
     # -- what the parts call ---------------------------------------------------------------------
 
     def pin(self, tensor: torch.Tensor) -> None:

@@ -38,4 +38,5 @@ conditions = st.builds(
     first=st.sampled_from((0, 0, 0, 2, 5)),
     left_out=st.sampled_from((0, 0, 0, 3, 6)),
     verify=st.sampled_from((True, True, False)),
+    turns=st.just(()),
 )

@@ -30,7 +30,8 @@ class Conditions(NamedTuple):
     share: None for a budget of one byte that is gone over (everything is evicted at every moment); else how
     far the budget lies from the peak of such a run (0) towards the program's own (1). copies: storages are
     restored by a copy, not by a swap. first, left_out: steps that run before the session begins, and after it
-    has ended. verify: else the dispatch mode takes its fast path.
+    has ended. verify: else the dispatch mode takes its fast path. turns: heuristics that take turns, one for
+    each step.
     """
 
     share: float | None = None
@@ -39,6 +40,7 @@ class Conditions(NamedTuple):
     first: int = 0
     left_out: int = 0
     verify: bool = True
+    turns: tuple[str, ...] = ()
 
 
 STRESS = Conditions()
@@ -103,6 +105,9 @@ def compare(
         try:
             for done in range(first, split):
                 w.run(program[done : done + 1], lambda: invariants.check(session))
+                if conditions.turns:
+                    session.change_heuristic(conditions.turns[done % len(conditions.turns)])
+                    invariants.check(session)
             done = split
             if split == len(program):
                 assert_same(expected, w.state(), "inside of the session")

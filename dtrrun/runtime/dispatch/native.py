@@ -35,12 +35,15 @@ def choose(settings: RuntimeSettings, warn: Callable[[str], None]) -> ModuleType
         return None
 
 
-def policy(extension: ModuleType | None, settings: RuntimeSettings) -> Policy[Any]:
-    """Return the policy of a session: that of the extension for the default rule, Python's for the others.
+def policy(
+    extension: ModuleType | None, settings: RuntimeSettings, heuristic: str | None = None
+) -> Policy[Any]:
+    """Return a policy of a session: that of the extension for the default rule, Python's for the others.
 
-    Raises ValueError for a rule that is unknown or cannot be loaded.
+    heuristic: another than that of the settings. Raises ValueError for a rule that is unknown or cannot be
+    loaded.
     """
-    name, sample, ignore_small = settings.heuristic, settings.sample, settings.ignore_small
+    name, sample, ignore_small = heuristic or settings.heuristic, settings.sample, settings.ignore_small
     if extension is not None and name == "h_dtr_eq" and not (sample or ignore_small):
         found: Policy[Any] = extension.Policy(make_heuristic(name), Version, Operation)
         return found

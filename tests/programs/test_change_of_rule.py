@@ -1,0 +1,63 @@
+"""Another heuristic takes over between two steps of a random program."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+
+from hypothesis import given, note
+
+from tests.programs import drawing
+from tests.programs.amount import NUMBER, search, seeded
+from tests.programs.language import Program
+from tests.programs.running import Conditions, compare, plain, settle
+from tests.programs.test_native_decisions import decisions
+
+TURNS = ("lru", "h_dtr_eq", "h_dtr_eq", "e_star", "h_chain", "random", "size")
+
+
+def test_the_bits_stay() -> None:
+    tally: Counter[str] = Counter()
+
+    @search(max(NUMBER // 3, 1))
+    @given(drawing.programs, drawing.conditions)
+    def same_bits(program: Program, conditions: Conditions) -> None:
+        expected = plain(program)
+        least = None
+        for share in (None, conditions.share):
+            one = conditions._replace(share=share, turns=TURNS)
+            note(f"compare({program!r}, {one!r})")
+            report = compare(program, one, expected, least)
+            least = report["peak_bytes"]
+            tally["rematerialized"] += report["rematerializations"] > 0
+        settle()
+
+    seeded(same_bits)()
+    assert tally["rematerialized"] > 0
+
+
+def test_a_rule_that_takes_over_from_itself_chooses_as_if_nothing_had_happened() -> None:
+    """So it knows of all that is in the pool, in order, and of all that is evicted or released."""
+    tally: Counter[str] = Counter()
+
+    @search(max(NUMBER // 3, 1))
+    @given(drawing.programs, drawing.conditions)
+    def same(program: Program, conditions: Conditions) -> None:
+        expected = plain(program)
+        least = None
+        for share in (None, conditions.share):
+            one = conditions._replace(share=share, verify=False, copies=False, heuristic="h_chain")
+            note(f"compare({program!r}, {one!r})")
+            alone = decisions(compare(program, one, expected, least))
+            changed = decisions(compare(program, one._replace(turns=("h_chain",)), expected, least))
+            assert changed == alone
+            least = alone.get("peak_bytes", least)
+            tally["rematerialized"] += alone.get("rematerializations", 0) > 0
+            settle()
+
+    gc.disable()  # when it frees cycles depends on how many objects have been made
+    try:
+        seeded(same)()
+    finally:
+        gc.enable()
+    assert tally["rematerialized"] > 0
