@@ -202,16 +202,22 @@ class Foresight:
         assert position is not None
         if node.age <= self._begin:
             return None
-        uses = getattr(node, "uses", None)
+        known = getattr(node, "uses", None)
+        if known is None or (known and known[0] is not self._stretches[-1]):
+            known = node.uses = self._stretches[-1], self._uses_of(node)
+        if not known:
+            return None
+        uses = known[1]
         if uses is None:
-            uses = self._uses_of(node)
-            if uses is None:
-                return position + self.horizon // 4
-            node.uses = uses
+            return position + self.horizon // 4
         place = bisect_right(uses, position)
         if place == len(uses) - 1 and type(uses) is Rescued and node.resident:
             return position
         return uses[place] if place < len(uses) else None
+
+    def now(self) -> tuple[int | None, int, int, list[_Stretch]]:
+        """Return what `next_use` depends on, for the native one (`native/foresight.h`)."""
+        return self.position, self.horizon, self._begin, self._stretches
 
     def _uses_of(self, node: Any) -> Sequence[int] | None:
         stretches = self._stretches

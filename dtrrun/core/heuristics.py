@@ -48,6 +48,9 @@ class Heuristic:
     """Factor on the score of a storage that the program has released."""
     foresight: float = 0.0
     """Exponent of the predicted time until the next use, which divides the score."""
+    powers: tuple[int, int, float] | None = None
+    """The exponents of cost, size and staleness, if the score is projected cost / (size * staleness) with
+    these: 0 or 1, and for staleness any float. None for other functions, which are not computed natively."""
 
 
 def h_dtr(size: int, staleness: int, cost: float, projected_cost: float) -> float:
@@ -91,13 +94,13 @@ def h_prime(staleness: bool, size: bool, cost: bool) -> Score:
 _NAMED = {
     heuristic.name: heuristic
     for heuristic in (
-        Heuristic("h_dtr", h_dtr, "e_star", ages=True),
-        Heuristic("h_dtr_eq", h_dtr, "eqclass", ages=True),
-        Heuristic("h_dtr_local", h_dtr, "none", ages=True),
-        Heuristic("lru", lru, "none", ages=True),
-        Heuristic("size", largest, "none", ages=False),
-        Heuristic("msps", msps, "ancestors", ages=False),
-        Heuristic("e_star", e_star, "e_star", ages=False),
+        Heuristic("h_dtr", h_dtr, "e_star", ages=True, powers=(1, 1, 1)),
+        Heuristic("h_dtr_eq", h_dtr, "eqclass", ages=True, powers=(1, 1, 1)),
+        Heuristic("h_dtr_local", h_dtr, "none", ages=True, powers=(1, 1, 1)),
+        Heuristic("lru", lru, "none", ages=True, powers=(0, 0, 1)),
+        Heuristic("size", largest, "none", ages=False, powers=(0, 1, 0)),
+        Heuristic("msps", msps, "ancestors", ages=False, powers=(1, 1, 0)),
+        Heuristic("e_star", e_star, "e_star", ages=False, powers=(1, 1, 0)),
     )
 }
 
@@ -144,6 +147,7 @@ def make_heuristic(name: str, seed: int = 0) -> Heuristic:
             exponent=settings.staleness or 1.0,
             released=chain.RELEASED if settings.released_first else 1.0,
             foresight=settings.next,
+            powers=(1, 1, settings.staleness or 0),
         )
     if name == "random":
         generator = random.Random(seed)  # separate from the program's generator
@@ -152,7 +156,9 @@ def make_heuristic(name: str, seed: int = 0) -> Heuristic:
         s, m, c = ablation.groups()
         score = h_prime(s == "yes", m == "yes", c != "no")
         neighbourhood: Neighbourhood = "e_star" if c == "e_star" else "eqclass" if c == "eqclass" else "none"
-        return Heuristic(name, score, neighbourhood, ages=s == "yes")
+        return Heuristic(
+            name, score, neighbourhood, ages=s == "yes", powers=(c != "no", m == "yes", s == "yes")
+        )
     return _of_the_user(name)
 
 

@@ -15,7 +15,8 @@ class Node(Protocol):
 
     The owner sets the last four to None when it makes the node, and does not touch them again. For heuristics
     with foresight it also has an `age` (`foresight.Made`) and a slot `uses`, which `foresight` fills; the
-    owner sets it to () once the program will not use the storage again.
+    owner sets it to () once the program will not use the storage again. What `foresight` puts there is when
+    the storage is used, or None, behind what the program was doing when that was looked up.
     """
 
     @property

@@ -189,6 +189,7 @@ class Policy(ABC, Generic[N]):
         If it is not in the pool, its own cost.
         """
         number = node.bound
+        self._neighbourhood.settle()
         return node.cost if number is None else self._neighbourhood.projected_cost(node, number)
 
     def select(self, now: int, evictable: Callable[[N], bool]) -> N | None:

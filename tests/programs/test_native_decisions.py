@@ -15,6 +15,7 @@ from hypothesis import given, note
 
 from dtrrun.core.evict import Eviction
 from dtrrun.core.rematerialize import Rematerializer
+from dtrrun.runtime.dispatch import native as dispatch
 from tests.programs import drawing
 from tests.programs.amount import NUMBER, search, seeded
 from tests.programs.language import Program
@@ -28,7 +29,14 @@ COUNTS = (
     "peak_bytes",
     "over_budget",
 )
-HEURISTICS = ("h_dtr_eq", "h_dtr_eq", "h_chain", "random")
+HEURISTICS = (
+    "h_dtr_eq",
+    "h_chain",
+    "random",
+    "h_chain(c=ancestors,s=.2,next=1,released=alike)",
+    "h_dtr_eq",
+    "h_chain(c=e_star,s=.6,next=.5,released=first)",
+)
 TURNS = ("h_chain", "h_dtr_eq", "h_dtr_eq", "lru", "h_chain(c=e_star,s=.6,next=0,released=alike)")
 
 GIVEN_UP: Program = (
@@ -64,6 +72,8 @@ def both(
     """Decisions of the native extension, and those of Python."""
     native = decisions(compare(program, conditions, expected, least))
     with monkeypatch.context() as patch:
+        make = dispatch.policy
+        patch.setattr(dispatch, "policy", lambda _, *more: make(None, *more))
         patch.setattr(Rematerializer, "_natively", lambda *_: False)
         patch.setattr(Eviction, "_natively", lambda *_: None)
         return native, decisions(compare(program, conditions, expected, least))

@@ -172,6 +172,24 @@ def test_it_joins_ahead_of_where_it_left_never_behind():
     assert foresight.position == 10 * (15 + JOIN)
 
 
+def test_a_next_use_is_the_same_whoever_has_asked_before():
+    """The storage was taken for another when the program seemed to do something else."""
+    step = watched([*names(20), "op9", "x", "y", "z", *names(20)], reads_last=6)
+    found = []
+    for asks in (True, False):
+        program = Program()
+        foresight = Foresight(program, [step])
+        program.run_all(names(10))
+        foresight.look()
+        storage = node(10)
+        if asks:
+            assert foresight.next_use(storage) == 110
+        program.run_all("xyz")
+        assert foresight.look()
+        found.append(foresight.next_use(storage))
+    assert found == [250, 250]
+
+
 def test_two_kinds_of_steps_by_turns():
     program = Program()
     one, other = names(20), [f"b{i}" for i in range(20)]

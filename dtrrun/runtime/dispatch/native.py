@@ -38,15 +38,17 @@ def choose(settings: RuntimeSettings, warn: Callable[[str], None]) -> ModuleType
 def policy(
     extension: ModuleType | None, settings: RuntimeSettings, heuristic: str | None = None
 ) -> Policy[Any]:
-    """Return a policy of a session: that of the extension for the default rule, Python's for the others.
+    """Return a policy of a session: the extension's for most rules, Python's for the user's own and `random`.
 
     heuristic: another than that of the settings. Raises ValueError for a rule that is unknown or cannot be
     loaded.
     """
     name, sample, ignore_small = heuristic or settings.heuristic, settings.sample, settings.ignore_small
-    if extension is not None and name == "h_dtr_eq" and not (sample or ignore_small):
-        found: Policy[Any] = extension.Policy(make_heuristic(name), Version, Operation)
-        return found
+    if extension is not None and not (sample or ignore_small):
+        rule = make_heuristic(name, settings.seed)
+        if rule.powers is not None:
+            found: Policy[Any] = extension.Policy(rule, Version, Operation)
+            return found
     return make_policy(name, seed=settings.seed, sample=sample, ignore_small=ignore_small)
 
 

@@ -1,0 +1,213 @@
+// Evicted neighbourhoods: the interface, and the exact one, `core.neighbourhoods.EvictedNeighbourhood`.
+#pragma once
+
+#include "foresight.h"
+
+namespace dtrrun {
+
+// For heuristics that consider only the storage itself. The others override all of it.
+class Neighbourhood {
+ public:
+  Neighbourhood(const Nodes& nodes, Pool& pool) : nodes_(nodes), pool_(pool) {}
+  virtual ~Neighbourhood() = default;
+  virtual void evicted(PyObject*) {}
+  virtual void released(PyObject*) {}
+  // It was rematerialized, or will never be.
+  virtual void left(PyObject*) {}
+  // Removes those that died.
+  virtual void settle() {}
+  // The node may have other inputs.
+  virtual void changed(Item&) {}
+  virtual int64_t projected_cost(PyObject* node, int64_t, Item&) { return nodes_.version.cost.number(node); }
+  // The projected cost, and a lower bound of it that holds until the node is made due.
+  virtual std::pair<int64_t, double> watched_cost(PyObject* node, int64_t number, Item& item) {
+    int64_t cost = projected_cost(node, number, item);
+    return {cost, static_cast<double>(cost)};
+  }
+  // When it is next needed, by the program or for an evicted descendant, or NEVER.
+  virtual int64_t next_use(PyObject* node, int64_t, Item&, const Foresight& foresight) { return foresight.next_use(node); }
+
+ protected:
+  const Nodes& nodes_;
+  Pool& pool_;
+};
+
+struct Member final : Evicted {
+  using Evicted::Evicted;
+  Numbers watchers_below;  // those that have it among their evicted ancestors
+  uint64_t walk = 0;       // the last that came by
+};
+
+class ExactNeighbourhood final : public Neighbourhood {
+ public:
+  ExactNeighbourhood(const Nodes& nodes, Pool& pool, bool ancestors_only, bool foresees)
+      : Neighbourhood(nodes, pool), ancestors_only_(ancestors_only), looks_below_(foresees || !ancestors_only) {}
+
+  void evicted(PyObject* wanted) override {
+    if (Member* member = member_of(wanted); member != nullptr && !member->dormant) return;
+    settle();
+    std::vector<PyObject*> pending{wanted};
+    while (!pending.empty()) {
+      PyObject* node = pending.back();
+      pending.pop_back();
+      Member* member = member_of(node);
+      if (member == nullptr) member = enter(node);
+      if (!member->dormant || !looks_below_) continue;
+      nodes_.link(node, member);
+      for (PyObject* parent : nodes_.inputs(node)) {
+        if (Member* above = member_of(parent)) {
+          forget_below(above->watchers);
+          if (above->dormant) pending.push_back(parent);
+        } else if (Item* item = pool_.find(parent)) {
+          forget_below(*item);
+        }
+      }
+    }
+  }
+  void released(PyObject* node) override {
+    if (nodes_.depended_on(node)) {
+      evicted(node);
+    } else if (member_of(node) == nullptr) {
+      settle();
+      enter(node);
+    }
+  }
+  void left(PyObject* node) override {
+    settle();
+    if (Member* member = member_of(node)) {
+      Reference kept(member);
+      leave(member);
+      nodes_.version.component.set(node, Py_None);
+    }
+  }
+  void settle() override {
+    while (!dead_->empty()) {
+      Reference member = std::move(dead_->back());
+      dead_->pop_back();
+      leave(static_cast<Member*>(member.get()));
+    }
+  }
+  void changed(Item& item) override { forget_above(item); }
+
+  int64_t projected_cost(PyObject* node, int64_t number, Item& item) override {
+    Reach& reach = walked_above(node, number, item);
+    if (!ancestors_only_) walked_below(node, number, item);
+    if (!reach.cost_known) {
+      reach.cost = 0;
+      walks_++;
+      for (const auto* members : {&reach.above, &reach.below}) {
+        if (members == &reach.below && ancestors_only_) break;
+        for (const Reference& one : *members) {  // those mutated with one another's help can be on both sides
+          auto* member = static_cast<Member*>(one.get());
+          if (std::exchange(member->walk, walks_) != walks_) reach.cost += member->cost;
+        }
+      }
+      reach.cost_known = true;
+    }
+    return nodes_.version.cost.number(node) + reach.cost;
+  }
+  int64_t next_use(PyObject* node, int64_t number, Item& item, const Foresight& foresight) override {
+    int64_t first = foresight.next_use(node);
+    for (const Reference& member : walked_below(node, number, item).below)
+      if (PyObject* storage = member.get()->node) first = std::min(first, foresight.next_use(storage));
+    return first;
+  }
+
+ private:
+  Member* member_of(PyObject* node) const { return static_cast<Member*>(nodes_.evicted(node)); }
+  Member* enter(PyObject* node) {
+    if (auto* ends = Nodes::object<NumbersObject>(nodes_.version.neighbourhood, node)) {
+      forget_above(ends->numbers);
+      ends->numbers.clear();
+    }
+    auto* member = new Member(node, nodes_.version.cost.number(node));
+    make_in<EvictedObject>(nodes_.version.component, node, Reference(member), dead_);
+    return member;
+  }
+  void leave(Member* member) {
+    if (member->gone) return;
+    member->gone = true;
+    pool_.make_due(member->watchers);
+    pool_.make_due(member->watchers_below);
+    forget_below(member->watchers);
+    forget_above(member->watchers_below);
+  }
+
+  // -- what is cached. A node leaves its number at every storage that its walk visited. --
+
+  void forget_above(Item& item) {
+    if (item.reach) item.reach->above_known = item.reach->cost_known = false;
+  }
+  void forget_below(Item& item) {
+    if (item.reach) item.reach->below_known = item.reach->cost_known = false;
+  }
+  void forget_above(const Numbers& numbers) {
+    for (int64_t number : numbers.all())
+      if (Item* item = pool_.find(number)) forget_above(*item);
+  }
+  void forget_below(const Numbers& numbers) {
+    for (int64_t number : numbers.all())
+      if (Item* item = pool_.find(number)) forget_below(*item);
+  }
+  void watch(Numbers& watchers, int64_t number) const {
+    watchers.add(number, [&](int64_t other) { return !pool_.has(other); });
+  }
+  static Reach& reach_of(Item& item) {
+    if (!item.reach) item.reach = std::make_unique<Reach>();
+    return *item.reach;
+  }
+  Reach& walked_above(PyObject* node, int64_t number, Item& item) {
+    Reach& reach = reach_of(item);
+    if (reach.above_known) return reach;
+    reach.above_known = true;
+    reach.cost_known = false;
+    reach.above.clear();
+    walks_++;
+    Items first = nodes_.inputs(node);
+    pending_.assign(first.begin(), first.end());
+    while (!pending_.empty()) {
+      PyObject* storage = pending_.back();
+      pending_.pop_back();
+      if (Member* member = member_of(storage)) {
+        if (std::exchange(member->walk, walks_) == walks_) continue;
+        reach.above.emplace_back(member);
+        watch(member->watchers_below, number);
+        Items inputs = nodes_.inputs(storage);
+        pending_.insert(pending_.end(), inputs.begin(), inputs.end());
+      } else if (!nodes_.constant(storage)) {
+        auto* ends = Nodes::object<NumbersObject>(nodes_.version.neighbourhood, storage);
+        if (ends == nullptr) ends = make_in<NumbersObject>(nodes_.version.neighbourhood, storage);
+        watch(ends->numbers, number);
+      }
+    }
+    return reach;
+  }
+  Reach& walked_below(PyObject* node, int64_t number, Item& item) {
+    Reach& reach = reach_of(item);
+    if (reach.below_known) return reach;
+    reach.below_known = true;
+    reach.cost_known = false;
+    reach.below.clear();
+    walks_++;
+    pending_.assign(1, node);
+    while (!pending_.empty()) {
+      PyObject* storage = pending_.back();
+      pending_.pop_back();
+      for (const Reference& one : nodes_.dependents(storage)) {
+        auto* member = static_cast<Member*>(one.get());
+        if (member->node == nullptr || member->gone || std::exchange(member->walk, walks_) == walks_) continue;
+        reach.below.push_back(one);
+        watch(member->watchers, number);
+        pending_.push_back(member->node);
+      }
+    }
+    return reach;
+  }
+
+  bool ancestors_only_, looks_below_;
+  Dead dead_ = std::make_shared<std::vector<Reference>>();
+  uint64_t walks_ = 0;
+  std::vector<PyObject*> pending_;  // of the walk under way
+};
+
+}  // namespace dtrrun
