@@ -169,7 +169,8 @@ class Ledger:
     def change_policy(self, policy: Policy[Any]) -> None:
         """Let another policy choose what to evict from now on. Call it between operators.
 
-        policy: a new one. It takes over the pool, what is evicted or released, and the former's counts.
+        policy: a new one. It takes over the pool, what is evicted or released, and the former's counts, and
+        its foresight unless it has another or does not use any.
         """
         self.collect_dead()
         former, pool = self.policy, list(self.policy)
@@ -183,6 +184,8 @@ class Ledger:
         self.policy = policy
         policy.score_evaluations = former.score_evaluations
         policy.scoring_ns, policy.search_ns = former.scoring_ns, former.search_ns
+        if policy.heuristic.foresight and policy.foresight is None:
+            policy.foresight = former.foresight
         for version in former:  # its references would count as readers
             former.discard(version)
         known = self._known()

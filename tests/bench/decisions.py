@@ -29,22 +29,24 @@ from tests.bench.section import row
 
 SHARES = (70, 50, 40)
 IN_PYTHON = Path(__file__).with_name("in_python.py")
-SAME_RULE = "h'(s=yes,m=yes,c=eqclass)"
-"""The default rule under another name, for which the search is in Python."""
 
 WAYS = {
     "native": (["--native", "require"], []),
-    "python": (["--native", "require", "--heuristic", SAME_RULE], [str(IN_PYTHON)]),
+    "python": (["--native", "require"], [str(IN_PYTHON), "all"]),
+    "search": (["--native", "require"], [str(IN_PYTHON), "search"]),
     "mode": (["--native", "off"], []),
 }
 """For each, options of `dtrrun` and what runs the script."""
+
+COMPARED_WAYS = ("native", "python", "mode")
 
 SHOWN = ("evictions", "rematerializations", "peak_bytes")
 COMPARED = (*SHOWN, "evicted_bytes", "rematerialized_bytes", "over_budget", "error")
 
 
-def run(way: str, budget: int | None, example: str, *arguments: str) -> Run:
+def run(way: str, budget: int | None, example: str, *arguments: str, heuristic: str = "h_dtr_eq") -> Run:
     options, runner = WAYS[way]
+    options = [*options, "--heuristic", heuristic]
     if budget is not None:
         options = [*options, "--budget", f"{budget}B"]
     with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +103,9 @@ def main() -> int:
         expected = plain(example, *arguments)
         peak = run("native", None, example, *arguments).report["peak_bytes"]
         for percent in SHARES:
-            native, python, mode = (run(way, share(percent, peak), example, *arguments) for way in WAYS)
+            native, python, mode = (
+                run(way, share(percent, peak), example, *arguments) for way in COMPARED_WAYS
+            )
             in_python, alike, same = compared(native, python)
             under_mode, _, also = compared(native, mode)
             right = native.infeasible or not difference(expected, native)

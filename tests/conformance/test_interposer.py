@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import dtrrun
 from dtrrun.native import build
+from dtrrun.runtime.dispatch import native as dispatch
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -98,6 +99,48 @@ def test_decisions_are_those_of_python(name, share):
         assert torch.equal(ours, theirs)
     assert found == inside(name, int(peak * share), in_python=True)[1]
     assert found[0] > 0
+
+
+RULES = (
+    ("h_chain(c=ancestors,s=.2,next=1,released=alike)",),
+    ("h_chain(c=e_star,s=.5,next=.5,released=first)",),
+    ("h_next", "h_chain(c=ancestors,s=.2,next=1,released=alike)", "h_dtr_eq", "h_chain", "size"),
+)
+
+
+def trained_by(rules, budget):
+    """Counts of steps by these heuristics, each for four of them, and how much was foreseen."""
+    torch.manual_seed(0)
+    make, batch, optimizer, options = PROGRAMS["words"]
+    foreseen = 0
+    with dtrrun.budget(
+        budget, native="require", cost="model", over_budget="warn", heuristic=rules[0]
+    ) as session:
+        model = make()
+        stepping = optimizer(model.parameters(), lr=0.01, **options)
+        for step in range(4 * len(rules)):
+            stepping.zero_grad()
+            model(batch()).backward()
+            foresight = session.ledger.policy.foresight
+            foreseen += 0 if foresight is None else foresight.looks - foresight.lost
+            stepping.step()
+            if step % 4 == 3 and step // 4 + 1 < len(rules):
+                before = session.times()
+                session.change_heuristic(rules[step // 4 + 1])
+                assert session.times()["scoring_ns"] >= before["scoring_ns"] > 0
+    report = session.report()
+    return [report[key] for key in ("evictions", "rematerializations", "peak_bytes")], foreseen
+
+
+@pytest.mark.parametrize("rules", RULES, ids=" ".join)
+def test_decisions_of_other_heuristics_are_those_of_python(rules, monkeypatch):
+    *_, peak = inside("words", None)[1]
+    found = trained_by(rules, int(0.6 * peak))
+    make = dispatch.policy
+    monkeypatch.setattr(dispatch, "policy", lambda _, *more: make(None, *more))
+    assert found == trained_by(rules, int(0.6 * peak))
+    assert found[0][1] > 0
+    assert found[1] > 0
 
 
 def test_decisions_are_those_of_the_python_mode():
