@@ -259,10 +259,13 @@ class Foresight:
         if len(recent) < JOIN:
             return None
         newest, alike = recent[0][0], None
+        first = self._reached + newest - recent[JOIN - 1][0]
+        (second, before, _) = recent[1]
         for step in self._in_turn:
-            for place in step.places.get(recent[0][1], ()):
+            places = step.places.get(recent[0][1], [])
+            for place in islice(places, bisect_right(places, first), None):
                 begin = place - newest
-                if begin + recent[JOIN - 1][0] <= self._reached:
+                if step.names[begin + second] != before:  # most fail here, so it should not take long
                     continue
                 if all(step.has(begin + age, name, nbytes) for age, name, nbytes in recent[:JOIN]):
                     return self._stretch(recent[JOIN - 1], begin, step)
