@@ -294,8 +294,9 @@ def test_an_error_or_interrupt_while_choosing_loses_nothing(make_native):
     assert [world.evict(11)[0] for _ in range(3)] == [0, 1, 2]
 
 
-def test_it_dies_with_all_that_it_holds(make_native):
-    world = World(make_native())
+@pytest.mark.parametrize("name", ["h_dtr_eq", "h_chain(c=e_star,s=.2,next=1,released=alike)"])
+def test_it_dies_with_all_that_it_holds(make_native, name):
+    world = World(make_native(name))
     for number in range(50):
         world.make(number, 8, 100, [number - 1] if number else [])
         world.clock += 10
