@@ -42,7 +42,6 @@ class DTR:
         collects_garbage: bool = True,
         fingerprints: Fingerprints | None = None,
         heap: Heap | None = None,
-        watch_deaths: Callable[[Version], None] | None = None,
         between_replays: Callable[[], None] | None = None,
         met_device: Callable[[str], None] | None = None,
         room_given_back: Callable[[], None] | None = None,
@@ -56,7 +55,6 @@ class DTR:
             device_type=device_type,
             fingerprints=fingerprints,
             heap=heap,
-            watch_deaths=watch_deaths,
         )
         self.recipes = Recipes(self.ledger)
         self.deallocation = Deallocation(self.ledger)

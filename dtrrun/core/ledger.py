@@ -69,9 +69,7 @@ class Ledger:
         device_type: str = "cpu",
         fingerprints: Fingerprints | None = None,
         heap: Heap | None = None,
-        watch_deaths: Callable[[Version], None] | None = None,
     ) -> None:
-        """watch_deaths: called with each version whose storage dies, at any moment and in any thread."""
         self.policy = policy
         self.memory = memory
         self.device_type = device_type
@@ -89,14 +87,6 @@ class Ledger:
         self.on_death: Callable[[Any], None] = (
             self.dead.append
         )  # at any moment and in any thread, so it only queues
-        if watch_deaths is not None:
-            queue = self.dead.append
-
-            def died(version: Version) -> None:
-                queue(version)
-                watch_deaths(version)
-
-            self.on_death = died
         self.pressure = False  # whether memory ever ran short; before that the policy is told nothing
         self._no_eviction = 0
         self.set_budget(budget_bytes)
@@ -335,6 +325,8 @@ class Ledger:
                 current: Any = self.versions.get(version.key)
                 if current is not version:
                     continue  # superseded by a later version, which has its own callback
+                for observer in self.observers:
+                    observer.died(version)
                 del self.versions[version.key]
                 if version.scratch is not None:
                     # It died evicted while a rematerialization held it: any memory left is scratch.

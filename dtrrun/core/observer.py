@@ -34,6 +34,9 @@ class Observer:
     def met(self, version: Version) -> None:
         """An operator has been given a tensor over that version's storage."""
 
+    def died(self, version: Version) -> None:
+        """The storage of a version is gone; it may have been for some time."""
+
     # -- what the policy does --------------------------------------------------------------------
 
     def searched(self, victim: Version | None, started_ns: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from dtrrun.settings import RuntimeSettings
@@ -27,11 +28,11 @@ def fingerprints(settings: RuntimeSettings) -> Fingerprints | None:
 
 def recorder(settings: RuntimeSettings) -> Recorder | None:
     """`dtrrun record`."""
-    if settings.log is None:
+    if settings.log is None or os.environ.get("RANK", "0") != "0":  # another process of the same program
         return None
     from dtrrun.runtime.observe.recorder import Recorder
 
-    return Recorder(settings)
+    return Recorder(settings.log, settings.log_first, settings.log_last, settings.cost)
 
 
 def where(settings: RuntimeSettings, slow_path: SlowPath) -> Where | None:

@@ -90,7 +90,6 @@ class Session:
             warn_only=settings.over_budget == "warn",
             fingerprints=self.fingerprints,
             heap=self._heap,  # also without a budget, so that their times are comparable
-            watch_deaths=None if self._recorder is None else self._recorder.died,
             between_replays=self._between_replays,
             shortcuts=self._native,
             met_device=self._met_device,

@@ -1,13 +1,11 @@
-"""`dtrrun record`: logs what the runtime is asked to do in a step.
+"""Logs what the runtime is asked to do in a step: for `dtrrun record`, and for a search of the best rule.
 
-While a step is being recorded every operator takes the slow path, and storages die when the program releases
-them. The log contains facts about the program (sizes, costs, which storages an operator reads and writes);
+While a step is being recorded every operator takes the slow path. The log contains facts about the program (sizes, costs, which storages an operator reads and writes);
 `dtrrun.simulator.live` derives their consequences under a budget, with the same core.
 """
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -26,7 +24,6 @@ from dtrrun.runtime.observe import snapshot
 from dtrrun.runtime.observe.lookahead import WHY as WATCHED
 from dtrrun.runtime.observe.step_log import Facts, StepLog, open_log
 from dtrrun.runtime.storage import storage_of
-from dtrrun.settings import RuntimeSettings
 
 WHY = "a step is recorded"
 
@@ -42,10 +39,13 @@ class Pending(NamedTuple):
 class Recorder(Observer):
     """The log from the end of one step to the end of another, and the numbers of its storages."""
 
-    def __init__(self, settings: RuntimeSettings) -> None:
-        assert settings.log is not None
-        self._path, self._first, self._last = settings.log, settings.log_first, settings.log_last
-        self._cost = settings.cost
+    def __init__(self, path: str, first: int, last: int, cost: str, *, alone: bool = True) -> None:
+        """first, last: steps, counted from 1 when the recorder is made. cost: how operators are priced.
+
+        alone: nothing is evicted, so that storages can die when the program releases them. Otherwise small
+        constants are kept for recipes, and die late.
+        """
+        self._path, self._first, self._last, self._cost, self._alone = path, first, last, cost, alone
         self._log: StepLog | None = None
         self._numbers: dict[int, int] = {}  # by the key of the storage's versions
         self._last_number = 0
@@ -71,6 +71,11 @@ class Recorder(Observer):
             self._log.discard()
             self._end()
 
+    @property
+    def ended(self) -> bool:
+        """Whether the last step has been logged, or could not be: then there is an `error`."""
+        return self._log is None and (self._steps >= self._last or self.error is not None)
+
     # -- steps -----------------------------------------------------------------------------------
 
     def step_ended(self) -> None:
@@ -92,8 +97,6 @@ class Recorder(Observer):
             self._begin()
 
     def _begin(self) -> None:
-        if os.environ.get("RANK", "0") != "0":
-            return  # another process of the same program
         try:
             self._log = log = open_log(self._path)
         except OSError as error:
@@ -102,19 +105,20 @@ class Recorder(Observer):
         if log is None:
             return
         ledger = self._ledger
+        ledger.collect_dead()
         log.annotate("START", snapshot.head(ledger, self._first, self._last, self._cost))
         for key, version in ledger.versions.items():
             log.constant(self._number(key), version.nbytes, {})
         log.annotate("STATE", snapshot.state(self._dtr, self._numbers))
-        # From now on they die when the program releases them. A replay keeps them for as long as a session
-        # would.
-        ledger.small_constants = deque(maxlen=0)
+        if self._alone:  # a replay keeps them for as long as a session would
+            ledger.small_constants = deque(maxlen=0)
         ledger.observers.append(self)
         self._slow_path.reasons.add(WHY)
 
     def _end(self) -> None:
         self._log = None
-        self._ledger.small_constants = deque(maxlen=SMALL_CONSTANTS)
+        if self._alone:
+            self._ledger.small_constants = deque(maxlen=SMALL_CONSTANTS)
         self._ledger.observers.remove(self)
         self._slow_path.reasons.remove(WHY)
 
@@ -126,8 +130,7 @@ class Recorder(Observer):
         return self._last_number
 
     def died(self, version: Version) -> None:
-        """A storage has died: at any moment, in any thread."""
-        number = self._numbers.pop(version.key, None) if isinstance(version, Version) else None
+        number = self._numbers.pop(version.key, None)
         if number is not None:
             self._died.append(number)
 
