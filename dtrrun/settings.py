@@ -119,11 +119,12 @@ class RuntimeSettings:
     )
     device: str = option("auto (the GPU, if any), cpu, cuda or cuda:N.", BUDGET, "auto", read=values.device)
     heuristic: str = option(
-        "Which storage is evicted first: h_dtr_eq, h_chain, h_next, h_dtr, h_dtr_local, lru, size, msps, "
+        "Which storage is evicted first: auto, what suits the program, as learned from its first steps; or "
+        "h_dtr_eq, h_chain, h_next, h_dtr, h_dtr_local, lru, size, msps, "
         "random, e_star; one of the paper's App. D, such as h'(s=no,m=yes,c=eqclass); or a function of your "
         "own, module:function.",
         POLICY,
-        "h_dtr_eq",
+        "auto",
         read=values.heuristic,
     )
     deallocation: Deallocation = option(
@@ -141,6 +142,11 @@ class RuntimeSettings:
     )
     sample: bool = option(
         "Search a random sample of √n of the n evictable storages instead of all (App. E.2).", POLICY, False
+    )
+    remember: bool = option(
+        "Keep what --heuristic auto learns in the user's cache, and begin with it in the next run.",
+        POLICY,
+        True,
     )
     seed: int = option("Seed of the random heuristic and of --sample.", POLICY, 0, read=values.whole_number())
     cost: CostSource = option(

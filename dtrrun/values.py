@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
-from dtrrun.core.heuristics import ABLATION_NAMES, HEURISTIC_NAMES, check_heuristic
+from dtrrun.core.heuristics import ABLATION_NAMES, AUTO, HEURISTIC_NAMES, check_heuristic
 from dtrrun.sizes import parse_size
 
 PAPER = ("h_dtr", "h_dtr_eq", "h_dtr_local", "lru", "size", "msps", "random")
@@ -112,7 +112,12 @@ def device(text: str) -> str:
 
 @reader("NAME")
 def heuristic(text: str) -> str:
-    """A name from the paper, an h'(…), or `module:function`, which only the target's process can import."""
+    """auto, a name from the paper, an h'(…), or `module:function`, which only the target can import."""
+    return text if text == AUTO else named_heuristic(text)
+
+
+def named_heuristic(text: str) -> str:
+    """Check the name of one heuristic. Raises ValueError."""
     if text in GROUPS:
         raise ValueError(f"{text} means several heuristics, and a run has one: dtrrun simulate tries several")
     try:
@@ -202,7 +207,7 @@ def heuristics(text: str) -> list[str]:
     """`paper` and `ablations` stand for several, `portfolio` for the best of many."""
     names: list[str] = []
     for name in map(str.strip, OUTSIDE_BRACKETS.split(text)):
-        names += GROUPS.get(name) or [heuristic(name)]
+        names += GROUPS.get(name) or [named_heuristic(name)]
     return list(dict.fromkeys(names))
 
 

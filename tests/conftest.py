@@ -33,6 +33,16 @@ def sessions_of_the_cpu(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def no_searches(monkeypatch, request):
+    """A session in its default chooses as in its first steps, unless a test is marked `learns`.
+
+    A search would take a processor from the other tests, and what it finds depends on their speed.
+    """
+    if "torch" in sys.modules and not request.node.get_closest_marker("learns"):
+        monkeypatch.setattr("dtrrun.runtime.optional.learning", lambda *_: None)
+
+
+@pytest.fixture(autouse=True)
 def cheap_collections():
     """Sessions collect garbage before they give up: not that of the whole test run, hundreds of times."""
     gc.freeze()

@@ -15,7 +15,6 @@ from typing import Any
 from dtrrun.core.backend import Executor, Fingerprints, Heap, Memory, Shortcuts
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.evict import Eviction
-from dtrrun.core.graph import Version
 from dtrrun.core.history import History
 from dtrrun.core.ledger import Ledger
 from dtrrun.core.mutation import Mutation

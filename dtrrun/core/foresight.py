@@ -10,7 +10,7 @@ recorded sequence again. Their sizes may differ; a place with equal sizes is pre
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any, NamedTuple, Protocol
 
@@ -125,6 +125,28 @@ class WatchedStep:
         if not made:
             return None
         return made[nbytes] if nbytes in made else sorted({time for uses in made.values() for time in uses})
+
+    def to_values(self) -> dict[str, Any]:
+        """Return what `from_values` reads, of types that JSON knows."""
+        uses = [
+            [place, nbytes, type(times) is Rescued, times]
+            for place, made in self.uses.items()
+            for nbytes, times in made.items()
+        ]
+        return {"names": self.names, "times": self.times, "length": self.length, "uses": uses}
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> WatchedStep:
+        """Raises KeyError, TypeError, ValueError or IndexError for other values."""
+        step = cls()
+        step.names, step.times = [str(name) for name in values["names"]], [int(t) for t in values["times"]]
+        step.length = int(values["length"])
+        for place, nbytes, rescued, times in values["uses"]:
+            made = step.uses.setdefault(place, {})
+            if not made:
+                step.places.setdefault(step.names[place], []).append(place)
+            made[nbytes] = Rescued(times) if rescued else times
+        return step
 
     def __eq__(self, other: object) -> bool:
         return (

@@ -104,6 +104,11 @@ _NAMED = {
     )
 }
 
+AUTO = "auto"
+"""In place of a heuristic: the run finds the best one itself (`runtime.observe.learning`)."""
+FIRST = chain.Settings("ancestors", 0.75, 0.0, False).name
+"""What it begins with: the one that works in most programs and budgets, without knowledge of any."""
+
 HEURISTIC_NAMES = (*_NAMED, "random", *chain.NAMED)
 """Those of Sec. 3 and 4.1, and `chain`'s. `ABLATION_NAMES` and `module:function` are accepted too."""
 

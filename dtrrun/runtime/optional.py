@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from dtrrun.core.heuristics import AUTO
 from dtrrun.settings import RuntimeSettings
 
 if TYPE_CHECKING:
     from dtrrun.core.ledger import Ledger
     from dtrrun.runtime.dispatch.slow_path import SlowPath
+    from dtrrun.runtime.observe.learning import Learning
     from dtrrun.runtime.observe.lookahead import Lookahead
     from dtrrun.runtime.observe.recorder import Recorder
     from dtrrun.runtime.observe.training_state import Hold
     from dtrrun.runtime.observe.verify import Fingerprints
     from dtrrun.runtime.observe.where import Where
+    from dtrrun.runtime.session import Session
 
 
 def fingerprints(settings: RuntimeSettings) -> Fingerprints | None:
@@ -51,6 +54,27 @@ def lookahead(slow_path: SlowPath) -> Lookahead | None:
     from dtrrun.runtime.observe.lookahead import Lookahead
 
     return Lookahead(slow_path)
+
+
+def learning(session: Session, settings: RuntimeSettings) -> Learning | None:
+    """`--heuristic auto`, inside a budget.
+
+    With modelled costs, two runs shall evict alike, so nothing may depend on how long a search takes.
+    """
+    if (
+        settings.heuristic != AUTO
+        or settings.budget_bytes is None
+        or settings.cost == "model"
+        or settings.log
+    ):
+        return None
+    from dtrrun.runtime.observe.learning import Learning
+    from dtrrun.runtime.observe.remembered import Remembered
+
+    remembered = None
+    if settings.remember and settings.record_dir is not None:
+        remembered = Remembered(settings.budget_bytes, session.device.type, session.warn)
+    return Learning(session, remembered)
 
 
 def training_state(settings: RuntimeSettings, *hold: Hold) -> list[Any]:

@@ -172,7 +172,9 @@ class Session:
             Collector(),
             self.device,
         ]
-        self._parts += [part for part in (self._where, self._recorder, self._heap) if part is not None]
+        self._learning = optional.learning(self, settings)
+        optionals = (self._where, self._recorder, self._heap, self._learning)
+        self._parts += [part for part in optionals if part is not None]
         self.writer: Any = None
         self._pid = os.getpid()
 
@@ -238,6 +240,11 @@ class Session:
         policy = native.policy(self._native, self.settings, name)
         with self._lock:
             self.ledger.change_policy(policy)
+
+    @property
+    def rule(self) -> dict[str, Any] | None:
+        """What is known of the rule in force, if the session chooses it itself."""
+        return None if self._learning is None else self._learning.rule
 
     # -- what the parts call ---------------------------------------------------------------------
 
@@ -378,7 +385,7 @@ class Session:
     def _step_ended(self) -> None:
         with self._lock:
             self.dtr.history.end_step()
-            for part in (self._recorder, self._lookahead, self._where):
+            for part in (self._recorder, self._lookahead, self._learning, self._where):
                 if part is not None:
                     part.step_ended()
             if self.steps.last is not None:

@@ -7,7 +7,7 @@ replay ends as soon as it has recomputed more than the best so far.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Protocol
@@ -50,12 +50,20 @@ class Replayer(Protocol):
     def __call__(self, heuristic: str, *, limit: float) -> Outcome: ...
 
 
-def find(replay: Replayer, *, limit: float = 2.0, foresight: bool = True, tries: int = 48) -> Found:
+def find(
+    replay: Replayer,
+    *,
+    limit: float = 2.0,
+    foresight: bool = True,
+    tries: int = 48,
+    starts: Sequence[str] = STARTS,
+    tell: Callable[[str, Outcome], None] | None = None,
+) -> Found:
     """Find the best heuristic.
 
-    foresight: whether heuristics with foresight are allowed. tries: maximum number of replays.
-
-    limit: multiple of the plain time, above which a replay fails.
+    limit: multiple of the plain time, above which a replay fails. foresight: whether heuristics with
+    foresight are allowed. tries: maximum number of replays. starts: tried first. tell: called with each that
+    is better than all before.
     """
     started = perf_counter()
     tried: dict[str, Outcome] = {}
@@ -72,9 +80,11 @@ def find(replay: Replayer, *, limit: float = 2.0, foresight: bool = True, tries:
         better = outcome.status == "ok" and (not survives or outcome.overhead < tried[best].overhead)
         if better or not best:
             best = name
+        if better and tell is not None:
+            tell(name, outcome)
         return better
 
-    for name in STARTS:
+    for name in starts:
         settings = parse(name)
         if foresight or settings is None or not settings.next:
             attempt(name)

@@ -81,6 +81,8 @@ def _summary(report: dict[str, Any]) -> Table:
         rows["driver's peak"] = f"{shown}; {SOURCE[report['driver_source']]})"
         if report["violations"]["count"]:
             rows["violations"] = _violations(report["violations"])
+    if rule := next((rule for one in report["processes"] if (rule := one.get("rule"))), None):
+        rows["heuristic"] = _rule(rule)
     rows["evictions"] = f"{report['evictions']:,}"
     if report["evictions"]:
         rows["evictions"] += f"  ({format_size(report['evicted_bytes'])})"
@@ -117,6 +119,28 @@ def _summary(report: dict[str, Any]) -> Table:
         bad = label in ("over budget", "violations") or (label == "verify" and verify["mismatches"])
         table.add_row(label, Text(value, style="red" if bad else ""))
     return table
+
+
+FROM = {
+    "first": "as at the beginning",
+    "remembered": "from an earlier run",
+    "searched": "found on logged steps",
+    "worse": "another one was tried, and was worse",
+}
+
+
+def _rule(rule: dict[str, Any]) -> str:
+    """Return the heuristic that a run with `auto` has come to, and what it is good for."""
+    facts = [FROM.get(rule["source"], plain(rule["source"], 30))]
+    if (since := rule["since_step"]) is not None and since > 1:
+        facts.append(f"since step {since:,}")
+    if (share := rule["share"]) is not None:
+        before = rule["share_before"]
+        instead = "" if before is None else f" instead of {before:.0%}"
+        facts.append(f"{share:.0%} of the step's own work is recomputed{instead}")
+    elif (predicted := rule["predicted"]) is not None:
+        facts.append(f"predicted: {max(predicted - 1, 0):.0%} of the step's own work is recomputed")
+    return f"{plain(rule['heuristic'], 60)}  ({'; '.join(facts)})"
 
 
 def _peak(peak: int, budget: int | None) -> str:

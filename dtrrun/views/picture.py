@@ -119,12 +119,20 @@ def _side_by_side(left: RenderableType, right: RenderableType) -> Table:
 def _title(shown: Sequence[Snapshot], settings: RuntimeSettings, rates: Rates, columns: int) -> Text:
     counters = total(shown)
     device = shown[0].meta.get("device") or settings.device
-    left = f" · {plain(settings.heuristic, 30)} · {plain(device, 12)} "
+    left = f" · {plain(settings.heuristic, 30)}{_changed(shown[0])} · {plain(device, 12)} "
     seconds = max(s.counters["wall_ns"] for s in shown) / 1e9
     speed = rate(max(rates.steps(s.pid) for s in shown))
     right = f" {times(counters['steps'], 'step')} · {speed} · {duration(seconds)} "
     fill = "─" * max(0, columns - cell_len("── dtrrun" + left + right + "──"))
     return Text.assemble(("── ", "dim"), ("dtrrun", "bold"), left, (fill, "dim"), right, ("──", "dim"))
+
+
+def _changed(snapshot: Snapshot) -> str:
+    """With --heuristic auto, since when there is another rule than at first. The final table names it."""
+    rule = snapshot.tables.get("rule")
+    if not isinstance(rule, dict) or rule.get("source") not in ("searched", "remembered"):
+        return ""
+    return ", remembered" if rule["source"] == "remembered" else f", new at step {rule.get('since_step')}"
 
 
 def _memory(snapshot: Snapshot, rates: Rates, columns: int) -> Group:

@@ -52,6 +52,7 @@ def build_report(
                 "status": snapshot.status or ("running" if snapshot.alive else "killed"),
                 "budget_bytes": _budget(snapshot, settings),
                 "last_step": _step(snapshot.tables.get("step")),
+                "rule": _rule(snapshot.tables.get("rule")),
                 **_figures([snapshot], settings.verify),
             }
             for snapshot in snapshots
@@ -118,6 +119,24 @@ def _native(snapshots: Sequence[Snapshot]) -> dict[str, Any] | None:
         **{name: sum(native.get(name) or 0 for native in found) for name in ("operators", "in_python")},
         "calls": merged((row for native in found for row in native.get("calls") or []), "name", "count"),
     }
+
+
+RULE = {
+    "heuristic": str,
+    "since_step": int,
+    "source": str,
+    "predicted": float,
+    "predicted_before": float,
+    "share": float,
+    "share_before": float,
+}
+
+
+def _rule(told: Any) -> dict[str, Any] | None:
+    """Return what a process with `--heuristic auto` tells of its rule; a field is null if it is unknown."""
+    if not isinstance(told, dict):
+        return None
+    return {name: value if isinstance(value := told.get(name), kind) else None for name, kind in RULE.items()}
 
 
 def _driver(snapshots: Sequence[Snapshot]) -> dict[str, Any]:

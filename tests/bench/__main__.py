@@ -17,7 +17,7 @@ NAMES = (
     "overhead",
     "growth",
     "predictions",
-    "foresight",
+    "learning",
     "profile",
     "optimizers",
 )

@@ -9,6 +9,8 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dtrrun.core.heuristics import FIRST
+
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURE = Path(__file__).with_name("capture.py")
 
@@ -57,7 +59,9 @@ def plain(example: str, *arguments: str, **variables: str) -> Run:
 
 def inside(budget: int | None, example: str, *arguments: str, **variables: str) -> Run:
     """Under dtrrun; `budget` in bytes, None to count only."""
-    options = [] if budget is None else ["--budget", f"{budget}B"]
+    options = (
+        [] if budget is None else ["--budget", f"{budget}B", "--heuristic", FIRST]
+    )  # no search beside it
     return _run([sys.executable, "-m", "dtrrun", "--quiet", *options], example, arguments, variables)
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux
 HERE = Path(__file__).parent / "live"
 ROOT = Path(__file__).parents[2]
 DEADLINE = 20.0
-TITLE = "── dtrrun · h_dtr_eq · cpu ──"
+TITLE = "── dtrrun · auto · cpu ──"
 
 
 class Tmux:

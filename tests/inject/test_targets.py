@@ -115,7 +115,7 @@ def test_the_budget_is_kept_and_the_report_written(program, plain, dtrrun):
     assert ended.report["rematerializations"] > 0
     assert ended.report["peak_bytes"] <= ended.report["budget_bytes"] == 10**7
     assert ended.report["steps"] == 3
-    assert ended.ours[0] == "budget 10 MB (10,000,000 bytes) on cpu, heuristic h_dtr_eq"
+    assert ended.ours[0] == "budget 10 MB (10,000,000 bytes) on cpu, heuristic auto"
 
 
 def test_max_steps_ends_a_script_cleanly(program, dtrrun):

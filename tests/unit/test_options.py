@@ -38,7 +38,7 @@ def test_each_option_has_a_name_a_variable_and_a_key_and_only_this_table_has_the
 def test_with_nothing_said_memory_is_counted_only(folder):
     found = collect({}, {}, folder)
     assert found.settings.budget_bytes is None
-    assert found.settings.heuristic == "h_dtr_eq"
+    assert found.settings.heuristic == "auto"
     assert (found.json, found.live, found.quiet, found.python, found.warnings) == (
         None,
         "auto",
@@ -59,6 +59,7 @@ def test_all_reach_the_settings(folder):
         "ignore_small": "1%",
         "sample": True,
         "seed": "7",
+        "remember": False,
         "cost": "model",
         "costs": str(costs),
         "over_budget": "warn",

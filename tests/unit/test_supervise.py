@@ -27,7 +27,7 @@ def test_what_was_understood_comes_first_and_the_streams_are_the_targets(run):
     status, out, err = run("sh", "-c", "echo out; echo err >&2; exit 4", budget="200MB", device="cpu")
     assert (status, out) == (4, "out\n")
     first, second, third = err.splitlines()
-    assert first == "dtrrun: budget 200 MB (200,000,000 bytes) on cpu, heuristic h_dtr_eq"
+    assert first == "dtrrun: budget 200 MB (200,000,000 bytes) on cpu, heuristic auto"
     assert second == "err"
     assert third.startswith("dtrrun: the target started no Python")
 

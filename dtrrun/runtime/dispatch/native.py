@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from dtrrun.core.graph import Operation, Version
-from dtrrun.core.heuristics import make_heuristic
+from dtrrun.core.heuristics import AUTO, FIRST, make_heuristic
 from dtrrun.core.pool import Policy
 from dtrrun.core.search import make_policy
 from dtrrun.native import build
@@ -43,7 +43,10 @@ def policy(
     heuristic: another than that of the settings. Raises ValueError for a rule that is unknown or cannot be
     loaded.
     """
-    name, sample, ignore_small = heuristic or settings.heuristic, settings.sample, settings.ignore_small
+    name = heuristic or settings.heuristic
+    sample, ignore_small = settings.sample, settings.ignore_small
+    if name == AUTO:
+        name = FIRST
     if extension is not None and not (sample or ignore_small):
         rule = make_heuristic(name, settings.seed)
         if rule.powers is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dtrrun.core.foresight import Foresight, WatchedStep
@@ -21,11 +22,12 @@ class Lookahead(Observer):
     While a step is recorded all its operators take the slow path; what they compute is the same.
     """
 
-    def __init__(self, slow_path: SlowPath) -> None:
+    def __init__(self, slow_path: SlowPath, steps: Sequence[WatchedStep] = ()) -> None:
+        """steps: those that are known already; without any, the first ones are recorded."""
         self._reasons, self._ledger = slow_path.reasons, slow_path.ledger
-        self.foresight = self._ledger.policy.foresight = Foresight(self._ledger)
+        self.foresight = self._ledger.policy.foresight = Foresight(self._ledger, steps)
         self._step: WatchedStep | None = None
-        self._to_watch = TOGETHER
+        self._to_watch = 0 if steps else TOGETHER
         self._strange = 0  # steps in which the position was mostly unknown
         self._patience = 1  # number tolerated; doubled each time, for programs that never repeat
 
@@ -42,6 +44,10 @@ class Lookahead(Observer):
                 self._strange, self._patience, self._to_watch = 0, 2 * self._patience, TOGETHER
         foresight.begin()
         self._watch(self._to_watch > 0 and self._ledger.pressure)
+
+    def end(self) -> None:
+        """The rule no longer looks ahead."""
+        self._watch(False)
 
     def _watch(self, wanted: bool) -> None:
         if wanted:

@@ -1,7 +1,8 @@
 """Logs what the runtime is asked to do in a step: for `dtrrun record`, and for a search of the best rule.
 
-While a step is being recorded every operator takes the slow path. The log contains facts about the program (sizes, costs, which storages an operator reads and writes);
-`dtrrun.simulator.live` derives their consequences under a budget, with the same core.
+While a step is being recorded every operator takes the slow path. The log contains facts about the program
+(sizes, costs, which storages an operator reads and writes); `dtrrun.simulator.live` derives their
+consequences under a budget, with the same core.
 """
 
 from __future__ import annotations

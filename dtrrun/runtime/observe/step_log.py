@@ -60,6 +60,7 @@ class StepLog:
         self._path = path
         self._names: dict[int, Names] = {}
         self._fresh = 0
+        self._pid = os.getpid()
         self._part = f"{path}.part"
         raw = self._raw = open_private(self._part, "wb")
         # No name and no time in the header, so that the same step gives the same bytes.
@@ -79,6 +80,12 @@ class StepLog:
             raise
 
     def discard(self) -> None:
+        """Give up the log. A forked child only lets go of its copy, whose buffers hold half a line."""
+        if os.getpid() != self._pid:
+            nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(nowhere, self._raw.fileno(), inheritable=False)
+            os.close(nowhere)
+            return
         for file in (self._file, self._raw):  # each has unwritten data
             with suppress(OSError):
                 file.close()

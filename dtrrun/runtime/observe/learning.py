@@ -1,0 +1,311 @@
+"""`--heuristic auto`: changes to the rule that suits the program, once its steps have shown which one it is.
+
+The run begins with a rule that does well in general, or with what an earlier run has learned. When steps
+recompute more than a little, some of them are logged, and another process searches rules on the log
+(`simulator.learn`) while training goes on. At the end of a step, the session changes to what was found. If
+that is worse than what was before, it changes back. The values that the program computes depend on none of
+this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+from dtrrun.core.foresight import WatchedStep
+from dtrrun.core.heuristics import FIRST
+from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.observe.lookahead import KNOWN, Lookahead
+from dtrrun.runtime.observe.recorder import Recorder
+from dtrrun.runtime.observe.remembered import Remembered
+from dtrrun.runtime.observe.steps import StepClock
+
+SETTLED = 4
+"""Steps before one is logged: costs have been measured, the optimizer's state exists, and a period shows."""
+WORTH = 0.02
+"""A share of the program's own operators: neither is less recomputation worth a search, nor a lesser saving a
+change."""
+JUDGED = 4
+"""Steps (or more, if several kinds of steps alternate) by whose mean a rule is judged."""
+WORSE = 0.01
+"""By how much the mean of a new rule may be worse than that of the former."""
+MOST_OPERATORS = 100_000
+"""Of the steps to be logged: more would take the search too long."""
+SECONDS = 30.0
+MEMORY_BYTES = 4 << 30
+"""Bounds on the search."""
+START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from dtrrun.simulator.learn import main; main()"
+
+
+class Session(Protocol):
+    slow_path: SlowPath
+    steps: StepClock
+
+    def change_heuristic(self, name: str) -> None: ...
+
+    def warn(self, text: str) -> None: ...
+
+
+class Learning:
+    """Watches steps, has rules searched, and changes the session's rule."""
+
+    def __init__(self, session: Session, remembered: Remembered | None = None) -> None:
+        """remembered: where earlier runs have left what they found, and this one leaves it; None: nowhere."""
+        self._session, self._remembered = session, remembered
+        self._dtr = session.slow_path.dtr
+        self._ledger = session.slow_path.ledger
+        self._lookahead: Lookahead | None = None
+        self._recorder: Recorder | None = None
+        self._search: Search | None = None
+        self._ages: deque[int] = deque(maxlen=2 * KNOWN + 1)  # at the ends of the latest steps
+        self._shares: deque[float] = deque(maxlen=2 * KNOWN)  # recomputation in steps with the present rule
+        self._skip = 0  # steps that belong to two rules
+        self._kinds = 1  # of steps, which alternate
+        self._wants = True  # to search, if it is worth it
+        self._former: float | None = None  # the mean share before the search
+        self._found: dict[str, Any] = {"heuristic": FIRST, "steps": []}  # the present rule
+        self._previous = self._found  # that of `_former`
+        self.rule: dict[str, Any] = {"heuristic": FIRST, "since_step": 1, "source": "first"}
+        """What is told of the present rule: shares are of the program's own operators."""
+
+    def install(self) -> None:
+        found = None if self._remembered is None else self._remembered.read()
+        if found is None:
+            return
+        if found["heuristic"] != FIRST:
+            self._change(found, "remembered")
+        else:
+            self.rule |= {"source": "remembered", "predicted": found["overhead"]}
+        self._wants = False
+
+    def remove(self) -> None:
+        if self._recorder is not None:
+            self._recorder.remove()
+            self._recorder = None
+        self._end_search()
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def step_ended(self) -> None:
+        """Called when the step is over, and its figures are known."""
+        self._ages.append(self._ledger.age)
+        if self._lookahead is not None:
+            self._lookahead.step_ended()
+        self._note(self._session.steps.last)
+        if self._recorder is not None:
+            self._recorder.step_ended()
+            if self._recorder.ended:
+                self._logged()
+        elif self._search is not None:
+            self._look()
+        elif self._wants:
+            self._consider()
+        else:
+            self._judge()
+
+    def _note(self, step: dict[str, int] | None) -> None:
+        if step is None or self._recorder is not None:
+            return
+        if self._skip:
+            self._skip -= 1
+            return
+        self._shares.append(step["rematerialization_ns"] / max(step["operators_ns"], 1))
+
+    @property
+    def _share(self) -> float | None:
+        """The mean recomputation with the present rule, over whole turns of the steps' kinds.
+
+        None if there were too few steps.
+        """
+        kinds = self._kinds
+        wanted = -(-JUDGED // kinds) * kinds
+        if len(self._shares) < wanted:
+            return None
+        return sum(list(self._shares)[-wanted:]) / wanted
+
+    # -- searching -------------------------------------------------------------------------------
+
+    def _consider(self) -> None:
+        """Log the next steps, if that is worth it."""
+        share = self._share
+        if share is None or share < WORTH or self._session.steps.count < SETTLED:
+            return
+        operators = [after - before for before, after in pairwise(self._ages)]
+        kinds = kinds_of(operators)
+        if kinds is None:
+            return
+        self._wants, self._kinds = False, kinds
+        if 2 * sum(operators[-kinds:]) > MOST_OPERATORS:
+            return
+        try:
+            folder = tempfile.mkdtemp(prefix="dtrrun-")
+        except OSError as error:
+            self._cannot(error.strerror)
+            return
+        self._search = Search(Path(folder), self._kinds)
+        self._recorder = recorder = Recorder(str(self._search.log), 1, 2 * kinds, "measured", alone=False)
+        recorder.connect(self._session.slow_path)
+        recorder.step_begins()
+        if recorder.ended:
+            self._logged()
+
+    def _logged(self) -> None:
+        """The steps are logged: start the search."""
+        assert self._recorder is not None
+        assert self._search is not None
+        error, self._recorder = self._recorder.error, None
+        try:
+            if error is not None:
+                raise OSError(0, error)
+            self._search.start(self._ledger.limit, self._found["heuristic"])
+        except OSError as error:
+            self._cannot(error.strerror)
+
+    def _look(self) -> None:
+        """See what the search has found so far."""
+        assert self._search is not None
+        running = self._search.running()  # first, so that no answer comes after this
+        answer = self._search.answer()
+        if answer is not None and "error" in answer:
+            self._cannot(answer["error"])
+            return
+        if answer is not None and answer["heuristic"] != self._found["heuristic"]:
+            present = self.rule.get("predicted") or answer["present_overhead"]
+            if present is None or present - answer["overhead"] > WORTH:
+                if self._former is None:
+                    self._former, self._previous = self._share, self._found
+                self._change(answer, "searched")
+        if not running:
+            if not self._search.whole:
+                self._cannot("the search was killed")
+            self._end_search()
+
+    def _change(self, found: dict[str, Any], source: str) -> None:
+        """Let another rule choose from now on."""
+        steps = [WatchedStep.from_values(values) for values in found["steps"]]
+        if self._lookahead is not None:
+            self._lookahead.end()
+            self._lookahead = None
+        self._session.change_heuristic(found["heuristic"])
+        if self._ledger.policy.heuristic.foresight:
+            self._lookahead = Lookahead(self._session.slow_path, steps)
+        self._shares.clear()
+        self._skip = 1
+        self.rule = {
+            "heuristic": found["heuristic"],
+            "since_step": self._session.steps.count + 1,
+            "source": source,
+            "predicted": found.get("overhead"),
+            "predicted_before": found.get("present_overhead"),
+        }
+        self._found = found
+        self._kinds = max(len(steps), 1) if source == "remembered" else self._kinds
+
+    def _judge(self) -> None:
+        """Compare the present rule with the one before, once."""
+        share = self._share
+        if share is None or "share" in self.rule:
+            return
+        self.rule["share"], self.rule["share_before"] = share, self._former
+        if self.rule["source"] == "remembered":
+            predicted = self.rule.get("predicted")
+            self._wants = predicted is not None and share > predicted - 1 + 2 * WORTH
+            return
+        if self._former is not None and share > self._former + WORSE:
+            self._back()
+        if self._remembered is not None:
+            self._remembered.write(self._found | {"overhead": 1 + self.rule["share"]})
+
+    def _back(self) -> None:
+        """The new rule is worse than the former."""
+        self._change(self._previous, "worse")
+        self.rule["share"] = self._former
+
+    def _cannot(self, why: str | None) -> None:
+        self._session.warn(CANNOT.format(heuristic=self._found["heuristic"], why=why or "unknown"))
+        self._end_search()
+
+    def _end_search(self) -> None:
+        if self._search is not None:
+            self._search.end()
+            self._search = None
+
+
+CANNOT = "no better heuristic could be searched for, so it stays {heuristic} ({why})"
+
+
+def kinds_of(operators: Sequence[int]) -> int | None:
+    """Return how many kinds of steps alternate, 1 if none do; None if more steps have to be seen.
+
+    operators: the number of operators of each of the latest steps.
+    """
+    for kinds in range(1, KNOWN + 1):
+        if len(operators) >= max(2 * kinds, 3) and operators[kinds:] == operators[:-kinds]:
+            return kinds
+    return None if len(operators) < 2 * KNOWN else 1
+
+
+class Search:
+    """The other process, its log and its answer, in a folder of their own."""
+
+    def __init__(self, folder: Path, known: int) -> None:
+        self._folder, self._known = folder, known
+        self.log, self._answer = folder / "steps.log", folder / "answer.json"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._read_ns = 0
+        self.whole = False
+        """Whether the last answer was read."""
+        self._pid = os.getpid()
+
+    def start(self, budget_bytes: int, present: str) -> None:
+        """Raises OSError."""
+        wanted = {
+            "log": str(self.log),
+            "answer": str(self._answer),
+            "budget_bytes": budget_bytes,
+            "known": self._known,
+            "present": present,
+            "seconds": SECONDS,
+            "memory_bytes": MEMORY_BYTES,
+        }
+        package = str(Path(__file__).resolve().parents[3])
+        command = [sys.executable, "-I", "-S", "-c", START, package, json.dumps(wanted)]
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(
+            command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+        )
+
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def answer(self) -> dict[str, Any] | None:
+        """Return the best so far, if it is new."""
+        try:
+            written = os.stat(self._answer).st_mtime_ns
+            if written == self._read_ns:
+                return None
+            self._read_ns = written
+            found: dict[str, Any] = json.loads(self._answer.read_text())
+        except (OSError, ValueError):
+            return None
+        self.whole = bool(found.get("ended"))
+        return found
+
+    def end(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child, to which none of this belongs
+        if self._process is not None:
+            with suppress(OSError):
+                self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)

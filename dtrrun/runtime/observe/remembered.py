@@ -1,0 +1,62 @@
+"""What runs have learned about a program, in the user's cache: a file for each program and budget."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FORMAT = 1
+MOST = 200
+"""Files kept: those used last."""
+UNWRITTEN = "what was learned of this program cannot be kept for the next run ({why})"
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base, "dtrrun", "rules")
+
+
+class Remembered:
+    """The file of this program with this budget."""
+
+    def __init__(self, budget_bytes: int, device: str, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        program = [FORMAT, sys.orig_argv[1:], os.getcwd(), budget_bytes, device, torch.__version__]
+        program.append(os.environ.get("RANK", ""))
+        digest = hashlib.sha256(json.dumps(program).encode()).hexdigest()
+        self._path = cache_folder() / f"{digest[:32]}.json.gz"
+
+    def read(self) -> dict[str, Any] | None:
+        """Return what was kept, None if there is nothing that can be read."""
+        try:
+            found: dict[str, Any] = json.loads(gzip.decompress(self._path.read_bytes()))
+            os.utime(self._path)
+        except (OSError, ValueError, EOFError):
+            return None
+        return (
+            found if isinstance(found, dict) and {"heuristic", "overhead", "steps"} <= found.keys() else None
+        )
+
+    def write(self, found: dict[str, Any]) -> None:
+        """Keep it, in place of what was there. Warns if that is impossible."""
+        part = self._path.with_suffix(f".{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(gzip.compress(json.dumps(found, separators=(",", ":")).encode(), 6, mtime=0))
+            os.replace(part, self._path)
+            kept = sorted(self._path.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+            for path in kept[:-MOST]:
+                path.unlink()
+        except OSError as error:
+            with suppress(OSError):
+                part.unlink()
+            self._warn(UNWRITTEN.format(why=error.strerror))

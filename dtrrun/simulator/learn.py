@@ -1,0 +1,154 @@
+"""The search for the rule that suits a program, on the log of its latest steps, beside the program.
+
+    python -c "…; from dtrrun.simulator.learn import main; main()" '{"log": …, "answer": …, …}'
+
+The log holds steps of which the first ones are what a rule with foresight knows, and the others are what it
+is judged by: where steps differ, a rule that knew those would win here, and lose in the run. Standard library
+only, since it runs in the target's interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from dtrrun.core.chain import Settings, parse
+from dtrrun.core.foresight import WatchedStep
+
+from .live import predict, watched_steps
+from .log import Instruction, LogError, read_log
+from .portfolio import find
+from .replay import Outcome
+
+STARTS = (
+    Settings("ancestors", 0.2, 1.0, False).name,
+    "h_dtr_eq",
+    Settings("e_star", 0.2, 1.0, False).name,
+    Settings("ancestors", 0.2, 0.5, False).name,
+    "size",
+    Settings("e_star", 0.5, 1 / 3).name,
+    "h_chain",
+    Settings("ancestors", 0.0, 1.0, False).name,
+    "h_next",
+)
+"""In the order of what they win (`docs/design/auto.md`)."""
+LIMIT = 10.0
+"""A rule that takes more than this multiple of the plain time is no alternative."""
+SPARE = 0.1
+"""A rule may recompute more in the steps that are not judged, by this share of the plain time."""
+
+
+class Wanted(NamedTuple):
+    """log, answer: files. budget_bytes: for tensors. known: the number of steps that a rule knows.
+
+    present: the rule that the log was made with. seconds, memory_bytes: bounds on this search.
+    """
+
+    log: str
+    answer: str
+    budget_bytes: int
+    known: int
+    present: str
+    seconds: float
+    memory_bytes: int
+
+
+class Judge:
+    """Replays the log with a rule, and judges its last steps alone."""
+
+    def __init__(self, instructions: Sequence[Instruction], wanted: Wanted) -> None:
+        self._instructions, self._wanted = instructions, wanted
+        self.steps: list[WatchedStep] = watched_steps(instructions, wanted.log)
+        """Those of the log, the last ones too."""
+
+    def __call__(self, heuristic: str, *, limit: float) -> Outcome:
+        known = self._wanted.known
+        found = predict(
+            self._instructions,
+            self._wanted.budget_bytes,
+            heuristic,
+            limit=limit + SPARE,
+            watched=lambda: self.steps[:known],
+            name=self._wanted.log,
+        )
+        judged = found.steps[known:]
+        if found.status != "ok" or not judged:
+            return replace(found, status="thrash" if found.status == "ok" else found.status)
+        time, plain = sum(one.time for one in judged), sum(one.plain_time for one in judged)
+        status = "ok" if time <= limit * plain else "thrash"
+        return replace(found, status=status, time=time, plain_time=plain)
+
+
+def search(wanted: Wanted) -> None:
+    """Write the best rule so far into the answer, again and again. Raises LogError, OSError."""
+    started = perf_counter()
+    judge = Judge(read_log(wanted.log), wanted)
+    present = judge(wanted.present, limit=LIMIT)
+    answer: dict[str, Any] = {
+        "present": wanted.present,
+        "present_overhead": present.overhead if present.status == "ok" else None,
+        "heuristic": wanted.present,
+        "overhead": present.overhead if present.status == "ok" else None,
+        "steps": [],
+    }
+    tried = 0
+
+    def write(ended: bool) -> None:
+        facts = {"tried": tried, "seconds": perf_counter() - started, "ended": ended}
+        _write(wanted.answer, answer | facts)
+
+    def replay(heuristic: str, *, limit: float) -> Outcome:
+        nonlocal tried
+        tried += 1
+        return present if heuristic == wanted.present else judge(heuristic, limit=limit)
+
+    def better(heuristic: str, outcome: Outcome) -> None:
+        settings = parse(heuristic)
+        looks_ahead = settings is not None and settings.next > 0
+        newest = judge.steps[wanted.known : 2 * wanted.known] if looks_ahead else ()
+        answer.update(
+            heuristic=heuristic, overhead=outcome.overhead, steps=[step.to_values() for step in newest]
+        )
+        write(ended=False)
+
+    try:
+        signal.signal(signal.SIGALRM, _out_of_time)
+        signal.setitimer(signal.ITIMER_REAL, wanted.seconds)
+        limit = min(LIMIT, present.overhead) if present.status == "ok" else LIMIT
+        find(replay, limit=limit, starts=(wanted.present, *STARTS), tell=better)
+    except (TimeoutError, MemoryError):
+        pass
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    write(ended=True)
+
+
+def _write(path: str, answer: dict[str, Any]) -> None:
+    """All at once, into a folder that only we can access."""
+    with open(f"{path}.part", "w") as file:
+        json.dump(answer, file)
+    os.replace(f"{path}.part", path)
+
+
+def _out_of_time(_number: int, _frame: object) -> None:
+    raise TimeoutError
+
+
+def main() -> None:
+    wanted = Wanted(**json.loads(sys.argv[1]))
+    os.nice(19)
+    bound = wanted.memory_bytes
+    with suppress(OSError, ValueError):  # a lower one may be set already
+        resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+    try:
+        search(wanted)
+    except (LogError, OSError, MemoryError) as error:
+        with suppress(OSError):
+            _write(wanted.answer, {"error": str(error) or type(error).__name__})

@@ -1,0 +1,315 @@
+"""`observe.learning`: when rules are searched, what becomes of an answer, and that the bits stay."""
+
+import json
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import dtrrun
+from dtrrun.core.heuristics import FIRST
+from dtrrun.runtime.observe import learning
+from dtrrun.runtime.observe.learning import kinds_of
+from dtrrun.runtime.observe.remembered import Remembered
+from dtrrun.simulator.learn import Wanted, search
+
+pytestmark = pytest.mark.learns
+
+WIDTH, ROWS, STEPS = 64, 256, 24
+BUDGET = 700_000
+BETTER = "h_chain(c=ancestors,s=0.2,next=1,released=alike)"
+
+
+def train(steps, depths=(8,)):
+    """A network for each of `depths`, trained by turns."""
+    models = [
+        nn.Sequential(*[part for _ in range(depth) for part in (nn.Linear(WIDTH, WIDTH), nn.Tanh())])
+        for depth in depths
+    ]
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+    for step in range(steps):
+        model, optimizer = models[step % len(models)], optimizers[step % len(models)]
+        optimizer.zero_grad()
+        loss = model(torch.randn(ROWS, WIDTH)).square().mean()
+        loss.backward()
+        optimizer.step()
+        yield loss.item()
+
+
+def losses_of(budget=BUDGET, steps=STEPS, depths=(8,), heuristic="auto", **options):
+    torch.manual_seed(0)
+    with dtrrun.budget(budget, heuristic=heuristic, **options) as session:
+        losses = list(train(steps, depths))
+    return losses, session
+
+
+class Answers(learning.Search):
+    """A search that has the answers at once, one for each time that it is looked at."""
+
+    wanted = None
+
+    def __init__(self, folder, known):
+        super().__init__(folder, known)
+        self.left = list(self.given)
+
+    def start(self, budget_bytes, present):
+        type(self).wanted = budget_bytes, present, self._known
+        type(self).lines = [json.loads(line) for line in self.log.read_text().splitlines()]
+        steps = search_steps(self.log, self._known) if self.left else []
+        for answer in self.left:
+            answer["steps"] = steps if "next=1" in answer.get("heuristic", "") else []
+
+    def answer(self):
+        found = self.left.pop(0) if self.left else None
+        self.whole = found is not None and found["ended"]
+        return found
+
+    def running(self):
+        return len(self.left) > 1
+
+
+def search_steps(log, known):
+    from dtrrun.simulator.live import watched_steps
+    from dtrrun.simulator.log import read_log
+
+    return [step.to_values() for step in watched_steps(read_log(log))[known : 2 * known]]
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    def given(*found):
+        monkeypatch.setattr(Answers, "given", found, raising=False)
+        monkeypatch.setattr(learning, "Search", Answers)
+        return Answers
+
+    return given
+
+
+@pytest.fixture
+def shares(monkeypatch):
+    """Recomputation by heuristic, in place of what was measured."""
+    table = {}
+
+    def note(self, step):
+        if self._recorder is None:
+            self._shares.append(table.get(self._found["heuristic"], 0.3))
+
+    monkeypatch.setattr(learning.Learning, "_note", note)
+    return table
+
+
+def answer(heuristic, overhead, present=1.3, ended=True):
+    return {"heuristic": heuristic, "overhead": overhead, "present_overhead": present, "ended": ended}
+
+
+def test_a_better_rule_takes_over(answers, shares):
+    plain, _ = losses_of(None)
+    shares[BETTER] = 0.1
+    chosen = answers(answer(BETTER, 1.1))
+    losses, session = losses_of()
+    assert losses == plain
+    assert session.ledger.peak_bytes <= BUDGET
+    assert session.dtr.eviction.evictions > 100
+    assert session.rule["heuristic"] == session.ledger.policy.heuristic.name == BETTER
+    assert session.rule["source"] == "searched"
+    assert (session.rule["share"], session.rule["share_before"]) == pytest.approx((0.1, 0.3))
+    assert chosen.wanted == (BUDGET, FIRST, 1)
+    assert not session.slow_path.reasons.any
+    assert not session.warnings
+
+
+def test_the_log_has_as_many_steps_as_alternate_twice(answers, shares):
+    chosen = answers(answer(FIRST, 1.3))
+    losses_of(900_000, depths=(8, 6))
+    assert chosen.wanted == (900_000, FIRST, 2)
+    ends = [line for line in chosen.lines if line.get("ANNOTATION") == "STEP"]
+    assert len(ends) == 4
+
+
+def test_what_it_knows_is_used(answers, shares):
+    shares[BETTER] = 0.1
+    answers(answer(BETTER, 1.1))
+    _, session = losses_of()
+    foresight = session.ledger.policy.foresight
+    assert foresight.steps
+    assert foresight.lost == 0
+
+
+def test_a_rule_that_is_worse_is_given_up(answers, shares):
+    shares["size"] = 0.5
+    answers(answer("size", 1.1))
+    plain, _ = losses_of(None)
+    losses, session = losses_of()
+    assert losses == plain
+    assert session.rule["heuristic"] == session.ledger.policy.heuristic.name == FIRST
+    assert session.rule["source"] == "worse"
+
+
+def test_a_rule_that_saves_next_to_nothing_is_not_taken(answers, shares):
+    answers(answer(BETTER, 1.29))
+    _, session = losses_of()
+    assert session.rule["heuristic"] == FIRST
+    assert session.rule["share"] == pytest.approx(0.3)
+
+
+def test_what_is_found_later_may_be_better_still(answers, shares):
+    shares[BETTER] = 0.1
+    answers(answer("lru", 1.2, ended=False), answer(BETTER, 1.1))
+    _, session = losses_of()
+    assert session.rule["heuristic"] == BETTER
+    assert session.rule["share_before"] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"budget": 1 << 30}, "nothing is evicted"),
+        ({"heuristic": FIRST}, "a rule is named"),
+        ({"cost": "model"}, "two runs shall evict alike"),
+    ],
+)
+def test_where_nothing_is_searched(answers, options, why):
+    chosen = answers(answer(BETTER, 1.1))
+    chosen.wanted = None
+    _, session = losses_of(**options)
+    assert chosen.wanted is None, why
+    assert session.ledger.policy.heuristic.name == FIRST
+
+
+def test_a_search_that_was_killed_is_said_in_one_line(answers, shares):
+    answers()
+    _, session = losses_of()
+    (warning,) = session.warnings
+    assert warning == (
+        f"no better heuristic could be searched for, so it stays {FIRST} (the search was killed)"
+    )
+
+
+def test_a_log_that_cannot_be_written_is_said_in_one_line(answers, shares, monkeypatch):
+    class Nowhere(Answers):
+        def __init__(self, folder, known):
+            super().__init__(folder, known)
+            self.log = folder / "there" / "is" / "none"
+
+    answers(answer(BETTER, 1.1))
+    monkeypatch.setattr(learning, "Search", Nowhere)
+    plain, _ = losses_of(None)
+    losses, session = losses_of()
+    assert losses == plain
+    (warning,) = session.warnings
+    assert warning.endswith("(No such file or directory)")
+    assert session.ledger.policy.heuristic.name == FIRST
+
+
+def test_a_forked_child_leaves_the_search_and_the_log_alone(answers, shares):
+    shares[BETTER] = 0.1
+    answers(answer(BETTER, 1.1))
+    torch.manual_seed(0)
+    with dtrrun.budget(BUDGET, heuristic="auto") as session:
+        for step, _ in enumerate(train(STEPS)):
+            if step == 4:
+                assert session._learning._recorder is not None
+                if (child := os.fork()) == 0:
+                    os._exit(0)
+                assert os.waitpid(child, 0)[1] == 0
+    assert session.rule["heuristic"] == BETTER
+
+
+# -- the search itself ---------------------------------------------------------------------------------
+
+
+def test_the_search_finds_what_the_simulator_finds(tmp_path, shares, monkeypatch):
+    logs = []
+
+    class Kept(Answers):
+        given = ()
+
+        def start(self, budget_bytes, present):
+            logs.append(self.log.read_bytes())
+
+    monkeypatch.setattr(learning, "Search", Kept)
+    losses_of()
+    log, file = tmp_path / "steps.log", tmp_path / "answer.json"
+    log.write_bytes(logs[0])
+    search(Wanted(str(log), str(file), BUDGET, 1, FIRST, 60.0, 1 << 34))
+    found = json.loads(file.read_text())
+    assert found["ended"]
+    assert found["tried"] > 10
+    assert found["present_overhead"] > 1
+    assert found["overhead"] <= found["present_overhead"]
+
+
+def test_a_real_search_ends_and_leaves_nothing(tmp_path, monkeypatch):
+    """Whether it finds a better rule depends on how fast the machine is at what."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    torch.manual_seed(0)
+    with dtrrun.budget(BUDGET, heuristic="auto") as session:
+        for _ in train(3000):
+            if "share" in session.rule:
+                break
+    assert "share" in session.rule
+    assert not session.warnings
+    assert not list(tmp_path.iterdir())
+
+
+# -- what is remembered --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def remembered(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    warnings = []
+    return lambda budget=BUDGET: Remembered(budget, "cpu", warnings.append), warnings
+
+
+def test_what_was_found_is_remembered_for_this_budget_alone(remembered):
+    make, warnings = remembered
+    found = answer(BETTER, 1.1) | {"steps": []}
+    assert make().read() is None
+    make().write(found)
+    assert make().read() == found
+    assert make(BUDGET + 1).read() is None
+    assert not warnings
+
+
+@pytest.mark.parametrize("content", [b"", b"no gzip", b"\x1f\x8b\x08"])
+def test_what_cannot_be_read_is_forgotten(remembered, content):
+    make, _ = remembered
+    make().write(answer(BETTER, 1.1) | {"steps": []})
+    make()._path.write_bytes(content)
+    assert make().read() is None
+
+
+def test_a_cache_that_cannot_be_written_is_said_in_one_line(remembered, tmp_path):
+    make, warnings = remembered
+    (tmp_path / "dtrrun").write_text("a file where a folder should be")
+    make().write(answer(BETTER, 1.1) | {"steps": []})
+    (warning,) = warnings
+    assert warning.startswith("what was learned of this program cannot be kept for the next run (")
+
+
+def test_only_the_latest_are_kept(remembered, monkeypatch):
+    make, _ = remembered
+    monkeypatch.setattr("dtrrun.runtime.observe.remembered.MOST", 3)
+    for budget in range(5):
+        make(budget).write(answer(BETTER, 1.1) | {"steps": []})
+        os.utime(make(budget)._path, (budget, budget))
+    assert [budget for budget in range(5) if make(budget).read()] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("operators", "kinds"),
+    [
+        ([5, 5], None),
+        ([5, 5, 5], 1),
+        ([5, 7, 5], None),
+        ([5, 7, 5, 7], 2),
+        ([1, 2, 3, 1, 2, 3], 3),
+        ([1, 2, 3, 4, 5, 6, 7], None),
+        ([1, 2, 3, 4, 5, 6, 7, 8], 1),
+    ],
+)
+def test_kinds_of_steps(operators, kinds):
+    assert kinds_of(operators) == kinds

@@ -1,0 +1,74 @@
+"""`--heuristic auto` in real interpreters."""
+
+import shutil
+
+import pytest
+
+from dtrrun.native import build
+
+SCRIPT = """
+import time, torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(*[part for _ in range(8) for part in (nn.Linear(64, 64), nn.Tanh())])
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loss = 0
+for step in range(60):
+    optimizer.zero_grad()
+    loss = model(torch.randn(256, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    time.sleep(0.1)
+print(loss.item())
+"""
+WORDS = ("--quiet", "--budget", "700kB", "--heuristic", "auto")
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """A cache of our own, without building the extension again."""
+    folder = tmp_path / "cache" / "dtrrun"
+    folder.mkdir(parents=True)
+    if build.cache_folder().exists():
+        (folder / "native").symlink_to(build.cache_folder())
+    return {"XDG_CACHE_HOME": str(tmp_path / "cache"), "DTRRUN_REMEMBER": "yes"}
+
+
+def rule_of(run):
+    (process,) = run.processes
+    return process["rule"]
+
+
+def test_the_next_run_begins_with_what_was_found(dtrrun, plain, program, cache, tmp_path):
+    script = program("train.py", SCRIPT)
+    first = dtrrun(*WORDS, str(script), env=cache)
+    assert first.status == 0, first.err
+    assert not first.ours
+    found = rule_of(first)
+    assert found["share"] is not None
+    assert list((tmp_path / "cache" / "dtrrun" / "rules").iterdir())
+
+    second = dtrrun(*WORDS, str(script), env=cache)
+    assert second.out == first.out
+    again = rule_of(second)
+    assert (again["source"], again["since_step"]) == ("remembered", 1)
+    assert again["heuristic"] == found["heuristic"]
+
+    other = dtrrun(*WORDS, "--max-steps", "3", str(script), env=cache | {"DTRRUN_BUDGET": "800kB"})
+    assert other.status == 0, other.err
+    assert rule_of(dtrrun(*WORDS, "--no-remember", str(script), env=cache))["source"] != "remembered"
+
+
+def test_a_cache_that_cannot_be_written(dtrrun, program, cache, tmp_path):
+    (tmp_path / "cache" / "dtrrun" / "rules").write_text("a file where a folder should be")
+    run = dtrrun(*WORDS, str(program("train.py", SCRIPT)), env=cache)
+    assert run.status == 0
+    (line,) = run.ours
+    assert line.startswith("warning: what was learned of this program cannot be kept for the next run (")
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+
+
+def test_a_named_rule_stays(dtrrun, program, cache):
+    run = dtrrun(*WORDS[:-1], "h_dtr_eq", "--max-steps", "5", str(program("train.py", SCRIPT)), env=cache)
+    assert run.status == 0
+    assert rule_of(run) is None
