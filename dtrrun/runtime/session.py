@@ -293,6 +293,8 @@ class Session:
 
     def _too_small(self, error: BudgetError) -> None:
         """The program is about to get `error`."""
+        if self._learning is not None:
+            self._learning.too_small()
         how = FOR_A_BLOCK if self.writer is None else FOR_A_COMMAND
         error.explain(training_memory(self.ledger.device_type), how)
         self._notices.budget_error = str(error)

@@ -42,6 +42,8 @@ STARTS = (
 """In the order of what they win (`docs/design/auto.md`)."""
 LIMIT = 10.0
 """A rule that takes more than this multiple of the plain time is no alternative."""
+TIGHTER = 0.97
+"""What is found must also run in this share of the budget, if the present rule does: a step may need more."""
 SPARE = 0.1
 """A rule may recompute more in the steps that are not judged, by this share of the plain time."""
 
@@ -69,6 +71,13 @@ class Judge:
         self.steps: list[WatchedStep] = watched_steps(instructions, wanted.log)
         """Those of the log, the last ones too."""
 
+    def runs_in_less(self, heuristic: str) -> bool:
+        """Whether a somewhat smaller budget would be enough."""
+        known, budget = self._wanted.known, int(self._wanted.budget_bytes * TIGHTER)
+        steps = self.steps[:known]
+        found = predict(self._instructions, budget, heuristic, limit=LIMIT, watched=lambda: steps)
+        return found.status == "ok"
+
     def __call__(self, heuristic: str, *, limit: float) -> Outcome:
         known = self._wanted.known
         found = predict(
@@ -92,6 +101,7 @@ def search(wanted: Wanted) -> None:
     started = perf_counter()
     judge = Judge(read_log(wanted.log), wanted)
     present = judge(wanted.present, limit=LIMIT)
+    spare = present.status == "ok" and judge.runs_in_less(wanted.present)
     answer: dict[str, Any] = {
         "present": wanted.present,
         "present_overhead": present.overhead if present.status == "ok" else None,
@@ -108,7 +118,12 @@ def search(wanted: Wanted) -> None:
     def replay(heuristic: str, *, limit: float) -> Outcome:
         nonlocal tried
         tried += 1
-        return present if heuristic == wanted.present else judge(heuristic, limit=limit)
+        if heuristic == wanted.present:
+            return present
+        found = judge(heuristic, limit=limit)
+        if found.status == "ok" and spare and not judge.runs_in_less(heuristic):
+            return replace(found, status="oom")
+        return found
 
     def better(heuristic: str, outcome: Outcome) -> None:
         settings = parse(heuristic)
@@ -120,8 +135,6 @@ def search(wanted: Wanted) -> None:
         write(ended=False)
 
     try:
-        signal.signal(signal.SIGALRM, _out_of_time)
-        signal.setitimer(signal.ITIMER_REAL, wanted.seconds)
         limit = min(LIMIT, present.overhead) if present.status == "ok" else LIMIT
         find(replay, limit=limit, starts=(wanted.present, *STARTS), tell=better)
     except (TimeoutError, MemoryError):
@@ -138,7 +151,7 @@ def _write(path: str, answer: dict[str, Any]) -> None:
 
 
 def _out_of_time(_number: int, _frame: object) -> None:
-    raise TimeoutError
+    raise TimeoutError("the logged steps are too long")  # which is an OSError
 
 
 def main() -> None:
@@ -147,6 +160,8 @@ def main() -> None:
     bound = wanted.memory_bytes
     with suppress(OSError, ValueError):  # a lower one may be set already
         resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+    signal.signal(signal.SIGALRM, _out_of_time)
+    signal.setitimer(signal.ITIMER_REAL, wanted.seconds)
     try:
         search(wanted)
     except (LogError, OSError, MemoryError) as error:

@@ -254,6 +254,16 @@ def test_a_real_search_ends_and_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_search_that_takes_too_long_says_so(tmp_path, monkeypatch, shares):
+    monkeypatch.setattr(learning, "SECONDS", 0.001)
+    with dtrrun.budget(BUDGET, heuristic="auto") as session:
+        for _ in train(3000):
+            if session.warnings:
+                break
+    (warning,) = session.warnings
+    assert warning.endswith("(the logged steps are too long)")
+
+
 # -- what is remembered --------------------------------------------------------------------------------
 
 
@@ -272,6 +282,29 @@ def test_what_was_found_is_remembered_for_this_budget_alone(remembered):
     assert make().read() == found
     assert make(BUDGET + 1).read() is None
     assert not warnings
+
+
+def test_what_led_to_a_budget_that_is_too_small_is_forgotten(remembered):
+    make, _ = remembered
+    make().write(answer(BETTER, 1.1) | {"steps": []})
+    with dtrrun.budget(BUDGET, heuristic="auto") as session:
+        session._learning._remembered = make()
+        with pytest.raises(dtrrun.BudgetError):
+            torch.ones(BUDGET)
+    assert make().read() is None
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"heuristic": "nonsense"}, {"steps": [{}]}, {"steps": 3}, {"heuristic": None}]
+)
+def test_what_another_has_written_is_ignored(remembered, wrong):
+    make, _ = remembered
+    make().write(answer(BETTER, 1.1) | {"steps": []} | wrong)
+    with dtrrun.budget(BUDGET, heuristic="auto") as session:
+        session._learning._remembered = make()
+        session._learning.install()
+        assert session.rule["source"] == "first"
+        assert session.ledger.policy.heuristic.name == FIRST
 
 
 @pytest.mark.parametrize("content", [b"", b"no gzip", b"\x1f\x8b\x08"])

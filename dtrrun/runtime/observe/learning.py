@@ -82,10 +82,10 @@ class Learning:
         found = None if self._remembered is None else self._remembered.read()
         if found is None:
             return
-        if found["heuristic"] != FIRST:
+        try:
             self._change(found, "remembered")
-        else:
-            self.rule |= {"source": "remembered", "predicted": found["overhead"]}
+        except (KeyError, IndexError, TypeError, ValueError):
+            return  # it was not written by us
         self._wants = False
 
     def remove(self) -> None:
@@ -93,6 +93,11 @@ class Learning:
             self._recorder.remove()
             self._recorder = None
         self._end_search()
+
+    def too_small(self) -> None:
+        """The budget is too small, perhaps because of the present rule: do not begin with it again."""
+        if self._remembered is not None:
+            self._remembered.forget()
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -167,6 +172,8 @@ class Learning:
         try:
             if error is not None:
                 raise OSError(0, error)
+            if not sys.executable:
+                raise OSError(0, "there is no Python interpreter to be started")
             self._search.start(self._ledger.limit, self._found["heuristic"])
         except OSError as error:
             self._cannot(error.strerror)
@@ -196,7 +203,7 @@ class Learning:
         if self._lookahead is not None:
             self._lookahead.end()
             self._lookahead = None
-        self._session.change_heuristic(found["heuristic"])
+        self._session.change_heuristic(str(found["heuristic"]))
         if self._ledger.policy.heuristic.foresight:
             self._lookahead = Lookahead(self._session.slow_path, steps)
         self._shares.clear()

@@ -46,6 +46,11 @@ class Remembered:
             found if isinstance(found, dict) and {"heuristic", "overhead", "steps"} <= found.keys() else None
         )
 
+    def forget(self) -> None:
+        """Leave nothing for the next run."""
+        with suppress(OSError):
+            self._path.unlink()
+
     def write(self, found: dict[str, Any]) -> None:
         """Keep it, in place of what was there. Warns if that is impossible."""
         part = self._path.with_suffix(f".{os.getpid()}")
