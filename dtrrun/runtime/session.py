@@ -282,7 +282,7 @@ class Session:
         how = FOR_A_BLOCK if self.writer is None else FOR_A_COMMAND
         training = find_training(self.ledger.device_type)
         calls = self.slow_path.signatures.all()
-        expected = expected_budget(self.ledger, calls, training, error.least_bytes)
+        expected = expected_budget(self.ledger, calls, training, error)
         error.explain(training.totals(), expected, how)
         self._notices.budget_error = str(error)
         self.error = {

@@ -20,6 +20,7 @@ NAMES = (
     "foresight",
     "profile",
     "optimizers",
+    "advice",
 )
 
 

@@ -108,3 +108,11 @@ def test_parameters_that_the_session_has_not_seen_yet():
     with pytest.raises(dtrrun.BudgetError) as caught, dtrrun.budget(1_000_000):
         model(x)
     assert caught.value.expected_bytes >= 2 * 8 * 4 * 256 * 256 + 2 * 4 * 2000 * 256
+
+
+def test_temporary_memory_of_an_optimizer_is_not_counted_twice():
+    """What it has computed already becomes constant, as the weights that it is computed from change."""
+    with dtrrun.budget(None) as session:
+        wide()
+    peak = session.report()["peak_bytes"]
+    assert attempts(wide, peak * 98 // 100)[1] <= 1.1 * peak

@@ -14,7 +14,8 @@ import torch
 
 from dtrrun.core.graph import Geometry, Operation, Signature, Version
 from dtrrun.core.ledger import INPUT_LOST, INPUT_MUTATED, Ledger
-from dtrrun.runtime.observe.training_memory import Training, in_backward
+from dtrrun.runtime.errors import BudgetError
+from dtrrun.runtime.observe.training_memory import Training, in_backward, in_optimizer
 
 MARGIN = 1.05
 LOST_PINS = (INPUT_LOST, INPUT_MUTATED)
@@ -22,12 +23,9 @@ LOST_PINS = (INPUT_LOST, INPUT_MUTATED)
 
 
 def expected_budget(
-    ledger: Ledger, signatures: Iterable[Signature], training: Training, least_bytes: int
+    ledger: Ledger, signatures: Iterable[Signature], training: Training, error: BudgetError
 ) -> int:
-    """Return the budget in bytes. signatures: of the calls so far, including the one that failed.
-
-    least_bytes: what is known to be needed for the operator that failed.
-    """
+    """Return the budget in bytes. signatures: of the calls so far, including the one that failed."""
     assert ledger.budget_bytes is not None
     trained = training.present()
     kept = sum(nbytes for key, nbytes in trained.items() if key not in ledger.versions)
@@ -42,15 +40,18 @@ def expected_budget(
     parameters = {_shape(tuple(one.shape)) for one in training.parameters}
     calls = [Sizes(one, parameters) for one in signatures if not one.operator.view]
     most = max((one.nbytes for one in calls), default=0)
-    if torch.is_grad_enabled() or in_backward():
-        operations = list(_operations(ledger))
+    trains = torch.is_grad_enabled() or in_backward()
+    updates = not trains and in_optimizer()
+    operations = list(_operations(ledger))
+    if trains:
         most = max([most, *map(_backward_bytes, operations)])
-        most += max(map(_forward_bytes, operations), default=0)  # one of its inputs may be recomputed
-    else:
+    elif not updates:
         most = max(most, _with_larger_batch(calls))
+    if trains or (error.called != error.operator and not updates):  # one of its inputs is recomputed
+        most += max(map(_forward_bytes, operations), default=0)
     # The optimizer's temporary memory may exist already: it becomes constant when the weights change.
     most = max(most, training.update_bytes() - lost)
-    return int(MARGIN * max(kept + most, least_bytes))
+    return int(MARGIN * max(kept + most, error.least_bytes))
 
 
 def _operations(ledger: Ledger) -> Iterable[Operation]:

@@ -7,7 +7,9 @@ found among Python's objects, even if they predate the session.
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +17,7 @@ import torch
 from dtrrun.runtime.dispatch.arguments import is_leaf
 from dtrrun.runtime.storage import rounded, storage_of
 
+OPTIMIZER = torch.optim.Optimizer.__module__
 COPIES: dict[str, Callable[[dict[str, Any]], int]] = {
     "SGD": lambda group: 1 if group.get("momentum") else 0,
     "Adam": lambda group: 3 if group.get("amsgrad") else 2,
@@ -142,6 +145,14 @@ def find_training(device_type: str) -> Training:
 def in_backward() -> bool:
     """Return whether this thread runs a backward pass."""
     return torch._C._current_graph_task_id() != -1
+
+
+def in_optimizer() -> bool:
+    """Return whether this thread is in an optimizer's step, which PyTorch wraps for its hooks."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != OPTIMIZER:
+        frame = frame.f_back  # not its `f_locals`, which would keep the program's tensors alive
+    return frame is not None
 
 
 def _copies(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> int | None:
