@@ -17,6 +17,7 @@ from dtrrun.core.observer import RESIZED, Observer
 from dtrrun.core.pool import Policy
 
 UNLIMITED = 1 << 62
+INPUT_LOST = "input lost"
 INPUT_MUTATED = "input mutated"
 SMALL_CONSTANT = 512  # bytes
 SMALL_CONSTANTS = 256  # of these

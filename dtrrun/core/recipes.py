@@ -11,7 +11,7 @@ from typing import Any
 
 from dtrrun.core.foreign import Foreign
 from dtrrun.core.graph import Operation, Version, new_version
-from dtrrun.core.ledger import Ledger
+from dtrrun.core.ledger import INPUT_LOST, Ledger
 from dtrrun.core.observer import PINNED
 
 
@@ -87,7 +87,7 @@ class Recipes:
                 continue
             if broken:
                 if node.resident and node.scratch is None:
-                    self.make_constant(node, "input lost")
+                    self.make_constant(node, INPUT_LOST)
                 else:
                     # It is neither resident nor replayable, and nor are those above it in the stack, up to a
                     # resident one.

@@ -22,8 +22,9 @@ class BudgetError(torch.OutOfMemoryError):
     more. `pinned`: bytes in memory that could not be evicted, by reason. `called`: the program's own
     operator, which differs from `operator` if an input had to be recomputed. `called_bytes`: the bytes of its
     inputs, its results and all that cannot be evicted, 0 if unknown. `training`: the approximate bytes of
-    parameters, gradients and optimizer state (see `training_memory`), or None. `explained`: whether
-    `explain` has been called with what the session knows.
+    parameters, gradients and optimizer state (see `Training.totals`), or None. `expected_bytes`: the budget
+    that is expected to be enough for the whole program, as far as it is known, 0 if unknown. `explained`:
+    whether `explain` has been called with what the session knows.
     """
 
     def __init__(
@@ -42,18 +43,29 @@ class BudgetError(torch.OutOfMemoryError):
         self.pinned = pinned
         self.called, self.called_bytes = operator, 0
         self.training: dict[str, int | None] | None = None
+        self.expected_bytes = 0
         self.explained = False
         self.args = (self._text(FOR_A_COMMAND),)
 
-    def explain(self, training: dict[str, int | None] | None, how: str = FOR_A_COMMAND) -> None:
-        """Add to the message what training needs in any case, and how to find the least budget."""
-        self.training, self.explained = training, True
+    def explain(
+        self,
+        training: dict[str, int | None] | None,
+        expected_bytes: int,
+        how: tuple[str, str] = FOR_A_COMMAND,
+    ) -> None:
+        """Add to the message what training needs in any case, and which budget to try."""
+        self.training, self.expected_bytes, self.explained = training, expected_bytes, True
         self.args = (self._text(how),)
+
+    @property
+    def least_bytes(self) -> int:
+        """What is known to be needed for the program's own operator and for the one that failed."""
+        return max(self.least_budget_bytes, self.called_bytes)
 
     def __reduce__(self) -> Any:
         """Support pickling: the workers of a pool send errors to another process."""
         given = (self.operator, self.needed_bytes, self.budget_bytes, self.least_budget_bytes, self.pinned)
-        names = ("called", "called_bytes", "training", "explained", "args")
+        names = ("called", "called_bytes", "training", "expected_bytes", "explained", "args")
         state = {name: getattr(self, name) for name in names}
         return type(self), given, state
 
@@ -61,7 +73,7 @@ class BudgetError(torch.OutOfMemoryError):
         for name, value in (state or {}).items():
             setattr(self, name, value)
 
-    def _text(self, how: str) -> str:
+    def _text(self, how: tuple[str, str]) -> str:
         rank = f"rank {os.environ.get('RANK', '?')}: " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
         excess = self.least_budget_bytes - self.budget_bytes
         if self.needed_bytes > 0:
@@ -76,7 +88,7 @@ class BudgetError(torch.OutOfMemoryError):
         evictable = f"nothing else can be evicted ({held})" if held else "nothing can be evicted"
         if self.called != self.operator:
             what = f"{self.called} needs {self.operator} to run again, and {what}"
-        least = advice(self.called, max(self.least_budget_bytes, self.called_bytes), self.training, how)
+        least = advice(self.called, self.least_bytes, self.training, self.expected_bytes, how)
         budget = format_size(self.budget_bytes)
         return f"{rank}dtrrun's budget of {budget} is too small: {what}, and {evictable}. It takes {least}."
 

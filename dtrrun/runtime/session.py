@@ -34,9 +34,10 @@ from dtrrun.runtime.guards import below
 from dtrrun.runtime.heap import Heap
 from dtrrun.runtime.launcher import Launcher
 from dtrrun.runtime.observe import notices, publish
+from dtrrun.runtime.observe.expected import expected_budget
 from dtrrun.runtime.observe.steps import StepClock
 from dtrrun.runtime.observe.thrashing import GRACE_NS, Thrashing
-from dtrrun.runtime.observe.training_memory import training_memory
+from dtrrun.runtime.observe.training_memory import find_training
 from dtrrun.runtime.patches import fork
 from dtrrun.runtime.patches.backwards import Backwards
 from dtrrun.runtime.patches.composites import Composites
@@ -296,7 +297,10 @@ class Session:
         if self._learning is not None:
             self._learning.too_small()
         how = FOR_A_BLOCK if self.writer is None else FOR_A_COMMAND
-        error.explain(training_memory(self.ledger.device_type), how)
+        training = find_training(self.ledger.device_type)
+        calls = self.slow_path.signatures.all()
+        expected = expected_budget(self.ledger, calls, training, error)
+        error.explain(training.totals(), expected, how)
         self._notices.budget_error = str(error)
         self.error = {
             "operator": error.operator,
@@ -306,6 +310,7 @@ class Session:
             "called": error.called,
             "called_bytes": error.called_bytes,
             "training": error.training,
+            "expected_bytes": error.expected_bytes,
         }
 
     # -- time ------------------------------------------------------------------------------------

@@ -68,6 +68,9 @@ def by_shape_function(
     func: Any, operator: Operator, template: list[Any], kwargs: dict[str, Any], geometries: list[Geometry]
 ) -> int | None:
     """Like `predict`, from PyTorch's own functions, which run the operator on meta tensors."""
+    workspace = operator.opaque_output >= 0
+    if operator.name == "aten.mkldnn_rnn_layer":
+        workspace = torch.is_grad_enabled()  # the program's, which `below` changes
     try:
         with (guard := below()), guard:
             if not loading_ns:
@@ -96,7 +99,7 @@ def by_shape_function(
                 nbytes += _UNSAID[operator.name](geometries)
             if operator.grows:
                 nbytes += max(sum(size_of(storage_of(tensor)) for tensor in tensors) - before, 0)
-            if operator.opaque_output >= 0:
+            if workspace:
                 # The shape function does not include the workspace. oneDNN's is 15 times the results on large
                 # LSTM layers, and a few pages more on small ones; the first call corrects an overestimate.
                 nbytes = 17 * nbytes + 65536

@@ -15,17 +15,24 @@ from dtrrun.sizes import format_size_up
 PARTS = {"parameters": "parameters", "gradients": "gradients", "optimizer": "the optimizer's state"}
 """The memory that training always needs: keys of the figures, and their names in messages."""
 
-FOR_A_COMMAND = "`dtrrun profile` finds the least budget"
-FOR_A_BLOCK = "the peak_bytes that report() gives under dtrrun.budget(None) are enough"
+FOR_A_COMMAND = "Try --budget {}", "`dtrrun profile` finds the least budget"
+FOR_A_BLOCK = (
+    'Try dtrrun.budget("{}")',
+    "the peak_bytes that report() gives under dtrrun.budget(None) are enough",
+)
 
 
 def advice(
-    operator: str, least_bytes: int, training: Mapping[str, int | None] | None, how: str = FOR_A_COMMAND
+    operator: str,
+    least_bytes: int,
+    training: Mapping[str, int | None] | None,
+    expected_bytes: int = 0,
+    how: tuple[str, str] = FOR_A_COMMAND,
 ) -> str:
-    """`at least 37 MB for aten.mm; parameters, gradients and ... need about 497 MB; ... finds the least`.
+    """`at least 37 MB for aten.mm; parameters, ... need about 497 MB. Try --budget 560MB ...; ... the least`.
 
-    training: bytes by the names in `PARTS`, None if they cannot be estimated. how: how to find the least
-    budget.
+    training: bytes by the names in `PARTS`, None if they cannot be estimated. expected_bytes: the budget that
+    is expected to be enough, 0 if unknown. how: how to give a budget, and how to find the least one.
     """
     clauses = [f"at least {format_size_up(least_bytes)}" + (f" for {operator}" if operator else "")]
     given = training or {}
@@ -36,7 +43,11 @@ def advice(
         clauses.append(f"{names} need about {format_size_up(sum(known.values()))}")
         if given.get("optimizer", 0) is None:
             clauses[-1] += ", and the optimizer's state comes on top"
-    return "; ".join([*clauses, how])
+    attempt, search = how
+    if not expected_bytes:
+        return "; ".join([*clauses, search])
+    attempt = attempt.format(format_size_up(expected_bytes).replace(" ", ""))
+    return f"{'; '.join(clauses)}. {attempt} (what has not run yet may need more); {search}"
 
 
 def advice_of(error: Mapping[str, Any], least_bytes: int = 0) -> str:
@@ -44,6 +55,11 @@ def advice_of(error: Mapping[str, Any], least_bytes: int = 0) -> str:
     optional."""
     sizes = (least_bytes, error.get("least_budget_bytes"), error.get("called_bytes"))
     least = max(size for size in sizes if isinstance(size, int))
-    training = error.get("training")
+    training, expected = error.get("training"), error.get("expected_bytes")
     name = str(error.get("called") or error.get("operator") or "")
-    return advice(name, least, training if isinstance(training, dict) else None)
+    return advice(
+        name,
+        least,
+        training if isinstance(training, dict) else None,
+        expected if isinstance(expected, int) else 0,
+    )

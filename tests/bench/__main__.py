@@ -20,6 +20,7 @@ NAMES = (
     "learning",
     "profile",
     "optimizers",
+    "advice",
 )
 
 

@@ -10,6 +10,7 @@ import dtrrun
 from dtrrun.core.rematerialize import Rematerializer
 from dtrrun.runtime import shapes
 from dtrrun.runtime.execute import Executor
+from dtrrun.runtime.observe.training_memory import Training
 
 
 @pytest.fixture
@@ -55,7 +56,8 @@ def test_the_time_of_an_operator_that_finds_no_room_is_accounted_for(monkeypatch
     with dtrrun.budget("1MB") as session:
         monkeypatch.setattr(shapes, "predict", loads)
         session.dtr.eviction._next_collection = 1000  # it would take longer than all else
-        monkeypatch.setattr("dtrrun.runtime.session.training_memory", lambda device_type: None)  # this, too
+        found = Training([], [], False, "cpu")
+        monkeypatch.setattr("dtrrun.runtime.session.find_training", lambda device_type: found)  # this, too
         with pytest.raises(dtrrun.BudgetError):
             torch.ones(1_000_000)
         assert 0 <= session.times()["bookkeeping_ns"] < 50_000_000

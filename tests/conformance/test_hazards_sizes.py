@@ -205,3 +205,16 @@ def test_plain_tensors_make_room_for_them():
         return kept
 
     check_stress(program)
+
+
+def test_an_lstm_without_gradients_has_no_workspace():
+    """Room for one was demanded before its first call: 17 times its results."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("PyTorch has no oneDNN here")
+    layer, x = torch.nn.LSTM(32, 64), torch.randn(64, 100, 32)
+    budget = 6 * 64 * 100 * 64 * 4
+    with dtrrun.budget(budget) as session, torch.no_grad():
+        layer(x)
+        assert session.report()["peak_bytes"] <= budget
+    with pytest.raises(dtrrun.BudgetError), dtrrun.budget(budget):
+        layer(x)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dtrrun
-from dtrrun.runtime.observe.training_memory import training_memory
+from dtrrun.runtime.observe.training_memory import find_training
 from dtrrun.sizes import format_size_up, parse_size
 from dtrrun.telemetry.advice import advice
 
@@ -27,27 +27,33 @@ def test_a_size_is_never_rounded_down_to_less(size):
 @pytest.mark.parametrize(
     ("training", "text"),
     [
-        (None, "at least 36.2 MB for aten.mm; how"),
-        ({"parameters": 0, "gradients": 0, "optimizer": 0}, "at least 36.2 MB for aten.mm; how"),
-        (
-            {"parameters": 5 * 10**6, "gradients": 0, "optimizer": 0},
-            "at least 36.2 MB for aten.mm; parameters need about 5 MB; how",
-        ),
+        (None, ""),
+        ({"parameters": 0, "gradients": 0, "optimizer": 0}, ""),
+        ({"parameters": 5 * 10**6, "gradients": 0, "optimizer": 0}, "; parameters need about 5 MB"),
         (
             {"parameters": 10**6, "gradients": 10**6, "optimizer": 2 * 10**6},
-            "at least 36.2 MB for aten.mm; parameters, gradients and the optimizer's state need about 4 MB; "
-            "how",
+            "; parameters, gradients and the optimizer's state need about 4 MB",
         ),
         (
             {"parameters": 10**6, "gradients": 10**6, "optimizer": None},
-            "at least 36.2 MB for aten.mm; parameters and gradients need about 2 MB, and the optimizer's "
-            "state comes on top; how",
+            "; parameters and gradients need about 2 MB, and the optimizer's state comes on top",
         ),
-        ({"parameters": "hostile"}, "at least 36.2 MB for aten.mm; how"),
+        ({"parameters": "hostile"}, ""),
     ],
 )
-def test_the_advice(training, text):
-    assert advice("aten.mm", 36_123_456, training, "how") == text
+@pytest.mark.parametrize(
+    ("expected", "rest"),
+    [
+        (0, "; `dtrrun profile` finds the least budget"),
+        (
+            64_321_000,
+            ". Try --budget 64.4MB (what has not run yet may need more); "
+            "`dtrrun profile` finds the least budget",
+        ),
+    ],
+)
+def test_the_advice(training, text, expected, rest):
+    assert advice("aten.mm", 36_123_456, training, expected) == f"at least 36.2 MB for aten.mm{text}{rest}"
 
 
 class Own(torch.optim.Optimizer):
@@ -80,14 +86,14 @@ SIZE = 128 * 128 * 4
 )
 def test_what_an_optimizer_keeps_is_foreseen(optimizer, copies):
     """By its class before it steps, and as it is afterwards."""
-    before = training_memory("cpu")
+    before = find_training("cpu").totals()
     layer = nn.Linear(128, 128, bias=False)
     stepping = optimizer(layer.parameters())
     for stepped in (False, True):
         if stepped:
             layer(torch.ones(1, 128)).sum().backward()
             stepping.step()
-        found = training_memory("cpu")
+        found = find_training("cpu").totals()
         assert found["parameters"] - before["parameters"] == SIZE
         assert found["gradients"] - before["gradients"] == SIZE
         if isinstance(stepping, Own) and not stepped:
@@ -97,9 +103,9 @@ def test_what_an_optimizer_keeps_is_foreseen(optimizer, copies):
 
 
 def test_what_is_frozen_has_no_gradients():
-    before = training_memory("cpu")
+    before = find_training("cpu").totals()
     layer = nn.Linear(128, 128, bias=False).requires_grad_(False)
-    found = training_memory("cpu")
+    found = find_training("cpu").totals()
     assert found["parameters"] - before["parameters"] == SIZE
     assert found["gradients"] == before["gradients"]
     del layer

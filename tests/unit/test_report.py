@@ -31,6 +31,7 @@ TABLES = {
         "called": "aten.cat",
         "called_bytes": 20,
         "training": {"parameters": 2, "gradients": 2, "optimizer": 4},
+        "expected_bytes": 24,
     },
 }
 

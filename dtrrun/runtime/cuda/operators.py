@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
 
@@ -53,6 +53,10 @@ class CudaOperators:
         if signature is not None and signature.calls >= Signature.SETTLED:
             self._slow_path.signatures.by_key[key] = self._young.pop(key)
         return signature
+
+    def young_signatures(self) -> Iterable[Signature]:
+        """Return the signatures whose first calls are measured."""
+        return self._young.values()
 
     def add_signature(self, key: Any, signature: Signature) -> None:
         if len(self._young) >= LIMIT:

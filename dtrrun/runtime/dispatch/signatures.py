@@ -45,6 +45,11 @@ class Signatures:
         self.updates.clear()
         self.on_forget()
 
+    def all(self) -> list[Signature]:
+        """Return the signatures of the calls so far, by their first calls."""
+        young = () if self._device is None else self._device.young_signatures()
+        return [*self.by_key.values(), *young]
+
     def measure_again(self) -> None:
         """Time the next calls of each operator as well, because the first step's use fresh pages."""
         if self._device is not None or self.modelled:

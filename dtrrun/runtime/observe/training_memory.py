@@ -7,14 +7,17 @@ found among Python's objects, even if they predate the session.
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 
 from dtrrun.runtime.dispatch.arguments import is_leaf
-from dtrrun.runtime.storage import rounded
+from dtrrun.runtime.storage import rounded, storage_of
 
+OPTIMIZER = torch.optim.Optimizer.__module__
 COPIES: dict[str, Callable[[dict[str, Any]], int]] = {
     "SGD": lambda group: 1 if group.get("momentum") else 0,
     "Adam": lambda group: 3 if group.get("amsgrad") else 2,
@@ -34,12 +37,91 @@ COPIES: dict[str, Callable[[dict[str, Any]], int]] = {
 """How many tensors of a parameter's size PyTorch's optimizers keep, by class and options."""
 
 
-def training_memory(device_type: str) -> dict[str, int | None]:
-    """Return the bytes of `parameters`, `gradients` and `optimizer`, including those not yet allocated.
+class Training(NamedTuple):
+    """What a program trains with, found among Python's objects."""
 
-    `optimizer` is None if one has not stepped and is of an unknown class. Gradients are those of all
-    parameters that require them; none are assumed in a program without an optimizer that computes without
-    gradients.
+    parameters: list[torch.Tensor]
+    optimizers: list[torch.optim.Optimizer]
+    learns: bool  # whether gradients are to be expected
+    device_type: str
+
+    def present(self) -> dict[int, int]:
+        """Return the bytes of parameters, gradients and optimizer state that exist, by storage id."""
+        tensors = [*self.parameters]
+        tensors += [one for parameter in self.parameters if (one := _gradient(parameter)) is not None]
+        for optimizer in self.optimizers:
+            for _, parameter in self._updated(optimizer):
+                tensors += _tensors(optimizer.state.get(parameter, {}).values(), self.device_type)
+        return {key: _size(tensor) for tensor in tensors if (key := _storage_id(tensor)) is not None}
+
+    def to_come_bytes(self) -> int:
+        """Return the bytes of gradients and of known optimizer state that are not yet allocated."""
+        total = 0
+        if self.learns:
+            total += sum(_size(one) for one in self._trained() if _gradient(one) is None)
+        for optimizer in self.optimizers:
+            for group, parameter in self._updated(optimizer):
+                if not optimizer.state.get(parameter):
+                    total += (_copies(optimizer, group) or 0) * _size(parameter)
+        return total
+
+    def update_bytes(self) -> int:
+        """Return the approximate temporary memory of an optimizer's step.
+
+        PyTorch's optimizers compute a denominator and a decayed gradient: for one parameter at a time, or for
+        all of a group at once.
+        """
+        most = 0
+        for optimizer in self.optimizers:
+            sizes: dict[bool, list[int]] = {False: [], True: []}
+            for group, parameter in self._updated(optimizer):
+                if not group.get("fused"):
+                    at_once = group.get("foreach")
+                    at_once = self.device_type == "cuda" if at_once is None else at_once
+                    sizes[bool(at_once)].append(_size(parameter))
+            most = max(most, sum(sizes[True]), *sizes[False])
+        return 2 * most
+
+    def totals(self) -> dict[str, int | None]:
+        """Return the bytes of `parameters`, `gradients` and `optimizer`, including those not yet allocated.
+
+        `optimizer` is None if one has not stepped and is of an unknown class.
+        """
+        states = [self._state_bytes(one) for one in self.optimizers]
+        return {
+            "parameters": sum(map(_size, self.parameters)),
+            "gradients": sum(map(_size, self._trained())) if self.learns else 0,
+            "optimizer": None if None in states else sum(state or 0 for state in states),
+        }
+
+    def _trained(self) -> list[torch.Tensor]:
+        return [tensor for tensor in self.parameters if tensor.requires_grad]
+
+    def _updated(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if _is_parameter(parameter, self.device_type):
+                    yield group, parameter
+
+    def _state_bytes(self, optimizer: torch.optim.Optimizer) -> int | None:
+        """Return the bytes of an optimizer's state: actual for updated parameters, predicted for others."""
+        total, unknown = 0, False
+        for group, parameter in self._updated(optimizer):
+            state, copies = optimizer.state.get(parameter), _copies(optimizer, group)
+            if state:
+                total += sum(_size(tensor) for tensor in _tensors(state.values(), self.device_type))
+            elif copies is not None:
+                total += copies * _size(parameter)
+            elif parameter.requires_grad:
+                unknown = True
+        return None if unknown else total
+
+
+def find_training(device_type: str) -> Training:
+    """Find the parameters and optimizers of the program.
+
+    Gradients are those of all parameters that require them; none are assumed in a program without an
+    optimizer that computes without gradients.
     """
     parameters: dict[int, torch.Tensor] = {}
     optimizers: list[torch.optim.Optimizer] = []
@@ -56,15 +138,28 @@ def training_memory(device_type: str) -> dict[str, int | None]:
                 parameters[id(found)] = found
         elif kind is not None:
             optimizers.append(found)
-    del found
-    trained = [tensor for tensor in parameters.values() if tensor.requires_grad]
-    learns = bool(optimizers) or torch.is_grad_enabled()
-    states = [_state_bytes(one, device_type) for one in optimizers]
-    return {
-        "parameters": sum(map(_size, parameters.values())),
-        "gradients": sum(map(_size, trained)) if learns else 0,
-        "optimizer": None if None in states else sum(state or 0 for state in states),
-    }
+    learns = bool(optimizers) or torch.is_grad_enabled() or in_backward()
+    return Training([*parameters.values()], optimizers, learns, device_type)
+
+
+def in_backward() -> bool:
+    """Return whether this thread runs a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def in_optimizer() -> bool:
+    """Return whether this thread is in an optimizer's step, which PyTorch wraps for its hooks."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != OPTIMIZER:
+        frame = frame.f_back  # not its `f_locals`, which would keep the program's tensors alive
+    return frame is not None
+
+
+def _copies(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> int | None:
+    for cls in type(optimizer).__mro__:
+        if cls.__name__ in COPIES:
+            return COPIES[cls.__name__](group)
+    return None
 
 
 def _is_parameter(tensor: Any, device_type: str) -> bool:
@@ -78,30 +173,25 @@ def _is_parameter(tensor: Any, device_type: str) -> bool:
             return False
 
 
+def _storage_id(tensor: torch.Tensor) -> int | None:
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            return id(storage_of(tensor))
+        except (RuntimeError, NotImplementedError):  # it has no plain storage
+            return None
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+    with torch._C.DisableTorchFunctionSubclass():
+        return parameter.grad
+
+
 def _size(tensor: torch.Tensor) -> int:
     with torch._C.DisableTorchFunctionSubclass():
         try:
             return rounded(tensor.numel() * tensor.element_size())
         except (RuntimeError, ValueError, NotImplementedError):
             return 0
-
-
-def _state_bytes(optimizer: torch.optim.Optimizer, device_type: str) -> int | None:
-    """Return the bytes of an optimizer's state: actual for updated parameters, predicted for others."""
-    total, unknown = 0, False
-    copies = next((COPIES[cls.__name__] for cls in type(optimizer).__mro__ if cls.__name__ in COPIES), None)
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if not _is_parameter(parameter, device_type):
-                continue
-            state = optimizer.state.get(parameter)
-            if state:
-                total += sum(_size(tensor) for tensor in _tensors(state.values(), device_type))
-            elif copies is not None:
-                total += copies(group) * _size(parameter)
-            elif parameter.requires_grad:
-                unknown = True
-    return None if unknown else total
 
 
 def _tensors(values: Any, device_type: str) -> Iterator[torch.Tensor]:

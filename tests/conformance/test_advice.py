@@ -1,0 +1,118 @@
+"""A user whose budget is too small, and who follows the advice of the error, soon has one that trains."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import dtrrun
+from dtrrun.sizes import parse_size
+
+
+class UNet(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        widths = [width, 2 * width, 4 * width]
+        self.down = nn.ModuleList(block(a, b) for a, b in zip([3, *widths], widths, strict=False))
+        self.up = nn.ModuleList(block(a + b, b) for a, b in zip(widths[:0:-1], widths[-2::-1], strict=True))
+
+    def forward(self, x):
+        skips = []
+        for layer in self.down:
+            skips.append(layer(x))
+            x = F.max_pool2d(skips[-1], 2)
+        x = skips.pop()
+        for layer in self.up:
+            x = layer(torch.cat([F.interpolate(x, scale_factor=2.0), skips.pop()], 1))
+        return x
+
+
+def block(before, after):
+    return nn.Sequential(nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.SiLU())
+
+
+def unet():
+    """Most memory is in activations."""
+    model = UNet()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    for _ in range(2):
+        model(torch.randn(4, 3, 48, 48)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def wide():
+    """Most memory is in parameters, gradients, and what the optimizer keeps and computes for all at once."""
+    model = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 8))
+    optimizer = torch.optim.RMSprop(model.parameters(), 1e-3, weight_decay=1e-4, momentum=0.9, foreach=True)
+    for _ in range(2):
+        model(torch.randn(16, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def evaluated():
+    """Most memory is in an evaluation whose batch is larger than those of training."""
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU()),
+        *(nn.AvgPool2d(5), nn.Flatten(), nn.Linear(256, 10)),
+    )
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        F.cross_entropy(model(torch.randn(8, 1, 24, 24)), torch.arange(8)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        model(torch.randn(96, 1, 24, 24)).argmax(1).tolist()
+
+
+def attempts(program, budget):
+    """Run it in the budget, then in those that the errors advise. Returns all budgets: the last is enough."""
+    tried = []
+    while len(tried) < 5:
+        tried.append(budget)
+        try:
+            torch.manual_seed(1)
+            with dtrrun.budget(budget):
+                program()
+            return tried
+        except dtrrun.BudgetError as error:
+            budget = parse_size(re.search(r'Try dtrrun\.budget\("(.*?)"\)', str(error))[1])
+    pytest.fail(f"still too small: {tried}")
+
+
+@pytest.mark.parametrize("percent", [60, 40, 20])
+@pytest.mark.parametrize("program", [unet, wide, evaluated])
+def test_following_the_advice(program, percent):
+    with dtrrun.budget(None) as session:
+        program()
+    peak = session.report()["peak_bytes"]
+    tried = attempts(program, peak * percent // 100)
+    assert len(tried) <= 3
+    assert tried == sorted(tried)
+    assert tried[-1] <= 1.1 * peak
+
+
+def test_what_is_to_come_is_added():
+    """Neither the operator alone nor what training keeps would be enough."""
+    tried = attempts(wide, 2_000_000)
+    parameters = 4 * (64 * 512 + 512 * 512 + 512 * 8)
+    assert tried[-1] >= 6 * parameters  # gradients, two tensors of state and two temporary ones
+
+
+def test_parameters_that_the_session_has_not_seen_yet():
+    model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)])
+    x = torch.ones(2000, 256)
+    with pytest.raises(dtrrun.BudgetError) as caught, dtrrun.budget(1_000_000):
+        model(x)
+    assert caught.value.expected_bytes >= 2 * 8 * 4 * 256 * 256 + 2 * 4 * 2000 * 256
+
+
+def test_temporary_memory_of_an_optimizer_is_not_counted_twice():
+    """What it has computed already becomes constant, as the weights that it is computed from change."""
+    with dtrrun.budget(None) as session:
+        wide()
+    peak = session.report()["peak_bytes"]
+    assert attempts(wide, peak * 98 // 100)[1] <= 1.1 * peak
