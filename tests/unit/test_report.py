@@ -22,6 +22,7 @@ TABLES = {
     "pinned": [{"reason": "gradient", "bytes": 5, "storages": 2}],
     "warnings": [{"text": EVIL, "count": 3}],
     "native": {"operators": 9, "in_python": 2, "calls": [{"name": "my.op", "count": 2}]},
+    "rule": {"heuristic": "size", "since_step": 3, "source": "searched", "predicted": 1.5, "share": "wrong"},
     "mismatches": [{"operator": "my.op", "bytes": 7, "count": 1}],
     "error": {
         "operator": "aten.mm",
@@ -150,6 +151,14 @@ def test_a_budget_too_small() -> None:
     assert report["pinned"] == TABLES["pinned"]
 
 
+def test_the_rule_of_a_process() -> None:
+    report = build_report([snapshot(tables=TABLES), snapshot(2)], SETTINGS, 0, ["x"], 1.0)
+    one, other = (process["rule"] for process in report["processes"])
+    assert other is None
+    assert (one["heuristic"], one["since_step"], one["predicted"]) == ("size", 3, 1.5)
+    assert one["share"] is None
+
+
 def test_it_is_json() -> None:
     report = build_report([snapshot(tables=TABLES), snapshot(2)], SETTINGS, 0, ["x"], 1.0)
     assert json.loads(json.dumps(report, allow_nan=False)) == report
@@ -172,6 +181,7 @@ def test_the_page_describes_each_field_and_no_other() -> None:
     assert described("The run") == set(report)
     assert described("`seconds`") == set(report["seconds"])
     assert described("`native`") == set(report["native"])
+    assert described("`rule`") == set(process["rule"])
     assert described("`verify`") == set(report["verify"])
     assert described("`error`") == set(report["error"])
     for name in ("operators", "pinned", "warnings"):
