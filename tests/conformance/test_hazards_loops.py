@@ -139,10 +139,11 @@ def test_everything_evicted(program, monkeypatch):
     ],
 )
 def test_inside_a_budget_a_step_is_recomputed_and_not_the_program(program, share, most):
-    """most: storages; with gradients that are evicted, or kept for replays, the second takes 380."""
+    """most: storages, with h_dtr_eq; with gradients that are evicted, or kept for replays, the second takes 380."""
     expected = plain(program)
     _, counted = run_inside(program, None)
-    found, report = run_inside(program, int(counted["peak_bytes"] * share), cost="model")
+    budget = int(counted["peak_bytes"] * share)
+    found, report = run_inside(program, budget, cost="model", heuristic="h_dtr_eq")
     assert_same(expected, found, "inside the budget")
     assert 0 < report["rematerializations"] < most
 
