@@ -139,7 +139,7 @@ def test_everything_evicted(program, monkeypatch):
     ],
 )
 def test_inside_a_budget_a_step_is_recomputed_and_not_the_program(program, share, most):
-    """most: storages, with h_dtr_eq; with gradients that are evicted, or kept for replays, the second takes 380."""
+    """most: storages, with h_dtr_eq; the second takes 380 if gradients are evicted, or kept for replays."""
     expected = plain(program)
     _, counted = run_inside(program, None)
     budget = int(counted["peak_bytes"] * share)

@@ -328,7 +328,7 @@ def test_the_budget_may_change_while_room_is_made(monkeypatch):
         return [one.sum().item() for one in (*kept[::-7], *kept)]
 
     plain = program()
-    with dtrrun.budget("200kB", native="require", cost="model", heuristic="lru") as session:
+    with dtrrun.budget("200kB", native="require", cost="model", heuristic="random") as session:
         policy, changes = type(session.dtr.policy), []
         select = policy.select
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import dtrrun
+from dtrrun.core.heuristics import FIRST
 from dtrrun.profiling.costs import costs_of, settled, write_costs
 from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import read_log
@@ -72,7 +73,7 @@ def recorded(program, path, first, last, **options):
 
 
 def predicted(log, budget, **options):
-    outcome = predict(log, budget, limit=math.inf, **options)
+    outcome = predict(log, budget, **{"limit": math.inf, "heuristic": FIRST} | options)
     found = [Counts(s.evictions, s.rematerializations, s.peak_bytes, s.time) for s in outcome.steps]
     return [*found, *(["oom"] if outcome.status == "oom" else [])]
 
