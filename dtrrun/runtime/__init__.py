@@ -86,6 +86,7 @@ def finish(pid: int) -> None:
         writer, session = _active.writer, _active
         if isinstance(session, Session):
             session.device.ended(session.steps.count)
+            session.stop_learning()
             session.measure_at_the_end()
         session._publish()
         session.writer = None

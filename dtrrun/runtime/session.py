@@ -334,6 +334,11 @@ class Session:
             "dispatch_ns": dispatch_cost.of(self.ledger.age) if self._dispatches else 0,
         }
 
+    def stop_learning(self) -> None:
+        """End a search for a better rule, and what it has left on the disk."""
+        if self._learning is not None:
+            self._learning.remove()
+
     def measure_at_the_end(self) -> None:
         """Measure the dispatch cost for a program that has made no steps."""
         if self._dispatches and not self.steps.count:

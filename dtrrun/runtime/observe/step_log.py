@@ -96,8 +96,8 @@ class StepLog:
         fields = {"INSTRUCTION": instruction, **fields}
         if facts is not None:
             fields["DTRRUN"] = facts
-        if self._error is not None:
-            return
+        if self._error is not None or os.getpid() != self._pid:
+            return  # a forked child ends its session, which is no event of the step
         try:
             self._file.write(json.dumps(fields, separators=(",", ":")).encode() + b"\n")
         except OSError as error:
