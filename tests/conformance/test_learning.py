@@ -294,8 +294,27 @@ def test_what_led_to_a_budget_that_is_too_small_is_forgotten(remembered):
     assert make().read() is None
 
 
+@pytest.mark.parametrize(("overhead", "searches"), [(1.3, 0), (1.05, 1)])
+def test_a_promise_that_is_broken_is_searched_anew_once(remembered, answers, shares, overhead, searches):
+    make, _ = remembered
+    make().write(answer("size", overhead) | {"steps": []})
+    shares["size"], shares[BETTER] = 0.3, 0.1
+    chosen = answers(answer(BETTER, 1.1))
+    chosen.wanted = None
+    torch.manual_seed(0)
+    with dtrrun.budget(BUDGET, heuristic="auto") as session:
+        session._learning._remembered = make()
+        session._learning.install()
+        assert session.rule["source"] == "remembered"
+        list(train(40))
+    assert (chosen.wanted is not None) == bool(searches)
+    assert session.rule["heuristic"] == (BETTER if searches else "size")
+    assert make().read()["overhead"] == pytest.approx(1.1 if searches else 1.3)
+
+
 @pytest.mark.parametrize(
-    "wrong", [{"heuristic": "nonsense"}, {"steps": [{}]}, {"steps": 3}, {"heuristic": None}]
+    "wrong",
+    [{"overhead": None}, {"heuristic": "nonsense"}, {"steps": [{}]}, {"steps": 3}, {"heuristic": None}],
 )
 def test_what_another_has_written_is_ignored(remembered, wrong):
     make, _ = remembered

@@ -39,6 +39,8 @@ JUDGED = 4
 """Steps (or more, if several kinds of steps alternate) by whose mean a rule is judged."""
 WORSE = 0.01
 """By how much the mean of a new rule may be worse than that of the former."""
+BROKEN = 1.25
+"""By what factor (and twice `WORTH`) the mean of a remembered rule may be worse than it was in that run."""
 MOST_OPERATORS = 100_000
 """Of the steps to be logged: more would take the search too long."""
 SECONDS = 30.0
@@ -72,6 +74,7 @@ class Learning:
         self._skip = 0  # steps that belong to two rules
         self._kinds = 1  # of steps, which alternate
         self._wants = True  # to search, if it is worth it
+        self._searched = False
         self._former: float | None = None  # the mean share before the search
         self._found: dict[str, Any] = {"heuristic": FIRST, "steps": []}  # the present rule
         self._previous = self._found  # that of `_former`
@@ -85,7 +88,7 @@ class Learning:
         try:
             self._change(found, "remembered")
         except (KeyError, IndexError, TypeError, ValueError):
-            return  # it was not written by us
+            return  # it was not written by us, or by another version
         self._wants = False
 
     def remove(self) -> None:
@@ -149,7 +152,8 @@ class Learning:
         kinds = kinds_of(operators)
         if kinds is None:
             return
-        self._wants, self._kinds = False, kinds
+        self._wants, self._searched, self._kinds = False, True, kinds
+        self.rule.pop("share", None)  # it is judged once more
         if 2 * sum(operators[-kinds:]) > MOST_OPERATORS:
             return
         try:
@@ -187,7 +191,8 @@ class Learning:
             self._cannot(answer["error"])
             return
         if answer is not None and answer["heuristic"] != self._found["heuristic"]:
-            present = self.rule.get("predicted") or answer["present_overhead"]
+            # The figures of one search can be compared, but not with what was measured.
+            present = answer["present_overhead"] if self._former is None else self.rule["predicted"]
             if present is None or present - answer["overhead"] > WORTH:
                 if self._former is None:
                     self._former, self._previous = self._share, self._found
@@ -224,9 +229,8 @@ class Learning:
         if share is None or "share" in self.rule:
             return
         self.rule["share"], self.rule["share_before"] = share, self._former
-        if self.rule["source"] == "remembered":
-            predicted = self.rule.get("predicted")
-            self._wants = predicted is not None and share > predicted - 1 + 2 * WORTH
+        if not self._searched:  # it is remembered, and the share was its promise
+            self._wants = share > BROKEN * (self.rule["predicted"] - 1) + 2 * WORTH
             return
         if self._former is not None and share > self._former + WORSE:
             self._back()

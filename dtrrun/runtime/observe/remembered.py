@@ -42,9 +42,8 @@ class Remembered:
             os.utime(self._path)
         except (OSError, ValueError, EOFError):
             return None
-        return (
-            found if isinstance(found, dict) and {"heuristic", "overhead", "steps"} <= found.keys() else None
-        )
+        whole = isinstance(found, dict) and {"heuristic", "overhead", "steps"} <= found.keys()
+        return found if whole and isinstance(found["overhead"], float) else None
 
     def forget(self) -> None:
         """Leave nothing for the next run."""
