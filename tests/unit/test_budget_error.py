@@ -102,6 +102,40 @@ def test_what_an_optimizer_keeps_is_foreseen(optimizer, copies):
             assert found["optimizer"] - before["optimizer"] == pytest.approx(copies * SIZE, abs=1024)
 
 
+class OfOneTensor(Own):
+    """Its state for a parameter is no dict."""
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter] = torch.zeros(parameter.shape)
+
+
+class Empty(Own):
+    """It does what it needs to later, if at all."""
+
+    def __init__(self, parameters):
+        pass
+
+    def step(self):
+        pass
+
+
+@pytest.mark.parametrize("cls", [OfOneTensor, Empty])
+def test_an_optimizer_of_any_kind(cls):
+    """It is the error of the budget that the program gets, and none of what the advice is made from."""
+    optimizer = cls([nn.Parameter(torch.ones(10))])
+    optimizer.step()
+    error = too_small(lambda: torch.ones(1000, 1000))
+    assert error.explained
+    assert bool(error.expected_bytes) == (cls is OfOneTensor)
+
+
+def test_a_parameter_whose_shape_is_not_known_yet():
+    model = nn.Sequential(nn.Linear(10, 10), nn.LazyLinear(10))
+    error = too_small(lambda: model(torch.ones(10_000, 10)))
+    assert error.expected_bytes > 10_000 * 10 * 4
+
+
 def test_what_is_frozen_has_no_gradients():
     before = find_training("cpu").totals()
     layer = nn.Linear(128, 128, bias=False).requires_grad_(False)

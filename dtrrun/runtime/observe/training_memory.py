@@ -51,7 +51,7 @@ class Training(NamedTuple):
         tensors += [one for parameter in self.parameters if (one := _gradient(parameter)) is not None]
         for optimizer in self.optimizers:
             for _, parameter in self._updated(optimizer):
-                tensors += _tensors(optimizer.state.get(parameter, {}).values(), self.device_type)
+                tensors += _tensors(_state(optimizer, parameter).values(), self.device_type)
         return {key: _size(tensor) for tensor in tensors if (key := _storage_id(tensor)) is not None}
 
     def to_come_bytes(self) -> int:
@@ -61,7 +61,7 @@ class Training(NamedTuple):
             total += sum(_size(one) for one in self._trained() if _gradient(one) is None)
         for optimizer in self.optimizers:
             for group, parameter in self._updated(optimizer):
-                if not optimizer.state.get(parameter):
+                if not _state(optimizer, parameter):
                     total += (_copies(optimizer, group) or 0) * _size(parameter)
         return total
 
@@ -107,7 +107,7 @@ class Training(NamedTuple):
         """Return the bytes of an optimizer's state: actual for updated parameters, predicted for others."""
         total, unknown = 0, False
         for group, parameter in self._updated(optimizer):
-            state, copies = optimizer.state.get(parameter), _copies(optimizer, group)
+            state, copies = _state(optimizer, parameter), _copies(optimizer, group)
             if state:
                 total += sum(_size(tensor) for tensor in _tensors(state.values(), self.device_type))
             elif copies is not None:
@@ -162,14 +162,21 @@ def _copies(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> int | No
     return None
 
 
+def _state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[Any, Any]:
+    """Return an optimizer's state for a parameter, which may also be a single tensor and no dict."""
+    state = optimizer.state.get(parameter, {})
+    return state if isinstance(state, dict) else {"": state}
+
+
 def _is_parameter(tensor: Any, device_type: str) -> bool:
     """Return whether it is a module's parameter or another trained leaf that takes memory on the device."""
     with torch._C.DisableTorchFunctionSubclass():
         try:
             if tensor.device.type != device_type or not is_leaf(tensor):
                 return False
+            _ = tensor.shape  # a lazy parameter and some nested tensors have none
             return tensor.requires_grad or issubclass(type(tensor), torch.nn.Parameter)
-        except (RuntimeError, ValueError, NotImplementedError):  # a lazy parameter, or no memory
+        except (RuntimeError, ValueError, NotImplementedError):
             return False
 
 
