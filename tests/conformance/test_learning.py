@@ -1,7 +1,10 @@
 """`observe.learning`: when rules are searched, what becomes of an answer, and that the bits stay."""
 
+import errno
+import gzip
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -326,11 +329,51 @@ def test_what_another_has_written_is_ignored(remembered, wrong):
         assert session.ledger.policy.heuristic.name == FIRST
 
 
-@pytest.mark.parametrize("content", [b"", b"no gzip", b"\x1f\x8b\x08"])
+@pytest.mark.parametrize(
+    "content", [b"", b"no gzip", b"\x1f\x8b\x08", gzip.compress(b"{}", mtime=0)[:10] + b"\xff" * 20]
+)
 def test_what_cannot_be_read_is_forgotten(remembered, content):
     make, _ = remembered
     make().write(answer(BETTER, 1.1) | {"steps": []})
     make()._path.write_bytes(content)
+    assert make().read() is None
+
+
+def test_what_can_only_be_read_is_used(remembered, monkeypatch):
+    make, _ = remembered
+    make().write(answer(BETTER, 1.1) | {"steps": []})
+
+    def refuse(path):
+        raise PermissionError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert make().read()["heuristic"] == BETTER
+
+
+def test_other_users_cannot_read_what_is_remembered(remembered, tmp_path):
+    make, _ = remembered
+    before = os.umask(0)
+    try:
+        make().write(answer(BETTER, 1.1) | {"steps": []})
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o077 for path in (make()._path, make()._path.parent)] == [0, 0]
+
+
+def test_another_process_may_remove_what_is_old_at_the_same_time(remembered, monkeypatch):
+    make, warnings = remembered
+    iterdir = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda folder: [*iterdir(folder), folder / "removed.json.gz"])
+    make().write(answer(BETTER, 1.1) | {"steps": []})
+    assert make().read()["heuristic"] == BETTER
+    assert not warnings
+
+
+def test_a_working_directory_that_has_been_removed(remembered, tmp_path, monkeypatch):
+    make, _ = remembered
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    (tmp_path / "there").rmdir()
     assert make().read() is None
 
 

@@ -7,12 +7,15 @@ import hashlib
 import json
 import os
 import sys
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from dtrrun.telemetry.private import open_private
 
 FORMAT = 1
 MOST = 200
@@ -30,7 +33,11 @@ class Remembered:
 
     def __init__(self, budget_bytes: int, device: str, warn: Callable[[str], None]) -> None:
         self._warn = warn
-        program = [FORMAT, sys.orig_argv[1:], os.getcwd(), budget_bytes, device, torch.__version__]
+        try:
+            folder = os.getcwd()
+        except OSError:  # it has been removed
+            folder = ""
+        program = [FORMAT, sys.orig_argv[1:], folder, budget_bytes, device, torch.__version__]
         program.append(os.environ.get("RANK", ""))
         digest = hashlib.sha256(json.dumps(program).encode()).hexdigest()
         self._path = cache_folder() / f"{digest[:32]}.json.gz"
@@ -39,9 +46,10 @@ class Remembered:
         """Return what was kept, None if there is nothing that can be read."""
         try:
             found: dict[str, Any] = json.loads(gzip.decompress(self._path.read_bytes()))
-            os.utime(self._path)
-        except (OSError, ValueError, EOFError):
+        except (OSError, ValueError, EOFError, zlib.error):
             return None
+        with suppress(OSError):  # the cache may be read-only
+            os.utime(self._path)
         whole = isinstance(found, dict) and {"heuristic", "overhead", "steps"} <= found.keys()
         return found if whole and isinstance(found["overhead"], float) else None
 
@@ -53,14 +61,18 @@ class Remembered:
     def write(self, found: dict[str, Any]) -> None:
         """Keep it, in place of what was there. Warns if that is impossible."""
         part = self._path.with_suffix(f".{os.getpid()}")
+        content = gzip.compress(json.dumps(found, separators=(",", ":")).encode(), 6, mtime=0)
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(gzip.compress(json.dumps(found, separators=(",", ":")).encode(), 6, mtime=0))
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            part.unlink(missing_ok=True)  # left by a process of that id that was killed
+            with open_private(part, "wb") as file:
+                file.write(content)
             os.replace(part, self._path)
-            kept = sorted(self._path.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-            for path in kept[:-MOST]:
-                path.unlink()
         except OSError as error:
             with suppress(OSError):
                 part.unlink()
             self._warn(UNWRITTEN.format(why=error.strerror))
+        with suppress(OSError):  # other processes do the same
+            kept = sorted(self._path.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+            for path in kept[:-MOST]:
+                path.unlink()
