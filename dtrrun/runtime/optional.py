@@ -74,7 +74,7 @@ def learning(session: Session, settings: RuntimeSettings) -> Learning | None:
     remembered = None
     if settings.remember and settings.record_dir is not None:
         remembered = Remembered(settings.budget_bytes, session.device.type, session.warn)
-    return Learning(session, remembered)
+    return Learning(session, remembered, settings.record_dir)
 
 
 def training_state(settings: RuntimeSettings, *hold: Hold) -> list[Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -44,6 +45,8 @@ LIMIT = 10.0
 """A rule that takes more than this multiple of the plain time is no alternative."""
 TIGHTER = 0.97
 """What is found must also run in this share of the budget, if the present rule does: a step may need more."""
+EVERY = 0.5
+"""Seconds between two looks at the time, and at whether the program still runs."""
 SPARE = 0.1
 """A rule may recompute more in the steps that are not judged, by this share of the plain time."""
 
@@ -51,7 +54,8 @@ SPARE = 0.1
 class Wanted(NamedTuple):
     """log, answer: files. budget_bytes: for tensors. known: the number of steps that a rule knows.
 
-    present: the rule that the log was made with. seconds, memory_bytes: bounds on this search.
+    present: the rule that the log was made with. seconds, memory_bytes: bounds on this search. program: the
+    process that waits for the answer.
     """
 
     log: str
@@ -61,6 +65,7 @@ class Wanted(NamedTuple):
     present: str
     seconds: float
     memory_bytes: int
+    program: int
 
 
 class Judge:
@@ -150,18 +155,23 @@ def _write(path: str, answer: dict[str, Any]) -> None:
     os.replace(f"{path}.part", path)
 
 
-def _out_of_time(_number: int, _frame: object) -> None:
-    raise TimeoutError("the logged steps are too long")  # which is an OSError
-
-
 def main() -> None:
     wanted = Wanted(**json.loads(sys.argv[1]))
+    started = perf_counter()
+
+    def look(_number: int, _frame: object) -> None:
+        if os.getppid() != wanted.program:  # it was killed
+            shutil.rmtree(os.path.dirname(wanted.log), ignore_errors=True)
+            os._exit(1)
+        if perf_counter() - started >= wanted.seconds:
+            raise TimeoutError("the logged steps are too long")  # which is an OSError
+
     os.nice(19)
     bound = wanted.memory_bytes
     with suppress(OSError, ValueError):  # a lower one may be set already
         resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
-    signal.signal(signal.SIGALRM, _out_of_time)
-    signal.setitimer(signal.ITIMER_REAL, wanted.seconds)
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, min(wanted.seconds, EVERY), EVERY)
     try:
         search(wanted)
     except (LogError, OSError, MemoryError) as error:

@@ -1,6 +1,10 @@
 """`--heuristic auto` in real interpreters."""
 
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -72,3 +76,43 @@ def test_a_named_rule_stays(dtrrun, program, cache):
     run = dtrrun(*WORDS[:-1], "h_dtr_eq", "--max-steps", "5", str(program("train.py", SCRIPT)), env=cache)
     assert run.status == 0
     assert rule_of(run) is None
+
+
+KILLED = SCRIPT.replace("    time.sleep(0.1)", "    look()").replace(
+    "import time, torch",
+    """
+import glob, os, signal, torch
+def look():
+    if glob.glob(os.environ["TMPDIR"] + "/**/steps.log", recursive=True):
+        os.kill(os.getpid(), signal.SIGKILL)
+""",
+)
+
+
+def test_a_killed_run_leaves_no_log(dtrrun, program, cache, tmp_path):
+    (tmp_path / "temporary").mkdir()
+    cache["TMPDIR"] = str(tmp_path / "temporary")
+    run = dtrrun(*WORDS, str(program("train.py", KILLED)), env=cache)
+    assert run.status == -signal.SIGKILL
+    assert not list((tmp_path / "temporary").glob("dtrrun-*"))
+
+
+BLOCKED = """
+import os, sys
+from pathlib import Path
+from dtrrun.runtime.observe.learning import Search
+search = Search(Path(sys.argv[1]), 1)
+os.mkfifo(search.log)
+search.start(1_000_000, "lru")
+os._exit(0)
+"""
+
+
+def test_a_search_ends_with_its_program(tmp_path):
+    folder = tmp_path / "search"
+    folder.mkdir()
+    subprocess.run([sys.executable, "-c", BLOCKED, folder], check=True)
+    limit = time.monotonic() + 10  # it would read the log for longer
+    while folder.exists() and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert not folder.exists()

@@ -61,9 +61,14 @@ class Session(Protocol):
 class Learning:
     """Watches steps, has rules searched, and changes the session's rule."""
 
-    def __init__(self, session: Session, remembered: Remembered | None = None) -> None:
-        """remembered: where earlier runs have left what they found, and this one leaves it; None: nowhere."""
-        self._session, self._remembered = session, remembered
+    def __init__(
+        self, session: Session, remembered: Remembered | None = None, folder: str | None = None
+    ) -> None:
+        """remembered: where earlier runs have left what they found, and this one leaves it; None: nowhere.
+
+        folder: for the log, removed even if this process is killed; None: the one for temporary files.
+        """
+        self._session, self._remembered, self._folder = session, remembered, folder
         self._dtr = session.slow_path.dtr
         self._ledger = session.slow_path.ledger
         self._lookahead: Lookahead | None = None
@@ -157,7 +162,7 @@ class Learning:
         if 2 * sum(operators[-kinds:]) > MOST_OPERATORS:
             return
         try:
-            folder = tempfile.mkdtemp(prefix="dtrrun-")
+            folder = tempfile.mkdtemp(prefix="dtrrun-", dir=self._folder)
         except OSError as error:
             self._cannot(error.strerror)
             return
@@ -288,6 +293,7 @@ class Search:
             "present": present,
             "seconds": SECONDS,
             "memory_bytes": MEMORY_BYTES,
+            "program": self._pid,
         }
         package = str(Path(__file__).resolve().parents[3])
         command = [sys.executable, "-I", "-S", "-c", START, package, json.dumps(wanted)]
