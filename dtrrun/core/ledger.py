@@ -177,8 +177,9 @@ class Ledger:
         policy.scoring_ns, policy.search_ns = former.scoring_ns, former.search_ns
         if policy.heuristic.foresight and policy.foresight is None:
             policy.foresight = former.foresight
-        for version in former:  # its references would count as readers
-            former.discard(version)
+        for one in (former, policy):  # after an interrupt, both have some. Their references count as readers
+            for version in one:
+                one.discard(version)
         known = self._known()
         for version in known:
             version.bound = version.component = version.dependents = version.neighbourhood = None

@@ -5,8 +5,13 @@ from __future__ import annotations
 import gc
 from collections import Counter
 
+import pytest
+import torch
 from hypothesis import given, note
 
+import dtrrun
+from dtrrun.core.heuristics import make_heuristic
+from dtrrun.core.search import HeapSearch
 from tests.programs import drawing
 from tests.programs.amount import NUMBER, search, seeded
 from tests.programs.language import Program
@@ -61,3 +66,30 @@ def test_a_rule_that_takes_over_from_itself_chooses_as_if_nothing_had_happened()
     finally:
         gc.enable()
     assert tally["rematerialized"] > 0
+
+
+class Interrupted(HeapSearch[object]):
+    """Ctrl-C when so many storages have been inserted into it."""
+
+    after = 3
+
+    def insert(self, node: object) -> None:
+        super().insert(node)
+        self.after -= 1
+        if not self.after:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupt_leaves_each_storage_in_the_pool_once() -> None:
+    with dtrrun.budget(100_000) as session:
+        x = torch.ones(2_000)
+        kept = [x + number for number in range(20)]
+        pool = list(session.ledger.policy)
+        assert len(pool) > Interrupted.after
+        policy = Interrupted(make_heuristic("h_chain"))
+        with pytest.raises(KeyboardInterrupt):
+            session.ledger.change_policy(policy)
+        assert session.ledger.policy is policy
+        assert list(policy) == pool
+        assert policy.nbytes == sum(version.nbytes for version in pool)
+        assert [one[0].item() for one in kept] == [1 + number for number in range(20)]
