@@ -276,8 +276,9 @@ class Session:
         """Show the user one line, once; repetitions are counted."""
         new = text not in self.warnings
         self.warnings[text] = self.warnings.get(text, 0) + 1
-        if new:
-            print(f"dtrrun: warning: {text}", file=sys.stderr, flush=True)
+        if new and sys.stderr is not None:
+            with suppress(Exception):  # the program may have closed it, or put its own in its place
+                print(f"dtrrun: warning: {text}", file=sys.stderr, flush=True)
 
     def _warn_once_a_run(self, text: str) -> None:
         """Like `warn`, but only in the first process of a run, since it applies to all of them."""

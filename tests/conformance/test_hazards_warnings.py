@@ -102,6 +102,19 @@ def test_a_replay_raises_no_warning_that_is_an_error():
     check_stress(program)
 
 
+@pytest.mark.parametrize("stream", [None, object(), "closed"])
+def test_a_program_without_standard_error(monkeypatch, capsys, tmp_path, stream):
+    """Our own lines are lost then. They neither raise nor go to its output."""
+    if stream == "closed":
+        stream = (tmp_path / "closed").open("w")
+        stream.close()
+    with dtrrun.budget(None) as session:
+        monkeypatch.setattr("sys.stderr", stream)
+        session.warn("a line of ours")
+    assert session.warnings == {"a line of ours": 1}
+    assert not capsys.readouterr().out
+
+
 def test_other_threads_are_warned_meanwhile():
     """A replay in one thread filters nothing in another."""
     began, done = threading.Event(), threading.Event()
