@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import shutil
 import signal
 import sys
@@ -54,8 +55,7 @@ SPARE = 0.1
 class Wanted(NamedTuple):
     """log, answer: files. budget_bytes: for tensors. known: the number of steps that a rule knows.
 
-    present: the rule that the log was made with. seconds, memory_bytes: bounds on this search. program: the
-    process that waits for the answer.
+    present: the rule that the log was made with. seconds, memory_bytes: bounds on this search.
     """
 
     log: str
@@ -65,7 +65,6 @@ class Wanted(NamedTuple):
     present: str
     seconds: float
     memory_bytes: int
-    program: int
 
 
 class Judge:
@@ -160,7 +159,7 @@ def main() -> None:
     started = perf_counter()
 
     def look(_number: int, _frame: object) -> None:
-        if os.getppid() != wanted.program:  # it was killed
+        if select.select([sys.stdin], [], [], 0)[0]:  # closed: the program has ended, or was killed
             shutil.rmtree(os.path.dirname(wanted.log), ignore_errors=True)
             os._exit(1)
         if perf_counter() - started >= wanted.seconds:

@@ -235,7 +235,7 @@ def test_the_search_finds_what_the_simulator_finds(tmp_path, shares, monkeypatch
     losses_of()
     log, file = tmp_path / "steps.log", tmp_path / "answer.json"
     log.write_bytes(logs[0])
-    search(Wanted(str(log), str(file), BUDGET, 1, FIRST, 60.0, 1 << 34, os.getpid()))
+    search(Wanted(str(log), str(file), BUDGET, 1, FIRST, 60.0, 1 << 34))
     found = json.loads(file.read_text())
     assert found["ended"]
     assert found["tried"] > 10

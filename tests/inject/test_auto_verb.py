@@ -116,3 +116,20 @@ def test_a_search_ends_with_its_program(tmp_path):
     while folder.exists() and time.monotonic() < limit:
         time.sleep(0.1)
     assert not folder.exists()
+
+
+WAITS = SCRIPT.replace(
+    "    time.sleep(0.1)\n",
+    """\
+    time.sleep(0.1)
+    if not (child := os.fork()):
+        os._exit(0)
+    assert os.wait()[0] == child
+""",
+).replace("import time", "import os, time")
+
+
+def test_a_program_that_waits_for_any_child_gets_its_own(dtrrun, program):
+    run = dtrrun(*WORDS, str(program("train.py", WAITS)))
+    assert run.status == 0, run.err
+    assert rule_of(run)["share"] is not None  # so that there was a search

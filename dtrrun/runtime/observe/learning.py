@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,7 +46,11 @@ MOST_OPERATORS = 100_000
 SECONDS = 30.0
 MEMORY_BYTES = 4 << 30
 """Bounds on the search."""
-START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from dtrrun.simulator.learn import main; main()"
+START = (
+    "import os, sys; os.fork() and os._exit(0); sys.path.insert(0, sys.argv.pop(1)); "
+    "from dtrrun.simulator.learn import main; main()"
+)
+"""It is not our child: a program may wait for any child (`os.wait`), and count them."""
 
 
 class Session(Protocol):
@@ -293,17 +297,22 @@ class Search:
             "present": present,
             "seconds": SECONDS,
             "memory_bytes": MEMORY_BYTES,
-            "program": self._pid,
         }
         package = str(Path(__file__).resolve().parents[3])
         command = [sys.executable, "-I", "-S", "-c", START, package, json.dumps(wanted)]
-        quiet = subprocess.DEVNULL
+        pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
         self._process = subprocess.Popen(
-            command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+            command, stdin=pipe, stdout=pipe, stderr=quiet, start_new_session=True
         )
+        self._process.wait()  # for the one that has forked
 
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        """It writes nothing, so that its output can only be read from once it has ended."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        poll = select.poll()
+        poll.register(self._process.stdout, select.POLLIN)
+        return not poll.poll(0)
 
     def answer(self) -> dict[str, Any] | None:
         """Return the best so far, if it is new."""
@@ -321,8 +330,7 @@ class Search:
     def end(self) -> None:
         if os.getpid() != self._pid:
             return  # a forked child, to which none of this belongs
-        if self._process is not None:
-            with suppress(OSError):
-                self._process.kill()
-            self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout) if self._process is not None else ():
+            if pipe is not None:
+                pipe.close()  # by which it ends
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -51,7 +51,9 @@ class Remembered:
         with suppress(OSError):  # the cache may be read-only
             os.utime(self._path)
         whole = isinstance(found, dict) and {"heuristic", "overhead", "steps"} <= found.keys()
-        return found if whole and isinstance(found["overhead"], float) else None
+        if not (whole and isinstance(found["overhead"], float) and isinstance(found["heuristic"], str)):
+            return None
+        return None if ":" in found["heuristic"] else found  # no module of whoever wrote it is imported
 
     def forget(self) -> None:
         """Leave nothing for the next run."""
