@@ -317,7 +317,14 @@ def test_a_promise_that_is_broken_is_searched_anew_once(remembered, answers, sha
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"overhead": None}, {"heuristic": "nonsense"}, {"steps": [{}]}, {"steps": 3}, {"heuristic": None}],
+    [
+        {"overhead": None},
+        {"heuristic": "os:getcwd"},
+        {"heuristic": "nonsense"},
+        {"steps": [{}]},
+        {"steps": 3},
+        {"heuristic": None},
+    ],
 )
 def test_what_another_has_written_is_ignored(remembered, wrong):
     make, _ = remembered
