@@ -106,7 +106,7 @@ _NAMED = {
 
 AUTO = "auto"
 """In place of a heuristic: the run finds the best one itself (`runtime.observe.learning`)."""
-FIRST = chain.Settings("ancestors", 0.75, 0.0, False).name
+FIRST = chain.Settings("ancestors", 0.6, 0.0, False).name
 """What it begins with: the one that works in most programs and budgets, without knowledge of any."""
 
 HEURISTIC_NAMES = (*_NAMED, "random", *chain.NAMED)

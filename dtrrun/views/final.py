@@ -125,6 +125,7 @@ FROM = {
     "first": "as at the beginning",
     "remembered": "from an earlier run",
     "searched": "found on logged steps",
+    "varying": "no step is like another",
     "worse": "another one was tried, and was worse",
 }
 

@@ -40,11 +40,26 @@ def train(steps, depths=(8,)):
         yield loss.item()
 
 
-def losses_of(budget=BUDGET, steps=STEPS, depths=(8,), heuristic="auto", **options):
+def losses_of(budget=BUDGET, steps=STEPS, depths=(8,), heuristic="auto", program=train, **options):
     torch.manual_seed(0)
     with dtrrun.budget(budget, heuristic=heuristic, **options) as session:
-        losses = list(train(steps, depths))
+        losses = list(program(steps, depths))
     return losses, session
+
+
+def train_varying(steps, _depths):
+    """A recurrent network on sequences of other lengths in each step."""
+    cell = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(cell.parameters(), 0.1)
+    for step in range(steps):
+        state = torch.randn(ROWS, WIDTH)
+        for _ in range(10 + 7 * step % 13):
+            state = cell(state).tanh()
+        loss = state.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss.item()
 
 
 class Answers(learning.Search):
@@ -97,6 +112,7 @@ def shares(monkeypatch):
     def note(self, step):
         if self._recorder is None:
             self._shares.append(table.get(self._found["heuristic"], 0.3))
+            self._recomputed += self._shares[-1]
 
     monkeypatch.setattr(learning.Learning, "_note", note)
     return table
@@ -156,6 +172,49 @@ def test_a_rule_that_saves_next_to_nothing_is_not_taken(answers, shares):
     assert session.rule["share"] == pytest.approx(0.3)
 
 
+def test_steps_of_which_none_is_like_another(answers, shares):
+    """What is found on some of them is not good for the others."""
+    chosen = answers(answer(BETTER, 1.1))
+    chosen.wanted = None
+    plain, _ = losses_of(None, program=train_varying)
+    shares["h_dtr_eq"] = 0.2
+    losses, session = losses_of(program=train_varying)
+    assert session.dtr.eviction.evictions > 100
+    assert losses == plain
+    assert chosen.wanted is None
+    assert session.rule["source"] == "varying"
+    assert session.rule["heuristic"] == session.ledger.policy.heuristic.name == "h_dtr_eq"
+    assert (session.rule["share"], session.rule["share_before"]) == pytest.approx((0.2, 0.3))
+
+
+def test_steps_of_which_none_is_like_another_keep_what_is_better(answers, shares):
+    shares["h_dtr_eq"] = 0.5
+    _, session = losses_of(program=train_varying)
+    assert (session.rule["heuristic"], session.rule["source"]) == (FIRST, "worse")
+
+
+def test_a_search_has_to_be_worth_its_price(answers, shares):
+    """Nothing is logged until as much has been recomputed as that costs."""
+    shares[FIRST] = 0.05
+    chosen = answers(answer(BETTER, 1.01))
+    chosen.wanted = None
+    losses_of(steps=38)
+    assert chosen.wanted is None
+    losses_of(steps=44)
+    assert chosen.wanted is not None
+
+
+def test_a_slow_step_makes_no_promise(answers, shares):
+    """Shares are measured on a machine that others use, too."""
+    answers(answer("size", 1.1))
+    with dtrrun.budget(BUDGET, heuristic="auto") as session:
+        for _ in train(STEPS):
+            learning = session._learning
+            if session.rule["heuristic"] == "size" and len(learning._shares) == 2:
+                learning._shares[-1] = 9.0
+    assert session.rule["share"] == pytest.approx(0.3)
+
+
 def test_what_is_found_later_may_be_better_still(answers, shares):
     shares[BETTER] = 0.1
     answers(answer("lru", 1.2, ended=False), answer(BETTER, 1.1))
@@ -211,7 +270,7 @@ def test_a_forked_child_leaves_the_search_and_the_log_alone(answers, shares):
     torch.manual_seed(0)
     with dtrrun.budget(BUDGET, heuristic="auto") as session:
         for step, _ in enumerate(train(STEPS)):
-            if step == 4:
+            if step == 7:
                 assert session._learning._recorder is not None
                 if (child := os.fork()) == 0:
                     os._exit(0)
@@ -410,7 +469,9 @@ def test_only_the_latest_are_kept(remembered, monkeypatch):
         ([5, 7, 5, 7], 2),
         ([1, 2, 3, 1, 2, 3], 3),
         ([1, 2, 3, 4, 5, 6, 7], None),
-        ([1, 2, 3, 4, 5, 6, 7, 8], 1),
+        ([1, 2, 3, 4, 5, 6, 7, 8], 0),
+        ([5, 5, 9, 5, 5, 5, 5], None),
+        ([5, 9, 5, 5, 5, 5, 9, 5], 1),
     ],
 )
 def test_kinds_of_steps(operators, kinds):

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean, median
 from typing import Any, Protocol
 
 from dtrrun.core.foresight import WatchedStep
@@ -35,12 +36,17 @@ SETTLED = 4
 WORTH = 0.02
 """A share of the program's own operators: neither is less recomputation worth a search, nor a lesser saving a
 change."""
+PAID = 2.0
+"""Recomputation since the beginning, in steps without any, from which a search is worth its price: about what
+logging the steps costs. So a short run, or one that recomputes next to nothing, does without."""
 JUDGED = 4
-"""Steps (or more, if several kinds of steps alternate) by whose mean a rule is judged."""
+"""Steps (or more, if several kinds of steps alternate) by which a rule is judged."""
 WORSE = 0.01
-"""By how much the mean of a new rule may be worse than that of the former."""
+"""By how much the share of a new rule may be worse than that of the former."""
 BROKEN = 1.25
-"""By what factor (and twice `WORTH`) the mean of a remembered rule may be worse than it was in that run."""
+"""By what factor (and twice `WORTH`) the share of a remembered rule may be worse than it was in that run."""
+VARYING = "h_dtr_eq"
+"""For a program in which no step is like another: what was best for some of its steps is not for the next."""
 MOST_OPERATORS = 100_000
 """Of the steps to be logged: more would take the search too long."""
 SECONDS = 30.0
@@ -81,10 +87,11 @@ class Learning:
         self._ages: deque[int] = deque(maxlen=2 * KNOWN + 1)  # at the ends of the latest steps
         self._shares: deque[float] = deque(maxlen=2 * KNOWN)  # recomputation in steps with the present rule
         self._skip = 0  # steps that belong to two rules
+        self._recomputed = 0.0  # the sum of all shares so far
         self._kinds = 1  # of steps, which alternate
         self._wants = True  # to search, if it is worth it
         self._searched = False
-        self._former: float | None = None  # the mean share before the search
+        self._former: float | None = None  # the share before the search
         self._found: dict[str, Any] = {"heuristic": FIRST, "steps": []}  # the present rule
         self._previous = self._found  # that of `_former`
         self.rule: dict[str, Any] = {"heuristic": FIRST, "since_step": 1, "source": "first"}
@@ -137,10 +144,11 @@ class Learning:
             self._skip -= 1
             return
         self._shares.append(step["rematerialization_ns"] / max(step["operators_ns"], 1))
+        self._recomputed += self._shares[-1]
 
     @property
     def _share(self) -> float | None:
-        """The mean recomputation with the present rule, over whole turns of the steps' kinds.
+        """Recomputation with the present rule: the median of each kind of steps, and of these the mean.
 
         None if there were too few steps.
         """
@@ -148,21 +156,28 @@ class Learning:
         wanted = -(-JUDGED // kinds) * kinds
         if len(self._shares) < wanted:
             return None
-        return sum(list(self._shares)[-wanted:]) / wanted
+        latest = list(self._shares)[-wanted:]
+        return mean(median(latest[kind::kinds]) for kind in range(kinds))
 
     # -- searching -------------------------------------------------------------------------------
 
     def _consider(self) -> None:
         """Log the next steps, if that is worth it."""
         share = self._share
-        if share is None or share < WORTH or self._session.steps.count < SETTLED:
+        if share is None or share < WORTH or self._session.steps.count < SETTLED or self._recomputed < PAID:
             return
         operators = [after - before for before, after in pairwise(self._ages)]
         kinds = kinds_of(operators)
         if kinds is None:
             return
-        self._wants, self._searched, self._kinds = False, True, kinds
+        self._wants, self._searched = False, True
         self.rule.pop("share", None)  # it is judged once more
+        if not kinds:
+            if self._found["heuristic"] != VARYING:
+                self._former, self._previous = share, self._found
+                self._change({"heuristic": VARYING, "steps": []}, "varying")
+            return
+        self._kinds = kinds
         if 2 * sum(operators[-kinds:]) > MOST_OPERATORS:
             return
         try:
@@ -265,14 +280,17 @@ CANNOT = "no better heuristic could be searched for, so it stays {heuristic} ({w
 
 
 def kinds_of(operators: Sequence[int]) -> int | None:
-    """Return how many kinds of steps alternate, 1 if none do; None if more steps have to be seen.
+    """Return how many kinds of steps alternate, 0 if none are alike; None if more steps have to be seen.
 
     operators: the number of operators of each of the latest steps.
     """
     for kinds in range(1, KNOWN + 1):
         if len(operators) >= max(2 * kinds, 3) and operators[kinds:] == operators[:-kinds]:
             return kinds
-    return None if len(operators) < 2 * KNOWN else 1
+    if len(operators) < 2 * KNOWN:
+        return None
+    most = max(map(operators.count, operators))  # others may differ: an evaluation, a line in a log
+    return 1 if 2 * most >= len(operators) else 0
 
 
 class Search:
