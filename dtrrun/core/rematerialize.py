@@ -128,10 +128,27 @@ class Rematerializer:
             self._materialize(targets)
             return
         self._began = now_ns(), self._accounted()
+        before = self._ledger.clock
+        places = [place for place in range(len(targets)) if not targets[place].resident]
         try:
             self._executor.quietly(self._bring_back, targets)
         finally:
             self._began = None
+        self._learn_costs(targets, places, self._ledger.clock - before)
+
+    @staticmethod
+    def _learn_costs(targets: Sequence[Version], places: Sequence[int], cost: int) -> None:
+        """What it has cost to bring these back is what they cost from now on, if that is more.
+
+        A cost is known only as far as what is evicted at that moment. A gradient whose inputs are in memory
+        looks cheap; once these have gone as well, and there is no room for the rest of the backward pass, it
+        takes many times the sum of its recipes. It would be evicted again and again, and the step not end.
+
+        places: of those that were brought back. cost: of all of them together, ns.
+        """
+        for place in places:
+            version = targets[place]
+            version.cost = max(version.cost, cost // len(places))
 
     def _bring_back(self, targets: Sequence[Version]) -> None:
         if not self._natively(targets):

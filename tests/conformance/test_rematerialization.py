@@ -57,6 +57,23 @@ def test_dear_inputs_of_a_cheap_evicted_storage_outlive_their_release():
         assert not alive, "kept although what it was kept for is back"
 
 
+def test_what_was_dear_to_bring_back_is_known_to_be():
+    """All that it is computed from had gone, which its recipe alone does not tell."""
+    foot = tensor()
+    expected = ladder(foot, 3)
+    with dtrrun.budget(64 * MIB, cost="model", heuristic="programs:most_recent") as session:
+        top = ladder(foot, 3)
+        session.set_budget(MIB)  # as much as is pinned
+        version = session.slow_path.version_of(top)
+        own = version.cost
+        session.set_budget(7 * MIB)
+        before = session.ledger.clock
+        assert torch.equal(top, expected)
+        reading = session.ledger.clock - before - version.cost
+        assert version.cost > 10 * own
+        assert 0 <= reading < own  # the comparison itself
+
+
 def test_a_perceptron_trains_in_two_fifths_of_its_peak():
     """A gradient on its way back is cheap to have from the one before, and dear once that is gone."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dtrrun.core.heuristics import FIRST
 from dtrrun.core.search import make_policy
 from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import START, Annotate, Call, Constant, LogError, Release, read_log
@@ -45,6 +46,17 @@ def test_a_kept_log_inside_its_peak(log):
     little = predict(log, plain.peak_bytes // 50)
     assert little.status == "oom"
     assert little.least_budget_bytes > plain.peak_bytes // 50
+
+
+@pytest.mark.parametrize(
+    ("name", "heuristic", "percent"),
+    [("resnet", "h_dtr_eq", 40), ("unet", FIRST, 40), ("lstm", FIRST, 20)],
+)
+def test_a_step_ends_though_something_dear_looked_cheap(name, heuristic, percent):
+    """What it has cost to bring a gradient back is remembered, so that it is not evicted again and again."""
+    log = read_log(LOGS[0].with_name(f"{name}.log.gz"))
+    budget = predict(log, None).peak_bytes * percent // 100
+    assert predict(log, budget, heuristic, limit=4).status == "ok"
 
 
 def test_a_kept_log_reads_as_one_of_the_papers_format(log):
