@@ -38,6 +38,7 @@ def measure(quick: bool) -> Section:
                 found = [one.recomputed(one.peak * percent // 100, rule) for rule in RULES]
                 row.append(", ".join("–" if share is None else f"{100 * share:.0f} %" for share in found))
             section.rows.append(row)
+            print(*row, sep=" | ", file=sys.stderr, flush=True)  # it takes an hour
     return section
 
 
