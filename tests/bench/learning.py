@@ -4,6 +4,8 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
 
 from dtrrun.native import build
 from tests.bench.runs import PATIENCE, ROOT, environment, finished
@@ -11,6 +13,7 @@ from tests.bench.section import Section
 from tests.logs.make import SMALL
 
 SHARES = (70, 50, 40, 30, 20)
+LOW = SHARES[2:]
 RULES = ("h_dtr_eq", "h_next", "auto")
 STEPS, LEARNING = 8, 60
 """Of a run that is measured, and of one that learns for it."""
@@ -18,9 +21,15 @@ STEPS, LEARNING = 8, 60
 TEXT = f"""\
 The table shows the recomputation in the last of {STEPS} steps as a share of the program's own operators,
 inside a share of the peak, with {", ".join(RULES)}, in this order. With auto, it is a run that begins with
-what a run of {LEARNING} steps has left in the cache. The examples have the sizes of tests/logs. "–" means
-that the budget is too small, or that a step takes more than five times as long as its own work. For the GAN,
-the figures are those of the network that steps last."""
+what a run of {LEARNING} steps has left in the cache; in parentheses is what the search predicted, if it found
+something. The examples have the sizes of tests/logs. "–" means that the budget is too small, or that a step
+takes more than five times as long as its own work. For the GAN, the figures are those of the network that
+steps last."""
+
+GAINED = """
+At {shares}, {cells} cells run with {baseline} and with auto. In the geometric mean, the last step takes
+{factor:.2f} times as long with {baseline} as with auto, relative to its own operators. {more} cells run
+only with auto, and {fewer} only with {baseline}."""
 
 
 def measure(quick: bool) -> Section:
@@ -31,15 +40,49 @@ def measure(quick: bool) -> Section:
         cache.mkdir()
         if build.cache_folder().exists():
             (cache / "native").symlink_to(build.cache_folder())
+        low: list[dict[str, Any]] = []  # the cells with little memory
         for example in SMALL:
             one = Runs(example, Path(folder))
             row = [example]
             for percent in shares:
-                found = [one.recomputed(one.peak * percent // 100, rule) for rule in RULES]
-                row.append(", ".join("–" if share is None else f"{100 * share:.0f} %" for share in found))
+                found = {rule: one.last_step(one.peak * percent // 100, rule) for rule in RULES}
+                if percent in LOW:
+                    low.append(found)
+                row.append(", ".join(map(_shown, found.values())))
             section.rows.append(row)
             print(*row, sep=" | ", file=sys.stderr, flush=True)  # it takes an hour
+    section.text += "\n" + _gained(low)
     return section
+
+
+def _shown(step: dict[str, Any] | None) -> str:
+    if step is None:
+        return "–"
+    share = f"{100 * _share(step):.0f} %"
+    return share if step["predicted"] is None else f"{share} ({100 * (step['predicted'] - 1):.0f})"
+
+
+def _share(step: dict[str, Any]) -> float:
+    return float(step["seconds"]["rematerialization"] / step["seconds"]["operators"])
+
+
+def _gained(cells: list[dict[str, Any]]) -> str:
+    """Compare the whole step's time, with what choices and bookkeeping take."""
+    baseline = RULES[0]
+    both = [cell for cell in cells if cell[baseline] and cell["auto"]]
+    times = [[_time(cell[rule]) for cell in both] for rule in (baseline, "auto")]
+    return GAINED.format(
+        shares=", ".join(f"{share} %" for share in LOW),
+        cells=len(both),
+        baseline=baseline,
+        factor=geometric_mean(times[0]) / geometric_mean(times[1]) if both else float("nan"),
+        more=sum(1 for cell in cells if cell["auto"] and not cell[baseline]),
+        fewer=sum(1 for cell in cells if cell[baseline] and not cell["auto"]),
+    )
+
+
+def _time(step: dict[str, Any]) -> float:
+    return float(step["seconds"]["wall"] / step["seconds"]["operators"])
 
 
 class Runs:
@@ -53,18 +96,25 @@ class Runs:
         self._run("--max-steps", "2")
         self.peak = json.loads(self._report.read_text())["peak_bytes"]
 
-    def recomputed(self, budget: int, rule: str) -> float | None:
-        """Share of the last step's own operators, None if the run did not get there."""
+    def last_step(self, budget: int, rule: str) -> dict[str, Any] | None:
+        """As in the report, and what a search has predicted; None if the run did not get there."""
         options = ["--budget", f"{budget}B", "--heuristic", rule]
         limits = ["--max-slowdown", "5", "--on-thrash", "stop"]
+        predicted = None
         if rule == "auto":
             self._run(*options, *limits)
-        status = self._run(*options, *limits, "--max-steps", str(STEPS))
-        if status or not self._report.exists():
+            learned = self._process().get("rule") or {}
+            predicted = learned.get("predicted") if learned.get("source") == "searched" else None
+        if self._run(*options, *limits, "--max-steps", str(STEPS)):
             return None
+        return {**self._process()["last_step"], "predicted": predicted}
+
+    def _process(self) -> dict[str, Any]:
+        """What the report says; nothing if there is none."""
+        if not self._report.exists():
+            return {}
         (process,) = json.loads(self._report.read_text())["processes"]
-        seconds = process["last_step"]["seconds"]
-        return seconds["rematerialization"] / seconds["operators"]
+        return dict(process)
 
     def _run(self, *options: str) -> int:
         self._report.unlink(missing_ok=True)
