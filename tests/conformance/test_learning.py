@@ -204,6 +204,25 @@ def test_a_search_has_to_be_worth_its_price(answers, shares):
     assert chosen.wanted is not None
 
 
+@pytest.mark.parametrize(("later", "searches"), [(0.5, 2), (0.15, 1)])
+def test_steps_that_have_become_others_are_searched_anew(answers, shares, later, searches):
+    """That is worth it from twice as much recomputation on."""
+    shares[BETTER], shares["size"] = 0.1, 0.2
+    answers(answer(BETTER, 1.1))
+    judged = []
+    with dtrrun.budget(BUDGET, heuristic="auto") as session:
+        for step, _ in enumerate(train(40)):
+            if not judged and "share" in session.rule:
+                judged.append(step)
+                shares[BETTER] = later
+                answers(answer("size", 1.2, present=1.5))
+    sources = ("size", later, 0.2) if searches == 2 else (BETTER, 0.3, 0.1)
+    found = session.rule["heuristic"], session.rule["share_before"], session.rule["share"]
+    assert found == pytest.approx(sources)
+    if searches == 2:
+        assert session.rule["since_step"] > judged[0] + 2 * learning.PAID / later
+
+
 def test_a_slow_step_makes_no_promise(answers, shares):
     """Shares are measured on a machine that others use, too."""
     answers(answer("size", 1.1))

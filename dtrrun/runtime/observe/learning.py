@@ -3,8 +3,8 @@
 The run begins with a rule that does well in general, or with what an earlier run has learned. When steps
 recompute more than a little, some of them are logged, and another process searches rules on the log
 (`simulator.learn`) while training goes on. At the end of a step, the session changes to what was found. If
-that is worse than what was before, it changes back. The values that the program computes depend on none of
-this.
+that is worse than what was before, it changes back. All of this happens again when the steps have become
+others. The values that the program computes depend on none of it.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ from dtrrun.runtime.observe.recorder import Recorder
 from dtrrun.runtime.observe.remembered import Remembered
 from dtrrun.runtime.observe.steps import StepClock
 
-SETTLED = 4
-"""Steps before one is logged: costs have been measured, the optimizer's state exists, and a period shows."""
 WORTH = 0.02
 """A share of the program's own operators: neither is less recomputation worth a search, nor a lesser saving a
 change."""
 PAID = 2.0
 """Recomputation since the beginning, in steps without any, from which a search is worth its price: about what
-logging the steps costs. So a short run, or one that recomputes next to nothing, does without."""
+logging the steps costs. So a short run, or one that recomputes next to nothing, does without. Each further
+search has to be worth twice as much as the one before."""
 JUDGED = 4
-"""Steps (or more, if several kinds of steps alternate) by which a rule is judged."""
+"""Steps (or more, if several kinds of steps alternate) by which a rule is judged. Before the first are over,
+costs have not been measured, and there is no optimizer's state."""
 WORSE = 0.01
 """By how much the share of a new rule may be worse than that of the former."""
 BROKEN = 1.25
-"""By what factor (and twice `WORTH`) the share of a remembered rule may be worse than it was in that run."""
+"""By what factor (and twice `WORTH`) a share may become worse than it was, in this run or the one that is
+remembered, before another search."""
 VARYING = "h_dtr_eq"
 """For a program in which no step is like another: what was best for some of its steps is not for the next."""
 MOST_OPERATORS = 100_000
@@ -87,10 +88,12 @@ class Learning:
         self._ages: deque[int] = deque(maxlen=2 * KNOWN + 1)  # at the ends of the latest steps
         self._shares: deque[float] = deque(maxlen=2 * KNOWN)  # recomputation in steps with the present rule
         self._skip = 0  # steps that belong to two rules
-        self._recomputed = 0.0  # the sum of all shares so far
+        self._recomputed = 0.0  # the sum of all shares since the last search
+        self._paid = PAID  # by which the next one is worth its price
+        self._tolerated = WORTH  # the share up to which there is none
         self._kinds = 1  # of steps, which alternate
-        self._wants = True  # to search, if it is worth it
-        self._searched = False
+        self._judged = True  # whether the present rule needs no judgement any more
+        self._promised: float | None = None  # its share in the run that is remembered
         self._former: float | None = None  # the share before the search
         self._found: dict[str, Any] = {"heuristic": FIRST, "steps": []}  # the present rule
         self._previous = self._found  # that of `_former`
@@ -105,7 +108,8 @@ class Learning:
             self._change(found, "remembered")
         except (KeyError, IndexError, TypeError, ValueError):
             return  # it was not written by us, or by another version
-        self._wants = False
+        self._judged = False
+        self._promised = found["overhead"] - 1
 
     def remove(self) -> None:
         if self._recorder is not None:
@@ -132,10 +136,10 @@ class Learning:
                 self._logged()
         elif self._search is not None:
             self._look()
-        elif self._wants:
-            self._consider()
-        else:
+        elif not self._judged:
             self._judge()
+        else:
+            self._consider()
 
     def _note(self, step: dict[str, int] | None) -> None:
         if step is None or self._recorder is not None:
@@ -164,20 +168,18 @@ class Learning:
     def _consider(self) -> None:
         """Log the next steps, if that is worth it."""
         share = self._share
-        if share is None or share < WORTH or self._session.steps.count < SETTLED or self._recomputed < PAID:
+        if share is None or share < self._tolerated or self._recomputed < self._paid:
             return
         operators = [after - before for before, after in pairwise(self._ages)]
         kinds = kinds_of(operators)
         if kinds is None:
             return
-        self._wants, self._searched = False, True
-        self.rule.pop("share", None)  # it is judged once more
+        self._recomputed, self._paid = 0.0, 2 * self._paid
+        self._kinds, self._judged, self._former = max(kinds, 1), False, None
         if not kinds:
             if self._found["heuristic"] != VARYING:
-                self._former, self._previous = share, self._found
-                self._change({"heuristic": VARYING, "steps": []}, "varying")
+                self._take({"heuristic": VARYING, "steps": []}, "varying")
             return
-        self._kinds = kinds
         if 2 * sum(operators[-kinds:]) > MOST_OPERATORS:
             return
         try:
@@ -218,13 +220,17 @@ class Learning:
             # The figures of one search can be compared, but not with what was measured.
             present = answer["present_overhead"] if self._former is None else self.rule["predicted"]
             if present is None or present - answer["overhead"] > WORTH:
-                if self._former is None:
-                    self._former, self._previous = self._share, self._found
-                self._change(answer, "searched")
+                self._take(answer, "searched")
         if not running:
             if not self._search.whole:
                 self._cannot("the search was killed")
             self._end_search()
+
+    def _take(self, found: dict[str, Any], source: str) -> None:
+        """Change to what was found, and keep what there was, to change back to."""
+        if self._former is None:
+            self._former, self._previous = self._share, self._found
+        self._change(found, source)
 
     def _change(self, found: dict[str, Any], source: str) -> None:
         """Let another rule choose from now on."""
@@ -248,18 +254,20 @@ class Learning:
         self._kinds = max(len(steps), 1) if source == "remembered" else self._kinds
 
     def _judge(self) -> None:
-        """Compare the present rule with the one before, once."""
+        """Compare the present rule with the one before, or with its promise, once."""
         share = self._share
-        if share is None or "share" in self.rule:
+        if share is None:
             return
+        self._judged = True
         self.rule["share"], self.rule["share_before"] = share, self._former
-        if not self._searched:  # it is remembered, and the share was its promise
-            self._wants = share > BROKEN * (self.rule["predicted"] - 1) + 2 * WORTH
-            return
-        if self._former is not None and share > self._former + WORSE:
-            self._back()
-        if self._remembered is not None:
-            self._remembered.write(self._found | {"overhead": 1 + self.rule["share"]})
+        expected, self._promised = self._promised, None
+        if expected is None:
+            if self._former is not None and share > self._former + WORSE:
+                self._back()
+            expected = self.rule["share"]
+            if self._remembered is not None:
+                self._remembered.write(self._found | {"overhead": 1 + expected})
+        self._tolerated = BROKEN * expected + 2 * WORTH
 
     def _back(self) -> None:
         """The new rule is worse than the former."""
