@@ -71,8 +71,9 @@ class Answers(learning.Search):
         super().__init__(folder, known)
         self.left = list(self.given)
 
-    def start(self, budget_bytes, present):
+    def start(self, budget_bytes, present, seconds):
         type(self).wanted = budget_bytes, present, self._known
+        type(self).seconds = seconds
         type(self).lines = [json.loads(line) for line in self.log.read_text().splitlines()]
         steps = search_steps(self.log, self._known) if self.left else []
         for answer in self.left:
@@ -144,6 +145,14 @@ def test_the_log_has_as_many_steps_as_alternate_twice(answers, shares):
     assert chosen.wanted == (900_000, FIRST, 2)
     ends = [line for line in chosen.lines if line.get("ANNOTATION") == "STEP"]
     assert len(ends) == 4
+
+
+@pytest.mark.parametrize("longest", [20, 1e6])
+def test_a_search_may_take_as_long_as_some_steps(answers, shares, monkeypatch, longest):
+    monkeypatch.setattr(learning, "LONGEST", longest)
+    chosen = answers(answer(FIRST, 1.3))
+    losses_of()
+    assert chosen.seconds == learning.SECONDS if longest == 20 else chosen.seconds > learning.SECONDS
 
 
 def test_what_it_knows_is_used(answers, shares):
@@ -306,7 +315,7 @@ def test_the_search_finds_what_the_simulator_finds(tmp_path, shares, monkeypatch
     class Kept(Answers):
         given = ()
 
-        def start(self, budget_bytes, present):
+        def start(self, budget_bytes, present, seconds):
             logs.append(self.log.read_bytes())
 
     monkeypatch.setattr(learning, "Search", Kept)
@@ -337,6 +346,7 @@ def test_a_real_search_ends_and_leaves_nothing(tmp_path, monkeypatch):
 
 def test_a_search_that_takes_too_long_says_so(tmp_path, monkeypatch, shares):
     monkeypatch.setattr(learning, "SECONDS", 0.001)
+    monkeypatch.setattr(learning, "LONGEST", 0)
     with dtrrun.budget(BUDGET, heuristic="auto") as session:
         for _ in train(3000):
             if session.warnings:

@@ -51,8 +51,9 @@ VARYING = "h_dtr_eq"
 MOST_OPERATORS = 100_000
 """Of the steps to be logged: more would take the search too long."""
 SECONDS = 30.0
+LONGEST = 20
 MEMORY_BYTES = 4 << 30
-"""Bounds on the search."""
+"""Bounds on the search: seconds, or steps where these take longer; and memory."""
 START = (
     "import os, sys; os.fork() and os._exit(0); sys.path.insert(0, sys.argv.pop(1)); "
     "from dtrrun.simulator.learn import main; main()"
@@ -204,7 +205,9 @@ class Learning:
                 raise OSError(0, error)
             if not sys.executable:
                 raise OSError(0, "there is no Python interpreter to be started")
-            self._search.start(self._ledger.limit, self._found["heuristic"])
+            last = self._session.steps.last  # it was logged, so there is one
+            seconds = max(SECONDS, LONGEST * last["wall_ns"] / 1e9) if last else SECONDS
+            self._search.start(self._ledger.limit, self._found["heuristic"], seconds)
         except OSError as error:
             self._cannot(error.strerror)
 
@@ -313,7 +316,7 @@ class Search:
         """Whether the last answer was read."""
         self._pid = os.getpid()
 
-    def start(self, budget_bytes: int, present: str) -> None:
+    def start(self, budget_bytes: int, present: str, seconds: float) -> None:
         """Raises OSError."""
         wanted = {
             "log": str(self.log),
@@ -321,7 +324,7 @@ class Search:
             "budget_bytes": budget_bytes,
             "known": self._known,
             "present": present,
-            "seconds": SECONDS,
+            "seconds": seconds,
             "memory_bytes": MEMORY_BYTES,
         }
         package = str(Path(__file__).resolve().parents[3])
