@@ -103,7 +103,7 @@ from pathlib import Path
 from dtrrun.runtime.observe.learning import Search
 search = Search(Path(sys.argv[1]), 1)
 os.mkfifo(search.log)
-search.start(1_000_000, "lru")
+search.start(1_000_000, "lru", 30)
 os._exit(0)
 """
 
