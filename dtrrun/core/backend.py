@@ -89,6 +89,9 @@ class Shortcuts(Protocol):
         Returns False if nothing is left to evict, and None, having changed nothing, if Python must do it.
         """
 
+    def carried(self, cut_age: int) -> list[Version] | None:
+        """Return what `History.cut` makes constants of, or None if Python must find it."""
+
 
 class Fingerprints(Protocol):
     """Digests of evicted contents, under `--verify`."""

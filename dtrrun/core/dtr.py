@@ -15,8 +15,9 @@ from typing import Any
 from dtrrun.core.backend import Executor, Fingerprints, Heap, Memory, Shortcuts
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.evict import Eviction
+from dtrrun.core.graph import Graph
 from dtrrun.core.history import History
-from dtrrun.core.ledger import Ledger
+from dtrrun.core.ledger import Ledger, SlottedLedger
 from dtrrun.core.mutation import Mutation
 from dtrrun.core.operator import Operators
 from dtrrun.core.pool import Policy
@@ -45,11 +46,14 @@ class DTR:
         met_device: Callable[[str], None] | None = None,
         room_given_back: Callable[[], None] | None = None,
         shortcuts: Shortcuts | None = None,
+        graph: Graph | None = None,
+        ledger_class: type[Ledger] = SlottedLedger,
     ) -> None:
         """The arguments are described in the parts that use them."""
-        self.ledger = Ledger(
+        self.ledger = ledger_class(
             policy,
             memory,
+            graph or Graph(),
             budget_bytes=budget_bytes,
             device_type=device_type,
             fingerprints=fingerprints,
@@ -78,7 +82,7 @@ class DTR:
         )
         self.mutation = Mutation(self.ledger, self.recipes, self.rematerializer)
         self.history = History(
-            self.ledger, self.recipes, self.deallocation, self.eviction, self.rematerializer
+            self.ledger, self.recipes, self.deallocation, self.eviction, self.rematerializer, shortcuts
         )
         self.operators = Operators(
             self.ledger,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Geometry = tuple[Any, ...]
@@ -100,26 +101,6 @@ class Version(weakref.ref):  # type: ignore[type-arg]
         return None if self.superseded else self()
 
 
-def new_version(storage: Any, on_death: Any, nbytes: int, age: int, clock: int) -> Version:
-    """Return a resident version without a recipe. The dispatch mode has an inlined copy of this."""
-    version = Version(storage, on_death)
-    version.key = id(storage)
-    version.nbytes = nbytes
-    version.age = age
-    version.last_access = clock
-    version.resident = True
-    version.pin = None
-    version.operation = None
-    version.locks = 0
-    version.extent = -1
-    version.cost = 0
-    version.mutations = 0
-    version.superseded = version.used = version.escaped = False
-    version.scratch = version.block = version.needed_by = version.fingerprint = None
-    version.component = version.dependents = version.bound = version.neighbourhood = None
-    return version
-
-
 class Overwritten:
     """Stands in a recipe for an input that the operator overwrites completely without reading it.
 
@@ -146,8 +127,8 @@ class Operation:
         "tensors",
     )
     recorded: Any  # what the executor needs to run it again; opaque here
-    tensors: list[Any]  # the operator's tensor arguments in order, each a Version or an Overwritten
-    inputs: list[Version]  # the versions it reads
+    tensors: Sequence[Any]  # the operator's tensor arguments in order, each a Version or an Overwritten
+    inputs: Sequence[Version]  # the versions it reads
     outputs: tuple[tuple[int, Any], ...] | None
     """Pairs (where, weak reference to a version).
 
@@ -179,19 +160,56 @@ class Operation:
         return count
 
 
-def new_operation(
-    recorded: Any, signature: Signature, tensors: list[Any], inputs: list[Version]
-) -> Operation:
-    """Return a recipe without outputs. The dispatch mode has an inlined copy of this."""
-    operation = Operation()
-    operation.recorded = recorded
-    operation.signature = signature
-    operation.tensors = tensors
-    operation.inputs = inputs
-    operation.outputs = operation.constants = None
-    operation.kept_inputs = ()
-    operation.secured = False
-    return operation
+class Graph:
+    """Makes the nodes of a graph: those of this module, or native ones with the same attributes."""
+
+    def __init__(
+        self,
+        version: type[Version] = Version,
+        operation: type[Operation] = Operation,
+        queue: Callable[[], Any] = deque,
+        versions: Callable[[Any], Any] = lambda _queue: {},
+    ) -> None:
+        """version, operation: the classes. queue: makes a queue for those that die.
+
+        versions: makes a map of versions by the ids of their storages. It gets the queue, into which versions
+        of this module put themselves.
+        """
+        self.version, self.operation = version, operation
+        self.queue, self.versions = queue, versions
+
+    def new_version(self, storage: Any, on_death: Any, nbytes: int, age: int, clock: int) -> Version:
+        """Return a resident version without a recipe. The dispatch mode has an inlined copy of this."""
+        version = self.version(storage, on_death)
+        version.key = id(storage)
+        version.nbytes = nbytes
+        version.age = age
+        version.last_access = clock
+        version.resident = True
+        version.pin = None
+        version.operation = None
+        version.locks = 0
+        version.extent = -1
+        version.cost = 0
+        version.mutations = 0
+        version.superseded = version.used = version.escaped = False
+        version.scratch = version.block = version.needed_by = version.fingerprint = None
+        version.component = version.dependents = version.bound = version.neighbourhood = None
+        return version
+
+    def new_operation(
+        self, recorded: Any, signature: Signature, tensors: Sequence[Any], inputs: Sequence[Version]
+    ) -> Operation:
+        """Return a recipe without outputs. The dispatch mode has an inlined copy of this."""
+        operation = self.operation()
+        operation.recorded = recorded
+        operation.signature = signature
+        operation.tensors = tensors
+        operation.inputs = inputs
+        operation.outputs = operation.constants = None
+        operation.kept_inputs = ()
+        operation.secured = False
+        return operation
 
 
 def read_by_others(version: Version, table: int, operation: Operation | None = None) -> bool:

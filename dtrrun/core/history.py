@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dtrrun.core.backend import Shortcuts
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.evict import Eviction
 from dtrrun.core.graph import Version
@@ -30,9 +31,11 @@ class History:
         deallocation: Deallocation,
         eviction: Eviction,
         rematerializer: Rematerializer,
+        shortcuts: Shortcuts | None = None,
     ) -> None:
         self._ledger, self._recipes, self._rematerializer = ledger, recipes, rematerializer
         self._deallocation, self._eviction = deallocation, eviction
+        self._shortcuts = shortcuts
         self.cut_age = 0  # the ledger's age when the last cut was made
 
     def end_step(self) -> None:
@@ -62,19 +65,23 @@ class History:
 
         Evicted ones are brought back if there is room.
         """
-        ledger = self._ledger
-        known: dict[int, bool] = {}
+        carried = None if self._shortcuts is None else self._shortcuts.carried(self.cut_age)
+        for version in reversed(self._carried() if carried is None else carried):
+            content = version()  # another thread may release it at any moment
+            if content is not None and (version.resident or self._rematerializer.restore(version)):
+                self._recipes.make_constant(version, "carried over")
+        self.cut_age = self._ledger.age + 1
+
+    def _carried(self) -> list[Version]:
+        """Return those versions, the youngest first."""
+        known: dict[int, bool] = {}  # by ids of what exists until all are found
         carried: list[Version] = []
-        for version in reversed(list(ledger.versions.values())):
+        for version in reversed(list(self._ledger.versions.values())):
             if version.age < self.cut_age and version.mutations == 0:
                 break  # older ones come next
             if version.operation is not None and not version.locks and self._reaches_back(version, known):
                 carried.append(version)
-        for version in reversed(carried):  # only now, since `known` uses ids of what they keep alive
-            content = version()  # another thread may release it at any moment
-            if content is not None and (version.resident or self._rematerializer.restore(version)):
-                self._recipes.make_constant(version, "carried over")
-        self.cut_age = ledger.age + 1
+        return carried
 
     def _reaches_back(self, version: Version, known: dict[int, bool]) -> bool:
         """Return whether a recipe needs storages from before `cut_age` that the program has released.

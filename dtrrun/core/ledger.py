@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dtrrun.core.backend import Fingerprints, Heap, Memory
-from dtrrun.core.graph import Version
+from dtrrun.core.graph import Graph, Version
 from dtrrun.core.observer import RESIZED, Observer
 from dtrrun.core.pool import Policy
 
@@ -39,32 +39,11 @@ class Block(weakref.ref):  # type: ignore[type-arg]
 class Ledger:
     """Storages by version, and their bytes. Reports those that come and go to the policy."""
 
-    __slots__ = (
-        "__dict__",
-        "age",
-        "budget_bytes",
-        "clock",
-        "dead",
-        "evicted_bytes",
-        "freed_bytes",
-        "heap",
-        "least_bytes",
-        "limit",
-        "on_death",
-        "peak_bytes",
-        "policy",
-        "pressure",
-        "resident_bytes",
-        "scratch_bytes",
-        "step_age",
-        "step_peak_bytes",
-        "versions",
-    )  # what the native fast path reads and writes
-
     def __init__(
         self,
         policy: Policy[Any],
         memory: Memory,
+        graph: Graph,
         *,
         budget_bytes: int | None = None,
         device_type: str = "cpu",
@@ -73,21 +52,22 @@ class Ledger:
     ) -> None:
         self.policy = policy
         self.memory = memory
+        self.graph = graph
         self.device_type = device_type
         self.fingerprints = fingerprints
         self.observers: list[Observer] = []
         self.heap = heap
-        self.versions: dict[int, Version] = {}
         self.blocks: dict[int, Block] = {}
         self.counted: dict[int, Block] = {}  # tensors without plain storage, by address
         self.scratch: dict[int, Version] = {}  # recomputed versions that the program does not have
         self.scratch_bytes = 0
         # The program releases these at once (`torch.tensor(2.0)`), and what they made could never be evicted.
         self.small_constants: deque[Any] = deque(maxlen=SMALL_CONSTANTS)
-        self.dead: deque[Any] = deque()
+        self.dead: deque[Any] = graph.queue()
         self.on_death: Callable[[Any], None] = (
             self.dead.append
         )  # at any moment and in any thread, so it only queues
+        self.versions: dict[int, Version] = graph.versions(self.dead)
         self.pressure = False  # whether memory ever ran short; before that the policy is told nothing
         self._no_eviction = 0
         self.set_budget(budget_bytes)
@@ -362,6 +342,30 @@ class Ledger:
         if self.freed_bytes > limit >> LOOK_SHIFT and (self.pressure or self.budget_bytes is None):
             self.freed_bytes = 0
             self.heap.check(self.resident_bytes, limit)
+
+
+class SlottedLedger(Ledger):
+    """A ledger whose figures are in slots. A native one has them as numbers of C++ (`native/counters.h`)."""
+
+    __slots__ = (
+        "age",
+        "budget_bytes",
+        "clock",
+        "dead",
+        "evicted_bytes",
+        "freed_bytes",
+        "heap",
+        "least_bytes",
+        "limit",
+        "peak_bytes",
+        "policy",
+        "pressure",
+        "resident_bytes",
+        "scratch_bytes",
+        "step_age",
+        "step_peak_bytes",
+        "versions",
+    )
 
 
 class NoEviction:

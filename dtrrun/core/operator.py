@@ -13,7 +13,7 @@ from threading import get_ident
 from typing import Any
 
 from dtrrun.core.evict import Eviction
-from dtrrun.core.graph import Operation, Overwritten, Signature, Version, distinct, new_operation, new_version
+from dtrrun.core.graph import Operation, Overwritten, Signature, Version, distinct
 from dtrrun.core.ledger import SMALL_CONSTANT, Ledger
 from dtrrun.core.locks import unlock
 from dtrrun.core.mutation import Mutation
@@ -291,7 +291,9 @@ class Operators:
             else:
                 version.used = True
                 tensors.append(version)
-        return new_operation(call.recorded(), call.replay_signature(), tensors, distinct(tensors))
+        return self._ledger.graph.new_operation(
+            call.recorded(), call.replay_signature(), tensors, distinct(tensors)
+        )
 
     def _enter_outputs(
         self, call: Call, operation: Operation | None, outputs: Sequence[Output], made: list[tuple[int, Any]]
@@ -325,7 +327,7 @@ class Operators:
     def enter(self, storage: Any, operation: Operation) -> Version:
         """Return the version of a new storage that `operation` has made."""
         ledger = self._ledger
-        version = new_version(
+        version = ledger.graph.new_version(
             storage, ledger.on_death, ledger.memory.size_of(storage), ledger.age, ledger.clock
         )
         version.operation, version.cost = operation, operation.signature.cost
@@ -341,7 +343,9 @@ class Operators:
     def adopt(self, storage: Any, *, pin: str = "constant") -> Version:
         """Enter a storage that no recorded operator made, as a constant. pin: why it can't be evicted."""
         ledger, memory = self._ledger, self._ledger.memory
-        version = new_version(storage, ledger.on_death, memory.size_of(storage), ledger.age, ledger.clock)
+        version = ledger.graph.new_version(
+            storage, ledger.on_death, memory.size_of(storage), ledger.age, ledger.clock
+        )
         version.pin = pin
         device_type = memory.device_type_of(storage)
         if device_type != ledger.device_type:

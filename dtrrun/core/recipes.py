@@ -10,7 +10,7 @@ import weakref
 from typing import Any
 
 from dtrrun.core.foreign import Foreign
-from dtrrun.core.graph import Operation, Version, new_version
+from dtrrun.core.graph import Operation, Version
 from dtrrun.core.ledger import INPUT_LOST, Ledger
 from dtrrun.core.observer import PINNED
 
@@ -113,7 +113,7 @@ class Recipes:
         ledger = self._ledger
         storage = version()
         assert storage is not None
-        made = new_version(storage, ledger.on_death, version.nbytes, version.age, ledger.clock)
+        made = ledger.graph.new_version(storage, ledger.on_death, version.nbytes, version.age, ledger.clock)
         made.mutations = version.mutations + 1
         if ledger.fingerprints is not None:
             made.extent = version.extent

@@ -174,8 +174,9 @@ class Rematerializer:
     # -- the plan --------------------------------------------------------------------------------
 
     def _materialize(self, targets: Sequence[Version]) -> None:
-        ledger, eviction = self._ledger, self._eviction
-        stack: list[Version | Operation] = [version for version in targets if not version.resident]
+        ledger, eviction, operations = self._ledger, self._eviction, self._ledger.graph.operation
+        # Of versions, and operations that are planned.
+        stack: list[Any] = [version for version in targets if not version.resident]
         entered: list[Entered] = []
         plan: Plan = {}
         relaxations = MAX_RELAXATIONS
@@ -185,7 +186,7 @@ class Rematerializer:
             with guard, guard:  # twice, because of interrupts
                 while stack:
                     version = stack[-1]
-                    if isinstance(version, Operation):
+                    if isinstance(version, operations):
                         stack.pop()
                         if id(version) in plan:  # it has not run yet
                             stack.append(plan[id(version)][0])

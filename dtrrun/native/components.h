@@ -87,7 +87,7 @@ class Components final : public Neighbourhood {
     if (Component* element = component_of(node)) {
       Reference kept(element);
       leave(element);
-      nodes_.version.component.set(node, Py_None);
+      nodes_.version.component.clear(node);
     }
   }
   void settle() override {

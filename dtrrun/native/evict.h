@@ -21,8 +21,7 @@ class Evictions {
         may_be_evicted_(attribute(eviction_.get(), "may_be_evicted")),
         fingerprints_(attribute(accounts.get(), "fingerprints").get() != Py_None),
         warn_only_(truth(eviction_.get(), "warn_only")),
-        accounts_(accounts), version_(accounts.version), operation_(type_of(classes, "Operation")),
-        signature_(accounts.signature), ledger_(accounts.slots),
+        accounts_(accounts), signature_(accounts.signature),
         count_(type_of(classes, "Eviction"), "evictions"),
         nbytes_(type_of(classes, "Eviction"), "evicted_bytes_total"),
         making_room_ns_(type_of(classes, "Eviction"), "making_room_ns"),
@@ -57,7 +56,7 @@ class Evictions {
       Ref victim = accounts_.rule.select(accounts_.number(ledger_.clock), may_be_evicted_.get(),
                                          [&](PyObject* one) { return may_be_evicted(one); });
       if (victim) {
-        Ref storage = Ref::copy(Accounts::referent(victim.get()));  // so that it outlives what Python does in between
+        Ref storage = Ref::copy(Accounts::storage_of(victim.get()));  // so that it outlives what Python does in between
         if (secure(victim.get())) evict(victim.get(), storage.get());
       } else if (accounts_.some_died()) {
         accounts_.collect_dead();
@@ -130,7 +129,7 @@ class Evictions {
     if (version_.locks.number(one) != 0 || !version_.resident.is_true(one) || version_.operation.is_none(one))
       return false;
     if (!version_.scratch.is_none(one)) return !(warn_only_ && any_replaying());
-    return Accounts::referent(one) != nullptr;
+    return Accounts::storage_of(one) != nullptr;
   }
 
   // `Eviction.evict`. storage: the program's, or null.
@@ -190,7 +189,7 @@ class Evictions {
       if (version_.operation.is_none(source) || !version_.resident.is_true(source) || !version_.scratch.is_none(source))
         continue;
       if (accounts_.rule.projected_cost(source) * nbytes <= own * version_.nbytes.number(source)) continue;
-      PyObject* content = Accounts::referent(source);
+      PyObject* content = Accounts::storage_of(source);
       if (content != nullptr) PyList_Append(kept.get(), content);
     }
     operation_.kept_inputs.take(maker, checked(PyList_AsTuple(kept.get())).release());
@@ -272,7 +271,7 @@ class Evictions {
       for (PyObject* pair : Items(outputs))
         if (PyObject* output = Accounts::referent(PyTuple_GET_ITEM(pair, 1))) note_dependent(inputs, output);
     }
-    operation_.secured.set(maker, Py_True);
+    operation_.secured.set(maker, true);
   }
   // `_note_dependent`, for each of these.
   void note_dependent(const Items& inputs, PyObject* node) {
@@ -299,10 +298,10 @@ class Evictions {
   Ref eviction_, deallocation_, recipes_, foreign_, observers_, reserved_, evicted_by_, came_back_, may_be_evicted_;
   bool fingerprints_, warn_only_;
   Accounts& accounts_;
-  const VersionSlots& version_;
-  OperationSlots operation_;
+  VersionFields version_;
+  OperationFields operation_;
   const SignatureSlots& signature_;
-  const LedgerSlots& ledger_;
+  CounterFields ledger_;
   Slot count_, nbytes_, making_room_ns_, replaying_, swept_;
   Ref gradient_;
 };

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "slots.h"
+#include "graph.h"
 
 namespace dtrrun {
 
@@ -124,7 +124,7 @@ bool make_type(const char* name) {
 }
 
 // Makes one, puts it into a slot, and returns it.
-template <class Object, class... Given>
+template <class Object, class Slot, class... Given>
 Object* make_in(const Slot& slot, PyObject* node, Given&&... given) {
   PyTypeObject* type = type_for<Object>();
   Ref made = checked(type->tp_alloc(type, 0));
@@ -137,9 +137,8 @@ Object* make_in(const Slot& slot, PyObject* node, Given&&... given) {
 
 // What the policy reads and writes of its nodes.
 struct Nodes {
-  VersionSlots version;
-  OperationSlots operation;
-  Nodes(PyObject* version_class, PyObject* operation_class) : version(version_class), operation(operation_class) {}
+  VersionFields version;
+  OperationFields operation;
 
   bool constant(PyObject* node) const { return version.operation.is_none(node); }
   Items inputs(PyObject* node) const {
@@ -177,7 +176,7 @@ struct Nodes {
       if (members.empty() || members.back().get() != member) members.emplace_back(member);
     }
   }
-  template <class Object>
+  template <class Object, class Slot>
   static Object* object(const Slot& slot, PyObject* node) {
     PyObject* found = slot.get(node);
     return found == Py_None ? nullptr : reinterpret_cast<Object*>(found);

@@ -1,7 +1,6 @@
 // What is known of an operator.
 #pragma once
 
-#include <memory>
 #include <vector>
 
 #include "ambient.h"
@@ -25,7 +24,7 @@ struct Facts {
   bool general = true;  // its family of settings is the general one
   int64_t python_calls = 0, native_calls = 0;
   Ref func, operator_, family;
-  std::shared_ptr<std::vector<Enumeration>> enumerations = std::make_shared<std::vector<Enumeration>>();
+  std::vector<Enumeration>* enumerations = new std::vector<Enumeration>();  // never freed: recipes refer to it
 };
 
 }  // namespace dtrrun

@@ -47,7 +47,7 @@ class Foresight {
   int64_t next_use(PyObject* node) const {
     if (version_.age.number(node) <= begin_) return NEVER;
     PyObject* known = version_.uses.get(node);
-    if (known == nullptr || known == Py_None || (PyTuple_GET_SIZE(known) != 0 && PyTuple_GET_ITEM(known, 0) != latest())) {
+    if (known == Py_None || (PyTuple_GET_SIZE(known) != 0 && PyTuple_GET_ITEM(known, 0) != latest())) {
       Ref uses = uses_of(node);
       version_.uses.take(node, checked(PyTuple_Pack(2, latest(), uses.get())).release());
       known = version_.uses.get(node);
@@ -81,7 +81,8 @@ class Foresight {
     Ref by_place = attribute(step, "uses");
     PyObject* made = PyDict_GetItem(by_place.get(), maker.get());
     if (made == nullptr || PyDict_GET_SIZE(made) == 0) return Ref::copy(Py_None);
-    if (PyObject* uses = PyDict_GetItem(made, version_.nbytes.get(node))) return Ref::copy(uses);
+    Ref nbytes(PyLong_FromLongLong(version_.nbytes.number(node)));
+    if (PyObject* uses = PyDict_GetItem(made, nbytes.get())) return Ref::copy(uses);
     std::vector<int64_t> times;  // of all that was made there
     PyObject *size, *uses;
     for (Py_ssize_t next = 0; PyDict_Next(made, &next, &size, &uses);)
@@ -93,7 +94,7 @@ class Foresight {
     return merged;
   }
 
-  const VersionSlots& version_;
+  const VersionFields& version_;
   Ref object_, rescued_, stretches_;
   bool predicts_ = false;
   int64_t position_ = 0, horizon_ = 1, begin_ = 0;

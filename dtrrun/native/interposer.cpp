@@ -19,6 +19,7 @@
 #include <unordered_map>
 
 #include "device.h"
+#include "history.h"
 #include "lists.h"
 #include "rematerialize.h"
 #include "signatures.h"
@@ -58,7 +59,6 @@ class Door {
         kernels_(attribute(slow_path_.get(), "kernels")),
         ambient_(attribute(attribute(slow_path_.get(), "ambient").get(), "readers").get(), this->device.is_cpu()),
         accounts_(ledger_.get(), classes, as_number(attribute(mode, "mask").get())),
-        operation_class_(Ref::copy(type_of(classes, "Operation"))), operation(operation_class_.get()),
         evictions_(dtr_.get(), classes, accounts_),
         replays_(mode, dtr_.get(), classes, accounts_, evictions_, ambient_, facts_, this->device),
         rematerializations_(slow_path_.get(), dtr_.get(), classes, accounts_, evictions_, replays_, this->device,
@@ -68,7 +68,6 @@ class Door {
         home_(type_of(classes, "SlowPath"), "home"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
         found_(type_of(classes, "SlowPath"), "found"),
         chain_limit_(chain_limit) {
-    nothing_ = checked(PyTuple_New(0));
     sticky_ = attribute(mode, "sticky");
     uninitialised_ = checked(PyUnicode_InternFromString("uninitialised"));
   }
@@ -114,6 +113,8 @@ class Door {
     if (evictions_.observed()) return std::nullopt;
     return evictions_.evict_to(most);
   }
+
+  Ref carried(int64_t cut_age) const { return Carried(accounts_.versions(), cut_age).list(); }
 
   // How often each operator went to Python, or was handled here, by name.
   Ref calls(int64_t Facts::*counter) {
@@ -201,7 +202,7 @@ class Door {
       made = std::move(call.results);
       if (!call.done) push_results(op.schema(), result.get(), &made);
     }
-    if (learns && !missed_.words().empty() && !any_reason_.is_true(reasons_.get())) {
+    if (learns && missed_.size() != 0 && !any_reason_.is_true(reasons_.get())) {
       if (!found_.is_none(slow_path_.get())) signatures_.add(missed_, found_.get(slow_path_.get()));
     }
     torch::jit::drop(*stack, count);
@@ -304,11 +305,11 @@ class Door {
     if (!first.isTensor() || !plain(first.toTensor())) return false;
     PyObject* found = known_or_adopted(first.toTensor());
     if (found == nullptr || !(version.resident.is_true(found) || facts.untouching)) return false;
-    version.last_access.set(found, ledger.clock.get(ledger_.get()));
+    version.last_access.set_number(found, accounts_.number(ledger.clock));
     int64_t started = now_ns();
     op.redispatchBoxed(keys & below, stack);  // too short to give up the GIL for
     int64_t ended = now_ns();
-    ledger.age.set_number(ledger_.get(), ledger.age.number(ledger_.get()) + 1);
+    accounts_.add(ledger.age, 1);
     operators_ns += ended - started;
     bookkeeping_ns += started - entered;
     facts.native_calls++;
@@ -388,31 +389,25 @@ class Door {
            !version.used.is_true(found) && version.needed_by.is_none(found);
   }
 
-  // What a call's recipe will hold.
-  struct Record {
-    Constants constants;
-    Holes holes;
-    PyObject *state = nullptr, *signature = nullptr, *func = nullptr;
-    Ref rng, tensors, inputs;
-  };
-
   // A call on the fast path.
   struct Call {
     Facts& facts;
     const OperatorHandle& op;
     Stack* stack;
     size_t count = op.schema().arguments().size(), first = stack->size() - count;  // of its arguments
-    Ref clock, inputs;                               // when it came; the versions of its tensors
+    int64_t clock = 0;                               // when it came
+    c10::SmallVector<Ref, 6> found;                  // the versions of its tensors,
+    Ref inputs;                                      // as a tuple, once it is described
     bool whole = true;                               // whether these are resident
     bool excludes = false;                           // it updates running statistics, which a replay leaves out
-    Holes holes = Holes(count, -1);                  // as in `Recipe`; -3 for running statistics
+    c10::SmallVector<int, 8> holes = c10::SmallVector<int, 8>(count, VALUE);  // as in `Recipe`
     c10::SmallVector<std::pair<size_t, IValue>, 1> gaps;  // which items of a list of tensors there are
     Ref signature, state;
     std::vector<PyObject*> targets;  // the versions that it writes to
     Py_ssize_t hole = -1;            // the place of the first of them among the inputs
-    Ref maker;                       // its recipe, if it has one, once it has run
-    bool overwrites = false;     // all of it, without reading it
-    Record record;
+    bool overwrites = false;         // all of it, without reading it
+    Ref maker;                       // its recipe, if it will have one
+    Ref rng;                         // the state of the generator that it draws from
 
     const IValue& argument(size_t place) const { return (*stack)[first + place]; }
   };
@@ -422,8 +417,7 @@ class Door {
     missed_.clear();
     accounts_.collect_dead();
     Call call{facts, op, stack};
-    call.clock = Ref::copy(ledger.clock.get(ledger_.get()));
-    call.inputs = checked(PyList_New(0));
+    call.clock = accounts_.number(ledger.clock);
     if (!describe(call)) return false;
     PyObject* found = signatures_.find(key_);
     if (found == nullptr) {
@@ -440,7 +434,7 @@ class Door {
     Stack arguments;  // the kernel takes those on the stack
     if (!device.is_cpu()) arguments.assign(stack->begin() + call.first, stack->end());
     int64_t started = now_ns();
-    int64_t ended = run(call, keys, gil);
+    int64_t ended = run(call, keys, gil, started);
     if (ended == 0) {  // out of memory
       stack->resize(call.first);
       stack->insert(stack->end(), arguments.begin(), arguments.end());
@@ -479,7 +473,7 @@ class Door {
       } else if (value.isTensorList()) {
         auto tensors = value.toTensorVector();
         key_.add_list(tensors.size());
-        if (place == facts.written) call.hole = PyList_GET_SIZE(call.inputs.get());
+        if (place == facts.written) call.hole = static_cast<Py_ssize_t>(call.found.size());
         for (const at::Tensor& tensor : tensors)
           if (!read(call, tensor)) return false;
         call.holes[place] = static_cast<int>(tensors.size());
@@ -498,6 +492,8 @@ class Door {
     }
     key_.add(static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())) |
              static_cast<uint64_t>(facts.opaque && c10::GradMode::is_enabled()) << 8);
+    call.inputs = checked(PyTuple_New(static_cast<Py_ssize_t>(call.found.size())));
+    for (size_t i = 0; i < call.found.size(); i++) PyTuple_SET_ITEM(call.inputs.get(), i, call.found[i].release());
     return true;
   }
   bool describe(Call& call, size_t place, const at::Tensor& tensor, bool kwarg_only) {
@@ -513,11 +509,11 @@ class Door {
     } else if (call.excludes && (is_place(facts.statistics[0]) || is_place(facts.statistics[1]))) {
       if (!counts_only_itself(tensor)) return false;
       key_.add(tensor);
-      call.holes[place] = -3;
+      call.holes[place] = STATISTICS;
     } else {
-      if (place == facts.written) call.hole = PyList_GET_SIZE(call.inputs.get());
+      if (place == facts.written) call.hole = static_cast<Py_ssize_t>(call.found.size());
       if (!read(call, tensor)) return false;
-      call.holes[place] = -2;
+      call.holes[place] = TENSOR;
     }
     return true;
   }
@@ -526,9 +522,9 @@ class Door {
     PyObject* found = known_or_adopted(tensor);
     if (found == nullptr || version.escaped.is_true(found)) return false;
     call.whole = call.whole && version.resident.is_true(found);
-    version.last_access.set(found, call.clock.get());
+    version.last_access.set_number(found, call.clock);
     key_.add(tensor, offsets_matter_);
-    if (PyList_Append(call.inputs.get(), found) < 0) raise();
+    call.found.push_back(Ref::copy(found));
     return true;
   }
 
@@ -547,14 +543,14 @@ class Door {
   // Returns false if that is for Python.
   bool prepare_write(const Call& call) {
     if (call.hole < 0) return false;
-    PyObject* target = PyList_GET_ITEM(call.inputs.get(), call.hole);
+    PyObject* target = PyTuple_GET_ITEM(call.inputs.get(), call.hole);
     if (!version.operation.is_none(target) || version.needed_by.is_none(target)) return true;
     return call.whole && dependents_.rescue(target);
   }
 
   // Finds the version that an in-place operator writes to. Returns false if that is not for the fast path.
   bool find_target(Call& call) {
-    PyObject* target = PyList_GET_ITEM(call.inputs.get(), call.hole);
+    PyObject* target = PyTuple_GET_ITEM(call.inputs.get(), call.hole);
     const at::Tensor& tensor = call.argument(call.facts.written).toTensor();
     if (call.facts.makes_tensors && version.operation.is_none(target)) return false;
     call.targets.push_back(target);
@@ -571,7 +567,7 @@ class Door {
   bool find_targets(Call& call) {
     auto tensors = call.argument(0).toTensorVector();
     for (size_t i = 0; i < tensors.size(); i++) {
-      PyObject* target = PyList_GET_ITEM(call.inputs.get(), i);
+      PyObject* target = PyTuple_GET_ITEM(call.inputs.get(), i);
       if (version.operation.is_none(target) || !may_be_recorded(target, tensors[i])) return false;
       call.targets.push_back(target);
     }
@@ -583,48 +579,57 @@ class Door {
            version.mutations.number(target) < chain_limit_ && !is_leaf(tensor);
   }
 
-  // Takes down what the call's recipe will hold. Returns false if that is not for the fast path.
+  // Takes down the call's recipe, if it can have one. Returns false if that is not for the fast path.
   bool record(Call& call) {
-    Record& record = call.record;
     const Facts& facts = call.facts;
-    record.state = call.state.get();
-    record.signature = call.signature.get();
-    record.func = facts.func.get();
-    record.constants.reserve(call.count);
-    for (size_t place = 0; place < call.count; place++)
-      record.constants.push_back(call.holes[place] == -1 ? call.argument(place) : IValue());
-    for (auto& [place, given] : call.gaps) record.constants[place] = std::move(given);
+    PyObject *found = call.signature.get(), *func = facts.func.get(), *inputs = call.inputs.get();
     if (call.excludes) {
-      std::replace(call.holes.begin(), call.holes.end(), -3, -1);
-      record.func = facts.replay.get();
-      record.signature = replayed_as(call.signature.get());
-      if (record.signature == nullptr) return false;
+      func = facts.replay.get();
+      found = replayed_as(found);
+      if (found == nullptr) return false;
     }
-    record.holes = std::move(call.holes);
-    PyObject* inputs = call.inputs.get();
-    if (call.overwrites) {
-      record.tensors = checked(PyObject_CallMethod(mode_.get(), "overwriting", "O", inputs));
-      record.inputs = checked(PyList_GetSlice(inputs, 1, PyList_GET_SIZE(inputs)));
-    } else {
-      record.tensors = Ref::copy(inputs);
-      record.inputs = Ref::copy(inputs);
-    }
-    if (facts.random) {
+    if (facts.random && (has_recipe(call) || !device.is_cpu())) {  // a GPU may find no memory, and draw again
       int64_t drawn = signature.output_bytes.number(call.signature.get());
       for (PyObject* target : call.targets) drawn += version.nbytes.number(target);
-      record.rng = checked(PyObject_CallMethod(mode_.get(), "capture", "L", static_cast<long long>(drawn)));
+      call.rng = checked(PyObject_CallMethod(mode_.get(), "capture", "L", static_cast<long long>(drawn)));
     }
+    if (!has_recipe(call)) return true;
+    call.maker = blank_operation(Recipe::nbytes(call.count));
+    OperationObject* maker = as_operation(call.maker.get());
+    auto* recipe = new (maker + 1) Recipe(call.op, facts.enumerations, func, call.state.get(), call.count);
+    maker->has_recipe = true;
+    maker->signature = Ref::copy(found).release();
+    for (size_t place = 0; place < call.count; place++) {
+      if (call.holes[place] == VALUE) recipe->values()[place] = call.argument(place);
+      recipe->holes()[place] = call.holes[place] == STATISTICS ? VALUE : call.holes[place];
+    }
+    for (auto& [place, given] : call.gaps) recipe->values()[place] = std::move(given);
+    recipe->rng = Ref::copy(call.rng.get());
+    if (call.overwrites) {
+      maker->tensors = checked(PyObject_CallMethod(mode_.get(), "overwriting", "(O)", inputs)).release();
+      maker->inputs = checked(PyTuple_GetSlice(inputs, 1, PyTuple_GET_SIZE(inputs))).release();
+    } else {
+      maker->tensors = Ref::copy(inputs).release();
+      maker->inputs = Ref::copy(inputs).release();
+    }
+    // Recipes refer to what they are computed from, and so never to themselves: nothing for the garbage collector.
+    PyObject_GC_UnTrack(maker->inputs);
     return true;
+  }
+
+  // Whether what the call makes, or writes to, can be computed again.
+  bool has_recipe(const Call& call) const {
+    return call.targets.empty() || call.overwrites || !version.operation.is_none(call.targets[0]);
   }
 
   // Runs the kernel, and makes the versions of what it has written to. Returns the time when the kernel ended, or 0 if
   // it did not begin for want of a GPU's memory: then Python will run it again.
-  int64_t run(Call& call, DispatchKeySet keys, const Gil& gil) {
+  int64_t run(Call& call, DispatchKeySet keys, const Gil& gil, int64_t started) {
     PyObject* found = call.signature.get();
     Writes writes;
     if (call.facts.unversioned)
       for (const at::Tensor& tensor : call.argument(0).toTensorVector()) writes.note(tensor);
-    int64_t started = now_ns(), ended = 0;
+    int64_t ended = 0;
     try {
       if (device.is_cpu() && signature.calls.number(found) != 0 && signature.cost.number(found) < BRIEF_NS) {
         call.op.redispatchBoxed(keys & below, call.stack);
@@ -637,8 +642,8 @@ class Door {
       operators_ns += ended - started;
       accounts_.collect_dead();
       if (call.targets.empty()) return ended;
-      if (call.overwrites || !version.operation.is_none(call.targets[0])) {
-        call.maker = new_operation(call.facts, call.op, std::move(call.record));
+      if (call.maker && has_recipe(call)) {
+        mark_used(call.maker.get());
         Ref outputs = checked(PyTuple_New(static_cast<Py_ssize_t>(call.targets.size())));
         for (size_t i = 0; i < call.targets.size(); i++) {
           Ref next = accounts_.supersede(call.targets[i], call.maker.get(), found);
@@ -654,7 +659,7 @@ class Door {
     } catch (...) {
       bool forgiven = false;
       try {
-        PyObject *operator_ = call.facts.operator_.get(), *rng = call.record.rng.get();
+        PyObject *operator_ = call.facts.operator_.get(), *rng = call.rng.get();
         forgiven = !device.is_cpu() && ended == 0 && forgives(mode_.get(), operator_, rng);
       } catch (const python_error&) {  // an interrupt
         half_written(call);
@@ -684,9 +689,9 @@ class Door {
 
   // Whether all of this tensor's storage is its elements, so that overwriting them leaves nothing of what it held.
   bool may_overwrite(const at::Tensor& tensor, PyObject* inputs) {
-    PyObject* target = PyList_GET_ITEM(inputs, 0);
-    for (Py_ssize_t i = 1; i < PyList_GET_SIZE(inputs); i++)
-      if (PyList_GET_ITEM(inputs, i) == target) return false;
+    PyObject* target = PyTuple_GET_ITEM(inputs, 0);
+    for (Py_ssize_t i = 1; i < PyTuple_GET_SIZE(inputs); i++)
+      if (PyTuple_GET_ITEM(inputs, i) == target) return false;
     if (is_leaf(tensor)) return false;
     if (!tensor.is_contiguous() || tensor.nbytes() != tensor.storage().nbytes()) return false;
     if (!version.operation.is_none(target)) return true;
@@ -710,26 +715,9 @@ class Door {
     return kept;
   }
 
-  // As `core.graph.new_operation`.
-  Ref new_operation(Facts& facts, const OperatorHandle& op, Record&& record) {
-    Ref recipe = new_recipe(Recipe{op, facts.enumerations, std::move(record.constants), std::move(record.holes),
-                                   Ref::copy(record.func), Ref::copy(record.state), std::move(record.rng)});
-    PyObject *found = record.signature, *inputs = record.inputs.get();
-    auto* type = reinterpret_cast<PyTypeObject*>(operation_class_.get());
-    Ref made = checked(type->tp_alloc(type, 0));
-    operation.recorded.take(made.get(), recipe.release());
-    operation.signature.set(made.get(), found);
-    operation.tensors.set(made.get(), record.tensors.get());
-    operation.inputs.set(made.get(), inputs);
-    operation.outputs.set(made.get(), Py_None);
-    operation.constants.set(made.get(), Py_None);
-    operation.kept_inputs.set(made.get(), nothing_.get());
-    operation.secured.set(made.get(), Py_False);
-    // Recipes refer to what they are computed from, and so never to themselves: nothing for the garbage collector.
-    PyObject_GC_UnTrack(made.get());
-    PyObject_GC_UnTrack(inputs);
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(inputs); i++) version.used.set(PyList_GET_ITEM(inputs, i), Py_True);
-    return made;
+  // Some recipe reads the inputs of this operation.
+  void mark_used(PyObject* maker) {
+    for (PyObject* source : Items(operation.inputs.get(maker))) version.used.set(source, true);
   }
 
   // Python looks at these, and knows what to do with those that are not plain tensors over a storage.
@@ -745,26 +733,28 @@ class Door {
     const Stack& stack = *call.stack;
     size_t count = call.op.schema().returns().size(), first = stack.size() - count;
     auto tensors = tensors_in(call.op.schema(), stack);
-    bool single = count == 1 && stack[first].isTensor() && !call.maker;
+    bool writes = !call.targets.empty(), single = count == 1 && stack[first].isTensor() && !writes;
     bool plain = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
       return tensor.unsafeGetTensorImpl()->has_storage() && is_plain_kind(tensor);
     });
     if (!plain) {
-      if (call.maker) throw std::runtime_error("dtrrun: internal error: an operator in place made an unusual tensor");
-      enter_in_python(facts, call.op, stack, std::move(call.record), found);
+      if (writes) throw std::runtime_error("dtrrun: internal error: an operator in place made an unusual tensor");
+      enter_in_python(call, found);
       return;
     }
     Ref outputs;
-    if (call.maker) outputs = checked(PySequence_List(operation.outputs.get(call.maker.get())));
+    if (writes) outputs = checked(PySequence_List(operation.outputs.get(call.maker.get())));
+    PyObject* maker = facts.uninitialised ? nullptr : call.maker.get();
+    bool any = writes;  // whether a version has the recipe
     int64_t total = 0;
     for (size_t place = 0; place < tensors.size(); place++) {
       const at::Tensor& tensor = tensors[place];
       c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
       if (accounts_.version_at(storage) != nullptr) continue;
-      if (!call.maker && !facts.uninitialised) call.maker = new_operation(facts, call.op, std::move(call.record));
+      if (maker != nullptr && !std::exchange(any, true)) mark_used(maker);
       if (!single && !outputs) outputs = checked(PyList_New(0));
       Ref object = checked(THPStorage_Wrap(tensor.unsafeGetTensorImpl()->unsafe_storage()));
-      Ref made = accounts_.new_version(storage, object.get(), call.maker.get(), found, uninitialised_.get());
+      Ref made = accounts_.new_version(storage, object.get(), maker, found, uninitialised_.get());
       if (!single) {
         total += version.nbytes.number(made.get());
         Ref reference = checked(PyWeakref_NewRef(made.get(), nullptr));
@@ -773,40 +763,34 @@ class Door {
       }
     }
     if (!single && !tensors.empty()) {
-      if (call.maker) operation.outputs.take(call.maker.get(), PyList_AsTuple(outputs.get()));
+      if (any) operation.outputs.take(maker, PyList_AsTuple(outputs.get()));
       int64_t expected = signature.output_bytes.number(found);  // on a GPU with its workspace
       if (signature.guessed.is_true(found) || (device.is_cpu() ? total != expected : total > expected))
         checked(PyObject_CallMethod(mode_.get(), "learn", "OOL", found, facts.operator_.get(), total));
     }
   }
 
-  void enter_in_python(Facts& facts, const OperatorHandle& op, const Stack& stack, Record&& record, PyObject* found) {
+  void enter_in_python(const Call& call, PyObject* found) {
     c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
-    Recipe recipe{op,
-                  facts.enumerations,
-                  std::move(record.constants),
-                  std::move(record.holes),
-                  Ref::copy(facts.func.get()),
-                  Ref::copy(record.state),
-                  Ref()};
-    Ref recorded = as_sequence(recipe), result = results(op.schema(), stack);
-    checked(PyObject_CallMethod(slow_path_.get(), "enter", "OOOOOOOOO", result.get(), facts.func.get(),
-                                facts.operator_.get(), found, PyTuple_GET_ITEM(recorded.get(), 1),
-                                PyTuple_GET_ITEM(recorded.get(), 2), record.inputs.get(), record.state,
-                                record.rng ? record.rng.get() : Py_None));
+    const Recipe& recipe = *operation.recipe(call.maker.get());
+    Ref recorded = as_sequence(recipe), result = results(call.op.schema(), *call.stack);
+    checked(PyObject_CallMethod(slow_path_.get(), "enter", "OOOOOOOOO", result.get(), call.facts.func.get(),
+                                call.facts.operator_.get(), found, PyTuple_GET_ITEM(recorded.get(), 1),
+                                PyTuple_GET_ITEM(recorded.get(), 2), call.inputs.get(), call.state.get(),
+                                call.rng ? call.rng.get() : Py_None));
   }
 
   Ref mode_, handle_, slow_path_, ledger_, dtr_, recipes_, reasons_, kernels_;
   Ambient ambient_;
   Accounts accounts_;
-  Ref operation_class_, nothing_, uninitialised_, sticky_;
+  Ref uninitialised_, sticky_;
   unsigned long inside_ = 0;             // the thread that is on the fast path
   std::vector<unsigned long> visitors_;  // on a GPU: the threads whose operators are here
   std::shared_ptr<int> ticket_ = std::make_shared<int>();  // of threads other than the session's own
-  const VersionSlots& version = accounts_.version;
+  VersionFields version;
+  OperationFields operation;
+  CounterFields ledger;
   const SignatureSlots& signature = accounts_.signature;
-  const LedgerSlots& ledger = accounts_.slots;
-  OperationSlots operation;
   Replays::FactsByOperator facts_;  // by the operator's schema, which PyTorch never moves
   Evictions evictions_;
   Replays replays_;
@@ -916,6 +900,13 @@ PyObject* evict_to(PyObject*, PyObject* most) {
   });
 }
 
+PyObject* carried(PyObject*, PyObject* cut_age) {
+  return guarded([&]() -> PyObject* {
+    auto session = door;
+    return session ? session->carried(as_number(cut_age)).release() : Ref::copy(Py_None).release();
+  });
+}
+
 PyObject* forget(PyObject*, PyObject*) {
   if (door) door->forget();
   Py_RETURN_NONE;
@@ -932,6 +923,10 @@ PyObject* calls(PyObject*, PyObject*) {
   return guarded([]() -> PyObject* { return !door ? PyDict_New() : door->calls(counter).release(); });
 }
 
+PyObject* living(PyObject*, PyObject*) {
+  return Py_BuildValue("(LL)", static_cast<long long>(living_versions), static_cast<long long>(living_operations));
+}
+
 PyObject* is_inside(PyObject*, PyObject*) { return PyBool_FromLong(door && door->is_inside()); }
 
 PyMethodDef methods[] = {
@@ -944,10 +939,12 @@ PyMethodDef methods[] = {
     {"was_excluded", was_excluded, METH_O, "Whether a dispatch key was excluded when that operator came."},
     {"materialize", materialize, METH_O, "See `core.backend.Shortcuts`."},
     {"evict_to", evict_to, METH_O, "See `core.backend.Shortcuts`."},
+    {"carried", carried, METH_O, "See `core.backend.Shortcuts`."},
     {"forget", forget, METH_NOARGS, "Forget all signatures."},
     {"counters", counters, METH_NOARGS, "(ns in operators, ns of bookkeeping) of the fast path."},
     {"python_calls", calls<&Facts::python_calls>, METH_NOARGS, "How often each operator went to Python, by name."},
     {"native_calls", calls<&Facts::native_calls>, METH_NOARGS, "How often the fast path has handled each operator, by name."},
+    {"living", living, METH_NOARGS, "(versions, operations) that exist, which the garbage collector does not know."},
     {"is_inside", is_inside, METH_NOARGS, "Whether another thread is on the fast path."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -962,9 +959,17 @@ TORCH_LIBRARY_IMPL(_, Fake, library) {
 }
 
 PyMODINIT_FUNC PyInit__dtrrun_native() {
-  dtrrun::recipe_type = dtrrun::make_recipe_type();
-  if (dtrrun::recipe_type == nullptr || dtrrun::make_policy_type() == nullptr) return nullptr;
-  dtrrun::Ref module(PyModule_Create(&dtrrun::module));
-  if (!module || PyModule_AddType(module.get(), dtrrun::policy_type) < 0) return nullptr;
-  return module.release();
+  using namespace dtrrun;
+  nothing = PyTuple_New(0);
+  version_type = make_version_type();
+  operation_type = make_operation_type();
+  queue_type = make_queue_type();
+  versions_type = make_versions_type();
+  PyTypeObject* counters_type = make_counters_type();
+  if (make_policy_type() == nullptr) return nullptr;
+  Ref made(PyModule_Create(&module));
+  if (!made) return nullptr;
+  for (PyTypeObject* type : {version_type, operation_type, queue_type, versions_type, counters_type, policy_type})
+    if (type == nullptr || PyModule_AddType(made.get(), type) < 0) return nullptr;
+  return made.release();
 }

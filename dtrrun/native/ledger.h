@@ -6,7 +6,9 @@
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/Storage.h>
 
+#include "counters.h"
 #include "policy.h"
+#include "versions.h"
 
 namespace dtrrun {
 
@@ -15,7 +17,7 @@ constexpr int LOOK_SHIFT = 4;  // as in core/ledger.py
 // `Ledger.policy`, which may change between operators: one in C++, or any other through its Python methods.
 class Rule {
  public:
-  Rule(const Slot& policy, PyObject* ledger) : policy_(policy), ledger_(ledger) {}
+  explicit Rule(PyObject* ledger) : ledger_(ledger) {}
   void insert(PyObject* version) { tell<&Policy::insert>("insert", version); }
   void discard(PyObject* version) { tell<&Policy::discard>("discard", version); }
   void evicted(PyObject* version) { tell<&Policy::evicted>("evicted", version); }
@@ -35,7 +37,7 @@ class Rule {
   }
 
  private:
-  PyObject* object() const { return policy_.get(ledger_); }
+  PyObject* object() const { return CounterFields().policy.get(ledger_); }
   Policy* native() const { return Py_TYPE(object()) == policy_type ? &policy_of(object()) : nullptr; }
   template <void (Policy::*event)(PyObject*)>
   void tell(const char* name, PyObject* version) {
@@ -44,40 +46,49 @@ class Rule {
     else
       checked(PyObject_CallMethod(object(), name, "O", version));
   }
-  Slot policy_;
   PyObject* ledger_;  // which outlives this
 };
 
 class Accounts {
  public:
-  Accounts(PyObject* ledger_object, PyObject* classes, int64_t mask)
-      : ledger_(Ref::copy(ledger_object)), version_class_(Ref::copy(type_of(classes, "Version"))),
-        block_class_(Ref::copy(type_of(classes, "Block"))), on_death_(attribute(ledger_object, "on_death")),
-        nothing_(checked(PyTuple_New(0))), no_pin_(checked(PyUnicode_InternFromString(""))),
-        scratch_(attribute(ledger_object, "scratch")), blocks_(attribute(ledger_object, "blocks")),
-        version(version_class_.get()), signature(type_of(classes, "Signature")),
-        slots(type_of(classes, "Ledger")), rule(slots.policy, ledger_object),
-        block_address_(block_class_.get(), "address"), block_nbytes_(block_class_.get(), "nbytes"),
-        block_pin_(block_class_.get(), "pin"), mask_(mask) {
-    pop_dead_ = attribute(slots.dead.get(ledger_object), "popleft");
-  }
+  Accounts(PyObject* ledger, PyObject* classes, int64_t mask)
+      : ledger_(Ref::copy(ledger)), block_class_(Ref::copy(type_of(classes, "Block"))),
+        on_death_(attribute(ledger, "on_death")), no_pin_(checked(PyUnicode_InternFromString(""))),
+        scratch_(attribute(ledger, "scratch")), blocks_(attribute(ledger, "blocks")),
+        dead_(queue_of(slots.dead.get(ledger))), versions_(versions_of(slots.versions.get(ledger))),
+        signature(type_of(classes, "Signature")), rule(ledger), block_address_(block_class_.get(), "address"),
+        block_nbytes_(block_class_.get(), "nbytes"), block_pin_(block_class_.get(), "pin"), mask_(mask) {}
 
   PyObject* get() const { return ledger_.get(); }
-  int64_t number(const Slot& slot) const { return slot.number(ledger_.get()); }
-  bool is_true(const Slot& slot) const { return slot.is_true(ledger_.get()); }
-  void add(const Slot& slot, int64_t more) { slot.set_number(ledger_.get(), number(slot) + more); }
+  template <class Field>
+  int64_t number(const Field& field) const {
+    return field.number(ledger_.get());
+  }
+  template <class Field>
+  bool is_true(const Field& field) const {
+    return field.is_true(ledger_.get());
+  }
+  template <class Field>
+  void add(const Field& field, int64_t more) {
+    field.add(ledger_.get(), more);
+  }
   int64_t rounded(int64_t nbytes) const { return (nbytes - 1 - mask_) & mask_; }
 
+  VersionFields version;
+  CounterFields slots;
+
  private:  // made first
-  Ref ledger_, version_class_, block_class_, on_death_, nothing_, no_pin_, scratch_, blocks_, pop_dead_;
+  Ref ledger_, block_class_, on_death_, no_pin_, scratch_, blocks_;
+  Queue& dead_;  // the ledger's, like the next
+  Versions& versions_;
 
  public:
-  VersionSlots version;
   SignatureSlots signature;
-  LedgerSlots slots;
   Rule rule;
 
   // -- versions --
+
+  const Versions& versions() const { return versions_; }
 
   // The version of a tensor's storage: a borrowed reference, or null.
   PyObject* version_of(const at::Tensor& tensor) const {
@@ -87,14 +98,14 @@ class Accounts {
   }
   PyObject* version_at(c10::StorageImpl* storage) const {
     PyObject* object = storage->pyobj_slot()->load_pyobj();
-    if (object == nullptr) return nullptr;
-    Ref key(PyLong_FromVoidPtr(object));
-    return PyDict_GetItem(slots.versions.get(ledger_.get()), key.get());
+    return object == nullptr ? nullptr : reinterpret_cast<PyObject*>(versions_.find(object));
   }
+  // The storage that the program has: borrowed, or null.
+  static PyObject* storage_of(PyObject* one) { return dtrrun::storage_of(as_version(one)); }
   // The storage of a version's own memory (`Version.memory`): borrowed, or null.
   PyObject* memory_of(PyObject* one) const {
     if (!version.scratch.is_none(one)) return version.scratch.get(one);
-    return version.superseded.is_true(one) ? nullptr : referent(one);
+    return version.superseded.is_true(one) ? nullptr : storage_of(one);
   }
   // What a weak reference refers to: borrowed, or null.
   static PyObject* referent(PyObject* reference) {
@@ -102,46 +113,30 @@ class Accounts {
     return found == Py_None ? nullptr : found;
   }
 
-  // An instance of a subclass of `weakref.ref`, as `cls(object, on_death)` makes it.
-  Ref watching(PyObject* cls, PyObject* object) {
-    auto* type = reinterpret_cast<PyTypeObject*>(cls);
-    Ref given = checked(PyTuple_Pack(2, object, on_death_.get()));
-    return checked(type->tp_base->tp_new(type, given.get(), nullptr));
-  }
-
   // `core.graph.new_version`, without its size and age.
-  Ref bare_version(PyObject* object, PyObject* key) {
-    Ref made = watching(version_class_.get(), object);
-    version.key.set(made.get(), key);
-    version.last_access.set(made.get(), slots.clock.get(ledger_.get()));
-    version.operation.set(made.get(), Py_None);
-    version.cost.set_number(made.get(), 0);
-    version.resident.set(made.get(), Py_True);
-    for (const Slot* slot : {&version.superseded, &version.used, &version.escaped}) slot->set(made.get(), Py_False);
-    for (const Slot* slot : {&version.locks, &version.mutations}) slot->set_number(made.get(), 0);
-    version.extent.set_number(made.get(), -1);
-    for (const Slot* slot : {&version.pin, &version.scratch, &version.block, &version.needed_by, &version.fingerprint,
-                             &version.component, &version.dependents, &version.bound, &version.neighbourhood})
-      slot->set(made.get(), Py_None);
-    // It is in no cycle, but the garbage collector must know it: it lists the weak references whose callbacks it calls.
+  Ref bare_version(PyObject* object) {
+    Ref made = blank_version();
+    VersionObject* one = as_version(made.get());
+    one->key = reinterpret_cast<int64_t>(object);
+    one->storage = object;
+    one->last_access = number(slots.clock);
     return made;
   }
 
   // `Recipes.supersede`, for a mutation that has a recipe.
   Ref supersede(PyObject* target, PyObject* maker, PyObject* found) {
-    PyObject* key = version.key.get(target);
-    Ref object = Ref::copy(static_cast<PyObject*>(PyLong_AsVoidPtr(key)));  // the storage, which the call holds
-    Ref made = bare_version(object.get(), key);
-    version.nbytes.set(made.get(), version.nbytes.get(target));
-    version.age.set(made.get(), version.age.get(target));
+    auto* object = reinterpret_cast<PyObject*>(version.key.number(target));  // the storage, which the call holds
+    Ref made = bare_version(object);
+    version.nbytes.set_number(made.get(), version.nbytes.number(target));
+    version.age.set_number(made.get(), version.age.number(target));
     version.mutations.set_number(made.get(), version.mutations.number(target) + 1);
-    version.escaped.set(made.get(), version.escaped.get(target));
-    version.superseded.set(target, Py_True);
-    version.resident.set(target, Py_False);
-    version.uses.set(target, nothing_.get());
-    if (PyDict_SetItem(slots.versions.get(ledger_.get()), key, made.get()) < 0) raise();
+    version.escaped.set(made.get(), version.escaped.is_true(target));
+    version.superseded.set(target, true);
+    version.resident.set(target, false);
+    version.uses.set(target, nothing);
+    versions_.put(as_version(made.get()));
     version.operation.set(made.get(), maker);
-    version.cost.set(made.get(), signature.cost.get(found));
+    version.cost.set_number(made.get(), signature.cost.number(found));
     if (is_true(slots.pressure) && !version.operation.is_none(target)) rule.released(target);
     evictable(made.get());
     return made;
@@ -149,18 +144,17 @@ class Accounts {
 
   // `Operators.enter`, or `adopt` for memory that nothing has written to: maker is null.
   Ref new_version(c10::StorageImpl* storage, PyObject* object, PyObject* maker, PyObject* found, PyObject* pin) {
-    Ref key(PyLong_FromVoidPtr(object));
-    Ref made = bare_version(object, key.get());
+    Ref made = bare_version(object);
     int64_t nbytes = rounded(static_cast<int64_t>(storage->nbytes()));
     version.nbytes.set_number(made.get(), nbytes);
-    version.age.set(made.get(), slots.age.get(ledger_.get()));
+    version.age.set_number(made.get(), number(slots.age));
     if (maker != nullptr) {
-      version.cost.set(made.get(), signature.cost.get(found));
+      version.cost.set_number(made.get(), signature.cost.number(found));
       version.operation.set(made.get(), maker);
     } else {
       version.pin.set(made.get(), pin);
     }
-    if (PyDict_SetItem(slots.versions.get(ledger_.get()), key.get(), made.get()) < 0) raise();
+    versions_.put(as_version(made.get()));
     add(slots.resident_bytes, nbytes);
     note_peak(number(slots.resident_bytes));
     if (maker != nullptr) evictable(made.get());
@@ -180,14 +174,14 @@ class Accounts {
   }
   // `Ledger.emptied`.
   void emptied(PyObject* one) {
-    version.resident.set(one, Py_False);
+    version.resident.set(one, false);
     int64_t nbytes = version.nbytes.number(one);
     add(slots.resident_bytes, -nbytes);
     add(slots.evicted_bytes, nbytes);
   }
   // `Ledger.restored`, without fingerprints.
   void restored(PyObject* one) {
-    version.resident.set(one, Py_True);
+    version.resident.set(one, true);
     int64_t nbytes = version.nbytes.number(one);
     add(slots.evicted_bytes, -nbytes);
     add(slots.resident_bytes, nbytes);
@@ -199,7 +193,9 @@ class Accounts {
   // `Ledger.hold_scratch`.
   void hold_scratch(PyObject* one, PyObject* storage) {
     int64_t nbytes = version.nbytes.number(one);
-    Ref block = watching(block_class_.get(), storage);
+    auto* type = reinterpret_cast<PyTypeObject*>(block_class_.get());  // a subclass of `weakref.ref`
+    Ref given = checked(PyTuple_Pack(2, storage, on_death_.get()));
+    Ref block = checked(type->tp_base->tp_new(type, given.get(), nullptr));
     block_nbytes_.set_number(block.get(), nbytes);
     block_pin_.set(block.get(), no_pin_.get());
     block_address_.set_number(block.get(), 0);
@@ -210,7 +206,7 @@ class Accounts {
     add(slots.scratch_bytes, nbytes);
     add(slots.resident_bytes, nbytes);
     version.scratch.set(one, storage);
-    version.resident.set(one, Py_True);
+    version.resident.set(one, true);
     note_peak(number(slots.resident_bytes));
   }
   // `Ledger.drop_scratch`.
@@ -226,9 +222,9 @@ class Accounts {
       PyDict_DelItem(blocks_.get(), place.get());
       add(slots.resident_bytes, -nbytes);
     }
-    version.block.set(one, Py_None);  // before the storage, whose death it would tell
-    version.scratch.set(one, Py_None);
-    version.resident.set(one, Py_False);
+    version.block.clear(one);  // before the storage, whose death it would tell
+    version.scratch.clear(one);
+    version.resident.set(one, false);
   }
 
   // An operator of the program has run.
@@ -242,29 +238,25 @@ class Accounts {
     add(slots.age, 1);
   }
 
-  bool some_died() const { return Py_SIZE(slots.dead.get(ledger_.get())) != 0; }
+  bool some_died() const { return !dead_.empty(); }
 
   // `Ledger.collect_dead`.
   void collect_dead() {
     if (!some_died()) return;
-    PyObject *accounts = ledger_.get(), *dead = slots.dead.get(accounts), *versions = slots.versions.get(accounts);
     bool pressure = is_true(slots.pressure);
     int64_t before = number(slots.resident_bytes);
-    while (Py_SIZE(dead) != 0) {
-      Ref first = checked(PySequence_GetItem(dead, 0));
+    while (some_died() && Py_TYPE(dead_.front()) == version_type) {
+      Ref first = dead_.pop();
       PyObject* one = first.get();
-      if (Py_TYPE(one) != reinterpret_cast<PyTypeObject*>(version_class_.get())) break;  // a block
-      checked(PyObject_CallNoArgs(pop_dead_.get()));
-      PyObject* key = version.key.get(one);
-      if (PyDict_GetItem(versions, key) != one) continue;  // superseded by a later version
-      if (PyDict_DelItem(versions, key) < 0) raise();
+      if (versions_.find(version.key.number(one)) != as_version(one)) continue;  // superseded by a later version
+      versions_.remove(version.key.number(one));
       int64_t nbytes = version.nbytes.number(one);
       bool used = version.used.is_true(one);
       if (!version.scratch.is_none(one)) {
         add(slots.evicted_bytes, -nbytes);
       } else if (version.resident.is_true(one)) {
         add(slots.resident_bytes, -nbytes);
-        version.resident.set(one, Py_False);
+        version.resident.set(one, false);
         if (pressure && !version.operation.is_none(one)) {
           rule.discard(one);
           if (used) rule.released(one);
@@ -276,7 +268,7 @@ class Accounts {
       }
     }
     int64_t nbytes = before - number(slots.resident_bytes);
-    if (Py_SIZE(dead) != 0) checked(PyObject_CallMethod(accounts, "collect_dead", nullptr));
+    if (some_died()) checked(PyObject_CallMethod(ledger_.get(), "collect_dead", nullptr));  // a block
     if (nbytes != 0) freed(nbytes);
   }
 
@@ -287,7 +279,7 @@ class Accounts {
     int64_t total = number(slots.freed_bytes) + nbytes;
     slots.freed_bytes.set_number(accounts, total);
     bool unlimited = slots.budget_bytes.is_none(accounts);
-    int64_t limit = number(unlimited ? slots.peak_bytes : slots.limit);
+    int64_t limit = unlimited ? number(slots.peak_bytes) : number(slots.limit);
     if (total > limit >> LOOK_SHIFT && (is_true(slots.pressure) || unlimited))
       checked(PyObject_CallMethod(accounts, "freed", "i", 0));
   }

@@ -28,8 +28,8 @@ class ListUpdates {
   // mode: the `Interposer`.
   ListUpdates(PyObject* mode, Accounts& accounts, Dependents& dependents)
       : recipes_(attribute(mode, "recipes")), updates_(attribute(mode, "updates")),
-        why_(checked(PyUnicode_InternFromString("updated in place"))), accounts_(accounts), dependents_(dependents), version(accounts.version),
-        signature(accounts.signature), ledger(accounts.slots) {}
+        why_(checked(PyUnicode_InternFromString("updated in place"))), accounts_(accounts), dependents_(dependents),
+        signature(accounts.signature) {}
 
   bool recomputable = false;  // the last call is special in that all that it writes to can be recomputed
 
@@ -65,7 +65,7 @@ class ListUpdates {
     recomputable = false;
     int64_t nbytes = 0;
     uint64_t dtypes = 0;
-    Ref clock = Ref::copy(ledger.clock.get(accounts_.get()));
+    int64_t clock = accounts_.number(ledger.clock);
     for (size_t place = 0; place < schema.arguments().size(); place++) {
       const IValue& value = values[place];
       bool writes = std::find(facts.mutates.begin(), facts.mutates.end(), place) != facts.mutates.end();
@@ -86,7 +86,7 @@ class ListUpdates {
     if (made != 0 && accounts_.number(ledger.resident_bytes) + made > accounts_.number(ledger.limit)) return false;
     for (PyObject* one : found_) {
       if (!version.resident.is_true(one)) return false;
-      version.last_access.set(one, clock.get());
+      version.last_access.set_number(one, clock);
     }
     for (size_t i = 0; i < targets_.size(); i++) {
       if (version.operation.is_none(targets_[i].get())) continue;
@@ -141,9 +141,9 @@ class ListUpdates {
   Ref recipes_, updates_, why_, signature_;
   Accounts& accounts_;
   Dependents& dependents_;
-  const VersionSlots& version;
+  VersionFields version;
   const SignatureSlots& signature;
-  const LedgerSlots& ledger;
+  CounterFields ledger;
   std::vector<PyObject*> found_, loose_;  // of all its tensors, and those that are written to and have a recipe
   std::vector<Ref> targets_;              // of those that are written to
   std::vector<at::Tensor> written_;

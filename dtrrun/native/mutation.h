@@ -11,7 +11,7 @@ class Dependents {
  public:
   Dependents(PyObject* recipes, Accounts& accounts)
       : recipes_(Ref::copy(recipes)), why_(checked(PyUnicode_InternFromString("input mutated"))),
-        accounts_(accounts), version_(accounts.version) {}
+        accounts_(accounts) {}
 
   // Keeps what was computed from the present content of a constant. Returns false, having done nothing, if something
   // evicted would have to be brought back for that: then Python does all of it.
@@ -35,7 +35,7 @@ class Dependents {
             is_resident && version_.scratch.is_none(node.get()) ? accounts_.memory_of(node.get()) : nullptr;
         if (content != nullptr) {
           resident.emplace_back(std::move(node), Ref::copy(content));
-        } else if (!is_resident && !version_.superseded.is_true(node.get()) && Accounts::referent(node.get()) != nullptr) {
+        } else if (!is_resident && !version_.superseded.is_true(node.get()) && Accounts::storage_of(node.get()) != nullptr) {
           return false;
         } else {
           released.push_back(Ref::copy(node.get()));
@@ -46,14 +46,14 @@ class Dependents {
     for (const auto& [node, content] : resident)
       checked(PyObject_CallMethod(recipes_.get(), "make_constant", "OO", node.get(), why_.get()));
     for (const Ref& node : released) checked(PyObject_CallMethod(recipes_.get(), "lose", "O", node.get()));
-    version_.needed_by.set(constant, Py_None);
+    version_.needed_by.clear(constant);
     return true;
   }
 
  private:
   Ref recipes_, why_;
   Accounts& accounts_;
-  const VersionSlots& version_;
+  VersionFields version_;
 };
 
 }  // namespace dtrrun

@@ -77,7 +77,7 @@ class ExactNeighbourhood final : public Neighbourhood {
     if (Member* member = member_of(node)) {
       Reference kept(member);
       leave(member);
-      nodes_.version.component.set(node, Py_None);
+      nodes_.version.component.clear(node);
     }
   }
   void settle() override {

@@ -11,8 +11,8 @@ namespace dtrrun {
 
 class Policy {
  public:
-  Policy(PyObject* heuristic, PyObject* version_class, PyObject* operation_class)
-      : heuristic_(Ref::copy(heuristic)), nodes_(version_class, operation_class), score_(heuristic), pool_(nodes_),
+  explicit Policy(PyObject* heuristic)
+      : heuristic_(Ref::copy(heuristic)), score_(heuristic), pool_(nodes_),
         foresight_(nodes_), neighbourhood_(neighbourhood(attribute(heuristic, "neighbourhood").get())),
         search_(nodes_, pool_, *neighbourhood_, foresight_, score_, typeid(*neighbourhood_) == typeid(Neighbourhood)) {}
 
@@ -110,10 +110,16 @@ inline PyTypeObject* policy_type = nullptr;
 
 inline Policy& policy_of(PyObject* self) { return *reinterpret_cast<PolicyObject*>(self)->policy; }
 
+inline PyObject* native_version(PyObject* object) {
+  if (Py_TYPE(object) == version_type) return object;
+  PyErr_SetString(PyExc_TypeError, "this policy is for native versions");
+  raise();
+}
+
 template <void (Policy::*event)(PyObject*)>
 PyObject* told(PyObject* self, PyObject* node) {
   return guarded([&]() -> PyObject* {
-    (policy_of(self).*event)(node);
+    (policy_of(self).*event)(native_version(node));
     Py_RETURN_NONE;
   });
 }
@@ -135,10 +141,10 @@ int set_count(PyObject* self, PyObject* value, void*) {
 }
 
 inline PyObject* new_policy(PyTypeObject* type, PyObject* args, PyObject*) {
-  PyObject *heuristic, *version_class, *operation_class;
-  if (!PyArg_ParseTuple(args, "OOO", &heuristic, &version_class, &operation_class)) return nullptr;
+  PyObject* heuristic;
+  if (!PyArg_ParseTuple(args, "O", &heuristic)) return nullptr;
   return guarded([&]() -> PyObject* {
-    auto made = std::make_unique<Policy>(heuristic, version_class, operation_class);
+    auto made = std::make_unique<Policy>(heuristic);
     Ref self = checked(type->tp_alloc(type, 0));
     reinterpret_cast<PolicyObject*>(self.get())->policy = made.release();
     return self.release();
@@ -156,7 +162,7 @@ inline PyTypeObject* make_policy_type() {
       {"cost_changed", told<&Policy::cost_changed>, METH_O, nullptr},
       {"projected_cost",
        [](PyObject* self, PyObject* node) -> PyObject* {
-         return guarded([&] { return PyLong_FromLongLong(policy_of(self).projected_cost(node)); });
+         return guarded([&] { return PyLong_FromLongLong(policy_of(self).projected_cost(native_version(node))); });
        },
        METH_O, nullptr},
       {"select",
@@ -223,7 +229,7 @@ inline PyTypeObject* make_policy_type() {
       {Py_tp_traverse, reinterpret_cast<void*>(+traverse)},
       {Py_tp_clear, reinterpret_cast<void*>(+clear)},
       {Py_tp_dealloc, reinterpret_cast<void*>(+destroy)},
-      {Py_tp_doc, const_cast<char*>("Policy(heuristic, Version, Operation): `core.search.HeapSearch`, for heuristics with `powers`.")},
+      {Py_tp_doc, const_cast<char*>("Policy(heuristic): `core.search.HeapSearch`, of native versions, for heuristics with `powers`.")},
       {0, nullptr},
   };
   static PyType_Spec spec = {"_dtrrun_native.Policy", sizeof(PolicyObject), 0,

@@ -61,7 +61,7 @@ class Pool {
   void discard(PyObject* node) {
     if (version_.bound.is_none(node)) return;
     int64_t number = version_.bound.number(node);
-    version_.bound.set(node, Py_None);
+    version_.bound.clear(node);
     auto place = items.find(number);
     if (place == items.end()) return;  // the collector has cleared it
     nbytes -= version_.nbytes.number(node);
@@ -98,7 +98,7 @@ class Pool {
   void clear() { std::unordered_map<int64_t, Item>().swap(items); }
 
  private:
-  const VersionSlots& version_;
+  const VersionFields& version_;
 };
 
 }  // namespace dtrrun

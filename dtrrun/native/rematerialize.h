@@ -19,8 +19,7 @@ class Rematerializations {
       : slow_path_(Ref::copy(slow_path)), rematerializer_(attribute(dtr, "rematerializer")),
         between_(attribute(rematerializer_.get(), "_between")), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
         budget_error_(attribute(attribute(dtr, "eviction").get(), "BudgetError")), accounts_(accounts),
-        evictions_(evictions), replays_(replays), device_(device), version_(accounts.version), operation_(type_of(classes, "Operation")),
-        operation_class_(reinterpret_cast<PyTypeObject*>(type_of(classes, "Operation"))), hidden_(hidden) {}
+        evictions_(evictions), replays_(replays), device_(device), hidden_(hidden) {}
 
   // Makes all targets resident. Returns false, before anything has changed, if that is for Python. Raises the
   // budget error.
@@ -100,7 +99,7 @@ class Rematerializations {
     auto& [stack, entered, plan, relaxations, without_workspace] = work;
     while (!stack.empty()) {
       Ref version = Ref::copy(stack.back().get());
-      if (Py_TYPE(version.get()) == operation_class_) {
+      if (Py_TYPE(version.get()) == operation_type) {
         stack.pop_back();
         if (Plan::One* planned = plan.find(version.get())) stack.push_back(Ref::copy(planned->version.get()));
         continue;
@@ -211,15 +210,13 @@ class Rematerializations {
     for (Planned& one : planned) stack.push_back(std::move(one.operation));
   }
 
-  void lock(PyObject* version, int64_t more) {
-    version_.locks.set_number(version, version_.locks.number(version) + more);
-  }
+  void lock(PyObject* version, int64_t more) { version_.locks.add(version, more); }
   void enter(Entered& entered) {
     Items inputs(operation_.inputs.get(entered.operation.get()));
-    PyObject* clock = accounts_.slots.clock.get(accounts_.get());
+    int64_t clock = accounts_.number(accounts_.slots.clock);
     for (; entered.locked < inputs.size(); entered.locked++) {
       lock(inputs[entered.locked], 1);
-      version_.last_access.set(inputs[entered.locked], clock);
+      version_.last_access.set_number(inputs[entered.locked], clock);
     }
   }
   void unplan(Plan& plan, PyObject* operation) {
@@ -282,9 +279,8 @@ class Rematerializations {
   Evictions& evictions_;
   Replays& replays_;
   const Device& device_;
-  const VersionSlots& version_;
-  OperationSlots operation_;
-  PyTypeObject* operation_class_;
+  VersionFields version_;
+  OperationFields operation_;
   c10::DispatchKeySet hidden_;
 };
 

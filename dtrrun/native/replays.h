@@ -15,7 +15,6 @@
 #include "device.h"
 #include "evict.h"
 #include "facts.h"
-#include "recipe.h"
 
 namespace dtrrun {
 
@@ -88,8 +87,7 @@ class Replays {
           FactsByOperator& facts, const Device& device)
       : mode_(Ref::copy(mode)), device_(device), rematerializer_(attribute(dtr, "rematerializer")), tallies_(attribute(rematerializer_.get(), "by_operator")),
         accounts_(accounts), evictions_(evictions), ambient_(ambient), facts_(facts),
-        operation(type_of(classes, "Operation")), version(accounts.version), signature(accounts.signature),
-        ledger(accounts.slots), operators_ns_(type_of(classes, "Rematerializer"), "operators_ns"),
+        signature(accounts.signature), operators_ns_(type_of(classes, "Rematerializer"), "operators_ns"),
         count_(type_of(classes, "Rematerializer"), "rematerializations"),
         nbytes_(type_of(classes, "Rematerializer"), "rematerialized_bytes") {}
 
@@ -102,20 +100,19 @@ class Replays {
   // Runs an operation whose inputs are locked, for a version that it makes. Returns false if that is for Python: before
   // anything has changed, but for what was evicted. Raises the budget error.
   bool run(PyObject* wanted, PyObject* maker, bool without_workspace) {
-    PyObject* recorded = operation.recorded.get(maker);
-    if (Py_TYPE(recorded) != recipe_type || evictions_.observed()) return false;
-    const Recipe& recipe = reinterpret_cast<RecipeObject*>(recorded)->recipe;
-    PyObject* inputs = operation.inputs.get(maker);
-    if (recipe.rng || operation.tensors.get(maker) != inputs || !PyList_CheckExact(inputs)) return false;
+    if (operation.recipe(maker) == nullptr || evictions_.observed()) return false;
+    const Recipe& recipe = *operation.recipe(maker);
+    if (recipe.rng || operation.tensors.get(maker) != operation.inputs.get(maker)) return false;
+    Items inputs(operation.inputs.get(maker));
     auto known = facts_.find(&recipe.handle.schema());
     if (known == facts_.end() || known->second.func.get() != recipe.func.get()) return false;
     Facts& facts = known->second;
     PyObject* found = operation.signature.get(maker);
     auto geometries = geometries_of(found);
-    auto count = static_cast<size_t>(PyList_GET_SIZE(inputs));
+    auto count = static_cast<size_t>(inputs.size());
     if (geometries == nullptr || geometries->size() != count) return false;
     for (size_t i = 0; i < count; i++)
-      if (version.escaped.is_true(PyList_GET_ITEM(inputs, i))) return false;
+      if (version.escaped.is_true(inputs[i])) return false;
     PyObject* state = ambient_.read(facts.family.get(), facts.state, facts.general);
     if (state != recipe.state.get()) {
       int equal = PyObject_RichCompareBool(state, recipe.state.get(), Py_EQ);
@@ -154,17 +151,17 @@ class Replays {
   enum class Use : uint8_t { READ, COPY, TAKE, AGAIN };
 
   // An operator that writes to an old version gets a copy of it, or its memory if no other recipe reads it.
-  c10::SmallVector<Use, 6> uses_of(PyObject* maker, PyObject* inputs) const {
-    c10::SmallVector<Use, 6> uses(PyList_GET_SIZE(inputs), Use::READ);
+  c10::SmallVector<Use, 6> uses_of(PyObject* maker, const Items& inputs) const {
+    c10::SmallVector<Use, 6> uses(inputs.size(), Use::READ);
     PyObject* outputs = operation.outputs.get(maker);
     if (outputs == Py_None) return uses;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(outputs); i++) {
       int64_t where = as_number(PyTuple_GET_ITEM(PyTuple_GET_ITEM(outputs, i), 0));
       if (where >= 0) continue;
-      PyObject* target = PyList_GET_ITEM(inputs, ~where);
+      PyObject* target = inputs[~where];
       Use use = may_take(target, inputs) ? Use::TAKE : Use::COPY;
       for (size_t place = 0; place < uses.size(); place++) {
-        if (PyList_GET_ITEM(inputs, place) != target) continue;
+        if (inputs[place] != target) continue;
         uses[place] = use;
         use = Use::AGAIN;
       }
@@ -172,32 +169,32 @@ class Replays {
     return uses;
   }
   // Whether only this operation reads an old version (`read_by_others`).
-  bool may_take(PyObject* source, PyObject* inputs) const {
+  bool may_take(PyObject* source, const Items& inputs) const {
     if (version.scratch.is_none(source) || version.locks.number(source) != 1) return false;
     Py_ssize_t known = 1;  // the ledger's table
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(inputs); i++) known += PyList_GET_ITEM(inputs, i) == source;
+    for (Py_ssize_t i = 0; i < inputs.size(); i++) known += inputs[i] == source;
     return Py_REFCNT(source) <= known;
   }
 
-  void make_room(PyObject* inputs, const c10::SmallVector<Use, 6>& uses, PyObject* found, bool without_workspace) {
+  void make_room(const Items& inputs, const c10::SmallVector<Use, 6>& uses, PyObject* found, bool without_workspace) {
     int64_t need = signature.output_bytes.number(found);
     if (without_workspace) need -= signature.workspace.number(found);
     for (size_t i = 0; i < uses.size(); i++)
-      if (uses[i] == Use::COPY) need += version.nbytes.number(PyList_GET_ITEM(inputs, i));
+      if (uses[i] == Use::COPY) need += version.nbytes.number(inputs[i]);
     evictions_.make_room(need, found);
   }
 
   // Returns the operator's arguments. targets: receives the storages that it writes to, by place. taken: the old
   // versions whose memory is among them.
-  Stack arguments(const Recipe& recipe, const std::vector<Geometry>& geometries, PyObject* inputs,
+  Stack arguments(const Recipe& recipe, const std::vector<Geometry>& geometries, const Items& inputs,
                   const c10::SmallVector<Use, 6>& uses, c10::SmallVector<c10::Storage, 4>& targets,
                   c10::SmallVector<Ref, 1>& taken) {
     c10::SmallVector<at::Tensor, 6> tensors;
     for (size_t place = 0; place < uses.size(); place++) {
-      PyObject* source = PyList_GET_ITEM(inputs, place);
+      PyObject* source = inputs[place];
       if (uses[place] == Use::AGAIN) {
         size_t before = 0;
-        while (PyList_GET_ITEM(inputs, before) != source) before++;
+        while (inputs[before] != source) before++;
         targets[place] = targets[before];
       } else if (uses[place] == Use::TAKE) {
         targets[place] = THPStorage_Unpack(version.scratch.get(source));
@@ -210,12 +207,12 @@ class Replays {
     }
     Stack stack;
     size_t next = 0;
-    for (size_t place = 0; place < recipe.holes.size(); place++) {
-      int kind = recipe.holes[place];
-      const IValue& value = recipe.values[place];
-      if (kind == -1) {
+    for (size_t place = 0; place < recipe.count; place++) {
+      int kind = recipe.holes()[place];
+      const IValue& value = recipe.values()[place];
+      if (kind == VALUE) {
         stack.push_back(value);
-      } else if (kind == -2) {
+      } else if (kind == TENSOR) {
         stack.emplace_back(tensors[next++]);
       } else if (value.isBoolList()) {
         c10::List<std::optional<at::Tensor>> list;
@@ -280,7 +277,7 @@ class Replays {
                    static_cast<long long>(nbytes));
       raise();
     }
-    PyObject* emptied = version.superseded.is_true(one) ? nullptr : Accounts::referent(one);
+    PyObject* emptied = version.superseded.is_true(one) ? nullptr : Accounts::storage_of(one);
     if (emptied != nullptr) {
       THPStorage_Unpack(emptied).swap_data_ptr(storage);
       accounts_.restored(one);
@@ -293,7 +290,7 @@ class Replays {
     PyObject* self = rematerializer_.get();
     count_.set_number(self, count_.number(self) + 1);
     nbytes_.set_number(self, nbytes_.number(self) + nbytes);
-    version.last_access.set(one, ledger.clock.get(accounts_.get()));
+    version.last_access.set_number(one, accounts_.number(ledger.clock));
     if (!accounts_.is_true(ledger.pressure)) return;
     accounts_.rule.rematerialized(one);
     if (version.scratch.is_none(one)) accounts_.evictable(one);
@@ -335,10 +332,10 @@ class Replays {
   Evictions& evictions_;
   Ambient& ambient_;
   FactsByOperator& facts_;
-  OperationSlots operation;
-  const VersionSlots& version;
+  OperationFields operation;
+  VersionFields version;
   const SignatureSlots& signature;
-  const LedgerSlots& ledger;
+  CounterFields ledger;
   Slot operators_ns_, count_, nbytes_;
   std::unordered_map<PyObject*, std::pair<Ref, std::shared_ptr<const std::vector<Geometry>>>> geometries_;
 };

@@ -274,7 +274,7 @@ class Search {
     std::make_heap(wakings_.begin(), wakings_.end());
   }
 
-  const VersionSlots& version_;
+  const VersionFields& version_;
   Pool& pool_;
   Neighbourhood& neighbourhood_;
   Foresight& foresight_;

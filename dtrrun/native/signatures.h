@@ -10,16 +10,17 @@ namespace dtrrun {
 
 class Key {
  public:
-  void clear() { words_.clear(); }
-  void add(uint64_t word) { words_.push_back(word); }
+  void clear() { size_ = 0; }
+  void add(uint64_t word) { *room_for(1) = word; }
   void add(const at::Tensor& tensor, bool with_offset = true) {
     const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     auto sizes = impl->sizes();
     auto strides = impl->strides();
-    add(TENSOR | static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())) << 8 | sizes.size() << 16);
-    for (int64_t size : sizes) add(static_cast<uint64_t>(size));
-    for (int64_t stride : strides) add(static_cast<uint64_t>(stride));
-    add(with_offset ? static_cast<uint64_t>(impl->storage_offset()) : 0);
+    uint64_t* next = room_for(2 + 2 * sizes.size());
+    *next++ = TENSOR | static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())) << 8 | sizes.size() << 16;
+    for (int64_t size : sizes) *next++ = static_cast<uint64_t>(size);
+    for (int64_t stride : strides) *next++ = static_cast<uint64_t>(stride);
+    *next = with_offset ? static_cast<uint64_t>(impl->storage_offset()) : 0;
   }
   // Returns whether calls with this argument can be told apart here.
   bool add(const IValue& value) {
@@ -64,18 +65,26 @@ class Key {
   void add_list(size_t count) { add(TENSORS | count << 8); }
 
   uint64_t hash() const {
-    uint64_t hash = words_.size();
-    for (uint64_t word : words_) {
-      hash = (hash ^ word) * 0x9E3779B97F4A7C15ull;
+    uint64_t hash = size_;
+    for (size_t i = 0; i < size_; i++) {
+      hash = (hash ^ words_[i]) * 0x9E3779B97F4A7C15ull;
       hash ^= hash >> 32;
     }
     return hash;
   }
-  const c10::SmallVector<uint64_t, 64>& words() const { return words_; }
+  const uint64_t* begin() const { return words_.data(); }
+  const uint64_t* end() const { return words_.data() + size_; }
+  size_t size() const { return size_; }
 
  private:
   enum : uint64_t { NONE = 1, INT, BOOL, DOUBLE, COMPLEX, INTS, BOOLS, DOUBLES, DEVICE, STRING, TENSOR, TENSORS };
-  c10::SmallVector<uint64_t, 64> words_;
+  uint64_t* room_for(size_t more) {
+    if (size_ + more > words_.size()) words_.resize(2 * (size_ + more));
+    return words_.data() + std::exchange(size_, size_ + more);
+  }
+
+  std::vector<uint64_t> words_ = std::vector<uint64_t>(64);
+  size_t size_ = 0;
 };
 
 class Signatures {
@@ -85,14 +94,14 @@ class Signatures {
     auto [first, last] = table_.equal_range(key.hash());
     for (; first != last; ++first) {
       const auto& words = first->second.words;
-      if (words.size() == key.words().size() && std::equal(words.begin(), words.end(), key.words().begin()))
+      if (words.size() == key.size() && std::equal(words.begin(), words.end(), key.begin()))
         return first->second.signature.get();
     }
     return nullptr;
   }
   void add(const Key& key, PyObject* signature) {
     if (table_.size() >= LIMIT) table_.clear();
-    table_.emplace(key.hash(), Entry{{key.words().begin(), key.words().end()}, Ref::copy(signature)});
+    table_.emplace(key.hash(), Entry{{key.begin(), key.end()}, Ref::copy(signature)});
   }
   void clear() { table_.clear(); }
 

@@ -80,6 +80,7 @@ class Session:
         self.fingerprints = optional.fingerprints(settings)
         self._native = native.choose(settings, self._warn_once_a_run)
         ambient = Ambient(self.device.type)
+        graph, ledger_class = native.parts(self._native)
         self.dtr = DTR(
             native.policy(self._native, settings),
             self.device.memory,
@@ -93,6 +94,8 @@ class Session:
             heap=self._heap,  # also without a budget, so that their times are comparable
             between_replays=self._between_replays,
             shortcuts=self._native,
+            graph=graph,
+            ledger_class=ledger_class,
             met_device=self._met_device,
             room_given_back=self._room_given_back,
         )

@@ -15,7 +15,7 @@ from typing import Any
 
 from dtrrun.core.dtr import DTR
 from dtrrun.core.foresight import Foresight, WatchedStep
-from dtrrun.core.graph import Overwritten, Signature, Version
+from dtrrun.core.graph import Graph, Overwritten, Signature, Version
 from dtrrun.core.observer import (
     COMPACTS,
     ESCAPES,
@@ -70,6 +70,7 @@ def predict(
     limit: float = 2.0,
     warn_only: bool = False,
     policy: Policy[Any] | None = None,
+    graph: Graph | None = None,
     watched: Callable[[], Sequence[WatchedStep]] | None = None,
     name: str = "the log",
     **options: Any,
@@ -77,9 +78,9 @@ def predict(
     """Replay a log of `dtrrun record` as the runtime would run it with the budget set from the beginning.
 
     limit: multiple of the plain run's time; a run that recomputes more ends as `thrash` (Sec. 4.2).
-    warn_only: as `--over-budget warn`. watched: returns the steps known to a heuristic with foresight; those
-    of this log if None. name: for errors, if `log` is no path. options: of `make_policy`. Raises LogError for
-    a log not made by `dtrrun record`, and OSError.
+    warn_only: as `--over-budget warn`. graph: what `policy` is for, if that is native. watched: returns the
+    steps known to a heuristic with foresight; those of this log if None. name: for errors, if `log` is no
+    path. options: of `make_policy`. Raises LogError for a log not made by `dtrrun record`, and OSError.
     """
     if isinstance(log, (str, Path)):
         name, log = str(log), read_log(log)
@@ -88,7 +89,7 @@ def predict(
     if policy is None:
         policy = make_policy(heuristic, **options)
     plain = sum(_plain_cost(one) for one in instructions)
-    run = _Run(head, budget_bytes, policy, (limit - 1) * plain if limit < inf else inf, warn_only)
+    run = _Run(head, budget_bytes, policy, (limit - 1) * plain if limit < inf else inf, warn_only, graph)
     if policy.heuristic.foresight:
         policy.foresight = Foresight(run.ledger, watched() if watched else watched_steps(instructions, name))
     return run.go(instructions, name)
@@ -184,6 +185,7 @@ class _Run:
         policy: Policy[Any],
         limit: float,
         warn_only: bool,
+        graph: Graph | None = None,
     ) -> None:
         self.dtr = DTR(
             policy,
@@ -195,6 +197,7 @@ class _Run:
             device_type="ours",
             warn_only=warn_only,
             collects_garbage=False,
+            graph=graph,
         )
         self.ledger = ledger = self.dtr.ledger
         ledger.clock, ledger.age = head["clock"], head["age"]

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any
 
 from dtrrun.core.dtr import DTR
-from dtrrun.core.graph import Operation, Overwritten, Signature, Version, distinct, new_operation, new_version
+from dtrrun.core.graph import Graph, Operation, Overwritten, Signature, Version, distinct
 from dtrrun.core.ledger import Ledger
 
 from .standins import Content
@@ -34,7 +34,7 @@ def restore(dtr: DTR, facts: dict[str, Any], contents: dict[int, Content]) -> No
     for told in facts["records"]:
         version = _version(ledger, told, contents)
         versions.append(version)
-    operations = [_op(told, versions) for told in facts["ops"]]
+    operations = [_op(ledger.graph, told, versions) for told in facts["ops"]]
     for told, version in zip(facts["records"], versions, strict=True):
         if told["op"] is not None:
             version.operation = operations[told["op"]]
@@ -46,7 +46,7 @@ def _version(ledger: Ledger, told: dict[str, Any], contents: dict[int, Content])
     content = Content(told["bytes"])
     alive = told["storage"] is not None
     on_death = ledger.on_death if alive else _no_matter
-    version = new_version(content, on_death, told["bytes"], told["age"], told["access"])
+    version = ledger.graph.new_version(content, on_death, told["bytes"], told["age"], told["access"])
     version.cost, version.mutations = told["cost"], told["version"]
     version.pin, version.escaped = told["pin"], told["exposed"]
     version.superseded, version.used = told["superseded"], told["used"]
@@ -62,13 +62,13 @@ def _no_matter(_record: Any) -> None:
     """An old version's storage does not concern the ledger."""
 
 
-def _op(told: dict[str, Any], versions: list[Version]) -> Operation:
+def _op(graph: Graph, told: dict[str, Any], versions: list[Version]) -> Operation:
     tensors = [
         Overwritten(entry["blank"], 0, None) if isinstance(entry, dict) else versions[entry]
         for entry in told["tensors"]
     ]
     signature = new_signature(told["operator"], told["cost"], told["bytes"])
-    operation = new_operation(None, signature, tensors, distinct(tensors))
+    operation = graph.new_operation(None, signature, tensors, distinct(tensors))
     if told["outputs"] is not None:
         operation.outputs = tuple((where, weakref.ref(versions[place])) for where, place in told["outputs"])
     return operation

@@ -19,7 +19,7 @@ A convnet with batch normalization under Adam runs {STEPS} steps in one process,
 program keeps every loss, and a running average that it changes in place, as real programs do. The table
 compares the states after {WARM} steps and at the end, and the median processor times of the {WARM} steps
 before each. Storages are those in the ledger, not counting the losses that the program keeps. Objects are all
-those known to Python's garbage collector, not counting the same losses."""
+those known to Python's garbage collector, and the native nodes of the graph, not counting the same losses."""
 
 
 class Training:
@@ -65,10 +65,11 @@ def measure(quick: bool) -> Section:
             if step in (WARM, STEPS):
                 gc.collect()
                 kept = len(training.losses)
+                nodes = () if session._native is None else session._native.living()
                 states.append(
                     {
                         "Storages": session.report()["live_storages"] - kept,
-                        "Objects": len(gc.get_objects()) - kept,
+                        "Objects": len(gc.get_objects()) + sum(nodes) - kept,
                         "Resident set, kB": psutil.Process().memory_info().rss // 1000,
                         "Step, µs": round(median(times[-WARM:]) * 1e6),
                     }

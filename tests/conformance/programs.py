@@ -6,6 +6,7 @@ and dicts. Everything that it returns is compared twice: as read inside of the s
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,8 @@ import torch
 from torch import nn
 
 import dtrrun
+from dtrrun.core.graph import Operation, Version
+from dtrrun.runtime.session import Session
 from dtrrun.runtime.storage import CAN_SWAP
 
 Program = Callable[[], Any]
@@ -171,6 +174,16 @@ def train(
         optimizer.step()
         losses.append(loss)
     return {"losses": losses, "model": model, "optimizer": optimizer}
+
+
+def living_nodes(session: Session) -> tuple[int, int]:
+    """Return how many versions and operations exist, of all sessions."""
+    gc.collect()
+    if session._native is not None:  # the garbage collector does not know these
+        versions, operations = session._native.living()
+        return versions, operations
+    kinds = [type(one) for one in gc.get_objects()]
+    return kinds.count(Version), kinds.count(Operation)
 
 
 def mlp(depth: int = 6, width: int = 32, *extra: Callable[[], nn.Module]) -> nn.Sequential:

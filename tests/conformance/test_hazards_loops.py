@@ -1,13 +1,10 @@
 """Programs whose loop no optimizer tells of: how far their recipes reach back."""
 
-import gc
-
 import pytest
 import torch
-from programs import assert_same, check_stress, needs_swap, plain, run_inside
+from programs import assert_same, check_stress, living_nodes, needs_swap, plain, run_inside
 
 import dtrrun
-from dtrrun.core.graph import Operation
 from dtrrun.runtime import session as session_module
 
 WIDTH, ROWS, LAYERS = 64, 1024, 10
@@ -148,11 +145,6 @@ def test_inside_a_budget_a_step_is_recomputed_and_not_the_program(program, share
     assert 0 < report["rematerializations"] < most
 
 
-def recipes():
-    gc.collect()
-    return sum(type(one) is Operation for one in gc.get_objects())
-
-
 def test_the_records_of_a_loop_without_gradients_do_not_pile_up(monkeypatch):
     monkeypatch.setattr(session_module, "COMPACT_EVERY", 100)
     monkeypatch.setattr(session_module, "PUBLISH_NS", 0)
@@ -167,9 +159,9 @@ def test_the_records_of_a_loop_without_gradients_do_not_pile_up(monkeypatch):
     expected = plain(lambda: program(400))
     with dtrrun.budget("1GB") as session:
         torch.manual_seed(7)
-        before = recipes()
+        before = living_nodes(session)[1]
         x, rows = program(400)
-        assert recipes() - before < 400
+        assert living_nodes(session)[1] - before < 400
         session.dtr.eviction.warn_only = True
         session.set_budget(1)
     assert plain(lambda: (x, rows))[:-2] == expected[:-2]
@@ -178,7 +170,7 @@ def test_the_records_of_a_loop_without_gradients_do_not_pile_up(monkeypatch):
 def test_what_is_carried_over_comes_back_before_its_history_goes():
     """It is evicted when the step ends."""
     with dtrrun.budget(None) as session:
-        before = recipes()
+        before = living_nodes(session)[1]
         ws, state = weights(), torch.zeros(ROWS, WIDTH)
         for _ in range(20):
             ws = [w.requires_grad_() for w in ws]
@@ -190,7 +182,7 @@ def test_what_is_carried_over_comes_back_before_its_history_goes():
             gradients = torch.autograd.grad(loss_of(ws, x, y), ws)
             ws = [w.detach() - 0.1 * g for w, g in zip(ws, gradients, strict=True)]
         assert session.report()["evictions"] > 0
-        assert recipes() - before < 20 * LAYERS
+        assert living_nodes(session)[1] - before < 20 * LAYERS
 
 
 def test_what_dies_just_before_its_history_is_cut_keeps_its_recipe():

@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 from faults import check_accounts
+from programs import living_nodes
 from torch import nn
 from torch.nn import functional as F
 
@@ -191,8 +192,8 @@ def test_nothing_grows():
             stepping.zero_grad()
             model(x).backward()
             stepping.step()
-        gc.collect()
-        return len(gc.get_objects()), len(session.ledger.versions)
+        nodes = living_nodes(session)
+        return len(gc.get_objects()), len(session.ledger.versions), *nodes
 
     with dtrrun.budget("1GB", native="require") as session:
         steps(20)

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from dtrrun.core.foresight import Foresight, WatchedStep
-from dtrrun.core.graph import Operation, Signature, Version, new_operation, new_version
+from dtrrun.core.graph import Graph, Signature
 from dtrrun.core.heuristics import ABLATION_NAMES, HEURISTIC_NAMES, make_heuristic
 from dtrrun.core.search import make_policy
 from dtrrun.native import build
+from dtrrun.runtime.dispatch import native
 from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import read_log
 
@@ -35,7 +36,7 @@ def make_native():
         extension = build.load(print)
     except build.CannotBuild as error:
         pytest.skip(str(error))
-    return lambda name="h_dtr_eq": extension.Policy(make_heuristic(name), Version, Operation)
+    return lambda name="h_dtr_eq": (extension.Policy(make_heuristic(name)), native.graph(extension))
 
 
 @pytest.mark.parametrize("name", ["h_dtr_eq", "h_chain(c=ancestors,s=.2,next=1,released=alike)", "h_next"])
@@ -46,7 +47,8 @@ def test_it_runs_logs_alike(make_native, path, name):
     for share in (0.8, 0.5, 0.4, 0.3) if name == "h_dtr_eq" else (0.5,):
         budget = int(peak * share)
         theirs = predict(log, budget, name, limit=20)
-        ours = predict(log, budget, limit=20, policy=make_native(name))
+        policy, graph = make_native(name)
+        ours = predict(log, budget, limit=20, policy=policy, graph=graph)
         assert (ours.status, ours.evictions, ours.steps) == (theirs.status, theirs.evictions, theirs.steps)
         assert ours.evaluations <= theirs.evaluations * 1.02
 
@@ -68,7 +70,8 @@ class World:
     For foresight, it is a program, which makes one storage an operator.
     """
 
-    def __init__(self, policy, steps=()):
+    def __init__(self, policy, graph=None, steps=()):
+        self.graph = graph or Graph()
         self.policy, self.clock, self.age = policy, 0, 0
         self.storages, self.versions = {}, {}
         self.foreseen = 0  # choices with foresight
@@ -83,9 +86,10 @@ class World:
     def make(self, number, nbytes, cost, inputs, name="some"):
         storage = self.storages[number] = Storage()
         self.age = number + 1
-        version = new_version(storage, None, nbytes, self.age, self.clock)
+        version = self.graph.new_version(storage, None, nbytes, self.age, self.clock)
         reads = [self.versions[one] for one in inputs if one in self.versions]
-        version.operation, version.cost = new_operation(None, Signature(Maker(name), ()), reads, reads), cost
+        version.operation = self.graph.new_operation(None, Signature(Maker(name), ()), reads, reads)
+        version.cost = cost
         self.versions[number] = version
         self.policy.insert(version)
 
@@ -214,7 +218,7 @@ class Rescues:
 
     def rescued_since(self, age):
         for one, nbytes in self.made:
-            version = new_version(self, None, nbytes, one, 0)
+            version = Graph().new_version(self, None, nbytes, one, 0)
             yield version
 
 
@@ -255,7 +259,7 @@ def live(draw, worlds, events, unit):
 def test_it_chooses_alike_whatever_happens(make_native, seed):
     """Also with costs, sizes and times whose products no floating-point number holds exactly."""
     draw = random.Random(seed)
-    worlds = World(make_policy("h_dtr_eq")), World(make_native())
+    worlds = World(make_policy("h_dtr_eq")), World(*make_native())
     live(draw, worlds, 3000, draw.choice([1, 1000, 1 << 22]))
     assert worlds[1].policy.score_evaluations > 0
 
@@ -264,7 +268,7 @@ def test_it_chooses_alike_whatever_happens(make_native, seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_by_every_heuristic(make_native, name, seed):
     draw = random.Random(f"{name} {seed}")
-    worlds = World(make_policy(name)), World(make_native(name))
+    worlds = World(make_policy(name)), World(*make_native(name))
     live(draw, worlds, 1500, [1, 1000, 1 << 22][seed])
     assert worlds[1].policy.score_evaluations > 0
     if worlds[1].policy.foresight is not None:
@@ -272,8 +276,8 @@ def test_by_every_heuristic(make_native, name, seed):
 
 
 def test_scores_of_equal_value_go_to_the_first(make_native):
-    for policy in (make_policy("h_dtr_eq"), make_native()):
-        world = World(policy)
+    for made in ((make_policy("h_dtr_eq"),), make_native()):
+        world = World(*made)
         for number in range(20):
             world.make(number, 8, 100, [])
         world.clock = 1000
@@ -281,7 +285,7 @@ def test_scores_of_equal_value_go_to_the_first(make_native):
 
 
 def test_an_error_or_interrupt_while_choosing_loses_nothing(make_native):
-    world = World(make_native())
+    world = World(*make_native())
     for number in range(10):
         world.make(number, 8, 100 + number, [])
     world.clock = 1000
@@ -296,13 +300,12 @@ def test_an_error_or_interrupt_while_choosing_loses_nothing(make_native):
 
 @pytest.mark.parametrize("name", ["h_dtr_eq", "h_chain(c=e_star,s=.2,next=1,released=alike)"])
 def test_it_dies_with_all_that_it_holds(make_native, name):
-    world = World(make_native(name))
+    world = World(*make_native(name))
     for number in range(50):
         world.make(number, 8, 100, [number - 1] if number else [])
         world.clock += 10
         world.evict(6)
-    world.keeps = world.policy
-    world.versions[3].uses = world  # a cycle through the pool
+    world.policy.foresight = world  # a cycle
     alive = weakref.ref(world)
     storages = [weakref.ref(storage) for storage in world.storages.values()]
     del world

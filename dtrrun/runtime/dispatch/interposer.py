@@ -17,8 +17,8 @@ import torch
 
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.evict import Eviction
-from dtrrun.core.graph import HOLE, Operation, Overwritten, Signature, Version
-from dtrrun.core.ledger import Block, Ledger
+from dtrrun.core.graph import HOLE, Overwritten, Signature, Version
+from dtrrun.core.ledger import Block
 from dtrrun.core.mutation import CHAIN_LIMIT, STICKY
 from dtrrun.core.rematerialize import Rematerializer
 from dtrrun.runtime import rng, storage
@@ -33,10 +33,7 @@ from dtrrun.runtime.tracebacks import hide
 CLASSES = {
     one.__name__: one
     for one in (
-        Version,
-        Operation,
         Signature,
-        Ledger,
         Block,
         Deallocation,
         Eviction,
@@ -45,7 +42,7 @@ CLASSES = {
         SlowPath,
     )
 }
-"""The classes whose objects the interposer reads and writes."""
+"""The classes whose slots the interposer reads and writes."""
 
 CPU = torch.device("cpu")
 NO_KEYWORDS: dict[str, Any] = {}
@@ -161,7 +158,7 @@ class Interposer(threads.Threads):
         return rng.capture(CPU, None, nbytes)
 
     @staticmethod
-    def overwriting(inputs: list[Version]) -> list[Any]:
+    def overwriting(inputs: tuple[Version, ...]) -> list[Any]:
         """Return a recipe's tensors for an operator that overwrites the first of these."""
         storage = inputs[0]()
         assert storage is not None

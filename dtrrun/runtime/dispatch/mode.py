@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dtrrun.core.graph import HOLE, Operation, Version, new_operation
+from dtrrun.core.graph import HOLE, Operation, Version
 from dtrrun.core.mutation import CHAIN_LIMIT
 from dtrrun.runtime import storage
 from dtrrun.runtime.ambient import DEFAULT_DTYPE
@@ -194,7 +194,7 @@ class DTRMode(TorchDispatchMode):
             if target is not None:
                 if target.operation is not None:
                     recorded = func, template, kwargs, None, state, ()
-                    operation = new_operation(recorded, signature, inputs, inputs)
+                    operation = ledger.graph.new_operation(recorded, signature, inputs, inputs)
                     for version in inputs:
                         version.used = True
                     made = self.recipes.supersede(target, operation, signature.cost)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from dtrrun.core.graph import Operation, Version
+from dtrrun.core.graph import Graph, Operation, Version
 from dtrrun.core.heuristics import AUTO, FIRST, make_heuristic
+from dtrrun.core.ledger import Ledger, SlottedLedger
 from dtrrun.core.pool import Policy
 from dtrrun.core.search import make_policy
 from dtrrun.native import build
@@ -35,6 +36,22 @@ def choose(settings: RuntimeSettings, warn: Callable[[str], None]) -> ModuleType
         return None
 
 
+def graph(extension: ModuleType) -> Graph:
+    """Return what makes native nodes. They have the attributes of Python's, and get its methods here."""
+    for native, own in (extension.Version, Version), (extension.Operation, Operation):
+        for name, value in vars(own).items():
+            if not name.startswith("__") and (callable(value) or isinstance(value, property)):
+                setattr(native, name, value)
+    return Graph(extension.Version, extension.Operation, extension.Queue, extension.Versions)
+
+
+def parts(extension: ModuleType | None) -> tuple[Graph, type[Ledger]]:
+    """Return what makes the graph's nodes, and the class of the ledger."""
+    if extension is None:
+        return Graph(), SlottedLedger
+    return graph(extension), type("NativeLedger", (extension.Counters, Ledger), {})
+
+
 def policy(
     extension: ModuleType | None, settings: RuntimeSettings, heuristic: str | None = None
 ) -> Policy[Any]:
@@ -50,7 +67,7 @@ def policy(
     if extension is not None and not (sample or ignore_small):
         rule = make_heuristic(name, settings.seed)
         if rule.powers is not None:
-            found: Policy[Any] = extension.Policy(rule, Version, Operation)
+            found: Policy[Any] = extension.Policy(rule)
             return found
     return make_policy(name, seed=settings.seed, sample=sample, ignore_small=ignore_small)
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from dtrrun.core.dtr import DTR
-from dtrrun.core.graph import Operation, Signature, Version, new_operation
+from dtrrun.core.graph import Operation, Signature, Version
 from dtrrun.core.locks import Locks
 from dtrrun.core.operator import Output
 from dtrrun.runtime import rng
@@ -546,7 +546,8 @@ class SlowPath:
             # On a GPU, states of generators are on the host.
             if storages and (self.device is None or all(device_type_of(one) == ours for one in storages)):
                 recorded = func, template, kwargs, rng, state, ()
-                self._enter_several(storages, new_operation(recorded, signature, inputs, inputs), operator)
+                operation = self.ledger.graph.new_operation(recorded, signature, inputs, inputs)
+                self._enter_several(storages, operation, operator)
                 return
         call = TensorCall(func, operator, self.ledger.device_type)
         call.template, call.kwargs, call.versions = template, kwargs or {}, inputs

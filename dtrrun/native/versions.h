@@ -1,0 +1,420 @@
+// The present version of each storage, by the id of the storage's Python object, in the order in which the storages
+// came (`Ledger.versions`), and how the death of a storage is seen.
+//
+// A weak reference to each storage would tell its death, too, but takes a call into Python for each operator. Here,
+// the destructor of `torch.UntypedStorage`'s base class is replaced by one that looks into the tables first. It is called
+// when the last tensor and the last Python variable have let go of the storage, as a weak reference's callback is,
+// and always with the GIL.
+#pragma once
+
+#include <torch/csrc/Storage.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "graph.h"
+
+namespace dtrrun {
+
+class Versions;
+inline std::vector<Versions*> tables;  // of all sessions whose versions are still looked at
+inline destructor delete_storage = nullptr;  // PyTorch's own
+
+// What has died, until `Ledger.collect_dead` accounts for it: versions, and other objects of Python's.
+class Queue {
+ public:
+  void append(PyObject* one) { waiting_.push_back(Ref::copy(one)); }
+  void prepend(PyObject* one) { waiting_.insert(waiting_.begin() + first_, Ref::copy(one)); }
+  bool empty() const { return first_ == waiting_.size(); }
+  size_t size() const { return waiting_.size() - first_; }
+  PyObject* front() const { return waiting_[first_].get(); }
+  Ref pop() {
+    Ref one = std::move(waiting_[first_++]);
+    if (empty()) {
+      waiting_.clear();
+      first_ = 0;
+    }
+    return one;
+  }
+ private:
+  std::vector<Ref> waiting_;
+  size_t first_ = 0;  // those before have been taken out
+};
+
+struct QueueObject {
+  PyObject_HEAD
+  Queue queue;
+};
+
+inline PyTypeObject* queue_type = nullptr;
+
+inline Queue& queue_of(PyObject* self) { return reinterpret_cast<QueueObject*>(self)->queue; }
+
+class Versions {
+ public:
+  // dead: a `QueueObject`, which receives the versions whose storages die.
+  explicit Versions(PyObject* dead) : dead_(Ref::copy(dead)) {
+    if (tables.empty()) {
+      delete_storage = THPStorageType.tp_dealloc;
+      THPStorageType.tp_dealloc = storage_dies;
+    }
+    tables.push_back(this);
+  }
+  ~Versions() {
+    clear();
+    tables.erase(std::find(tables.begin(), tables.end(), this));
+    if (tables.empty()) THPStorageType.tp_dealloc = delete_storage;
+  }
+  Versions(const Versions&) = delete;
+
+  // Borrowed, or null.
+  VersionObject* find(int64_t key) const {
+    if (cells_.empty()) return nullptr;
+    for (size_t place = home(key);; place = (place + 1) & mask_) {
+      const Cell& cell = cells_[place];
+      if (cell.version == nullptr || cell.key == key) return cell.version;
+    }
+  }
+  VersionObject* find(const PyObject* storage) const { return find(reinterpret_cast<int64_t>(storage)); }
+
+  // Enters a version, or puts it in the place of the one that its storage had.
+  void put(VersionObject* made) {
+    Py_INCREF(made);
+    if (VersionObject* old = find(made->key)) {
+      if (old == made) {
+        Py_DECREF(made);
+        return;
+      }
+      made->before = old->before;
+      made->after = old->after;
+      (made->before == nullptr ? first_ : made->before->after) = made;
+      (made->after == nullptr ? last_ : made->after->before) = made;
+      cells_[place_of(made->key)].version = made;
+      changes_++;  // an iterator may be at the old one
+      let_go(old);
+      return;
+    }
+    if (4 * (count_ + 1) > 3 * cells_.size()) grow();
+    size_t place = home(made->key);
+    while (cells_[place].version != nullptr) place = (place + 1) & mask_;
+    cells_[place] = {made->key, made};
+    made->before = last_;
+    made->after = nullptr;
+    (last_ == nullptr ? first_ : last_->after) = made;
+    last_ = made;
+    count_++;
+    changes_++;
+  }
+
+  // Returns whether there was one.
+  bool remove(int64_t key) {
+    VersionObject* one = find(key);
+    if (one == nullptr) return false;
+    size_t hole = place_of(key);
+    for (size_t next = (hole + 1) & mask_; cells_[next].version != nullptr; next = (next + 1) & mask_) {
+      if (((next - home(cells_[next].key)) & mask_) < ((next - hole) & mask_)) continue;
+      cells_[hole] = cells_[next];
+      hole = next;
+    }
+    cells_[hole] = {};
+    (one->before == nullptr ? first_ : one->before->after) = one->after;
+    (one->after == nullptr ? last_ : one->after->before) = one->before;
+    count_--;
+    changes_++;
+    let_go(one);
+    return true;
+  }
+
+  void clear() {
+    while (first_ != nullptr) remove(first_->key);
+  }
+
+  size_t size() const { return count_; }
+  uint64_t changes() const { return changes_; }
+  VersionObject* first() const { return first_; }
+  VersionObject* last() const { return last_; }
+
+ private:
+  struct Cell {
+    int64_t key = 0;
+    VersionObject* version = nullptr;  // owned
+  };
+
+  static void storage_dies(PyObject* storage) {
+    for (Versions* table : tables) table->died(storage);
+    delete_storage(storage);
+  }
+  void died(PyObject* storage) {
+    VersionObject* one = find(storage);
+    if (one == nullptr) return;
+    one->storage = nullptr;
+    queue_of(dead_.get()).append(reinterpret_cast<PyObject*>(one));
+  }
+  static void let_go(VersionObject* one) {
+    one->storage = nullptr;
+    one->before = one->after = nullptr;
+    Py_DECREF(one);
+  }
+  size_t home(int64_t key) const {  // objects are 16 bytes apart
+    return static_cast<size_t>((static_cast<uint64_t>(key) >> 4) * 0x9E3779B97F4A7C15ull >> 20) & mask_;
+  }
+  size_t place_of(int64_t key) const {
+    size_t place = home(key);
+    while (cells_[place].key != key || cells_[place].version == nullptr) place = (place + 1) & mask_;
+    return place;
+  }
+  void grow() {
+    std::vector<Cell> before(std::max<size_t>(64, 2 * cells_.size()));
+    std::swap(before, cells_);
+    mask_ = cells_.size() - 1;
+    for (const Cell& cell : before) {
+      if (cell.version == nullptr) continue;
+      size_t place = home(cell.key);
+      while (cells_[place].version != nullptr) place = (place + 1) & mask_;
+      cells_[place] = cell;
+    }
+  }
+
+  Ref dead_;
+  std::vector<Cell> cells_;
+  size_t mask_ = 0, count_ = 0;
+  uint64_t changes_ = 0;
+  VersionObject *first_ = nullptr, *last_ = nullptr;
+};
+
+// The storage under a version's tensors: borrowed, or null if it has died or another version has it.
+inline PyObject* storage_of(const VersionObject* one) {
+  if (one->watch != nullptr) {
+    PyObject* found = PyWeakref_GetObject(one->watch);
+    return found == Py_None ? nullptr : found;
+  }
+  return one->storage != nullptr && Py_REFCNT(one->storage) > 0 ? one->storage : nullptr;  // 0: it is dying
+}
+
+// -- for Python ------------------------------------------------------------------------------------------------
+
+// As `core.graph.Version(storage, on_death)`. The table tells the death of PyTorch's storages; stand-ins are watched.
+inline PyObject* make_version(PyTypeObject*, PyObject* args, PyObject*) {
+  PyObject *storage, *on_death;
+  if (!PyArg_ParseTuple(args, "OO", &storage, &on_death)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    Ref made = blank_version();
+    VersionObject* one = as_version(made.get());
+    one->key = reinterpret_cast<int64_t>(storage);
+    if (PyObject_TypeCheck(storage, &THPStorageType)) {
+      one->storage = storage;
+      return made.release();
+    }
+    static PyMethodDef tell = {"tell", [](PyObject* both, PyObject*) -> PyObject* {
+                                 PyObject* version = PyWeakref_GetObject(PyTuple_GET_ITEM(both, 0));
+                                 if (version == Py_None) Py_RETURN_NONE;
+                                 return PyObject_CallOneArg(PyTuple_GET_ITEM(both, 1), version);
+                               },
+                               METH_O, nullptr};
+    Ref callback;
+    if (on_death != Py_None) {
+      Ref self = checked(PyWeakref_NewRef(made.get(), nullptr));
+      Ref both = checked(PyTuple_Pack(2, self.get(), on_death));
+      callback = checked(PyCFunction_New(&tell, both.get()));
+    }
+    one->watch = checked(PyWeakref_NewRef(storage, callback.get())).release();
+    return made.release();
+  });
+}
+
+// As a weak reference: the storage, or None.
+inline PyObject* call_version(PyObject* self, PyObject*, PyObject*) {
+  PyObject* storage = storage_of(as_version(self));
+  return Ref::copy(storage == nullptr ? Py_None : storage).release();
+}
+
+inline PyTypeObject* make_queue_type() {
+  auto make = [](PyTypeObject* type, PyObject*, PyObject*) -> PyObject* {
+    PyObject* self = type->tp_alloc(type, 0);
+    if (self != nullptr) new (&queue_of(self)) Queue();
+    return self;
+  };
+  auto destroy = [](PyObject* self) {
+    PyTypeObject* type = Py_TYPE(self);
+    queue_of(self).~Queue();
+    type->tp_free(self);
+    Py_DECREF(type);
+  };
+  auto length = [](PyObject* self) { return static_cast<Py_ssize_t>(queue_of(self).size()); };
+  auto item = [](PyObject* self, Py_ssize_t place) -> PyObject* {
+    if (place == 0 && !queue_of(self).empty()) return Ref::copy(queue_of(self).front()).release();
+    PyErr_SetString(PyExc_IndexError, "only the first one is shown");
+    return nullptr;
+  };
+  static PyMethodDef methods[] = {
+      {"append", [](PyObject* self, PyObject* one) -> PyObject* {
+         queue_of(self).append(one);
+         Py_RETURN_NONE;
+       }, METH_O, nullptr},
+      {"appendleft", [](PyObject* self, PyObject* one) -> PyObject* {
+         queue_of(self).prepend(one);
+         Py_RETURN_NONE;
+       }, METH_O, nullptr},
+      {"popleft", [](PyObject* self, PyObject*) -> PyObject* {
+         if (!queue_of(self).empty()) return queue_of(self).pop().release();
+         PyErr_SetString(PyExc_IndexError, "it is empty");
+         return nullptr;
+       }, METH_NOARGS, nullptr},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  PyType_Slot slots[] = {
+      {Py_tp_new, reinterpret_cast<void*>(+make)},     {Py_tp_dealloc, reinterpret_cast<void*>(+destroy)},
+      {Py_sq_length, reinterpret_cast<void*>(+length)}, {Py_sq_item, reinterpret_cast<void*>(+item)},
+      {Py_tp_methods, methods},                         {Py_tp_doc, const_cast<char*>("As the deque of `Ledger.dead`.")},
+      {0, nullptr},
+  };
+  PyType_Spec spec = {"_dtrrun_native.Queue", sizeof(QueueObject), 0, Py_TPFLAGS_DEFAULT, slots};
+  return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+}
+
+struct VersionsObject {
+  PyObject_HEAD
+  Versions* versions;
+};
+
+inline Versions& versions_of(PyObject* self) { return *reinterpret_cast<VersionsObject*>(self)->versions; }
+
+// `values()` or `items()`, or an iterator over them.
+struct ViewObject {
+  PyObject_HEAD
+  PyObject* table;
+  VersionObject* next;
+  uint64_t changes;
+  bool items, backward;
+};
+
+inline PyTypeObject *versions_type = nullptr, *view_type = nullptr, *iterator_type = nullptr;
+
+inline PyObject* make_view(PyTypeObject* type, PyObject* table, bool items, bool backward) {
+  PyObject* made = type->tp_alloc(type, 0);
+  if (made == nullptr) return nullptr;
+  auto* view = reinterpret_cast<ViewObject*>(made);
+  const Versions& versions = versions_of(table);
+  view->table = Ref::copy(table).release();
+  view->next = backward ? versions.last() : versions.first();
+  view->changes = versions.changes();
+  view->items = items;
+  view->backward = backward;
+  return made;
+}
+
+inline PyObject* next_version(PyObject* self) {
+  auto* view = reinterpret_cast<ViewObject*>(self);
+  if (view->changes != versions_of(view->table).changes()) {
+    PyErr_SetString(PyExc_RuntimeError, "versions changed during iteration");
+    return nullptr;
+  }
+  VersionObject* one = view->next;
+  if (one == nullptr) return nullptr;
+  view->next = view->backward ? one->before : one->after;
+  if (view->items) return Py_BuildValue("(LO)", static_cast<long long>(one->key), one);
+  return Ref::copy(reinterpret_cast<PyObject*>(one)).release();
+}
+
+inline bool make_view_types() {
+  auto destroy = [](PyObject* self) {
+    PyTypeObject* type = Py_TYPE(self);
+    Py_DECREF(reinterpret_cast<ViewObject*>(self)->table);
+    type->tp_free(self);
+    Py_DECREF(type);
+  };
+  static PyMethodDef methods[] = {
+      {"__reversed__", [](PyObject* self, PyObject*) -> PyObject* {
+         auto* view = reinterpret_cast<ViewObject*>(self);
+         return make_view(iterator_type, view->table, view->items, true);
+       }, METH_NOARGS, nullptr},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  auto iterate = [](PyObject* self) -> PyObject* {
+    auto* view = reinterpret_cast<ViewObject*>(self);
+    return make_view(iterator_type, view->table, view->items, false);
+  };
+  auto length = [](PyObject* self) {
+    return static_cast<Py_ssize_t>(versions_of(reinterpret_cast<ViewObject*>(self)->table).size());
+  };
+  PyType_Slot of_view[] = {{Py_tp_dealloc, reinterpret_cast<void*>(+destroy)},
+                           {Py_tp_iter, reinterpret_cast<void*>(+iterate)},
+                           {Py_sq_length, reinterpret_cast<void*>(+length)},
+                           {Py_tp_methods, methods},
+                           {0, nullptr}};
+  PyType_Slot of_iterator[] = {{Py_tp_dealloc, reinterpret_cast<void*>(+destroy)},
+                               {Py_tp_iter, reinterpret_cast<void*>(PyObject_SelfIter)},
+                               {Py_tp_iternext, reinterpret_cast<void*>(next_version)},
+                               {0, nullptr}};
+  constexpr unsigned long flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION;
+  PyType_Spec view = {"_dtrrun_native.View", sizeof(ViewObject), 0, flags, of_view};
+  PyType_Spec iterator = {"_dtrrun_native.Iterator", sizeof(ViewObject), 0, flags, of_iterator};
+  view_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&view));
+  iterator_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&iterator));
+  return view_type != nullptr && iterator_type != nullptr;
+}
+
+inline PyTypeObject* make_versions_type() {
+  if (!make_view_types()) return nullptr;
+  auto make = [](PyTypeObject* type, PyObject* args, PyObject*) -> PyObject* {
+    PyObject* dead;
+    if (!PyArg_ParseTuple(args, "O!", queue_type, &dead)) return nullptr;
+    return guarded([&]() -> PyObject* {
+      auto versions = std::make_unique<Versions>(dead);
+      Ref self = checked(type->tp_alloc(type, 0));
+      reinterpret_cast<VersionsObject*>(self.get())->versions = versions.release();
+      return self.release();
+    });
+  };
+  auto destroy = [](PyObject* self) {
+    PyTypeObject* type = Py_TYPE(self);
+    delete reinterpret_cast<VersionsObject*>(self)->versions;
+    type->tp_free(self);
+    Py_DECREF(type);
+  };
+  auto length = [](PyObject* self) { return static_cast<Py_ssize_t>(versions_of(self).size()); };
+  auto contains = [](PyObject* self, PyObject* key) -> int { return versions_of(self).find(as_number(key)) != nullptr; };
+  auto get = [](PyObject* self, PyObject* key) -> PyObject* {
+    auto* found = reinterpret_cast<PyObject*>(versions_of(self).find(as_number(key)));
+    if (found == nullptr) PyErr_SetObject(PyExc_KeyError, key);
+    return Ref::copy(found).release();
+  };
+  auto set = [](PyObject* self, PyObject* key, PyObject* value) -> int {
+    int64_t number = as_number(key);
+    if (value == nullptr) {
+      if (versions_of(self).remove(number)) return 0;
+      PyErr_SetObject(PyExc_KeyError, key);
+      return -1;
+    }
+    if (Py_TYPE(value) != version_type || as_version(value)->key != number) {
+      PyErr_SetString(PyExc_TypeError, "a native version, by its key, is wanted");
+      return -1;
+    }
+    versions_of(self).put(as_version(value));
+    return 0;
+  };
+  static PyMethodDef methods[] = {
+      {"get", [](PyObject* self, PyObject* key) -> PyObject* {
+         auto* found = reinterpret_cast<PyObject*>(versions_of(self).find(as_number(key)));
+         return Ref::copy(found == nullptr ? Py_None : found).release();
+       }, METH_O, nullptr},
+      {"values", [](PyObject* self, PyObject*) { return make_view(view_type, self, false, false); }, METH_NOARGS, nullptr},
+      {"items", [](PyObject* self, PyObject*) { return make_view(view_type, self, true, false); }, METH_NOARGS, nullptr},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  PyType_Slot slots[] = {
+      {Py_tp_new, reinterpret_cast<void*>(+make)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(+destroy)},
+      {Py_tp_methods, methods},
+      {Py_mp_length, reinterpret_cast<void*>(+length)},
+      {Py_mp_subscript, reinterpret_cast<void*>(+get)},
+      {Py_mp_ass_subscript, reinterpret_cast<void*>(+set)},
+      {Py_sq_contains, reinterpret_cast<void*>(+contains)},
+      {Py_tp_doc, const_cast<char*>("Versions(queue): a mapping, as the dict of `Ledger.versions`. The queue receives those whose storages die.")},
+      {0, nullptr},
+  };
+  PyType_Spec spec = {"_dtrrun_native.Versions", sizeof(VersionsObject), 0, Py_TPFLAGS_DEFAULT, slots};
+  return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+}
+
+}  // namespace dtrrun
