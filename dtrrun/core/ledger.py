@@ -21,7 +21,8 @@ INPUT_LOST = "input lost"
 INPUT_MUTATED = "input mutated"
 SMALL_CONSTANT = 512  # bytes
 SMALL_CONSTANTS = 256  # of these
-LOOK_SHIFT = 4  # check the process's memory when a sixteenth of the budget (or peak) has been freed
+LOOK_SHIFT = 4  # check the process's memory when a sixteenth of the budget (or peak) has been freed,
+LOOK_BYTES = 4 << 20  # and at least this much
 
 
 class Block(weakref.ref):  # type: ignore[type-arg]
@@ -339,7 +340,7 @@ class Ledger:
             return
         self.freed_bytes += nbytes
         limit = self.peak_bytes if self.budget_bytes is None else self.limit
-        if self.freed_bytes > limit >> LOOK_SHIFT and (self.pressure or self.budget_bytes is None):
+        if self.freed_bytes > max(limit >> LOOK_SHIFT, LOOK_BYTES) and (self.pressure or self.budget_bytes is None):
             self.freed_bytes = 0
             self.heap.check(self.resident_bytes, limit)
 

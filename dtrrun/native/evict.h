@@ -31,12 +31,15 @@ class Evictions {
   // Whether something follows every single event, which only Python tells.
   bool observed() const { return fingerprints_ || PyList_GET_SIZE(observers_.get()) != 0; }
 
+  // Whether no other operator has reserved memory, and nothing is observed.
+  bool is_alone() const { return PyDict_GET_SIZE(reserved_.get()) == 0 && !observed(); }
+
   // -- room --
 
   // `Eviction.make_room`, for a call of this signature. Raises the budget error.
   void make_room(int64_t nbytes, PyObject* found) {
     accounts_.collect_dead();
-    bool alone = PyDict_GET_SIZE(reserved_.get()) == 0 && !observed();
+    bool alone = is_alone();
     if (alone) {
       int64_t most = accounts_.number(ledger_.limit) - nbytes;
       if (accounts_.number(ledger_.resident_bytes) <= most || evict_to(most)) return;

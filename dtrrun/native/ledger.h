@@ -12,7 +12,8 @@
 
 namespace dtrrun {
 
-constexpr int LOOK_SHIFT = 4;  // as in core/ledger.py
+constexpr int LOOK_SHIFT = 4;  // as in core/ledger.py, like the next
+constexpr int64_t LOOK_BYTES = 4 << 20;
 
 // `Ledger.policy`, which may change between operators: one in C++, or any other through its Python methods.
 class Rule {
@@ -227,6 +228,17 @@ class Accounts {
     version.resident.set(one, false);
   }
 
+  // `Recipes.lose`.
+  void lose(PyObject* one) {
+    bool pressure = is_true(slots.pressure);
+    if (pressure) rule.forget(one);
+    if (!version.scratch.is_none(one)) {
+      if (pressure) rule.discard(one);
+      drop_scratch(one);
+    }
+    version.operation.clear(one);
+  }
+
   // An operator of the program has run.
   void ran(PyObject* found, int64_t cost) {
     int64_t calls = signature.calls.number(found);
@@ -280,7 +292,7 @@ class Accounts {
     slots.freed_bytes.set_number(accounts, total);
     bool unlimited = slots.budget_bytes.is_none(accounts);
     int64_t limit = unlimited ? number(slots.peak_bytes) : number(slots.limit);
-    if (total > limit >> LOOK_SHIFT && (is_true(slots.pressure) || unlimited))
+    if (total > std::max(limit >> LOOK_SHIFT, LOOK_BYTES) && (is_true(slots.pressure) || unlimited))
       checked(PyObject_CallMethod(accounts, "freed", "i", 0));
   }
 

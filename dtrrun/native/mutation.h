@@ -45,7 +45,7 @@ class Dependents {
     }
     for (const auto& [node, content] : resident)
       checked(PyObject_CallMethod(recipes_.get(), "make_constant", "OO", node.get(), why_.get()));
-    for (const Ref& node : released) checked(PyObject_CallMethod(recipes_.get(), "lose", "O", node.get()));
+    for (const Ref& node : released) accounts_.lose(node.get());
     version_.needed_by.clear(constant);
     return true;
   }
