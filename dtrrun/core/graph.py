@@ -160,58 +160,6 @@ class Operation:
         return count
 
 
-class Graph:
-    """Makes the nodes of a graph: those of this module, or native ones with the same attributes."""
-
-    def __init__(
-        self,
-        version: type[Version] = Version,
-        operation: type[Operation] = Operation,
-        queue: Callable[[], Any] = deque,
-        versions: Callable[[Any], Any] = lambda _queue: {},
-    ) -> None:
-        """version, operation: the classes. queue: makes a queue for those that die.
-
-        versions: makes a map of versions by the ids of their storages. It gets the queue, into which versions
-        of this module put themselves.
-        """
-        self.version, self.operation = version, operation
-        self.queue, self.versions = queue, versions
-
-    def new_version(self, storage: Any, on_death: Any, nbytes: int, age: int, clock: int) -> Version:
-        """Return a resident version without a recipe. The dispatch mode has an inlined copy of this."""
-        version = self.version(storage, on_death)
-        version.key = id(storage)
-        version.nbytes = nbytes
-        version.age = age
-        version.last_access = clock
-        version.resident = True
-        version.pin = None
-        version.operation = None
-        version.locks = 0
-        version.extent = -1
-        version.cost = 0
-        version.mutations = 0
-        version.superseded = version.used = version.escaped = False
-        version.scratch = version.block = version.needed_by = version.fingerprint = None
-        version.component = version.dependents = version.bound = version.neighbourhood = None
-        return version
-
-    def new_operation(
-        self, recorded: Any, signature: Signature, tensors: Sequence[Any], inputs: Sequence[Version]
-    ) -> Operation:
-        """Return a recipe without outputs. The dispatch mode has an inlined copy of this."""
-        operation = self.operation()
-        operation.recorded = recorded
-        operation.signature = signature
-        operation.tensors = tensors
-        operation.inputs = inputs
-        operation.outputs = operation.constants = None
-        operation.kept_inputs = ()
-        operation.secured = False
-        return operation
-
-
 def read_by_others(version: Version, table: int, operation: Operation | None = None) -> bool:
     """Return whether anything but `operation` refers to a version, such as another recipe that reads it.
 
@@ -268,19 +216,6 @@ class Signature:
     algorithm; 0 if there is none.
     """
 
-    __slots__ = (
-        "calls",
-        "cost",
-        "geometries",
-        "guessed",
-        "operator",
-        "output_bytes",
-        "replayed_as",
-        "same",
-        "timed",
-        "workspace",
-    )
-
     SETTLED = 8  # number of calls after which the cost is fixed
 
     def __init__(self, operator: Any, geometries: tuple[Geometry, ...]) -> None:
@@ -295,3 +230,56 @@ class Signature:
         self.timed = False
         self.same: tuple[int, ...] = ()
         self.replayed_as: Signature | None = None  # if a replay omits some of the tensors
+
+
+class Graph:
+    """Makes the nodes of a graph: those of this module, or native ones with the same attributes."""
+
+    def __init__(
+        self,
+        version: type[Version] = Version,
+        operation: type[Operation] = Operation,
+        signature: type[Signature] = Signature,
+        queue: Callable[[], Any] = deque,
+        versions: Callable[[Any], Any] = lambda _queue: {},
+    ) -> None:
+        """version, operation, signature: the classes. queue: makes a queue for those that die.
+
+        versions: makes a map of versions by the ids of their storages. It gets the queue, into which versions
+        of this module put themselves.
+        """
+        self.version, self.operation, self.signature = version, operation, signature
+        self.queue, self.versions = queue, versions
+
+    def new_version(self, storage: Any, on_death: Any, nbytes: int, age: int, clock: int) -> Version:
+        """Return a resident version without a recipe. The dispatch mode has an inlined copy of this."""
+        version = self.version(storage, on_death)
+        version.key = id(storage)
+        version.nbytes = nbytes
+        version.age = age
+        version.last_access = clock
+        version.resident = True
+        version.pin = None
+        version.operation = None
+        version.locks = 0
+        version.extent = -1
+        version.cost = 0
+        version.mutations = 0
+        version.superseded = version.used = version.escaped = False
+        version.scratch = version.block = version.needed_by = version.fingerprint = None
+        version.component = version.dependents = version.bound = version.neighbourhood = None
+        return version
+
+    def new_operation(
+        self, recorded: Any, signature: Signature, tensors: Sequence[Any], inputs: Sequence[Version]
+    ) -> Operation:
+        """Return a recipe without outputs. The dispatch mode has an inlined copy of this."""
+        operation = self.operation()
+        operation.recorded = recorded
+        operation.signature = signature
+        operation.tensors = tensors
+        operation.inputs = inputs
+        operation.outputs = operation.constants = None
+        operation.kept_inputs = ()
+        operation.secured = False
+        return operation

@@ -21,7 +21,7 @@ class Evictions {
         may_be_evicted_(attribute(eviction_.get(), "may_be_evicted")),
         fingerprints_(attribute(accounts.get(), "fingerprints").get() != Py_None),
         warn_only_(truth(eviction_.get(), "warn_only")),
-        accounts_(accounts), signature_(accounts.signature),
+        accounts_(accounts),
         count_(type_of(classes, "Eviction"), "evictions"),
         nbytes_(type_of(classes, "Eviction"), "evicted_bytes_total"),
         making_room_ns_(type_of(classes, "Eviction"), "making_room_ns"),
@@ -188,7 +188,7 @@ class Evictions {
     using Wide = __int128;
     Wide own = Wide{KEPT} * version_.cost.number(one), nbytes = version_.nbytes.number(one);
     Ref kept = checked(PyList_New(0));
-    for (PyObject* source : Items(operation_.inputs.get(maker))) {
+    for (PyObject* source : operation_.inputs(maker)) {
       if (version_.operation.is_none(source) || !version_.resident.is_true(source) || !version_.scratch.is_none(source))
         continue;
       if (accounts_.rule.projected_cost(source) * nbytes <= own * version_.nbytes.number(source)) continue;
@@ -224,7 +224,7 @@ class Evictions {
       PyObject* node = frame.node.get();
       Ref maker = Ref::copy(version_.operation.get(node));
       if (maker.get() == Py_None || operation_.secured.is_true(maker.get())) continue;
-      Items inputs(operation_.inputs.get(maker.get()));
+      Items inputs = operation_.inputs(maker.get());
       bool broken = false, deeper = false;
       for (; frame.position < inputs.size(); frame.position++) {
         PyObject* source = inputs[frame.position];
@@ -303,7 +303,7 @@ class Evictions {
   Accounts& accounts_;
   VersionFields version_;
   OperationFields operation_;
-  const SignatureSlots& signature_;
+  SignatureFields signature_;
   CounterFields ledger_;
   Slot count_, nbytes_, making_room_ns_, replaying_, swept_;
   Ref gradient_;

@@ -143,7 +143,7 @@ struct Nodes {
   bool constant(PyObject* node) const { return version.operation.is_none(node); }
   Items inputs(PyObject* node) const {
     PyObject* maker = version.operation.get(node);
-    return maker == Py_None ? Items() : Items(operation.inputs.get(maker));
+    return maker == Py_None ? Items() : operation.inputs(maker);
   }
   // Null while it is resident.
   Evicted* evicted(PyObject* node) const {

@@ -6,8 +6,10 @@
 // References run from dependents to inputs only, so there are no cycles, and the garbage collector need not know them.
 #pragma once
 
+#include <algorithm>
+
 #include "recipe.h"
-#include "slots.h"
+#include "attributes.h"
 
 namespace dtrrun {
 
@@ -202,25 +204,47 @@ inline PyTypeObject* make_version_type() {
 
 // -- operations -----------------------------------------------------------------------------------------------
 
+// What the fast path records has a recipe, which stands behind the object, as do the versions that it reads. What the
+// slow path records has Python's objects instead.
 struct OperationObject {
   PyObject_HEAD
-  PyObject *signature, *tensors, *inputs, *outputs, *constants, *kept_inputs;
-  PyObject* recorded;  // by the slow path; null if there is a recipe
+  PyObject *signature, *outputs, *constants, *kept_inputs;
+  PyObject* inputs;    // once Python has asked for it, or from Python
+  PyObject* tensors;   // null: the same
+  PyObject* recorded;  // from Python
+  uint32_t count;      // of those behind it
   bool secured, has_recipe;
 
-  Recipe* recipe() { return has_recipe ? reinterpret_cast<Recipe*>(this + 1) : nullptr; }  // behind it
+  PyObject** reads() { return reinterpret_cast<PyObject**>(this + 1); }
+  Recipe* recipe() { return has_recipe ? reinterpret_cast<Recipe*>(reads() + count) : nullptr; }
 };
 
 struct OperationFields {
   using O = OperationObject;
   Link<O, &O::signature> signature;
-  Link<O, &O::tensors> tensors;
-  Link<O, &O::inputs> inputs;
+  Link<O, &O::tensors> tensors;  // None: the inputs
   Link<O, &O::outputs> outputs;
   Link<O, &O::constants> constants;
   Link<O, &O::kept_inputs> kept_inputs;
   Flag<O, &O::secured> secured;
 
+  // The versions that it reads.
+  static Items inputs(PyObject* operation) {
+    auto* one = reinterpret_cast<O*>(operation);
+    if (one->count != 0) return Items(one->reads(), one->count);
+    return one->inputs == nullptr ? Items() : Items(one->inputs);
+  }
+  // `Operation.references_to`.
+  static Py_ssize_t references_to(PyObject* operation, PyObject* version) {
+    auto* one = reinterpret_cast<O*>(operation);
+    Py_ssize_t found = std::count(one->reads(), one->reads() + one->count, version);
+    for (PyObject* sequence : {one->inputs, one->tensors == one->inputs ? nullptr : one->tensors}) {
+      if (sequence == nullptr) continue;
+      Items items(sequence);
+      found += std::count(items.begin(), items.end(), version);
+    }
+    return found;
+  }
   // Null if the slow path has recorded it.
   static const Recipe* recipe(PyObject* operation) { return reinterpret_cast<O*>(operation)->recipe(); }
 };
@@ -229,9 +253,9 @@ inline PyObject* nothing = nullptr;  // an empty tuple
 
 inline OperationObject* as_operation(PyObject* object) { return reinterpret_cast<OperationObject*>(object); }
 
-// As `core.graph.new_operation`, without anything yet. recipe_bytes: for a recipe, which the caller makes.
-inline Ref blank_operation(size_t recipe_bytes = 0) {
-  auto* made = static_cast<OperationObject*>(PyObject_Malloc(sizeof(OperationObject) + recipe_bytes));
+// As `core.graph.new_operation`, without anything yet. more_bytes: for what the caller puts behind it.
+inline Ref blank_operation(size_t more_bytes = 0) {
+  auto* made = static_cast<OperationObject*>(PyObject_Malloc(sizeof(OperationObject) + more_bytes));
   if (made == nullptr) {
     PyErr_NoMemory();
     raise();
@@ -246,6 +270,7 @@ inline Ref blank_operation(size_t recipe_bytes = 0) {
 inline void delete_operation(PyObject* self) {
   OperationObject* one = as_operation(self);
   if (one->has_recipe) one->recipe()->~Recipe();
+  for (uint32_t i = 0; i < one->count; i++) Py_DECREF(one->reads()[i]);
   for (PyObject** link : {&one->recorded, &one->outputs, &one->constants, &one->kept_inputs, &one->inputs, &one->tensors,
                           &one->signature})
     Py_CLEAR(*link);
@@ -273,12 +298,33 @@ inline int set_recorded(PyObject* self, PyObject* value, void*) {
   return 0;
 }
 
+inline PyObject* get_inputs(PyObject* self, void*) {
+  OperationObject* one = as_operation(self);
+  if (one->inputs == nullptr) {
+    one->inputs = PyTuple_New(one->count);
+    if (one->inputs == nullptr) return nullptr;
+    for (uint32_t i = 0; i < one->count; i++) PyTuple_SET_ITEM(one->inputs, i, Ref::copy(one->reads()[i]).release());
+  }
+  return Ref::copy(one->inputs).release();
+}
+
+inline PyObject* get_tensors(PyObject* self, void* nothing) {
+  PyObject* tensors = as_operation(self)->tensors;
+  return tensors == nullptr ? get_inputs(self, nothing) : Ref::copy(tensors).release();
+}
+
+template <PyObject* OperationObject::*member>
+int set_sequence(PyObject* self, PyObject* value, void*) {
+  Ref sequence(value == nullptr ? nullptr : PySequence_Fast(value, "a list or a tuple is wanted"));
+  if (!sequence) return -1;
+  Py_XSETREF(as_operation(self)->*member, sequence.release());
+  return 0;
+}
+
 inline PyTypeObject* make_operation_type() {
   using O = OperationObject;
   static PyMemberDef members[] = {
       {"signature", T_OBJECT, offsetof(O, signature), 0, nullptr},
-      {"tensors", T_OBJECT, offsetof(O, tensors), 0, nullptr},
-      {"inputs", T_OBJECT, offsetof(O, inputs), 0, nullptr},
       {"outputs", T_OBJECT, offsetof(O, outputs), 0, nullptr},
       {"constants", T_OBJECT, offsetof(O, constants), 0, nullptr},
       {"kept_inputs", T_OBJECT, offsetof(O, kept_inputs), 0, nullptr},
@@ -287,13 +333,22 @@ inline PyTypeObject* make_operation_type() {
   };
   static PyGetSetDef computed[] = {
       {"recorded", get_recorded, set_recorded, nullptr, nullptr},
+      {"inputs", get_inputs, set_sequence<&O::inputs>, nullptr, nullptr},
+      {"tensors", get_tensors, set_sequence<&O::tensors>, nullptr, nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr},
   };
   auto make = [](PyTypeObject*, PyObject*, PyObject*) -> PyObject* {
     return guarded([] { return blank_operation().release(); });
   };
+  static PyMethodDef methods[] = {
+      {"references_to", [](PyObject* self, PyObject* version) {
+         return PyLong_FromSsize_t(OperationFields::references_to(self, version));
+       }, METH_O, nullptr},
+      {nullptr, nullptr, 0, nullptr},
+  };
   static PyType_Slot slots[] = {
       {Py_tp_new, reinterpret_cast<void*>(+make)},
+      {Py_tp_methods, methods},
       {Py_tp_dealloc, reinterpret_cast<void*>(delete_operation)},
       {Py_tp_members, members},
       {Py_tp_getset, computed},

@@ -37,7 +37,7 @@ class Carried {
     std::vector<Frame> stack{{wanted}};
     while (!stack.empty()) {
       Frame& frame = stack.back();
-      Items inputs(operation_.inputs.get(version_.operation.get(frame.node)));
+      Items inputs = operation_.inputs(version_.operation.get(frame.node));
       PyObject* deeper = nullptr;
       bool back = false;
       while (frame.next < inputs.size() && deeper == nullptr && !back) {

@@ -396,8 +396,7 @@ class Door {
     Stack* stack;
     size_t count = op.schema().arguments().size(), first = stack->size() - count;  // of its arguments
     int64_t clock = 0;                               // when it came
-    c10::SmallVector<Ref, 6> found;                  // the versions of its tensors,
-    Ref inputs;                                      // as a tuple, once it is described
+    c10::SmallVector<Ref, 6> inputs;                 // the versions of its tensors; afterwards the recipe's
     bool whole = true;                               // whether these are resident
     bool excludes = false;                           // it updates running statistics, which a replay leaves out
     c10::SmallVector<int, 8> holes = c10::SmallVector<int, 8>(count, VALUE);  // as in `Recipe`
@@ -407,6 +406,7 @@ class Door {
     Py_ssize_t hole = -1;            // the place of the first of them among the inputs
     bool overwrites = false;         // all of it, without reading it
     Ref maker;                       // its recipe, if it will have one
+    Ref target;                      // what it overwrites, and so does not read
     Ref rng;                         // the state of the generator that it draws from
 
     const IValue& argument(size_t place) const { return (*stack)[first + place]; }
@@ -473,7 +473,7 @@ class Door {
       } else if (value.isTensorList()) {
         auto tensors = value.toTensorVector();
         key_.add_list(tensors.size());
-        if (place == facts.written) call.hole = static_cast<Py_ssize_t>(call.found.size());
+        if (place == facts.written) call.hole = static_cast<Py_ssize_t>(call.inputs.size());
         for (const at::Tensor& tensor : tensors)
           if (!read(call, tensor)) return false;
         call.holes[place] = static_cast<int>(tensors.size());
@@ -492,8 +492,6 @@ class Door {
     }
     key_.add(static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())) |
              static_cast<uint64_t>(facts.opaque && c10::GradMode::is_enabled()) << 8);
-    call.inputs = checked(PyTuple_New(static_cast<Py_ssize_t>(call.found.size())));
-    for (size_t i = 0; i < call.found.size(); i++) PyTuple_SET_ITEM(call.inputs.get(), i, call.found[i].release());
     return true;
   }
   bool describe(Call& call, size_t place, const at::Tensor& tensor, bool kwarg_only) {
@@ -511,7 +509,7 @@ class Door {
       key_.add(tensor);
       call.holes[place] = STATISTICS;
     } else {
-      if (place == facts.written) call.hole = static_cast<Py_ssize_t>(call.found.size());
+      if (place == facts.written) call.hole = static_cast<Py_ssize_t>(call.inputs.size());
       if (!read(call, tensor)) return false;
       call.holes[place] = TENSOR;
     }
@@ -524,7 +522,7 @@ class Door {
     call.whole = call.whole && version.resident.is_true(found);
     version.last_access.set_number(found, call.clock);
     key_.add(tensor, offsets_matter_);
-    call.found.push_back(Ref::copy(found));
+    call.inputs.push_back(Ref::copy(found));
     return true;
   }
 
@@ -538,7 +536,7 @@ class Door {
     c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
     int64_t took = 0;
     if (call.whole && signature.workspace.number(found) == 0 && evict_for(call, took)) return took;
-    return as_number(checked(PyObject_CallMethod(slow_path_.get(), "make_ready", "OO", call.inputs.get(), found)).get());
+    return as_number(checked(PyObject_CallMethod(slow_path_.get(), "make_ready", "OO", as_tuple(call.inputs).get(), found)).get());
   }
 
   // Makes room for the outputs of a call whose inputs are in memory. Returns false if that is for Python: also if there is
@@ -547,9 +545,8 @@ class Door {
     accounts_.collect_dead();
     if (!evictions_.is_alone()) return false;
     int64_t started = now_ns(), most = accounts_.number(ledger.limit) - signature.output_bytes.number(call.signature.get());
-    Items inputs(call.inputs.get());
     auto lock = [&](int64_t more) {
-      for (PyObject* one : inputs) version.locks.add(one, more);
+      for (const Ref& one : call.inputs) version.locks.add(one.get(), more);
     };
     lock(1);
     bool fits;
@@ -568,19 +565,19 @@ class Door {
   // Returns false if that is for Python.
   bool prepare_write(const Call& call) {
     if (call.hole < 0) return false;
-    PyObject* target = PyTuple_GET_ITEM(call.inputs.get(), call.hole);
+    PyObject* target = call.inputs[call.hole].get();
     if (!version.operation.is_none(target) || version.needed_by.is_none(target)) return true;
     return call.whole && dependents_.rescue(target);
   }
 
   // Finds the version that an in-place operator writes to. Returns false if that is not for the fast path.
   bool find_target(Call& call) {
-    PyObject* target = PyTuple_GET_ITEM(call.inputs.get(), call.hole);
+    PyObject* target = call.inputs[call.hole].get();
     const at::Tensor& tensor = call.argument(call.facts.written).toTensor();
     if (call.facts.makes_tensors && version.operation.is_none(target)) return false;
     call.targets.push_back(target);
     call.overwrites = call.facts.overwrites;
-    if (call.overwrites && !may_overwrite(tensor, call.inputs.get())) {
+    if (call.overwrites && !may_overwrite(tensor, call)) {
       bool whole_storage = tensor.nbytes() == tensor.storage().nbytes();
       if (!version.operation.is_none(target) || (whole_storage && !is_sticky(target))) return false;
       call.overwrites = false;  // a part of a constant, or one that stays a constant: without a recipe
@@ -592,7 +589,7 @@ class Door {
   bool find_targets(Call& call) {
     auto tensors = call.argument(0).toTensorVector();
     for (size_t i = 0; i < tensors.size(); i++) {
-      PyObject* target = PyTuple_GET_ITEM(call.inputs.get(), i);
+      PyObject* target = call.inputs[i].get();
       if (version.operation.is_none(target) || !may_be_recorded(target, tensors[i])) return false;
       call.targets.push_back(target);
     }
@@ -607,7 +604,7 @@ class Door {
   // Takes down the call's recipe, if it can have one. Returns false if that is not for the fast path.
   bool record(Call& call) {
     const Facts& facts = call.facts;
-    PyObject *found = call.signature.get(), *func = facts.func.get(), *inputs = call.inputs.get();
+    PyObject *found = call.signature.get(), *func = facts.func.get();
     if (call.excludes) {
       func = facts.replay.get();
       found = replayed_as(found);
@@ -619,9 +616,16 @@ class Door {
       call.rng = checked(PyObject_CallMethod(mode_.get(), "capture", "L", static_cast<long long>(drawn)));
     }
     if (!has_recipe(call)) return true;
-    call.maker = blank_operation(Recipe::nbytes(call.count));
+    Ref tensors;
+    if (call.overwrites) tensors = checked(PyObject_CallMethod(mode_.get(), "overwriting", "(O)", as_tuple(call.inputs).get()));
+    size_t first_read = call.overwrites;
+    call.maker = blank_operation((call.inputs.size() - first_read) * sizeof(PyObject*) + Recipe::nbytes(call.count));
     OperationObject* maker = as_operation(call.maker.get());
-    auto* recipe = new (maker + 1) Recipe(call.op, facts.enumerations, func, call.state.get(), call.count);
+    if (call.overwrites) call.target = std::move(call.inputs[0]);
+    for (size_t i = first_read; i < call.inputs.size(); i++) maker->reads()[maker->count++] = call.inputs[i].release();
+    call.inputs.clear();
+    maker->tensors = tensors.release();
+    auto* recipe = new (maker->reads() + maker->count) Recipe(call.op, facts.enumerations, func, call.state.get(), call.count);
     maker->has_recipe = true;
     maker->signature = Ref::copy(found).release();
     for (size_t place = 0; place < call.count; place++) {
@@ -630,15 +634,6 @@ class Door {
     }
     for (auto& [place, given] : call.gaps) recipe->values()[place] = std::move(given);
     recipe->rng = Ref::copy(call.rng.get());
-    if (call.overwrites) {
-      maker->tensors = checked(PyObject_CallMethod(mode_.get(), "overwriting", "(O)", inputs)).release();
-      maker->inputs = checked(PyTuple_GetSlice(inputs, 1, PyTuple_GET_SIZE(inputs))).release();
-    } else {
-      maker->tensors = Ref::copy(inputs).release();
-      maker->inputs = Ref::copy(inputs).release();
-    }
-    // Recipes refer to what they are computed from, and so never to themselves: nothing for the garbage collector.
-    PyObject_GC_UnTrack(maker->inputs);
     return true;
   }
 
@@ -713,10 +708,10 @@ class Door {
   }
 
   // Whether all of this tensor's storage is its elements, so that overwriting them leaves nothing of what it held.
-  bool may_overwrite(const at::Tensor& tensor, PyObject* inputs) {
-    PyObject* target = PyTuple_GET_ITEM(inputs, 0);
-    for (Py_ssize_t i = 1; i < PyTuple_GET_SIZE(inputs); i++)
-      if (PyTuple_GET_ITEM(inputs, i) == target) return false;
+  bool may_overwrite(const at::Tensor& tensor, const Call& call) {
+    PyObject* target = call.inputs[0].get();
+    for (size_t i = 1; i < call.inputs.size(); i++)
+      if (call.inputs[i].get() == target) return false;
     if (is_leaf(tensor)) return false;
     if (!tensor.is_contiguous() || tensor.nbytes() != tensor.storage().nbytes()) return false;
     if (!version.operation.is_none(target)) return true;
@@ -735,14 +730,14 @@ class Door {
   PyObject* replayed_as(PyObject* found) {
     PyObject* kept = signature.replayed_as.get(found);
     if (kept == Py_None) return nullptr;
-    signature.guessed.set(kept, signature.guessed.get(found));
-    signature.output_bytes.set(kept, signature.output_bytes.get(found));
+    signature.guessed.set(kept, signature.guessed.is_true(found));
+    signature.output_bytes.set_number(kept, signature.output_bytes.number(found));
     return kept;
   }
 
   // Some recipe reads the inputs of this operation.
   void mark_used(PyObject* maker) {
-    for (PyObject* source : Items(operation.inputs.get(maker))) version.used.set(source, true);
+    for (PyObject* source : operation.inputs(maker)) version.used.set(source, true);
   }
 
   // Python looks at these, and knows what to do with those that are not plain tensors over a storage.
@@ -798,10 +793,10 @@ class Door {
   void enter_in_python(const Call& call, PyObject* found) {
     c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
     const Recipe& recipe = *operation.recipe(call.maker.get());
-    Ref recorded = as_sequence(recipe), result = results(call.op.schema(), *call.stack);
+    Ref recorded = as_sequence(recipe), result = results(call.op.schema(), *call.stack), inputs = attribute(call.maker.get(), "inputs");
     checked(PyObject_CallMethod(slow_path_.get(), "enter", "OOOOOOOOO", result.get(), call.facts.func.get(),
                                 call.facts.operator_.get(), found, PyTuple_GET_ITEM(recorded.get(), 1),
-                                PyTuple_GET_ITEM(recorded.get(), 2), call.inputs.get(), call.state.get(),
+                                PyTuple_GET_ITEM(recorded.get(), 2), inputs.get(), call.state.get(),
                                 call.rng ? call.rng.get() : Py_None));
   }
 
@@ -815,7 +810,7 @@ class Door {
   VersionFields version;
   OperationFields operation;
   CounterFields ledger;
-  const SignatureSlots& signature = accounts_.signature;
+  SignatureFields signature;
   Replays::FactsByOperator facts_;  // by the operator's schema, which PyTorch never moves
   Evictions evictions_;
   Replays replays_;
@@ -990,11 +985,11 @@ PyMODINIT_FUNC PyInit__dtrrun_native() {
   operation_type = make_operation_type();
   queue_type = make_queue_type();
   versions_type = make_versions_type();
-  PyTypeObject* counters_type = make_counters_type();
+  PyTypeObject *counters_type = make_counters_type(), *signature_type = make_signature_type();
   if (make_policy_type() == nullptr) return nullptr;
   Ref made(PyModule_Create(&module));
   if (!made) return nullptr;
-  for (PyTypeObject* type : {version_type, operation_type, queue_type, versions_type, counters_type, policy_type})
+  for (PyTypeObject* type : {version_type, operation_type, queue_type, versions_type, counters_type, signature_type, policy_type})
     if (type == nullptr || PyModule_AddType(made.get(), type) < 0) return nullptr;
   return made.release();
 }

@@ -6,7 +6,7 @@
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/Storage.h>
 
-#include "counters.h"
+#include "figures.h"
 #include "policy.h"
 #include "versions.h"
 
@@ -57,7 +57,7 @@ class Accounts {
         on_death_(attribute(ledger, "on_death")), no_pin_(checked(PyUnicode_InternFromString(""))),
         scratch_(attribute(ledger, "scratch")), blocks_(attribute(ledger, "blocks")),
         dead_(queue_of(slots.dead.get(ledger))), versions_(versions_of(slots.versions.get(ledger))),
-        signature(type_of(classes, "Signature")), rule(ledger), block_address_(block_class_.get(), "address"),
+        rule(ledger), block_address_(block_class_.get(), "address"),
         block_nbytes_(block_class_.get(), "nbytes"), block_pin_(block_class_.get(), "pin"), mask_(mask) {}
 
   PyObject* get() const { return ledger_.get(); }
@@ -84,7 +84,7 @@ class Accounts {
   Versions& versions_;
 
  public:
-  SignatureSlots signature;
+  SignatureFields signature;
   Rule rule;
 
   // -- versions --

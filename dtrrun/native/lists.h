@@ -28,8 +28,7 @@ class ListUpdates {
   // mode: the `Interposer`.
   ListUpdates(PyObject* mode, Accounts& accounts, Dependents& dependents)
       : recipes_(attribute(mode, "recipes")), updates_(attribute(mode, "updates")),
-        why_(checked(PyUnicode_InternFromString("updated in place"))), accounts_(accounts), dependents_(dependents),
-        signature(accounts.signature) {}
+        why_(checked(PyUnicode_InternFromString("updated in place"))), accounts_(accounts), dependents_(dependents) {}
 
   bool recomputable = false;  // the last call is special in that all that it writes to can be recomputed
 
@@ -142,7 +141,7 @@ class ListUpdates {
   Accounts& accounts_;
   Dependents& dependents_;
   VersionFields version;
-  const SignatureSlots& signature;
+  SignatureFields signature;
   CounterFields ledger;
   std::vector<PyObject*> found_, loose_;  // of all its tensors, and those that are written to and have a recipe
   std::vector<Ref> targets_;              // of those that are written to

@@ -113,11 +113,19 @@ class Gil {
   PyGILState_STATE state_;
 };
 
+template <class Refs>
+Ref as_tuple(const Refs& all) {
+  Ref tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(all.size())));
+  for (size_t i = 0; i < all.size(); i++) PyTuple_SET_ITEM(tuple.get(), i, Ref::copy(all[i].get()).release());
+  return tuple;
+}
+
 // What a list or a tuple holds, as borrowed references. It must not change meanwhile.
 class Items {
  public:
   explicit Items(PyObject* sequence)
       : first_(PySequence_Fast_ITEMS(sequence)), size_(PySequence_Fast_GET_SIZE(sequence)) {}
+  Items(PyObject** first, Py_ssize_t size) : first_(first), size_(size) {}
   Items() = default;
   PyObject** begin() const { return first_; }
   PyObject** end() const { return first_ + size_; }

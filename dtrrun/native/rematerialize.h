@@ -124,7 +124,7 @@ class Rematerializations {
         enter(entered.back());
       }
       accounts_.collect_dead();
-      Items inputs(operation_.inputs.get(maker.get()));
+      Items inputs = operation_.inputs(maker.get());
       size_t before = stack.size();
       for (Py_ssize_t i = inputs.size() - 1; i >= 0; i--)
         if (!version_.resident.is_true(inputs[i])) stack.push_back(Ref::copy(inputs[i]));
@@ -194,7 +194,7 @@ class Rematerializations {
       PyObject* maker = version_.operation.get(version);
       if (version != wanted)
         planned.push_back({version_.age.number(version), version_.mutations.number(version), Ref::copy(maker)});
-      for (PyObject* source : Items(operation_.inputs.get(maker))) {
+      for (PyObject* source : operation_.inputs(maker)) {
         PyObject* below = version_.operation.get(source);
         if (version_.resident.is_true(source) || below == Py_None) continue;
         lock(source, 1);
@@ -212,7 +212,7 @@ class Rematerializations {
 
   void lock(PyObject* version, int64_t more) { version_.locks.add(version, more); }
   void enter(Entered& entered) {
-    Items inputs(operation_.inputs.get(entered.operation.get()));
+    Items inputs = operation_.inputs(entered.operation.get());
     int64_t clock = accounts_.number(accounts_.slots.clock);
     for (; entered.locked < inputs.size(); entered.locked++) {
       lock(inputs[entered.locked], 1);
@@ -236,7 +236,7 @@ class Rematerializations {
     plan.clear();
   }
   void back_out(Entered& entered) {
-    Items inputs(operation_.inputs.get(entered.operation.get()));
+    Items inputs = operation_.inputs(entered.operation.get());
     while (entered.unlocked < entered.locked) {
       PyObject* source = inputs[entered.unlocked++];
       lock(source, -1);
@@ -252,24 +252,16 @@ class Rematerializations {
   void leave(std::vector<Entered>& all) {
     Entered& entered = all.back();
     PyObject* operation = entered.operation.get();
-    Items inputs(operation_.inputs.get(operation));
+    Items inputs = operation_.inputs(operation);
     while (entered.unlocked < entered.locked) {
       PyObject* source = inputs[entered.unlocked++];
       lock(source, -1);
       if (version_.scratch.is_none(source) || version_.locks.number(source) != 0) continue;
-      Py_ssize_t known = 1 + references_to(operation, source);  // the ledger's table
+      Py_ssize_t known = 1 + operation_.references_to(operation, source);  // the ledger's table
       evictions_.was_read(source, Py_REFCNT(source) > known);
     }
     evictions_.trim();
     all.pop_back();
-  }
-  // `Operation.references_to`.
-  Py_ssize_t references_to(PyObject* operation, PyObject* version) {
-    Py_ssize_t count = 0;
-    for (PyObject* entry : Items(operation_.tensors.get(operation))) count += entry == version;
-    if (operation_.inputs.get(operation) != operation_.tensors.get(operation))
-      for (PyObject* entry : Items(operation_.inputs.get(operation))) count += entry == version;
-    return count;
   }
 
   Ref slow_path_, rematerializer_, between_;

@@ -87,7 +87,7 @@ class Replays {
           FactsByOperator& facts, const Device& device)
       : mode_(Ref::copy(mode)), device_(device), rematerializer_(attribute(dtr, "rematerializer")), tallies_(attribute(rematerializer_.get(), "by_operator")),
         accounts_(accounts), evictions_(evictions), ambient_(ambient), facts_(facts),
-        signature(accounts.signature), operators_ns_(type_of(classes, "Rematerializer"), "operators_ns"),
+        operators_ns_(type_of(classes, "Rematerializer"), "operators_ns"),
         count_(type_of(classes, "Rematerializer"), "rematerializations"),
         nbytes_(type_of(classes, "Rematerializer"), "rematerialized_bytes") {}
 
@@ -102,8 +102,8 @@ class Replays {
   bool run(PyObject* wanted, PyObject* maker, bool without_workspace) {
     if (operation.recipe(maker) == nullptr || evictions_.observed()) return false;
     const Recipe& recipe = *operation.recipe(maker);
-    if (recipe.rng || operation.tensors.get(maker) != operation.inputs.get(maker)) return false;
-    Items inputs(operation.inputs.get(maker));
+    if (recipe.rng || !operation.tensors.is_none(maker)) return false;
+    Items inputs = operation.inputs(maker);
     auto known = facts_.find(&recipe.handle.schema());
     if (known == facts_.end() || known->second.func.get() != recipe.func.get()) return false;
     Facts& facts = known->second;
@@ -159,7 +159,7 @@ class Replays {
       int64_t where = as_number(PyTuple_GET_ITEM(PyTuple_GET_ITEM(outputs, i), 0));
       if (where >= 0) continue;
       PyObject* target = inputs[~where];
-      Use use = may_take(target, inputs) ? Use::TAKE : Use::COPY;
+      Use use = may_take(target, maker) ? Use::TAKE : Use::COPY;
       for (size_t place = 0; place < uses.size(); place++) {
         if (inputs[place] != target) continue;
         uses[place] = use;
@@ -169,11 +169,9 @@ class Replays {
     return uses;
   }
   // Whether only this operation reads an old version (`read_by_others`).
-  bool may_take(PyObject* source, const Items& inputs) const {
+  bool may_take(PyObject* source, PyObject* maker) const {
     if (version.scratch.is_none(source) || version.locks.number(source) != 1) return false;
-    Py_ssize_t known = 1;  // the ledger's table
-    for (Py_ssize_t i = 0; i < inputs.size(); i++) known += inputs[i] == source;
-    return Py_REFCNT(source) <= known;
+    return Py_REFCNT(source) <= 1 + operation.references_to(maker, source);  // 1: the ledger's table
   }
 
   void make_room(const Items& inputs, const c10::SmallVector<Use, 6>& uses, PyObject* found, bool without_workspace) {
@@ -334,7 +332,7 @@ class Replays {
   FactsByOperator& facts_;
   OperationFields operation;
   VersionFields version;
-  const SignatureSlots& signature;
+  SignatureFields signature;
   CounterFields ledger;
   Slot operators_ns_, count_, nbytes_;
   std::unordered_map<PyObject*, std::pair<Ref, std::shared_ptr<const std::vector<Geometry>>>> geometries_;

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "slots.h"
+#include "attributes.h"
 
 namespace dtrrun {
 

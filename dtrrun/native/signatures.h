@@ -2,7 +2,7 @@
 // operator, its arguments without floating-point numbers, and the geometries of its tensors.
 #pragma once
 
-#include <unordered_map>
+#include <vector>
 
 #include "arguments.h"
 
@@ -91,27 +91,50 @@ class Signatures {
  public:
   // Returns a borrowed reference, or null.
   PyObject* find(const Key& key) const {
-    auto [first, last] = table_.equal_range(key.hash());
-    for (; first != last; ++first) {
-      const auto& words = first->second.words;
-      if (words.size() == key.size() && std::equal(words.begin(), words.end(), key.begin()))
-        return first->second.signature.get();
+    uint64_t hash = key.hash();
+    for (size_t place = hash & mask(); cells_[place].signature; place = (place + 1) & mask()) {
+      const Cell& cell = cells_[place];
+      if (cell.hash == hash && cell.size == key.size() && std::equal(key.begin(), key.end(), words_.begin() + cell.begin))
+        return cell.signature.get();
     }
     return nullptr;
   }
   void add(const Key& key, PyObject* signature) {
-    if (table_.size() >= LIMIT) table_.clear();
-    table_.emplace(key.hash(), Entry{{key.begin(), key.end()}, Ref::copy(signature)});
+    if (count_ >= LIMIT) clear();
+    if (2 * ++count_ > cells_.size()) grow();
+    put({key.hash(), words_.size(), key.size(), Ref::copy(signature)});
+    words_.insert(words_.end(), key.begin(), key.end());
   }
-  void clear() { table_.clear(); }
+  void clear() {
+    cells_ = std::vector<Cell>(FIRST);
+    words_.clear();
+    count_ = 0;
+  }
 
  private:
   static constexpr size_t LIMIT = 50'000;  // as in dispatch/signatures.py
-  struct Entry {
-    std::vector<uint64_t> words;
+  static constexpr size_t FIRST = 256;     // a power of 2
+  struct Cell {
+    uint64_t hash = 0;
+    size_t begin = 0, size = 0;  // of its key among the words
     Ref signature;
   };
-  std::unordered_multimap<uint64_t, Entry> table_;
+  size_t mask() const { return cells_.size() - 1; }
+  void put(Cell&& cell) {
+    size_t place = cell.hash & mask();
+    while (cells_[place].signature) place = (place + 1) & mask();
+    cells_[place] = std::move(cell);
+  }
+  void grow() {
+    std::vector<Cell> before(2 * cells_.size());
+    std::swap(before, cells_);
+    for (Cell& cell : before)
+      if (cell.signature) put(std::move(cell));
+  }
+
+  std::vector<Cell> cells_ = std::vector<Cell>(FIRST);
+  std::vector<uint64_t> words_;
+  size_t count_ = 0;
 };
 
 }  // namespace dtrrun

@@ -149,7 +149,7 @@ class TensorCall(Call):
             return signature
         if signature.replayed_as is None:
             kept = [g for hole, g in enumerate(signature.geometries) if hole not in self.statistics]
-            signature.replayed_as = Signature(signature.operator, tuple(kept))
+            signature.replayed_as = type(signature)(signature.operator, tuple(kept))
             signature.replayed_as.calls = signature.calls
         signature.replayed_as.guessed = signature.guessed
         signature.replayed_as.cost = signature.cost

@@ -33,7 +33,6 @@ from dtrrun.runtime.tracebacks import hide
 CLASSES = {
     one.__name__: one
     for one in (
-        Signature,
         Block,
         Deallocation,
         Eviction,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from dtrrun.core.graph import Graph, Operation, Version
+from dtrrun.core.graph import Graph, Operation, Signature, Version
 from dtrrun.core.heuristics import AUTO, FIRST, make_heuristic
 from dtrrun.core.ledger import Ledger, SlottedLedger
 from dtrrun.core.pool import Policy
@@ -40,9 +40,10 @@ def graph(extension: ModuleType) -> Graph:
     """Return what makes native nodes. They have the attributes of Python's, and get its methods here."""
     for native, own in (extension.Version, Version), (extension.Operation, Operation):
         for name, value in vars(own).items():
-            if not name.startswith("__") and (callable(value) or isinstance(value, property)):
+            if name not in vars(native) and (callable(value) or isinstance(value, property)):
                 setattr(native, name, value)
-    return Graph(extension.Version, extension.Operation, extension.Queue, extension.Versions)
+    signature = type("NativeSignature", (extension.SignatureFigures, Signature), {})
+    return Graph(extension.Version, extension.Operation, signature, extension.Queue, extension.Versions)
 
 
 def parts(extension: ModuleType | None) -> tuple[Graph, type[Ledger]]:

@@ -86,7 +86,7 @@ class Signatures:
     def _new(
         self, call: TensorCall, key: tuple[Any, ...], geometries: list[Any], elsewhere: bool
     ) -> Signature:
-        signature = Signature(call.operator, tuple(geometries))
+        signature = self._ledger.graph.signature(call.operator, tuple(geometries))
         known = self._costs.get(identity(key)) if self._costs else None
         if known is not None:
             signature.cost, signature.output_bytes = known
