@@ -34,6 +34,9 @@ class Tracing(Observer):
     def install(self) -> None:
         """Raises OSError if the file can't be created."""
         self._writer = EventWriter(self._folder)
+        # The events' clock is common to all processes. Compared once: if this thread had to wait between two
+        # looks at the clocks, an event would seem to begin before the one before it.
+        self._ahead_ns = max(monotonic_ns() - now_ns() for _ in range(4))
         atexit.register(self._writer.close)
         self._stepped_ns = now_ns()
         self._handle = register_optimizer_step_post_hook(self._stepped)
@@ -70,5 +73,5 @@ class Tracing(Observer):
 
     def _add(self, kind: int, name: str, started_ns: int, nbytes: int) -> None:
         ledger = self._ledger
-        started = monotonic_ns() - (now_ns() - started_ns)  # the events' clock is common to all processes
+        started = started_ns + self._ahead_ns
         self._writer.add(kind, name, started, nbytes, ledger.resident_bytes, ledger.evicted_bytes)
