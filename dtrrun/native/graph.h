@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include "recipe.h"
 #include "attributes.h"
@@ -114,13 +115,36 @@ inline Ref blank_version() {
   return Ref(reinterpret_cast<PyObject*>(made));
 }
 
+// Lets go of an operation. What only that has kept is freed as well, and what that has been computed from, and so on: of
+// a long chain not all at once, which would need a long stack.
+inline void let_go_of_operation(PyObject* operation) {
+  constexpr int DEEPEST = 50;
+  static std::vector<PyObject*>& waiting = *new std::vector<PyObject*>;
+  static int depth = 0;
+  if (depth == DEEPEST) {
+    waiting.push_back(operation);
+    return;
+  }
+  depth++;
+  Py_DECREF(operation);
+  depth--;
+  while (depth == 0 && !waiting.empty()) {
+    PyObject* next = waiting.back();
+    waiting.pop_back();
+    depth++;
+    Py_DECREF(next);
+    depth--;
+  }
+}
+
 inline void delete_version(PyObject* self) {
   VersionObject* one = as_version(self);
   if (one->weak_references != nullptr) PyObject_ClearWeakRefs(self);
   Py_CLEAR(one->watch);
   for (PyObject** link : {&one->component, &one->dependents, &one->neighbourhood, &one->uses, &one->needed_by,
-                          &one->fingerprint, &one->block, &one->scratch, &one->pin, &one->operation})
+                          &one->fingerprint, &one->block, &one->scratch, &one->pin})
     Py_CLEAR(*link);
+  if (one->operation != nullptr) let_go_of_operation(std::exchange(one->operation, nullptr));
   living_versions--;
   PyTypeObject* type = Py_TYPE(self);
   PyObject_Free(self);

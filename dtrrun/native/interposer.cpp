@@ -229,7 +229,13 @@ class Door {
   }
 
   Facts& facts_of(const OperatorHandle& op) {
-    Facts& facts = facts_[&op.schema()];
+    const void* schema = &op.schema();
+    auto& [recent, its] = recent_[(reinterpret_cast<uintptr_t>(schema) >> 6) % recent_.size()];
+    if (recent != schema) {
+      its = &facts_[schema];
+      recent = schema;
+    }
+    Facts& facts = *its;
     if (facts.func && !facts.foreign) return facts;
     Ref func = Ref::copy(torch::detail::getTorchApiFunction(op).ptr());
     if (facts.func.get() == func.get()) return facts;
@@ -812,6 +818,7 @@ class Door {
   CounterFields ledger;
   SignatureFields signature;
   Replays::FactsByOperator facts_;  // by the operator's schema, which PyTorch never moves
+  std::array<std::pair<const void*, Facts*>, 128> recent_{};
   Evictions evictions_;
   Replays replays_;
   Rematerializations rematerializations_;

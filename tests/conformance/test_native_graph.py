@@ -1,0 +1,190 @@
+"""The native graph: its nodes have the attributes of Python's, and its map of versions behaves as a dict does."""
+
+import gc
+import random
+
+import pytest
+import torch
+from programs import living_nodes
+
+import dtrrun
+from dtrrun.core.graph import Graph, Operation, Signature, Version
+from dtrrun.core.heuristics import make_heuristic
+from dtrrun.native import build
+from dtrrun.runtime import session as session_module
+from dtrrun.runtime.dispatch import native
+
+
+@pytest.fixture(scope="module")
+def extension():
+    try:
+        return build.load(print)
+    except build.CannotBuild as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def graph(extension):
+    return native.graph(extension)
+
+
+class Storage:
+    """Stands for one of PyTorch's."""
+
+
+def attributes(node, names):
+    return {name: getattr(node, name, None) for name in names if not name.startswith("__")}
+
+
+def test_nodes_begin_as_pythons_do(graph):
+    storage, told = torch.UntypedStorage(8), []
+    versions = [one.new_version(storage, told.append, 64, 3, 500) for one in (Graph(), graph)]
+    expected, found = (attributes(one, Version.__slots__) for one in versions)
+    assert found == expected
+    signature = Signature(None, ())
+    operations = [
+        one.new_operation("call", signature, [versions[0]], [versions[0]]) for one in (Graph(), graph)
+    ]
+    expected, found = (attributes(one, Operation.__slots__) for one in operations)
+    assert found == expected
+    assert [one() for one in versions] == [storage, storage]
+
+
+def test_a_signature_is_pythons_with_its_figures_elsewhere(graph):
+    signature = graph.signature("operator", ("geometry",))
+    assert isinstance(signature, Signature)
+    assert vars(signature).keys() < vars(Signature("operator", ("geometry",))).keys()
+    assert attributes(signature, vars(Signature("operator", ()))) == vars(
+        Signature("operator", ("geometry",))
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_map_is_a_dict(graph, seed):
+    draw = random.Random(seed)
+    storages = [Storage() for _ in range(200)]
+    theirs, ours = {}, graph.versions(graph.queue())
+    for _ in range(3000):
+        storage = draw.choice(storages)
+        key = id(storage)
+        assert (key in ours) == (key in theirs)
+        assert ours.get(key) is theirs.get(key)
+        if draw.random() < 0.55:
+            theirs[key] = ours[key] = graph.new_version(storage, None, 8, 0, 0)
+        elif key in theirs:
+            del theirs[key], ours[key]
+        else:
+            with pytest.raises(KeyError):
+                del ours[key]
+            with pytest.raises(KeyError):
+                ours[key]
+        assert len(ours) == len(theirs)
+    assert list(ours.items()) == list(theirs.items())
+    assert list(ours.values()) == list(theirs.values())
+    assert list(reversed(ours.values())) == list(reversed(theirs.values()))
+
+
+def test_the_map_does_not_change_during_iteration(graph):
+    storages = [Storage() for _ in range(3)]
+    versions = graph.versions(graph.queue())
+    for storage in storages:
+        versions[id(storage)] = graph.new_version(storage, None, 8, 0, 0)
+    walk = iter(versions.values())
+    next(walk)
+    del versions[id(storages[1])]
+    with pytest.raises(RuntimeError, match="changed"):
+        next(walk)
+
+
+def test_the_map_takes_native_versions_alone(extension, graph):
+    storage = Storage()
+    versions = graph.versions(graph.queue())
+    with pytest.raises(TypeError):
+        versions[id(storage)] = Graph().new_version(storage, None, 8, 0, 0)
+    with pytest.raises(TypeError):
+        versions[id(storage) + 16] = graph.new_version(storage, None, 8, 0, 0)
+    version = graph.new_version(storage, None, 8, 0, 0)
+    with pytest.raises(TypeError):
+        version.operation = Operation()
+    with pytest.raises(TypeError):
+        extension.Policy(make_heuristic("h_dtr_eq")).insert(Graph().new_version(storage, None, 8, 0, 0))
+
+
+class Named(torch.UntypedStorage):
+    """A kind of storage that a program might make."""
+
+
+@pytest.mark.parametrize("kind", [torch.UntypedStorage, Named])
+def test_a_death_is_told_once_the_last_has_let_go(graph, kind):
+    queue = graph.queue()
+    versions = graph.versions(queue)
+    storage = kind(64)
+    tensor = torch.tensor([], dtype=torch.uint8).set_(storage)
+    version = versions[id(storage)] = graph.new_version(storage, queue.append, 64, 0, 0)
+    assert version() is storage
+    del storage
+    gc.collect()
+    assert version() is not None
+    assert len(queue) == 0
+    tensor = tensor[3:]
+    assert len(queue) == 0
+    del tensor
+    assert version() is None
+    assert queue[0] is version
+    assert len(queue) == 1
+
+
+def test_a_death_while_an_error_passes(graph):
+    queue = graph.queue()
+    versions = graph.versions(queue)
+
+    def lets_go():
+        storage = torch.UntypedStorage(8)
+        versions[id(storage)] = graph.new_version(storage, queue.append, 8, 0, 0)
+        raise KeyError("the program's")
+
+    with pytest.raises(KeyError, match="the program's"):
+        lets_go()
+    gc.collect()
+    assert len(queue) == 1
+
+
+def test_versions_storages_and_maps_may_die_in_any_order(graph):
+    for order in ("vsm", "vms", "svm", "smv", "mvs", "msv"):
+        queue = graph.queue()
+        alive = {"m": graph.versions(queue), "s": torch.UntypedStorage(8)}
+        alive["v"] = graph.new_version(alive["s"], queue.append, 8, 0, 0)
+        alive["m"][id(alive["s"])] = alive["v"]
+        for name in order:
+            del alive[name]
+            gc.collect()
+            if "v" in alive:
+                assert (alive["v"]() is None) == (not {"s", "m"} <= alive.keys())
+
+
+def test_a_superseded_version_has_no_storage_any_more(graph):
+    queue = graph.queue()
+    versions = graph.versions(queue)
+    storage = torch.UntypedStorage(8)
+    first = versions[id(storage)] = graph.new_version(storage, queue.append, 8, 0, 0)
+    second = versions[id(storage)] = graph.new_version(storage, queue.append, 8, 0, 0)
+    assert first() is None
+    assert second() is storage
+    del storage
+    assert second() is None
+    assert queue.popleft() is second
+    assert len(queue) == 0
+
+
+def test_a_long_chain_is_freed_without_a_long_stack(monkeypatch):
+    monkeypatch.setattr(session_module, "COMPACT_EVERY", 1 << 60)
+    with dtrrun.budget("1GB", native="require") as session:
+        before = living_nodes(session)
+        x = torch.zeros(1)
+        for _ in range(200_000):
+            x = x + 1
+        assert living_nodes(session)[1] - before[1] > 150_000
+        assert x.item() == 200_000
+        del x
+        session.ledger.collect_dead()
+        assert living_nodes(session)[1] - before[1] < 10
