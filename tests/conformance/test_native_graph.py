@@ -1,4 +1,4 @@
-"""The native graph: its nodes have the attributes of Python's, and its map of versions behaves as a dict does."""
+"""The native graph: its nodes have the attributes of Python's, and its map of versions behaves as a dict."""
 
 import gc
 import random
