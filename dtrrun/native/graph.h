@@ -339,6 +339,10 @@ inline PyObject* get_tensors(PyObject* self, void* nothing) {
 
 template <PyObject* OperationObject::*member>
 int set_sequence(PyObject* self, PyObject* value, void*) {
+  if (as_operation(self)->count != 0) {
+    PyErr_SetString(PyExc_AttributeError, "what the fast path has recorded is fixed");
+    return -1;
+  }
   Ref sequence(value == nullptr ? nullptr : PySequence_Fast(value, "a list or a tuple is wanted"));
   if (!sequence) return -1;
   Py_XSETREF(as_operation(self)->*member, sequence.release());

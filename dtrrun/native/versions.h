@@ -17,7 +17,8 @@
 namespace dtrrun {
 
 class Versions;
-inline std::vector<Versions*> tables;  // of all sessions whose versions are still looked at
+// Of all sessions whose versions are still looked at. Never destroyed: Python may live longer.
+inline std::vector<Versions*>& tables = *new std::vector<Versions*>;
 inline destructor delete_storage = nullptr;  // PyTorch's own
 
 // What has died, until `Ledger.collect_dead` accounts for it: versions, and other objects of Python's.

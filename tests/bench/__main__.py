@@ -21,6 +21,8 @@ NAMES = (
     "profile",
     "optimizers",
     "advice",
+    "host_bound",
+    "checkpointing",
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +37,7 @@ def choose(settings: RuntimeSettings, warn: Callable[[str], None]) -> ModuleType
         return None
 
 
+@cache
 def graph(extension: ModuleType) -> Graph:
     """Return what makes native nodes. They have the attributes of Python's, and get its methods here."""
     for native, own in (extension.Version, Version), (extension.Operation, Operation):
@@ -46,6 +48,7 @@ def graph(extension: ModuleType) -> Graph:
     return Graph(extension.Version, extension.Operation, signature, extension.Queue, extension.Versions)
 
 
+@cache
 def parts(extension: ModuleType | None) -> tuple[Graph, type[Ledger]]:
     """Return what makes the graph's nodes, and the class of the ledger."""
     if extension is None:
