@@ -26,7 +26,7 @@ VARIES = {
     "random_shapes": ["--steps", "200"],
 }
 """Programs of which no step is like another."""
-REPEATS = ("resnet", "unet", "lstm")
+REPEATS = ("resnet", "transformer", "lstm")
 HALF, LITTLE = 50, 40
 STEPS, NEAR, SEARCHES = 60, 10, 3
 AT_MOST_VARYING, AT_MOST_SEARCHING = 1.01, 1.02
@@ -48,7 +48,7 @@ BEFORE, LOGGED, SEARCHING, AFTER = "before", "logged", "searching", "after"
 
 def measure(quick: bool) -> Section:
     headers = ["Program", "Compared", "Ratio", "Of"]
-    section = Section("21. What learning costs", TEXT, headers)
+    section = Section("23. What learning costs", TEXT, headers)
     for program, arguments in VARIES.items():
         _varying(section, program, arguments, 1 if quick else 3)
     for program in REPEATS[:1] if quick else REPEATS:
