@@ -23,7 +23,10 @@ RELEASED = 1e-6
 
 
 class Settings(NamedTuple):
-    """`staleness`, `next`: the exponents S and D, from 0 to 1."""
+    """`staleness`, `next`: the exponents S, from 0 to 1, and D, from 0 to 2.
+
+    With D above 1, what is needed last goes first, even if it costs more.
+    """
 
     cost: str = "ancestors"
     staleness: float = 1 / 3
@@ -42,8 +45,10 @@ class Settings(NamedTuple):
 
 NAMED = {"h_chain": Settings(), "h_next": Settings(staleness=0.2, next=1 / 3)}
 
-PATTERN = r"h_chain\(c=(ancestors|e_star), *s=(0|1|0?\.\d+), *next=(0|1|0?\.\d+), *released=(first|alike)\)"
-FORM = "h_chain(c=ancestors|e_star,s=0…1,next=0…1,released=first|alike)"
+PATTERN = (
+    r"h_chain\(c=(ancestors|e_star), *s=(0|1|0?\.\d+), *next=(0|1|2|[01]?\.\d+), *released=(first|alike)\)"
+)
+FORM = "h_chain(c=ancestors|e_star,s=0…1,next=0…2,released=first|alike)"
 
 
 def parse(name: str) -> Settings | None:

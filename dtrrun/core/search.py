@@ -285,7 +285,8 @@ class HeapSearch(Policy[N]):
             staleness = 1
         exponent = self._exponent
         if share > best * (staleness if exponent == 1 else staleness**exponent) > 0:
-            sleep = ((share / best if exponent == 1 else (share / best) ** (1 / exponent)) - staleness) / 2
+            farther = min(share / best, 2.0 ** (1000 * exponent))  # so that its root is a float
+            sleep = ((farther if exponent == 1 else farther ** (1 / exponent)) - staleness) / 2
             stalest = staleness + int(sleep if sleep < self._longest else self._longest)
         else:
             stalest = staleness + staleness // 64 + 1

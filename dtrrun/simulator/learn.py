@@ -37,6 +37,7 @@ STARTS = (
     Settings("ancestors", 0.2, 0.5, False).name,
     "size",
     Settings("e_star", 0.5, 1 / 3).name,
+    Settings("e_star", 0.5, 1.5, False).name,
     "h_chain",
     Settings("ancestors", 0.0, 1.0, False).name,
     "h_next",

@@ -25,11 +25,13 @@ STARTS = (
     Settings("e_star", 0.0, 1.0, False).name,
     Settings("e_star", 0.2, 1.0, False).name,
     Settings("e_star", 0.5, 1 / 3).name,
+    Settings("e_star", 0.5, 1.5, False).name,
     "lru",
     "size",
     "h_dtr",
 )
 EXPONENTS = (0.0, 0.1, 0.2, 1 / 3, 0.5, 0.75, 1.0)
+NEXT_EXPONENTS = (*EXPONENTS, 1.5, 2.0)
 
 
 @dataclass(frozen=True)
@@ -111,17 +113,17 @@ def _centre(name: str, foresight: bool) -> Settings:
 
 
 def _neighbours(centre: Settings, foresight: bool) -> Iterator[Settings]:
-    for exponent in _beside(centre.staleness):
+    for exponent in _beside(centre.staleness, EXPONENTS):
         yield centre._replace(staleness=exponent)
     if foresight:
-        for exponent in _beside(centre.next):
+        for exponent in _beside(centre.next, NEXT_EXPONENTS):
             yield centre._replace(next=exponent)
     yield centre._replace(released_first=not centre.released_first)
     yield centre._replace(cost="e_star" if centre.cost == "ancestors" else "ancestors")
 
 
-def _beside(exponent: float) -> list[float]:
+def _beside(exponent: float, exponents: Sequence[float]) -> list[float]:
     """Return the two exponents to either side, nearest first."""
-    place = min(range(len(EXPONENTS)), key=lambda i: abs(EXPONENTS[i] - exponent))
+    place = min(range(len(exponents)), key=lambda i: abs(exponents[i] - exponent))
     others = (place - 1, place + 1, place - 2, place + 2)
-    return [EXPONENTS[other] for other in others if 0 <= other < len(EXPONENTS)]
+    return [exponents[other] for other in others if 0 <= other < len(exponents)]

@@ -18,6 +18,7 @@ NAMES = (
     "growth",
     "predictions",
     "learning",
+    "searching",
     "profile",
     "optimizers",
     "advice",

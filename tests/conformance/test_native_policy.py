@@ -25,7 +25,7 @@ ALL = (
         f"h_chain(c={cost},s={staleness},next={following},released={released})"
         for cost in ("ancestors", "e_star")
         for staleness in ("0", ".2", "1")
-        for following, released in (("0", "alike"), ("0.5", "first"), ("1", "alike"))
+        for following, released in (("0", "alike"), ("0.5", "first"), ("1", "alike"), ("1.5", "alike"))
     ),
 )
 
@@ -39,7 +39,15 @@ def make_native():
     return lambda name="h_dtr_eq": (extension.Policy(make_heuristic(name)), native.graph(extension))
 
 
-@pytest.mark.parametrize("name", ["h_dtr_eq", "h_chain(c=ancestors,s=.2,next=1,released=alike)", "h_next"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "h_dtr_eq",
+        "h_chain(c=ancestors,s=.2,next=1,released=alike)",
+        "h_chain(c=e_star,s=.5,next=1.5,released=alike)",
+        "h_next",
+    ],
+)
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name.partition(".")[0])
 def test_it_runs_logs_alike(make_native, path, name):
     log = read_log(path)

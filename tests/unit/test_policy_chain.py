@@ -8,7 +8,7 @@ from dtrrun.core.heuristics import make_heuristic
 
 @pytest.mark.parametrize(
     "settings",
-    [Settings(), Settings("e_star", 0.0, 1.0, False), Settings("ancestors", 0.25, 0.5), *NAMED.values()],
+    [Settings(), Settings("e_star", 0.0, 1.0, False), Settings("ancestors", 0.25, 1.5), *NAMED.values()],
 )
 def test_a_name_is_read_as_what_it_stands_for(settings):
     found = parse(settings.name)
@@ -25,6 +25,7 @@ def test_a_name_is_read_as_what_it_stands_for(settings):
         "h_chain(c=eqclass,s=0,next=0,released=first)",
         "h_chain(c=e_star,s=2,next=0,released=first)",
         "h_chain(c=e_star,s=0,next=-1,released=first)",
+        "h_chain(c=e_star,s=0,next=3,released=first)",
         "h_chain(c=e_star,s=0,next=0,released=last)",
     ],
 )

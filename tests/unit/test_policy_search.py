@@ -39,6 +39,16 @@ def test_heap_chooses_what_the_scan_chooses_ablated(name: str, seed: int) -> Non
     check_same_choices(name, seed, 500, ignore_small=0.0)
 
 
+def test_scores_may_be_far_apart() -> None:
+    """With a root of staleness, one bound holds for longer than a float can tell."""
+    heuristic = make_heuristic("h_chain(c=ancestors,s=.1,next=0,released=alike)")
+    policy = HeapSearch(heuristic)
+    records = [Record(1, 1, 10**30), Record(2, 10**18, 1)]
+    for record in records:
+        policy.insert(record)
+    assert policy.select(1000, lambda _: True) is records[1]
+
+
 def test_choices_are_the_same_with_a_clock_in_nanoseconds_of_days() -> None:
     rng = random.Random(3)
     worlds = [World(search(make_heuristic("h_dtr_eq"))) for search in (HeapSearch, ScanSearch)]

@@ -15,6 +15,8 @@ FORESEEING = [
     "h_chain(c=e_star,s=0,next=1,released=alike)",
     "h_chain(c=ancestors,s=0,next=0.5,released=first)",
     "h_chain(c=e_star,s=1,next=1,released=first)",
+    "h_chain(c=e_star,s=.5,next=1.5,released=alike)",
+    "h_chain(c=ancestors,s=0,next=2,released=alike)",
 ]
 
 
