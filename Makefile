@@ -76,8 +76,9 @@ PRELOAD := $(foreach name,libasan.so libubsan.so libstdc++.so.6,$(shell g++ -pri
 sanitize: $(INSTALLED)
 	$(SANITIZED) $(BIN)/python -m dtrrun.native
 	$(SANITIZED) LD_PRELOAD='$(PRELOAD)' ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc NATIVE=require \
-		$(BIN)/python -m pytest -q tests/conformance/test_native_policy.py tests/conformance/test_interposer.py \
-		tests/conformance/test_rematerialization.py tests/conformance/test_faults_operators.py \
+		$(BIN)/python -m pytest -q tests/conformance/test_native_policy.py tests/conformance/test_native_graph.py \
+		tests/conformance/test_interposer.py tests/conformance/test_rematerialization.py \
+		tests/conformance/test_faults_operators.py \
 		$(foreach name,lists mutation threads,tests/conformance/test_hazards_$(name).py) tests/programs
 
 check: $(INSTALLED) docs

@@ -7,10 +7,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
-#include "recipe.h"
 #include "attributes.h"
+#include "recipe.h"
 
 namespace dtrrun {
 

@@ -623,17 +623,21 @@ class Door {
     }
     if (!has_recipe(call)) return true;
     Ref tensors;
-    if (call.overwrites) tensors = checked(PyObject_CallMethod(mode_.get(), "overwriting", "(O)", as_tuple(call.inputs).get()));
-    size_t first_read = call.overwrites;
+    size_t first_read = 0;
+    if (call.overwrites) {
+      tensors = checked(PyObject_CallMethod(mode_.get(), "overwriting", "(O)", as_tuple(call.inputs).get()));
+      call.target = std::move(call.inputs[0]);
+      first_read = 1;
+    }
     call.maker = blank_operation((call.inputs.size() - first_read) * sizeof(PyObject*) + Recipe::nbytes(call.count));
     OperationObject* maker = as_operation(call.maker.get());
-    if (call.overwrites) call.target = std::move(call.inputs[0]);
+    maker->signature = Ref::copy(found).release();
+    maker->tensors = tensors.release();
     for (size_t i = first_read; i < call.inputs.size(); i++) maker->reads()[maker->count++] = call.inputs[i].release();
     call.inputs.clear();
-    maker->tensors = tensors.release();
-    auto* recipe = new (maker->reads() + maker->count) Recipe(call.op, facts.enumerations, func, call.state.get(), call.count);
+    auto* place_behind = maker->reads() + maker->count;
+    auto* recipe = new (place_behind) Recipe(call.op, facts.enumerations, func, call.state.get(), call.count);
     maker->has_recipe = true;
-    maker->signature = Ref::copy(found).release();
     for (size_t place = 0; place < call.count; place++) {
       if (call.holes[place] == VALUE) recipe->values()[place] = call.argument(place);
       recipe->holes()[place] = call.holes[place] == STATISTICS ? VALUE : call.holes[place];
@@ -799,7 +803,8 @@ class Door {
   void enter_in_python(const Call& call, PyObject* found) {
     c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
     const Recipe& recipe = *operation.recipe(call.maker.get());
-    Ref recorded = as_sequence(recipe), result = results(call.op.schema(), *call.stack), inputs = attribute(call.maker.get(), "inputs");
+    Ref recorded = as_sequence(recipe), result = results(call.op.schema(), *call.stack);
+    Ref inputs = attribute(call.maker.get(), "inputs");
     checked(PyObject_CallMethod(slow_path_.get(), "enter", "OOOOOOOOO", result.get(), call.facts.func.get(),
                                 call.facts.operator_.get(), found, PyTuple_GET_ITEM(recorded.get(), 1),
                                 PyTuple_GET_ITEM(recorded.get(), 2), inputs.get(), call.state.get(),
