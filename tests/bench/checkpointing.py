@@ -18,7 +18,7 @@ Each model is trained as it is, with every block (or every second one) as a chec
 `torch.utils.checkpoint`, and unchanged inside the peak that these checkpoints reach. The times are
 processor times of a step after the second, as multiples of the plain model's in the same round, medians
 of the rounds. The last column is the ratio of dtrrun's to that of checkpoints. The losses must be the
-same to the last digit. In eight steps, a run of dtrrun's does not learn which heuristic suits it."""
+same to the last digit. Eight steps are too few for a run to learn which heuristic suits it."""
 
 
 class Convolutions(nn.Module):
