@@ -348,7 +348,7 @@ class Ledger:
 
 
 class SlottedLedger(Ledger):
-    """A ledger whose figures are in slots. A native one has them as numbers of C++ (`native/counters.h`)."""
+    """A ledger whose figures are in slots. A native one has them as numbers of C++ (`native/figures.h`)."""
 
     __slots__ = (
         "age",

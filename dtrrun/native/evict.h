@@ -40,13 +40,16 @@ class Evictions {
   void make_room(int64_t nbytes, PyObject* found) {
     accounts_.collect_dead();
     bool alone = is_alone();
-    if (alone) {
-      int64_t most = accounts_.number(ledger_.limit) - nbytes;
-      if (accounts_.number(ledger_.resident_bytes) <= most || evict_to(most)) return;
-    }
+    if (alone && fits(nbytes)) return;
     Ref name = attribute(signature_.operator_.get(found), "name");
     const char* rest = alone ? "no_room" : "make_room";
     checked(PyObject_CallMethod(eviction_.get(), rest, "LO", static_cast<long long>(nbytes), name.get()));
+  }
+
+  // Whether so much more fits into the budget, once others are evicted. The caller is alone.
+  bool fits(int64_t nbytes) {
+    int64_t most = accounts_.number(ledger_.limit) - nbytes;
+    return accounts_.number(ledger_.resident_bytes) <= most || evict_to(most);
   }
 
   // `Eviction._evict_to`. Nothing may be observed.

@@ -101,19 +101,31 @@ inline int64_t living_versions = 0, living_operations = 0;
 
 inline VersionObject* as_version(PyObject* object) { return reinterpret_cast<VersionObject*>(object); }
 
-// A resident version without a recipe, whose storage is not known yet.
-inline Ref blank_version() {
-  auto* made = static_cast<VersionObject*>(PyObject_Malloc(sizeof(VersionObject)));
-  if (made == nullptr) {
+// A node that is all zeros. more_bytes: for what the caller puts behind it.
+template <class Node>
+Ref allocate(PyTypeObject* type, size_t more_bytes = 0) {
+  void* memory = PyObject_Malloc(sizeof(Node) + more_bytes);
+  if (memory == nullptr) {
     PyErr_NoMemory();
     raise();
   }
-  std::memset(static_cast<void*>(made), 0, sizeof(VersionObject));
-  PyObject_Init(reinterpret_cast<PyObject*>(made), version_type);
-  made->extent = -1;
-  made->resident = true;
+  std::memset(memory, 0, sizeof(Node));
+  return Ref(PyObject_Init(static_cast<PyObject*>(memory), type));
+}
+
+inline void deallocate(PyObject* node) {
+  PyTypeObject* type = Py_TYPE(node);
+  PyObject_Free(node);
+  Py_DECREF(type);
+}
+
+// A resident version without a recipe, whose storage is not known yet.
+inline Ref blank_version() {
+  Ref made = allocate<VersionObject>(version_type);
+  as_version(made.get())->extent = -1;
+  as_version(made.get())->resident = true;
   living_versions++;
-  return Ref(reinterpret_cast<PyObject*>(made));
+  return made;
 }
 
 // Lets go of an operation. What only that has kept is freed as well, and what that has been computed from, and so on: of
@@ -147,9 +159,7 @@ inline void delete_version(PyObject* self) {
     Py_CLEAR(*link);
   if (one->operation != nullptr) let_go_of_operation(std::exchange(one->operation, nullptr));
   living_versions--;
-  PyTypeObject* type = Py_TYPE(self);
-  PyObject_Free(self);
-  Py_DECREF(type);
+  deallocate(self);
 }
 
 inline PyObject* get_bound(PyObject* self, void*) {
@@ -278,18 +288,12 @@ inline PyObject* nothing = nullptr;  // an empty tuple
 
 inline OperationObject* as_operation(PyObject* object) { return reinterpret_cast<OperationObject*>(object); }
 
-// As `core.graph.new_operation`, without anything yet. more_bytes: for what the caller puts behind it.
+// As `Graph.new_operation` makes it, without anything yet. more_bytes: as for `allocate`.
 inline Ref blank_operation(size_t more_bytes = 0) {
-  auto* made = static_cast<OperationObject*>(PyObject_Malloc(sizeof(OperationObject) + more_bytes));
-  if (made == nullptr) {
-    PyErr_NoMemory();
-    raise();
-  }
-  std::memset(static_cast<void*>(made), 0, sizeof(OperationObject));
-  PyObject_Init(reinterpret_cast<PyObject*>(made), operation_type);
-  made->kept_inputs = Ref::copy(nothing).release();
+  Ref made = allocate<OperationObject>(operation_type, more_bytes);
+  as_operation(made.get())->kept_inputs = Ref::copy(nothing).release();
   living_operations++;
-  return Ref(reinterpret_cast<PyObject*>(made));
+  return made;
 }
 
 inline void delete_operation(PyObject* self) {
@@ -300,9 +304,7 @@ inline void delete_operation(PyObject* self) {
                           &one->signature})
     Py_CLEAR(*link);
   living_operations--;
-  PyTypeObject* type = Py_TYPE(self);
-  PyObject_Free(self);
-  Py_DECREF(type);
+  deallocate(self);
 }
 
 inline PyObject* get_recorded(PyObject* self, void*) {

@@ -6,7 +6,7 @@
 // sake. While it handles an operator the key is off, so what the kernel calls is not seen.
 //
 // `Door::fast` does for plain operators, views and in-place operators what `dtrrun/runtime/dispatch/mode.py`
-// does, on the same Python objects, and must always have the same effect. Everything else goes to Python, whole.
+// does, on the native nodes of the same graph, and must always have the same effect. Everything else goes to Python, whole.
 #include "python.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -550,14 +550,14 @@ class Door {
   bool evict_for(const Call& call, int64_t& took) {
     accounts_.collect_dead();
     if (!evictions_.is_alone()) return false;
-    int64_t started = now_ns(), most = accounts_.number(ledger.limit) - signature.output_bytes.number(call.signature.get());
+    int64_t started = now_ns();
     auto lock = [&](int64_t more) {
       for (const Ref& one : call.inputs) version.locks.add(one.get(), more);
     };
     lock(1);
     bool fits;
     try {
-      fits = accounts_.number(ledger.resident_bytes) <= most || evictions_.evict_to(most);
+      fits = evictions_.fits(signature.output_bytes.number(call.signature.get()));
     } catch (...) {  // an interrupt
       lock(-1);
       throw;

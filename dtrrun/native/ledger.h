@@ -56,7 +56,7 @@ class Accounts {
       : ledger_(Ref::copy(ledger)), block_class_(Ref::copy(type_of(classes, "Block"))),
         on_death_(attribute(ledger, "on_death")), no_pin_(checked(PyUnicode_InternFromString(""))),
         scratch_(attribute(ledger, "scratch")), blocks_(attribute(ledger, "blocks")),
-        dead_(queue_of(slots.dead.get(ledger))), versions_(versions_of(slots.versions.get(ledger))),
+        dead_(queue_of(counters.dead.get(ledger))), versions_(versions_of(counters.versions.get(ledger))),
         rule(ledger), block_address_(block_class_.get(), "address"),
         block_nbytes_(block_class_.get(), "nbytes"), block_pin_(block_class_.get(), "pin"), mask_(mask) {}
 
@@ -76,7 +76,7 @@ class Accounts {
   int64_t rounded(int64_t nbytes) const { return (nbytes - 1 - mask_) & mask_; }
 
   VersionFields version;
-  CounterFields slots;
+  CounterFields counters;
 
  private:  // made first
   Ref ledger_, block_class_, on_death_, no_pin_, scratch_, blocks_;
@@ -114,13 +114,13 @@ class Accounts {
     return found == Py_None ? nullptr : found;
   }
 
-  // `core.graph.new_version`, without its size and age.
+  // `Graph.new_version`, without its size and age.
   Ref bare_version(PyObject* object) {
     Ref made = blank_version();
     VersionObject* one = as_version(made.get());
     one->key = reinterpret_cast<int64_t>(object);
     one->storage = object;
-    one->last_access = number(slots.clock);
+    one->last_access = number(counters.clock);
     return made;
   }
 
@@ -138,7 +138,7 @@ class Accounts {
     versions_.put(as_version(made.get()));
     version.operation.set(made.get(), maker);
     version.cost.set_number(made.get(), signature.cost.number(found));
-    if (is_true(slots.pressure) && !version.operation.is_none(target)) rule.released(target);
+    if (is_true(counters.pressure) && !version.operation.is_none(target)) rule.released(target);
     evictable(made.get());
     return made;
   }
@@ -148,7 +148,7 @@ class Accounts {
     Ref made = bare_version(object);
     int64_t nbytes = rounded(static_cast<int64_t>(storage->nbytes()));
     version.nbytes.set_number(made.get(), nbytes);
-    version.age.set_number(made.get(), number(slots.age));
+    version.age.set_number(made.get(), number(counters.age));
     if (maker != nullptr) {
       version.cost.set_number(made.get(), signature.cost.number(found));
       version.operation.set(made.get(), maker);
@@ -156,8 +156,8 @@ class Accounts {
       version.pin.set(made.get(), pin);
     }
     versions_.put(as_version(made.get()));
-    add(slots.resident_bytes, nbytes);
-    note_peak(number(slots.resident_bytes));
+    add(counters.resident_bytes, nbytes);
+    note_peak(number(counters.resident_bytes));
     if (maker != nullptr) evictable(made.get());
     return made;
   }
@@ -166,27 +166,27 @@ class Accounts {
 
   // `Ledger.evictable`.
   void evictable(PyObject* one) {
-    if (is_true(slots.pressure) && version.nbytes.number(one) >= number(slots.least_bytes)) rule.insert(one);
+    if (is_true(counters.pressure) && version.nbytes.number(one) >= number(counters.least_bytes)) rule.insert(one);
   }
   void note_peak(int64_t nbytes) {
-    if (nbytes <= number(slots.step_peak_bytes)) return;
-    slots.step_peak_bytes.set_number(ledger_.get(), nbytes);
-    if (nbytes > number(slots.peak_bytes)) slots.peak_bytes.set_number(ledger_.get(), nbytes);
+    if (nbytes <= number(counters.step_peak_bytes)) return;
+    counters.step_peak_bytes.set_number(ledger_.get(), nbytes);
+    if (nbytes > number(counters.peak_bytes)) counters.peak_bytes.set_number(ledger_.get(), nbytes);
   }
   // `Ledger.emptied`.
   void emptied(PyObject* one) {
     version.resident.set(one, false);
     int64_t nbytes = version.nbytes.number(one);
-    add(slots.resident_bytes, -nbytes);
-    add(slots.evicted_bytes, nbytes);
+    add(counters.resident_bytes, -nbytes);
+    add(counters.evicted_bytes, nbytes);
   }
   // `Ledger.restored`, without fingerprints.
   void restored(PyObject* one) {
     version.resident.set(one, true);
     int64_t nbytes = version.nbytes.number(one);
-    add(slots.evicted_bytes, -nbytes);
-    add(slots.resident_bytes, nbytes);
-    note_peak(number(slots.resident_bytes));
+    add(counters.evicted_bytes, -nbytes);
+    add(counters.resident_bytes, nbytes);
+    note_peak(number(counters.resident_bytes));
   }
 
   // `Ledger.scratch`: borrowed.
@@ -204,11 +204,11 @@ class Accounts {
     if (PyDict_SetItem(blocks_.get(), place.get(), block.get()) < 0) raise();
     if (PyDict_SetItem(scratch_.get(), key.get(), one) < 0) raise();
     version.block.take(one, block.release());
-    add(slots.scratch_bytes, nbytes);
-    add(slots.resident_bytes, nbytes);
+    add(counters.scratch_bytes, nbytes);
+    add(counters.resident_bytes, nbytes);
     version.scratch.set(one, storage);
     version.resident.set(one, true);
-    note_peak(number(slots.resident_bytes));
+    note_peak(number(counters.resident_bytes));
   }
   // `Ledger.drop_scratch`.
   void drop_scratch(PyObject* one) {
@@ -217,11 +217,11 @@ class Accounts {
     Ref key(PyLong_FromVoidPtr(one)), place(PyLong_FromVoidPtr(version.block.get(one)));
     if (PyDict_GetItem(scratch_.get(), key.get()) != nullptr) {
       PyDict_DelItem(scratch_.get(), key.get());
-      add(slots.scratch_bytes, -nbytes);
+      add(counters.scratch_bytes, -nbytes);
     }
     if (PyDict_GetItem(blocks_.get(), place.get()) != nullptr) {
       PyDict_DelItem(blocks_.get(), place.get());
-      add(slots.resident_bytes, -nbytes);
+      add(counters.resident_bytes, -nbytes);
     }
     version.block.clear(one);  // before the storage, whose death it would tell
     version.scratch.clear(one);
@@ -230,7 +230,7 @@ class Accounts {
 
   // `Recipes.lose`.
   void lose(PyObject* one) {
-    bool pressure = is_true(slots.pressure);
+    bool pressure = is_true(counters.pressure);
     if (pressure) rule.forget(one);
     if (!version.scratch.is_none(one)) {
       if (pressure) rule.discard(one);
@@ -246,8 +246,8 @@ class Accounts {
       if (calls == 0 || cost < signature.cost.number(found)) signature.cost.set_number(found, cost);
       signature.calls.set_number(found, calls + 1);
     }
-    add(slots.clock, signature.cost.number(found));
-    add(slots.age, 1);
+    add(counters.clock, signature.cost.number(found));
+    add(counters.age, 1);
   }
 
   bool some_died() const { return !dead_.empty(); }
@@ -255,8 +255,8 @@ class Accounts {
   // `Ledger.collect_dead`.
   void collect_dead() {
     if (!some_died()) return;
-    bool pressure = is_true(slots.pressure);
-    int64_t before = number(slots.resident_bytes);
+    bool pressure = is_true(counters.pressure);
+    int64_t before = number(counters.resident_bytes);
     while (some_died() && Py_TYPE(dead_.front()) == version_type) {
       Ref first = dead_.pop();
       PyObject* one = first.get();
@@ -265,21 +265,21 @@ class Accounts {
       int64_t nbytes = version.nbytes.number(one);
       bool used = version.used.is_true(one);
       if (!version.scratch.is_none(one)) {
-        add(slots.evicted_bytes, -nbytes);
+        add(counters.evicted_bytes, -nbytes);
       } else if (version.resident.is_true(one)) {
-        add(slots.resident_bytes, -nbytes);
+        add(counters.resident_bytes, -nbytes);
         version.resident.set(one, false);
         if (pressure && !version.operation.is_none(one)) {
           rule.discard(one);
           if (used) rule.released(one);
         }
       } else {
-        add(slots.evicted_bytes, -nbytes);
+        add(counters.evicted_bytes, -nbytes);
         rule.forget(one);
         if (used) rule.released(one);
       }
     }
-    int64_t nbytes = before - number(slots.resident_bytes);
+    int64_t nbytes = before - number(counters.resident_bytes);
     if (some_died()) checked(PyObject_CallMethod(ledger_.get(), "collect_dead", nullptr));  // a block
     if (nbytes != 0) freed(nbytes);
   }
@@ -287,12 +287,12 @@ class Accounts {
   // `Ledger.freed`, which decides the same once more when it is called.
   void freed(int64_t nbytes) {
     PyObject* accounts = ledger_.get();
-    if (slots.heap.is_none(accounts)) return;
-    int64_t total = number(slots.freed_bytes) + nbytes;
-    slots.freed_bytes.set_number(accounts, total);
-    bool unlimited = slots.budget_bytes.is_none(accounts);
-    int64_t limit = unlimited ? number(slots.peak_bytes) : number(slots.limit);
-    if (total > std::max(limit >> LOOK_SHIFT, LOOK_BYTES) && (is_true(slots.pressure) || unlimited))
+    if (counters.heap.is_none(accounts)) return;
+    int64_t total = number(counters.freed_bytes) + nbytes;
+    counters.freed_bytes.set_number(accounts, total);
+    bool unlimited = counters.budget_bytes.is_none(accounts);
+    int64_t limit = unlimited ? number(counters.peak_bytes) : number(counters.limit);
+    if (total > std::max(limit >> LOOK_SHIFT, LOOK_BYTES) && (is_true(counters.pressure) || unlimited))
       checked(PyObject_CallMethod(accounts, "freed", "i", 0));
   }
 

@@ -1,8 +1,8 @@
 // Python objects from C++: owned references, the GIL, and the slots of Python classes.
 //
-// dtrrun/core keeps its graph and its accounts in Python objects whose classes have `__slots__`. A slot is a
-// pointer at a fixed offset in the object, which the class's member descriptor tells. So C++ reads and writes
-// the same objects as Python does, and nothing exists twice.
+// The parts of dtrrun/core that are not native keep their counters in classes with `__slots__`. A slot is a pointer at a
+// fixed offset in the object, which the class's member descriptor tells. So C++ reads and writes the same objects as
+// Python does, and nothing exists twice. Those that are native: graph.h, figures.h.
 #pragma once
 
 #include <Python.h>

@@ -213,7 +213,7 @@ class Rematerializations {
   void lock(PyObject* version, int64_t more) { version_.locks.add(version, more); }
   void enter(Entered& entered) {
     Items inputs = operation_.inputs(entered.operation.get());
-    int64_t clock = accounts_.number(accounts_.slots.clock);
+    int64_t clock = accounts_.number(accounts_.counters.clock);
     for (; entered.locked < inputs.size(); entered.locked++) {
       lock(inputs[entered.locked], 1);
       version_.last_access.set_number(inputs[entered.locked], clock);
@@ -245,7 +245,7 @@ class Rematerializations {
   }
   void idle(PyObject* source) {
     if (!version_.scratch.is_none(source) && version_.locks.number(source) == 0 &&
-        accounts_.is_true(accounts_.slots.pressure))
+        accounts_.is_true(accounts_.counters.pressure))
       accounts_.rule.insert(source);
   }
   // Leaves the operation entered last: unlocks its inputs, and frees those that were recomputed for it alone.

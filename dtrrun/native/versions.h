@@ -37,6 +37,7 @@ class Queue {
     }
     return one;
   }
+
  private:
   std::vector<Ref> waiting_;
   size_t first_ = 0;  // those before have been taken out
