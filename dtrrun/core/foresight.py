@@ -38,7 +38,7 @@ class Program(Protocol):
 
 
 class Trained(Protocol):
-    """A program whose weights change at the end of a step: the ledger."""
+    """A program whose weights change at the end of a step: its `History`."""
 
     def rescued_since(self, age: int) -> Iterable[Any]:
         """Yield nodes made since then that can't be recomputed any more, because what they read has changed.
@@ -108,10 +108,10 @@ class WatchedStep:
                 uses.append(self.length)
 
     def end(self, program: Trained) -> None:
-        """The step has ended."""
+        """The step has ended, or the one after it, in which other weights may have changed."""
         for one in program.rescued_since(self._begin):
             made = self.uses.get(one.age - self._begin - 1, {})
-            if one.nbytes in made:
+            if one.nbytes in made and type(made[one.nbytes]) is not Rescued:
                 made[one.nbytes] = Rescued([*made[one.nbytes], self.length])
 
     def has(self, place: int, name: str, nbytes: int | None = None) -> bool:

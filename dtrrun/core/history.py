@@ -7,7 +7,7 @@ turn, with all the constants that they read, would be kept for that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from dtrrun.core.backend import Shortcuts
 from dtrrun.core.deallocation import Deallocation
@@ -37,6 +37,7 @@ class History:
         self._deallocation, self._eviction = deallocation, eviction
         self._shortcuts = shortcuts
         self.cut_age = 0  # the ledger's age when the last cut was made
+        self.former_step_age = 0  # its age at the end of the step before the last one
 
     def end_step(self) -> None:
         """An optimizer step has ended, which ends a period."""
@@ -45,13 +46,24 @@ class History:
         self._forget_mutated()
         self.cut()
         self._deallocation.sweep_all(self._eviction.evictions)
-        ledger.step_age = ledger.age + 1
+        self.former_step_age, ledger.step_age = ledger.step_age, ledger.age + 1
 
     def end_period(self) -> None:
         """A turn of the program's outer loop has ended."""
         for observer in self._ledger.observers:
             observer.period(PERIOD_ENDS)
         self.end_step()
+
+    def rescued_since(self, age: int) -> Iterator[Version]:
+        """For `core.foresight`: yield what was made since then, and has no recipe any more: it had to stay.
+
+        Or it never had one; then it is never evicted, and it does not matter.
+        """
+        for version in reversed(self._ledger.versions.values()):
+            if version.age <= age and version.mutations == 0:
+                break
+            if version.operation is None:
+                yield version
 
     def compact(self, age: int) -> None:
         """No turn has ended for a while. age: small storages older than this lose their recipes."""
@@ -101,12 +113,13 @@ class History:
     def _forget_mutated(self) -> None:
         """At the end of a step, drop recipes that depend on weights that have changed since.
 
-        Otherwise a program that keeps every `loss` would keep the versions of every step.
+        Otherwise a program that keeps every `loss` would keep the versions of every step. Two networks that
+        are trained in turn change other weights in each step, so this looks at the step before, too.
         """
         intact: dict[int, bool] = {}
         for version in reversed(list(self._ledger.versions.values())):
-            if version.age < self._ledger.step_age and version.mutations == 0:
-                break  # older than this step
+            if version.age < self.former_step_age and version.mutations == 0:
+                break  # older than these steps
             content = version()
             there = content is not None and version.operation is not None and version.resident
             if there and not self._is_intact(version, intact):

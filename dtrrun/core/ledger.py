@@ -261,14 +261,6 @@ class Ledger:
             if version.operation is not None and not version.mutations:
                 yield version.age, version.operation.signature.operator.name, version.nbytes
 
-    def rescued_since(self, age: int) -> Iterator[Version]:
-        """For `core.foresight`: yield what was made since then, and became constant as its inputs changed."""
-        for version in reversed(self.versions.values()):
-            if version.age <= age and version.mutations == 0:
-                break
-            if version.pin == INPUT_MUTATED:
-                yield version
-
     # -- evictions -------------------------------------------------------------------------------
 
     def emptied(self, version: Version) -> None:

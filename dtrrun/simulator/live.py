@@ -163,13 +163,13 @@ class LoggedCall(AnyCall):
 class _Watch(Observer):
     """Records a step for heuristics with foresight."""
 
-    def __init__(self, ledger: Any) -> None:
-        self._ledger = ledger
+    def __init__(self, dtr: DTR) -> None:
+        self._ledger, self._history = dtr.ledger, dtr.history
         self.steps: list[WatchedStep] = []
 
     def begin(self) -> None:
-        if self.steps:
-            self.steps[-1].end(self._ledger)
+        for step in self.steps[-2:]:
+            step.end(self._history)
         self.steps.append(WatchedStep(self._ledger.age))
 
     def finished(self, call: AnyCall, outputs: Sequence[Output]) -> None:
@@ -202,6 +202,7 @@ class _Run:
         self.ledger = ledger = self.dtr.ledger
         ledger.clock, ledger.age = head["clock"], head["age"]
         ledger.step_age = self.dtr.history.cut_age = head["step_age"]
+        self.dtr.history.former_step_age = head.get("former_step_age", head["step_age"])
         self.contents: dict[int, Content] = {}
         self._locks: dict[int, list[Version]] = {}
         self._plain = 0
@@ -211,7 +212,7 @@ class _Run:
 
     def watch(self) -> None:
         """Record the steps that begin from now on."""
-        self._watch = _Watch(self.ledger)
+        self._watch = _Watch(self.dtr)
         self._watch.begin()
         self.ledger.observers.append(self._watch)
 

@@ -126,6 +126,38 @@ def test_what_is_known_is_used(program, budget, monkeypatch):
     assert all(lost == 0 for _, lost in found[5:])
 
 
+def held_until_other_weights_change(ended):
+    """As in an unrolled GAN: it is needed when the second network's weights change, in the step after it."""
+    first, second = network(), nn.Linear(WIDTH, WIDTH)
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (first, second)]
+    for _ in range(6):
+        held = (second.weight * 2).tanh()
+        yield train_one(first, optimizers[0])
+        ended()
+        optimizers[1].zero_grad()
+        loss = second(torch.randn(8, WIDTH)).square().mean()
+        loss.backward()
+        optimizers[1].step()
+        yield loss.item()
+        ended()
+    assert held.shape
+
+
+def test_what_is_needed_when_weights_change_in_the_next_step_stays():
+    torch.manual_seed(0)
+    again = []  # how often `second.weight * 2` has run again, after each step
+    rule = "h_chain(c=e_star,s=.2,next=1,released=alike)"
+    with dtrrun.budget(700_000, cost="model", heuristic=rule) as session:
+
+        def ended():
+            again.append(session.dtr.rematerializer.by_operator.get("aten.mul", [0])[0])
+
+        list(held_until_other_weights_change(ended))
+    assert again[3] == 2
+    assert again[-1] == 2, "it was evicted although it was known to be needed"
+    assert session.dtr.eviction.evictions > 30
+
+
 def test_steps_that_never_repeat_are_watched_less_and_less():
     _, _, seen = losses_and_session(never_the_same, 1_200_000, heuristic="h_next")
     watching = [watched for watched, _ in seen]

@@ -25,16 +25,21 @@ class Lookahead(Observer):
     def __init__(self, slow_path: SlowPath, steps: Sequence[WatchedStep] = ()) -> None:
         """steps: those that are known already; without any, the first ones are recorded."""
         self._reasons, self._ledger = slow_path.reasons, slow_path.ledger
+        self._history = slow_path.dtr.history
         self.foresight = self._ledger.policy.foresight = Foresight(self._ledger, steps)
         self._step: WatchedStep | None = None
+        self._before: WatchedStep | None = None  # the one that ended when this step began
         self._to_watch = 0 if steps else TOGETHER
         self._strange = 0  # steps in which the position was mostly unknown
         self._patience = 1  # number tolerated; doubled each time, for programs that never repeat
 
     def step_ended(self) -> None:
         foresight, step = self.foresight, self._step
+        for one in (self._before, step):
+            if one is not None:
+                one.end(self._history)
+        self._before = step
         if step is not None:
-            step.end(self._ledger)
             self._to_watch -= 1
             if step not in foresight.steps:
                 foresight.steps = [*foresight.steps, step][-KNOWN:]

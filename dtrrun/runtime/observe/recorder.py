@@ -107,7 +107,7 @@ class Recorder(Observer):
             return
         ledger = self._ledger
         ledger.collect_dead()
-        log.annotate("START", snapshot.head(ledger, self._first, self._last, self._cost))
+        log.annotate("START", snapshot.head(self._dtr, self._first, self._last, self._cost))
         for key, version in ledger.versions.items():
             log.constant(self._number(key), version.nbytes, {})
         log.annotate("STATE", snapshot.state(self._dtr, self._numbers))

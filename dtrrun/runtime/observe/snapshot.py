@@ -8,12 +8,12 @@ import torch
 
 from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Operation, Overwritten, Version
-from dtrrun.core.ledger import Ledger
 from dtrrun.runtime import storage as memory
 from dtrrun.runtime.observe.step_log import FORMAT, Facts
 
 
-def head(ledger: Ledger, step: int, last: int, cost: str) -> Facts:
+def head(dtr: DTR, step: int, last: int, cost: str) -> Facts:
+    ledger = dtr.ledger
     return {
         "format": FORMAT,
         "step": step,
@@ -25,6 +25,7 @@ def head(ledger: Ledger, step: int, last: int, cost: str) -> Facts:
         "clock": ledger.clock,
         "age": ledger.age,
         "step_age": ledger.step_age,
+        "former_step_age": dtr.history.former_step_age,
     }
 
 
