@@ -5,6 +5,7 @@ The write may come from an operator, or from code that is not one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -94,6 +95,16 @@ class Mutation:
             version.escaped = True
             version.pin = why
         self._foreign.give_up(version)
+
+    def escape_together(self, versions: Sequence[Version], why: str) -> None:
+        """Let several resident versions escape. Raises the budget error.
+
+        All are locked meanwhile: to bring back what was computed from one may take the place of another.
+        """
+        with Locks() as locks:
+            locks.take(versions)
+            for version in versions:
+                self.escape(version, why)
 
     def written_outside(self, version: Version, why: str, *, escapes: bool) -> None:
         """Code that is not an operator is about to write to the memory. escapes: it may also do so later.

@@ -250,11 +250,10 @@ class Operators:
                 self._mutation.escape(version, SHARED_BY_THREADS)
             changed.append(version)
         if not plain and not call.view:
-            for hole, version in enumerate(call.versions):
-                if hole not in call.statistics:
-                    self._mutation.escape(version, SHARED)
-        for version in call.handed_out:
-            self._mutation.escape(version, "handed out")
+            shared = [one for hole, one in enumerate(call.versions) if hole not in call.statistics]
+            self._mutation.escape_together(shared, SHARED)
+        if call.handed_out:
+            self._mutation.escape_together(call.handed_out, "handed out")
         if not call.view or call.reshapes:
             changed += self._enter_outputs(call, operation, outputs, made)
         if operation is not None:

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from programs import check, check_stress
+from programs import check, check_stress, mlp
+from torch import nn
 from torch.nn import functional as F
 
 
@@ -198,5 +199,30 @@ def test_export(strict):
         x = torch.sin(torch.randn(64, 32))
         exported = torch.export.export(model, (x,), strict=strict)
         return [exported.module()(x), model(x), len(exported.graph.nodes), x * 2]
+
+    check_stress(program)
+
+
+def test_both_parts_of_a_sparse_tensor_stay_in_memory():
+    """What was computed from one comes back before that escapes; it must not take the place of the other."""
+
+    def program():
+        where = torch.arange(8).reshape(1, 8) * 1
+        what = torch.randn(8, 64).sin()
+        computed = [where.float() * k for k in range(40)]
+        torch.randn(64, 64).exp()
+        sparse = torch.sparse_coo_tensor(where, what, (8, 64), check_invariants=False)
+        return sparse.clone(), sparse, computed
+
+    check_stress(program)
+
+
+def test_sparse_gradients_while_all_is_evicted():
+    def program():
+        table = nn.Embedding(16, 32, sparse=True)
+        model = mlp(3)
+        for _ in range(3):
+            (model(torch.randn(64, 32)).sum() + table(torch.arange(4)).sum()).backward()
+        return table.weight.grad, model
 
     check_stress(program)

@@ -89,10 +89,12 @@ class Captures:
             if self._evict_again is not None:
                 self._evict_again()
             ledger.collect_dead()
-            for version in list(ledger.versions.values()):
-                new = id(version) not in self._known or version.last_access >= self._clock
-                if version.resident and new:
-                    slow_path.dtr.mutation.escape(version, "CUDA graph")
+            used = [
+                version
+                for version in ledger.versions.values()
+                if version.resident and (id(version) not in self._known or version.last_access >= self._clock)
+            ]
+            slow_path.dtr.mutation.escape_together(used, "CUDA graph")
             self._before.clear()
             self._known.clear()
         device.look()

@@ -52,6 +52,5 @@ class Reducers:
         known = set(map(id, before))
         with self._slow_path.lock, self._slow_path.telling():
             self._ledger.collect_dead()
-            for version in list(self._ledger.versions.values()):
-                if id(version) not in known:
-                    self._dtr.mutation.escape(version, "handed out")
+            made = [one for one in self._ledger.versions.values() if id(one) not in known]
+            self._dtr.mutation.escape_together(made, "handed out")
