@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -91,6 +91,12 @@ class Shortcuts(Protocol):
 
     def carried(self, cut_age: int) -> list[Version] | None:
         """Return what `History.cut` makes constants of, or None if Python must find it."""
+
+    def mutated(self, age: int, trusts: Callable[[Version], bool]) -> list[Version] | None:
+        """Return what has lost an input, the youngest first, or None if Python must find it.
+
+        age: of the oldest to look at. trusts: `Foreign.trusts`.
+        """
 
 
 class Fingerprints(Protocol):

@@ -116,14 +116,24 @@ class History:
         Otherwise a program that keeps every `loss` would keep the versions of every step. Two networks that
         are trained in turn change other weights in each step, so this looks at the step before, too.
         """
-        intact: dict[int, bool] = {}
+        mutated = None
+        if self._shortcuts is not None:
+            mutated = self._shortcuts.mutated(self.former_step_age, self._recipes.foreign.trusts)
+        for version in self._mutated() if mutated is None else mutated:
+            if version() is not None:  # another thread may release it at any moment
+                self._recipes.make_constant(version, INPUT_MUTATED)
+
+    def _mutated(self) -> list[Version]:
+        """Return versions in memory whose recipes have lost an input, the youngest first."""
+        intact: dict[int, bool] = {}  # by ids of what exists until all are found
+        mutated: list[Version] = []
         for version in reversed(list(self._ledger.versions.values())):
             if version.age < self.former_step_age and version.mutations == 0:
                 break  # older than these steps
-            content = version()
-            there = content is not None and version.operation is not None and version.resident
+            there = version() is not None and version.operation is not None and version.resident
             if there and not self._is_intact(version, intact):
-                self._recipes.make_constant(version, INPUT_MUTATED)
+                mutated.append(version)
+        return mutated
 
     def _forget_small(self, age: int) -> None:
         """Drop the recipes of small, long-lived storages (predictions, losses), which would accumulate.

@@ -11,6 +11,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/library.h>
 
 #include <array>
@@ -70,6 +71,7 @@ class Door {
         chain_limit_(chain_limit) {
     sticky_ = attribute(mode, "sticky");
     uninitialised_ = checked(PyUnicode_InternFromString("uninitialised"));
+    gradient_ = checked(PyUnicode_InternFromString("gradient"));
   }
 
   void handle(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, int64_t entered) {
@@ -115,6 +117,23 @@ class Door {
   }
 
   Ref carried(int64_t cut_age) const { return Carried(accounts_.versions(), cut_age).list(); }
+  Ref mutated(int64_t age, PyObject* trusts) const { return Mutated(accounts_, age, trusts).list(); }
+
+  // `Access.pin`, for a gradient that is in memory. Returns false if that is for Python.
+  bool pin_gradient(const at::Tensor& gradient) {
+    c10::impl::ExcludeDispatchKeyGuard off(KEY);
+    Visit visit(*this);
+    if (!plain(gradient) || !is_plain_kind(gradient) || !may_be_fast() || evictions_.observed()) return false;
+    accounts_.collect_dead();
+    PyObject* found = accounts_.version_of(gradient);
+    if (found == nullptr || !version.resident.is_true(found) || !version.needed_by.is_none(found)) return false;
+    if (!version.operation.is_none(found)) {
+      if (accounts_.is_true(ledger.pressure)) accounts_.rule.discard(found);
+      version.operation.clear(found);
+    }
+    version.pin.set(found, gradient_.get());
+    return true;
+  }
 
   // How often each operator went to Python, or was handled here, by name.
   Ref calls(int64_t Facts::*counter) {
@@ -783,7 +802,7 @@ class Door {
       if (accounts_.version_at(storage) != nullptr) continue;
       if (maker != nullptr && !std::exchange(any, true)) mark_used(maker);
       if (!single && !outputs) outputs = checked(PyList_New(0));
-      Ref object = checked(THPStorage_Wrap(tensor.unsafeGetTensorImpl()->unsafe_storage()));
+      Ref object = wrapped(tensor.unsafeGetTensorImpl()->unsafe_storage());
       Ref made = accounts_.new_version(storage, object.get(), maker, found, uninitialised_.get());
       if (!single) {
         total += version.nbytes.number(made.get());
@@ -814,7 +833,7 @@ class Door {
   Ref mode_, handle_, slow_path_, ledger_, dtr_, recipes_, reasons_, kernels_;
   Ambient ambient_;
   Accounts accounts_;
-  Ref uninitialised_, sticky_;
+  Ref uninitialised_, gradient_, sticky_;
   unsigned long inside_ = 0;             // the thread that is on the fast path
   std::vector<unsigned long> visitors_;  // on a GPU: the threads whose operators are here
   std::shared_ptr<int> ticket_ = std::make_shared<int>();  // of threads other than the session's own
@@ -939,6 +958,33 @@ PyObject* carried(PyObject*, PyObject* cut_age) {
   });
 }
 
+PyObject* mutated(PyObject*, PyObject* args) {
+  long long age;
+  PyObject* trusts;
+  if (!PyArg_ParseTuple(args, "LO", &age, &trusts)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    auto session = door;
+    return session ? session->mutated(age, trusts).release() : Ref::copy(Py_None).release();
+  });
+}
+
+// A gradient of `leaf` has arrived.
+PyObject* gradient_arrived(PyObject* otherwise, PyObject* leaf) {
+  return guarded([&]() -> PyObject* {
+    auto session = door;
+    if (session && THPVariable_Check(leaf)) {
+      const at::Tensor& gradient = THPVariable_Unpack(leaf).grad();
+      if (!gradient.defined() || session->pin_gradient(gradient)) return Ref::copy(Py_None).release();
+    }
+    return PyObject_CallOneArg(otherwise, leaf);
+  });
+}
+
+PyObject* gradient_hook(PyObject*, PyObject* otherwise) {
+  static PyMethodDef arrived = {"gradient_arrived", gradient_arrived, METH_O, "Pins the gradient of a leaf."};
+  return PyCFunction_New(&arrived, otherwise);
+}
+
 PyObject* forget(PyObject*, PyObject*) {
   if (door) door->forget();
   Py_RETURN_NONE;
@@ -971,7 +1017,10 @@ PyMethodDef methods[] = {
     {"was_excluded", was_excluded, METH_O, "Whether a dispatch key was excluded when that operator came."},
     {"materialize", materialize, METH_O, "See `core.backend.Shortcuts`."},
     {"evict_to", evict_to, METH_O, "See `core.backend.Shortcuts`."},
+    {"gradient_hook", gradient_hook, METH_O,
+     "gradient_hook(otherwise): a hook that pins the gradients of leaves. `otherwise` is called where Python must do it."},
     {"carried", carried, METH_O, "See `core.backend.Shortcuts`."},
+    {"mutated", mutated, METH_VARARGS, "See `core.backend.Shortcuts`."},
     {"forget", forget, METH_NOARGS, "Forget all signatures."},
     {"counters", counters, METH_NOARGS, "(ns in operators, ns of bookkeeping) of the fast path."},
     {"python_calls", calls<&Facts::python_calls>, METH_NOARGS, "How often each operator went to Python, by name."},

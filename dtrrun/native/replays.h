@@ -280,7 +280,7 @@ class Replays {
       THPStorage_Unpack(emptied).swap_data_ptr(storage);
       accounts_.restored(one);
     } else if (one == wanted || version.locks.number(one) != 0) {
-      Ref object = checked(THPStorage_Wrap(storage));
+      Ref object = wrapped(storage);
       accounts_.hold_scratch(one, object.get());
     } else {
       return;

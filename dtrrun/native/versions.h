@@ -184,6 +184,15 @@ class Versions {
   VersionObject *first_ = nullptr, *last_ = nullptr;
 };
 
+// A storage's Python object. One that is made here does not interest the garbage collector, which would visit every
+// activation of a step several times: it refers to nothing, unless the program gives a storage attributes.
+inline Ref wrapped(const c10::Storage& storage) {
+  bool is_new = storage.unsafeGetStorageImpl()->pyobj_slot()->load_pyobj() == nullptr;
+  Ref object = checked(THPStorage_Wrap(storage));
+  if (is_new) PyObject_GC_UnTrack(object.get());
+  return object;
+}
+
 // The storage under a version's tensors: borrowed, or null if it has died or another version has it.
 inline PyObject* storage_of(const VersionObject* one) {
   if (one->watch != nullptr) {

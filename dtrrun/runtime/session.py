@@ -144,7 +144,7 @@ class Session:
         self._thrashing = Thrashing(settings, self.warn, self._publish)
         self.steps = StepClock(lambda: publish.totals(self), self._step_ended)
         self._access = Access(self.slow_path)
-        self._gradients = Gradients(self._access.pin)
+        self._gradients = Gradients(self._access.pin, self._native)
         self._notices = notices.Notices(self.warn)
         self._launcher = Launcher(settings.record_dir)
         self._where = optional.where(settings, self.slow_path)

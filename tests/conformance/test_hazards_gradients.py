@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import dtrrun
+from dtrrun.runtime.access import Access
 
 
 def test_gradients_are_read_after_the_weights_changed():
@@ -42,6 +43,27 @@ def test_gradients_stay_in_memory():
             assert torch._C.TensorBase.data_ptr(tensor.grad) != 0
         assert session.report()["rematerializations"] == before
         assert session.report()["evictions"] > 0
+
+
+@pytest.mark.parametrize("budget", [None, 1])
+def test_gradients_arrive_natively(budget, monkeypatch):
+    """Python pins those that are unknown, sparse or evicted, and all of them while operators are observed."""
+    in_python = []
+    pin = Access.pin
+    monkeypatch.setattr(Access, "pin", lambda self, *what: in_python.append(what) or pin(self, *what))
+    with dtrrun.budget(budget, over_budget="warn", native="require") as session:
+        model = mlp(3)
+        words = nn.Embedding(16, 32, sparse=True)
+        (model(torch.randn(64, 32)).sum() + words(torch.arange(4)).sum()).backward()
+        del in_python[:]
+        (model(torch.randn(64, 32)).sum() + words(torch.arange(4)).sum()).backward()
+        assert [gradient.layout for gradient, _ in in_python] == [torch.sparse_coo]
+        pins = {session.slow_path.version_of(one.grad).pin for one in model.parameters()}
+        assert pins == {"gradient"}
+        del in_python[:]
+        session.slow_path.reasons.add("a test")
+        model(torch.randn(64, 32)).sum().backward()
+        assert len(in_python) == len(list(model.parameters()))
 
 
 def test_leaves_that_no_module_has():

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import weakref
 
 import pytest
 import torch
@@ -188,3 +189,48 @@ def test_a_long_chain_is_freed_without_a_long_stack(monkeypatch):
         del x
         session.ledger.collect_dead()
         assert living_nodes(session)[1] - before[1] < 10
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_loses_its_recipe_is_what_python_finds(extension, seed):
+    """At the end of a step, or of a turn of the outer loop."""
+    draw = random.Random(seed)
+    carried, mutated = [], []
+    with dtrrun.budget(4000, native="require", cost="model", over_budget="warn") as session:
+        history, trusts = session.slow_path.dtr.history, session.slow_path.dtr.recipes.foreign.trusts
+        weights = [torch.tensor([1.0] * 8) for _ in range(4)]  # constants
+        kept = [weight * 2 for weight in weights]
+        for at in range(300):
+            kind = draw.random()
+            if kind < 0.1:
+                draw.choice(weights).add_(1)
+            elif kind < 0.2:
+                draw.choice(kept).mul_(draw.choice(kept))
+            elif kind < 0.4:
+                del kept[draw.randrange(len(kept))]
+            kept.append(draw.choice(kept + weights) * draw.choice(kept + weights))
+            if at % 10 == 9:
+                session.ledger.collect_dead()
+                history.cut_age = session.ledger.age - draw.randrange(100)
+                history.former_step_age = session.ledger.age - draw.randrange(100)
+                carried += history._carried()
+                assert extension.carried(history.cut_age) == history._carried()
+                mutated += history._mutated()
+                assert extension.mutated(history.former_step_age, trusts) == history._mutated()
+    assert len(carried) > 10
+    assert len(mutated) > 1
+
+
+def test_the_garbage_collector_leaves_storages_alone(extension):
+    """Those of results, of which there are thousands: visits to them take as long as small operators."""
+    with dtrrun.budget(None, native="require"):
+        made = torch.ones(8) * 2
+        made = made * 2  # handled natively
+        storage = made.untyped_storage()
+        assert not gc.is_tracked(storage)
+        storage.note = "the program's"
+        del made
+        assert storage.note == "the program's"
+        told = weakref.ref(storage)
+        del storage
+        assert told() is None
