@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -92,10 +92,10 @@ class Shortcuts(Protocol):
     def carried(self, cut_age: int) -> list[Version] | None:
         """Return what `History.cut` makes constants of, or None if Python must find it."""
 
-    def mutated(self, age: int, trusts: Callable[[Version], bool]) -> list[Version] | None:
+    def mutated(self, age: int, trusted: list[Version]) -> list[Version] | None:
         """Return what has lost an input, the youngest first, or None if Python must find it.
 
-        age: of the oldest to look at. trusts: `Foreign.trusts`.
+        age: of the oldest to look at. trusted: `Foreign.trusted()`.
         """
 
 

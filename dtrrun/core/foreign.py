@@ -105,6 +105,11 @@ class Foreign:
         region = self._region(version)
         return region is not None and region.sealed is version and region.usable and not region.changing
 
+    def trusted(self) -> list[Version]:
+        """Return all versions that `trusts` holds for."""
+        sealed = [region.sealed for region in list(self._regions.values())]
+        return [version for version in sealed if version is not None and self.trusts(version)]
+
     def may_be_read(self, version: Version) -> bool:
         """Return whether something computed from an escaped version may be evicted. Checks the content."""
         return self.trusts(version) and self.unchanged(version)

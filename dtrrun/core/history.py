@@ -118,7 +118,7 @@ class History:
         """
         mutated = None
         if self._shortcuts is not None:
-            mutated = self._shortcuts.mutated(self.former_step_age, self._recipes.foreign.trusts)
+            mutated = self._shortcuts.mutated(self.former_step_age, self._recipes.foreign.trusted())
         for version in self._mutated() if mutated is None else mutated:
             if version() is not None:  # another thread may release it at any moment
                 self._recipes.make_constant(version, INPUT_MUTATED)

@@ -116,14 +116,16 @@ class Door {
     return evictions_.evict_to(most);
   }
 
-  Ref carried(int64_t cut_age) const { return Carried(accounts_.versions(), cut_age).list(); }
-  Ref mutated(int64_t age, PyObject* trusts) const { return Mutated(accounts_, age, trusts).list(); }
+  Ref carried(int64_t cut_age) const { return dtrrun::carried(accounts_.versions(), cut_age); }
+  Ref mutated(int64_t age, PyObject* trusted) const { return dtrrun::mutated(accounts_, age, trusted); }
 
   // `Access.pin`, for a gradient that is in memory. Returns false if that is for Python.
   bool pin_gradient(const at::Tensor& gradient) {
     c10::impl::ExcludeDispatchKeyGuard off(KEY);
     Visit visit(*this);
     if (!plain(gradient) || !is_plain_kind(gradient) || !may_be_fast() || evictions_.observed()) return false;
+    if (inside_ != 0) return false;  // a kernel has begun a backward pass of its own
+    Inside inside(*this);
     accounts_.collect_dead();
     PyObject* found = accounts_.version_of(gradient);
     if (found == nullptr || !version.resident.is_true(found) || !version.needed_by.is_none(found)) return false;
@@ -131,6 +133,7 @@ class Door {
       if (accounts_.is_true(ledger.pressure)) accounts_.rule.discard(found);
       version.operation.clear(found);
     }
+    version.last_access.set_number(found, accounts_.number(ledger.clock));
     version.pin.set(found, gradient_.get());
     return true;
   }
@@ -960,11 +963,11 @@ PyObject* carried(PyObject*, PyObject* cut_age) {
 
 PyObject* mutated(PyObject*, PyObject* args) {
   long long age;
-  PyObject* trusts;
-  if (!PyArg_ParseTuple(args, "LO", &age, &trusts)) return nullptr;
+  PyObject* trusted;
+  if (!PyArg_ParseTuple(args, "LO!", &age, &PyList_Type, &trusted)) return nullptr;
   return guarded([&]() -> PyObject* {
     auto session = door;
-    return session ? session->mutated(age, trusts).release() : Ref::copy(Py_None).release();
+    return session ? session->mutated(age, trusted).release() : Ref::copy(Py_None).release();
   });
 }
 

@@ -197,7 +197,7 @@ def test_what_loses_its_recipe_is_what_python_finds(extension, seed):
     draw = random.Random(seed)
     carried, mutated = [], []
     with dtrrun.budget(4000, native="require", cost="model", over_budget="warn") as session:
-        history, trusts = session.slow_path.dtr.history, session.slow_path.dtr.recipes.foreign.trusts
+        history, foreign = session.dtr.history, session.dtr.recipes.foreign
         weights = [torch.tensor([1.0] * 8) for _ in range(4)]  # constants
         kept = [weight * 2 for weight in weights]
         for at in range(300):
@@ -216,9 +216,20 @@ def test_what_loses_its_recipe_is_what_python_finds(extension, seed):
                 carried += history._carried()
                 assert extension.carried(history.cut_age) == history._carried()
                 mutated += history._mutated()
-                assert extension.mutated(history.former_step_age, trusts) == history._mutated()
+                assert extension.mutated(history.former_step_age, foreign.trusted()) == history._mutated()
     assert len(carried) > 10
     assert len(mutated) > 1
+
+
+def test_a_trusted_constant_is_no_lost_input(extension):
+    with dtrrun.budget(1000, native="require", over_budget="warn") as session:
+        history, foreign = session.dtr.history, session.dtr.recipes.foreign
+        weight = torch.nn.Parameter(torch.from_numpy(torch.ones(64).numpy().copy()))
+        kept = [weight * number for number in range(8)]
+        assert foreign.trusted() == [session.slow_path.version_of(weight)]
+        assert extension.mutated(0, foreign.trusted()) == history._mutated() == []
+        assert extension.mutated(0, []) != []
+        assert len(kept) == 8
 
 
 def test_the_garbage_collector_leaves_storages_alone(extension):
