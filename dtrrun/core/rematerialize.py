@@ -45,6 +45,7 @@ class Rematerializer:
 
     __slots__ = (
         "__dict__",
+        "began",
         "operators_ns",
         "rematerializations",
         "rematerialized_bytes",
@@ -76,11 +77,11 @@ class Rematerializer:
         self.operators_ns = 0  # time in recomputed operators only
         self.by_operator: dict[str, list[int]] = {}  # name: [count, ns, bytes]
         self._without_workspace: Operation | None = None  # what may run without workspace
-        self._began: tuple[int, int] | None = None  # the one in progress, and the time counted before
+        self.began: tuple[int, int] | None = None  # the one in progress, and the time counted before
 
     # -- what is asked for -----------------------------------------------------------------------
 
-    def lock(self, versions: list[Version], taken: list[Version] | None = None) -> None:
+    def lock(self, versions: Sequence[Version], taken: list[Version] | None = None) -> None:
         """Lock versions and bring back those that are evicted. On failure nothing stays locked.
 
         taken: receives the versions locked so far, for the caller to unlock. Raises the budget error.
@@ -124,16 +125,16 @@ class Rematerializer:
 
         Raises the budget error if the budget can't hold what a recipe needs. Locks taken here are released.
         """
-        if self._began is not None:  # nested: an operation that makes room
+        if self.began is not None:  # nested: an operation that makes room
             self._materialize(targets)
             return
-        self._began = now_ns(), self._accounted()
+        self.began = now_ns(), self._accounted()
         before = self._ledger.clock
         places = [place for place in range(len(targets)) if not targets[place].resident]
         try:
             self._executor.quietly(self._bring_back, targets)
         finally:
-            self._began = None
+            self.began = None
         self._learn_costs(targets, places, self._ledger.clock - before)
 
     @staticmethod
@@ -165,7 +166,7 @@ class Rematerializer:
 
     def under_way_ns(self) -> int:
         """Bookkeeping time of the current rematerialization, which is counted only at its end."""
-        began = self._began
+        began = self.began
         if began is None:
             return 0
         started, accounted = began
@@ -324,6 +325,9 @@ class Rematerializer:
 
     def run_alone(self, wanted: Version, operation: Operation) -> None:
         """Run one operation whose inputs are locked, for the native extension. Raises the budget error."""
+        self._executor.quietly(self._run_below, wanted, operation)
+
+    def _run_below(self, wanted: Version, operation: Operation) -> None:
         guard = self._executor.below()
         with guard, guard:  # twice, because of interrupts
             self._run(wanted, operation)

@@ -11,26 +11,29 @@
 
 namespace dtrrun {
 
-// What the settings of `runtime/ambient.py` were when an operator ran, as Python has them. They hardly ever
-// change, so the tuple of the last call is usually that of this one.
+// What the settings of `runtime/ambient.py` were when an operator ran, as Python has them. They hardly ever change but
+// back and forth, as grad mode does between a model and its optimizer, so one of the last two tuples is usually this call's.
 class Ambient {
  public:
   Ambient(PyObject* readers, bool on_cpu) : readers_(Ref::copy(readers)), on_cpu_(on_cpu) {}
 
   using Settings = std::array<int, 16>;
   struct State {
-    Ref tuple;
-    Settings settings;
+    struct Known {
+      Ref tuple;
+      Settings settings;
+    } last, before;
   };
 
-  // Returns the state for a family of operators. known: that of its last call, brought up to date.
+  // Returns the state for a family of operators. known: those of its last calls, brought up to date.
   PyObject* read(PyObject* family, State& known, bool general) {
     auto now = settings(general);
-    if (!known.tuple || now != known.settings) {
-      known.tuple = checked(PyObject_CallNoArgs(PyDict_GetItem(readers_.get(), family)));
-      known.settings = now;
+    auto is_last = [&] { return known.last.tuple && known.last.settings == now; };
+    if (!is_last()) {
+      std::swap(known.last, known.before);
+      if (!is_last()) known.last = {checked(PyObject_CallNoArgs(PyDict_GetItem(readers_.get(), family))), now};
     }
-    return known.tuple.get();
+    return known.last.tuple.get();
   }
 
  private:

@@ -75,6 +75,9 @@ class Evictions {
     return fits;
   }
 
+  // ns so far.
+  int64_t making_room_ns() const { return making_room_ns_.number(eviction_.get()); }
+
   // Counts the rematerializations in progress.
   void replaying(int64_t more) { add(replaying_, more); }
   bool any_replaying() const { return replaying_.number(eviction_.get()) != 0; }

@@ -22,7 +22,7 @@
 #include "device.h"
 #include "history.h"
 #include "lists.h"
-#include "rematerialize.h"
+#include "ready.h"
 #include "signatures.h"
 
 namespace dtrrun {
@@ -60,10 +60,11 @@ class Door {
         kernels_(attribute(slow_path_.get(), "kernels")),
         ambient_(attribute(attribute(slow_path_.get(), "ambient").get(), "readers").get(), this->device.is_cpu()),
         accounts_(ledger_.get(), classes, as_number(attribute(mode, "mask").get())),
-        evictions_(dtr_.get(), classes, accounts_),
-        replays_(mode, dtr_.get(), classes, accounts_, evictions_, ambient_, facts_, this->device),
+        evictions_(dtr_.get(), classes, accounts_), workspaces_(mode, accounts_, this->device),
+        replays_(mode, dtr_.get(), classes, accounts_, evictions_, ambient_, workspaces_, facts_, this->device),
         rematerializations_(slow_path_.get(), dtr_.get(), classes, accounts_, evictions_, replays_, this->device,
                             above | DispatchKeySet(KEY)),
+        readiness_(slow_path_.get(), accounts_, evictions_, rematerializations_, replays_, workspaces_),
         dependents_(recipes_.get(), accounts_), lists_(mode, accounts_, dependents_),
         any_reason_(type_of(classes, "Reasons"), "any"),
         home_(type_of(classes, "SlowPath"), "home"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
@@ -108,7 +109,7 @@ class Door {
     replays_.forget();
   }
 
-  bool materialize(PyObject* targets) { return rematerializations_.run(targets); }
+  bool materialize(PyObject* targets) { return rematerializations_.run_for_python(targets); }
 
   // Whether it now fits; nothing if that is for Python.
   std::optional<bool> evict_to(int64_t most) {
@@ -557,36 +558,9 @@ class Door {
   // Brings the inputs back, and makes room. Returns the time in ns that is accounted for elsewhere.
   int64_t make_ready(const Call& call) {
     PyObject* found = call.signature.get();
-    int64_t needed = accounts_.number(ledger.resident_bytes) + signature.output_bytes.number(found);
-    bool tight = needed > accounts_.number(ledger.limit) ||
-                 (accounts_.is_true(ledger.pressure) && signature.workspace.number(found) != 0);
-    if (call.whole && !tight) return 0;
+    if (call.whole && readiness_.is_ready(found)) return 0;
     c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
-    int64_t took = 0;
-    if (call.whole && signature.workspace.number(found) == 0 && evict_for(call, took)) return took;
-    return as_number(checked(PyObject_CallMethod(slow_path_.get(), "make_ready", "OO", as_tuple(call.inputs).get(), found)).get());
-  }
-
-  // Makes room for the outputs of a call whose inputs are in memory. Returns false if that is for Python: also if there is
-  // none, since Python raises the error. took: receives the time in ns.
-  bool evict_for(const Call& call, int64_t& took) {
-    accounts_.collect_dead();
-    if (!evictions_.is_alone()) return false;
-    int64_t started = now_ns();
-    auto lock = [&](int64_t more) {
-      for (const Ref& one : call.inputs) version.locks.add(one.get(), more);
-    };
-    lock(1);
-    bool fits;
-    try {
-      fits = evictions_.fits(signature.output_bytes.number(call.signature.get()));
-    } catch (...) {  // an interrupt
-      lock(-1);
-      throw;
-    }
-    lock(-1);
-    took = now_ns() - started;
-    return fits;
+    return readiness_.make_ready(call.inputs, call.whole, found);
   }
 
   // Rescues what depends on a constant that an in-place operator is about to write to, before room is made for it.
@@ -705,7 +679,7 @@ class Door {
         }
         operation.outputs.take(call.maker.get(), outputs.release());
       } else if (version.used.is_true(call.targets[0])) {
-        checked(PyObject_CallMethod(recipes_.get(), "supersede", "OOi", call.targets[0], Py_None, 0));
+        accounts_.supersede(call.targets[0], nullptr, nullptr);
       }
       writes.count();
     } catch (...) {
@@ -847,8 +821,10 @@ class Door {
   Replays::FactsByOperator facts_;  // by the operator's schema, which PyTorch never moves
   std::array<std::pair<const void*, Facts*>, 128> recent_{};
   Evictions evictions_;
+  Workspaces workspaces_;
   Replays replays_;
   Rematerializations rematerializations_;
+  Readiness readiness_;
   Dependents dependents_;
   ListUpdates lists_;
   Slot any_reason_, home_, next_tick_, found_;

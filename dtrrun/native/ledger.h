@@ -55,6 +55,7 @@ class Accounts {
   Accounts(PyObject* ledger, PyObject* classes, int64_t mask)
       : ledger_(Ref::copy(ledger)), block_class_(Ref::copy(type_of(classes, "Block"))),
         on_death_(attribute(ledger, "on_death")), no_pin_(checked(PyUnicode_InternFromString(""))),
+        mutated_(checked(PyUnicode_InternFromString("mutated"))),
         scratch_(attribute(ledger, "scratch")), blocks_(attribute(ledger, "blocks")),
         dead_(queue_of(counters.dead.get(ledger))), versions_(versions_of(counters.versions.get(ledger))),
         rule(ledger), block_address_(block_class_.get(), "address"),
@@ -79,7 +80,7 @@ class Accounts {
   CounterFields counters;
 
  private:  // made first
-  Ref ledger_, block_class_, on_death_, no_pin_, scratch_, blocks_;
+  Ref ledger_, block_class_, on_death_, no_pin_, mutated_, scratch_, blocks_;
   Queue& dead_;  // the ledger's, like the next
   Versions& versions_;
 
@@ -124,7 +125,7 @@ class Accounts {
     return made;
   }
 
-  // `Recipes.supersede`, for a mutation that has a recipe.
+  // `Recipes.supersede`. maker: the mutation as a recipe, or null if there is none. found: its signature.
   Ref supersede(PyObject* target, PyObject* maker, PyObject* found) {
     auto* object = reinterpret_cast<PyObject*>(version.key.number(target));  // the storage, which the call holds
     Ref made = bare_version(object);
@@ -136,10 +137,15 @@ class Accounts {
     version.resident.set(target, false);
     version.uses.set(target, nothing);
     versions_.put(as_version(made.get()));
-    version.operation.set(made.get(), maker);
-    version.cost.set_number(made.get(), signature.cost.number(found));
+    if (maker == nullptr) {
+      PyObject* pin = version.pin.get(target);
+      version.pin.set(made.get(), pin == Py_None ? mutated_.get() : pin);
+    } else {
+      version.operation.set(made.get(), maker);
+      version.cost.set_number(made.get(), signature.cost.number(found));
+    }
     if (is_true(counters.pressure) && !version.operation.is_none(target)) rule.released(target);
-    evictable(made.get());
+    if (maker != nullptr) evictable(made.get());
     return made;
   }
 

@@ -47,7 +47,7 @@ class ListUpdates {
     accounts_.ran(signature_.get(), cost);
     for (const Ref& target : targets_)
       if (version.used.is_true(target.get()) && !version.superseded.is_true(target.get()))
-        checked(PyObject_CallMethod(recipes_.get(), "supersede", "OOi", target.get(), Py_None, 0));
+        accounts_.supersede(target.get(), nullptr, nullptr);
     forget();
   }
   // It has failed, and may have written something.

@@ -66,6 +66,16 @@ inline Ref checked(PyObject* owned) {
   return Ref(owned);
 }
 
+// An exception of C++, as Python gets it.
+inline Ref as_error(const std::exception_ptr& exception) {
+  torch::translate_exception_to_python(exception);
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  Ref types(type), frames(traceback);
+  return Ref(value);
+}
+
 // Calls `function`, which returns what Python gets. Its exceptions become Python's.
 template <class Function>
 PyObject* guarded(const Function& function) {

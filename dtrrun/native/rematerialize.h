@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "replays.h"
+#include "silence.h"
 
 namespace dtrrun {
 
@@ -17,30 +18,46 @@ class Rematerializations {
   Rematerializations(PyObject* slow_path, PyObject* dtr, PyObject* classes, Accounts& accounts, Evictions& evictions,
                      Replays& replays, const Device& device, c10::DispatchKeySet hidden)
       : slow_path_(Ref::copy(slow_path)), rematerializer_(attribute(dtr, "rematerializer")),
-        between_(attribute(rematerializer_.get(), "_between")), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
+        between_(attribute(rematerializer_.get(), "_between")),
+        memory_(attribute(accounts.get(), "memory")), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
+        began_(type_of(classes, "Rematerializer"), "began"),
         budget_error_(attribute(attribute(dtr, "eviction").get(), "BudgetError")), accounts_(accounts),
         evictions_(evictions), replays_(replays), device_(device), hidden_(hidden) {}
 
-  // Makes all targets resident. Returns false, before anything has changed, if that is for Python. Raises the
-  // budget error.
-  bool run(PyObject* targets) {
-    if (evictions_.observed() || c10::impl::TorchDispatchModeTLS::stack_len() != 0) return false;
-    if (!(device_.is_bound() && device_.is_current() && device_.on_main_stream())) return false;
-    Work work;
-    for (PyObject* one : Items(targets))
-      if (!version_.resident.is_true(one)) work.stack.push_back(Ref::copy(one));
-    if (work.stack.empty()) return true;
-    c10::InferenceMode no_inference(false);  // as `runtime.guards.below`, like the next
-    c10::impl::ExcludeDispatchKeyGuard beneath_the_program(hidden_);
-    evictions_.replaying(1);
-    try {
-      materialize(work);
-    } catch (...) {
-      end(work);
-      throw;
+  // `Rematerializer.materialize`: makes all targets resident. Returns false, before anything has changed, if that is for
+  // Python. Raises the budget error.
+  template <class Refs>
+  bool bring_back(const Refs& targets) {
+    PyObject* self = rematerializer_.get();
+    if (!began_.is_none(self) || !may_run() || truth(memory_.get(), "REFILL_COPIES")) return false;
+    c10::SmallVector<PyObject*, 6> missing;
+    for (const Ref& one : targets)
+      if (!version_.resident.is_true(one.get())) missing.push_back(one.get());
+    int64_t before = accounts_.number(accounts_.counters.clock);
+    {
+      Began now(began_, self, evictions_.making_room_ns() + replays_.operators_ns());
+      Silent silent;
+      run(missing);
     }
-    end(work);
+    // `Rematerializer._learn_costs`.
+    int64_t cost = accounts_.number(accounts_.counters.clock) - before;
+    for (PyObject* one : missing)
+      version_.cost.set_number(one, std::max<int64_t>(version_.cost.number(one), cost / int64_t(missing.size())));
     return true;
+  }
+
+  // The same, for Python, which has begun it.
+  bool run_for_python(PyObject* targets) {
+    if (!may_run()) return false;
+    c10::SmallVector<PyObject*, 6> missing;
+    for (PyObject* one : Items(targets))
+      if (!version_.resident.is_true(one)) missing.push_back(one);
+    run(missing);
+    return true;
+  }
+
+  bool is_budget_error(const python_error& error) const {
+    return PyErr_GivenExceptionMatches(error.type, budget_error_.get());
   }
 
  private:
@@ -95,6 +112,43 @@ class Rematerializations {
     Ref without_workspace;  // the operation that may run without it
   };
 
+  // While a rematerialization is in progress (`Rematerializer.began`).
+  class Began {
+   public:
+    Began(const Slot& began, PyObject* rematerializer, int64_t accounted) : began_(began), rematerializer_(rematerializer) {
+      began.take(rematerializer, checked(Py_BuildValue("(LL)", static_cast<long long>(now_ns()),
+                                                       static_cast<long long>(accounted))).release());
+    }
+    ~Began() { began_.set(rematerializer_, Py_None); }
+    Began(const Began&) = delete;
+
+   private:
+    const Slot& began_;
+    PyObject* rematerializer_;
+  };
+
+  bool may_run() const {
+    return !evictions_.observed() && c10::impl::TorchDispatchModeTLS::stack_len() == 0 && device_.is_bound() &&
+           device_.is_current() && device_.on_main_stream();
+  }
+
+  // missing: what is evicted.
+  void run(const c10::SmallVector<PyObject*, 6>& missing) {
+    if (missing.empty()) return;
+    Work work;
+    for (PyObject* one : missing) work.stack.push_back(Ref::copy(one));
+    c10::InferenceMode no_inference(false);  // as `runtime.guards.below`, like the next
+    c10::impl::ExcludeDispatchKeyGuard beneath_the_program(hidden_);
+    evictions_.replaying(1);
+    try {
+      materialize(work);
+    } catch (...) {
+      end(work);
+      throw;
+    }
+    end(work);
+  }
+
   void materialize(Work& work) {
     auto& [stack, entered, plan, relaxations, without_workspace] = work;
     while (!stack.empty()) {
@@ -134,7 +188,7 @@ class Rematerializations {
         if (!replays_.run(version.get(), maker.get(), without_workspace.get() == maker.get()))
           checked(PyObject_CallMethod(rematerializer_.get(), "run_alone", "OO", version.get(), maker.get()));
       } catch (const python_error& error) {
-        if (!PyErr_GivenExceptionMatches(error.type, budget_error_.get())) throw;
+        if (!is_budget_error(error)) throw;
         if ((entered.size() < 2 && plan.empty()) || relaxations == 0) {
           if (without_workspace.get() == maker.get() || !replays_.has_workspace(maker.get())) throw;
           does_without(work, std::move(maker));  // the library can
@@ -264,8 +318,8 @@ class Rematerializations {
     all.pop_back();
   }
 
-  Ref slow_path_, rematerializer_, between_;
-  Slot next_tick_;
+  Ref slow_path_, rematerializer_, between_, memory_;
+  Slot next_tick_, began_;
   Ref budget_error_;
   Accounts& accounts_;
   Evictions& evictions_;

@@ -15,6 +15,7 @@
 #include "device.h"
 #include "evict.h"
 #include "facts.h"
+#include "workspace.h"
 
 namespace dtrrun {
 
@@ -70,11 +71,7 @@ struct Geometry {
 // memory, so that Python may run it again (`CudaInterposer.forgives`). operator_: null if it could have begun. rng: the
 // state of the generator that it draws from.
 inline bool forgives(PyObject* mode, PyObject* operator_, PyObject* rng = nullptr) {
-  torch::translate_exception_to_python(std::current_exception());
-  PyObject *type, *value, *traceback;
-  PyErr_Fetch(&type, &value, &traceback);
-  PyErr_NormalizeException(&type, &value, &traceback);
-  Ref types(type), error(value), frames(traceback);
+  Ref error = as_error(std::current_exception());
   auto given = [](PyObject* object) { return object == nullptr ? Py_None : object; };
   return checked(PyObject_CallMethod(mode, "forgives", "OOO", given(operator_), given(rng), error.get())).get() == Py_True;
 }
@@ -84,14 +81,17 @@ class Replays {
   using FactsByOperator = std::unordered_map<const void*, Facts>;
 
   Replays(PyObject* mode, PyObject* dtr, PyObject* classes, Accounts& accounts, Evictions& evictions, Ambient& ambient,
-          FactsByOperator& facts, const Device& device)
-      : mode_(Ref::copy(mode)), device_(device), rematerializer_(attribute(dtr, "rematerializer")), tallies_(attribute(rematerializer_.get(), "by_operator")),
-        accounts_(accounts), evictions_(evictions), ambient_(ambient), facts_(facts),
+          const Workspaces& workspaces, FactsByOperator& facts, const Device& device)
+      : mode_(Ref::copy(mode)), device_(device), rematerializer_(attribute(dtr, "rematerializer")),
+        tallies_(attribute(rematerializer_.get(), "by_operator")), workspaces_(workspaces), accounts_(accounts), evictions_(evictions), ambient_(ambient), facts_(facts),
         operators_ns_(type_of(classes, "Rematerializer"), "operators_ns"),
         count_(type_of(classes, "Rematerializer"), "rematerializations"),
         nbytes_(type_of(classes, "Rematerializer"), "rematerialized_bytes") {}
 
   void forget() { geometries_.clear(); }
+
+  // ns in operators that were run again.
+  int64_t operators_ns() const { return operators_ns_.number(rematerializer_.get()); }
 
   bool has_workspace(PyObject* maker) const {
     return signature.workspace.number(operation.signature.get(maker)) != 0;
@@ -122,8 +122,7 @@ class Replays {
     auto uses = uses_of(maker, inputs);
     if (!device_.is_cpu() && std::find(uses.begin(), uses.end(), Use::COPY) != uses.end()) return false;
     make_room(inputs, uses, found, without_workspace);
-    if (accounts_.is_true(ledger.pressure) && signature.workspace.number(found) != 0)
-      checked(PyObject_CallMethod(mode_.get(), "provide", "O", found));
+    workspaces_.provide(found);
 
     c10::SmallVector<Ref, 1> taken;  // the old versions whose memory is written to
     c10::SmallVector<c10::Storage, 4> targets(count);
@@ -326,6 +325,7 @@ class Replays {
   Ref mode_;
   const Device& device_;
   Ref rematerializer_, tallies_;
+  const Workspaces& workspaces_;
   Accounts& accounts_;
   Evictions& evictions_;
   Ambient& ambient_;

@@ -7,7 +7,6 @@ import torch
 from programs import chain
 
 import dtrrun
-from dtrrun.core.rematerialize import Rematerializer
 from dtrrun.runtime import shapes
 from dtrrun.runtime.execute import Executor
 from dtrrun.runtime.observe.training_memory import Training
@@ -16,7 +15,7 @@ from dtrrun.runtime.observe.training_memory import Training
 @pytest.fixture
 def slow_replay(monkeypatch):
     """A session whose replays take 10 ms of bookkeeping for each operator, and a chain that is evicted."""
-    with dtrrun.budget(1, over_budget="warn") as session:
+    with dtrrun.budget(1, over_budget="warn", native="off") as session:
         kept = chain(torch.ones(64), 16)
         execute = Executor.execute
 
@@ -25,7 +24,6 @@ def slow_replay(monkeypatch):
             return execute(*args)
 
         monkeypatch.setattr(Executor, "execute", slowly)
-        monkeypatch.setattr(Rematerializer, "_natively", lambda *_: False)
         yield session, kept
 
 

@@ -111,7 +111,7 @@ def test_a_first_workspace_is_provided_as_one_block(monkeypatch):
     with fake_session(monkeypatch, BESIDE + 16 * MIB, gpu=gpu) as (session, _):
         x, kept = image(), chain(30)
         provided = []
-        monkeypatch.setattr(session.device.retry, "provide", provided.append)
+        monkeypatch.setattr(session.device.retry, "provide", lambda sizes, refusal: provided.append(sizes))
         convolved(x)
         assert [(made, beside // MIB) for made, beside in provided] == [(MIB, 2)]
         assert correct(kept)

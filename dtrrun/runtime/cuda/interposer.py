@@ -86,9 +86,9 @@ class CudaInterposer(Interposer):
         if isinstance(error, torch.OutOfMemoryError) and not isinstance(error, BudgetError):
             self.device.retry.met(error)
 
-    def provide(self, signature: Signature) -> None:
-        """A replay is about to need a workspace."""
-        self.device.operators.provide(signature)
+    def provide(self, signature: Signature, refusal: torch.OutOfMemoryError) -> None:
+        """A call is about to need a workspace, which the allocator has refused."""
+        self.device.operators.provide(signature, refusal)
 
     def capture(self, nbytes: int) -> Any:
         """Return the state of the generator from which an operator is about to draw `nbytes` bytes."""

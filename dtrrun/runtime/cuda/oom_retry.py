@@ -142,17 +142,23 @@ class Retry:
         self._slow_path.too_small(too_small)
         raise too_small
 
-    def provide(self, sizes: Sequence[int]) -> None:
-        """Make blocks of these sizes available together, if possible. Raises nothing."""
+    def provide(self, sizes: Sequence[int], refusal: torch.OutOfMemoryError | None = None) -> None:
+        """Make blocks of these sizes available together, if possible. Raises nothing.
+
+        refusal: the allocator's, if it has been asked for them.
+        """
         if self._ledger.budget_bytes is None:
             return
         for attempt in range(ATTEMPTS + 1):
-            try:
-                self.gpu.take(sizes)
-                return
-            except torch.OutOfMemoryError as error:
-                self.met(error)
-                asked = requested(str(error))
+            if refusal is None:
+                try:
+                    self.gpu.take(sizes)
+                    return
+                except torch.OutOfMemoryError as error:
+                    refusal = error
+            self.met(refusal)
+            asked = requested(str(refusal))
+            refusal = None  # and what its traceback holds
             if attempt < ATTEMPTS:
                 self._release(attempt, max(sum(sizes), asked), asked)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
 
+import torch
+
 from dtrrun.core.graph import Geometry, Operation, Signature
 from dtrrun.runtime.cost_model import GPU, modelled_ns
 from dtrrun.runtime.cuda.oom_retry import Retry, retriable, short_of_memory
@@ -120,11 +122,14 @@ class CudaOperators:
             return self._retry.attempt(run, operator.name, operation.signature.output_bytes)
         return run()
 
-    def provide(self, signature: Signature) -> None:
-        """When memory is short, ensure that a library gets a workspace it could do without."""
+    def provide(self, signature: Signature, refusal: torch.OutOfMemoryError | None = None) -> None:
+        """When memory is short, ensure that a library gets a workspace it could do without.
+
+        refusal: the allocator's, if it has been asked.
+        """
         workspace = signature.workspace or (self._guesses.get(signature, 0) if self._guesses else 0)
         if workspace and self._ledger.pressure and not self.gpu.on_side_stream():
-            self._retry.provide((signature.output_bytes - workspace, workspace))
+            self._retry.provide((signature.output_bytes - workspace, workspace), refusal)
 
     def price(self, call: TensorCall, args: Any, kwargs: dict[str, Any]) -> None:
         """Set the cost of a signature: the model's, until the timer has read one."""

@@ -503,7 +503,7 @@ class SlowPath:
 
     # -- for the fast path -----------------------------------------------------------------------
 
-    def make_ready(self, inputs: list[Version], signature: Signature) -> int:
+    def make_ready(self, inputs: Sequence[Version], signature: Signature) -> int:
         """Bring the inputs back and make room for the outputs.
 
         Returns the time in ns that is accounted for elsewhere. Raises BudgetError.
@@ -519,10 +519,14 @@ class SlowPath:
                     if signature.workspace:
                         self.device.provide(signature)
             except BudgetError as error:
-                self._note_call(error, inputs, signature)
-                self.too_small(error)
+                self.refuse(error, inputs, signature)
                 raise
         return eviction.making_room_ns + rematerializer.operators_ns - accounted
+
+    def refuse(self, error: BudgetError, inputs: Sequence[Version], signature: Signature) -> None:
+        """The program is about to get this error, because of a call that there is no room for."""
+        self._note_call(error, inputs, signature)
+        self.too_small(error)
 
     def enter(
         self,
@@ -617,7 +621,7 @@ class SlowPath:
                 self.too_small(error)
             raise
 
-    def _note_call(self, error: BudgetError, versions: list[Version], signature: Signature) -> None:
+    def _note_call(self, error: BudgetError, versions: Sequence[Version], signature: Signature) -> None:
         """Note how much the program's own call needs, whatever failed on the way to it."""
         error.called = signature.operator.name
         error.called_bytes = self._eviction.least_bytes_with(versions) + signature.output_bytes

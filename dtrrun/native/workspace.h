@@ -1,0 +1,38 @@
+// What a GPU's library could do without, but then with another algorithm, and other bits: its workspace
+// (`runtime/cuda/operators.py`).
+#pragma once
+
+#include <c10/core/Allocator.h>
+
+#include "device.h"
+#include "ledger.h"
+
+namespace dtrrun {
+
+class Workspaces {
+ public:
+  Workspaces(PyObject* mode, const Accounts& accounts, const Device& device)
+      : mode_(Ref::copy(mode)), accounts_(accounts), device_(device) {}
+
+  // `Operators.provide`: when memory is short, blocks for a call's results and its workspace are cached, one each. This
+  // thread is on the main stream.
+  void provide(PyObject* found) const {
+    int64_t workspace = signature_.workspace.number(found);
+    if (workspace == 0 || !accounts_.is_true(ledger_.pressure) || ledger_.budget_bytes.is_none(accounts_.get())) return;
+    try {
+      device_.take({signature_.output_bytes.number(found) - workspace, workspace});
+    } catch (const c10::OutOfMemoryError&) {
+      Ref refusal = as_error(std::current_exception());
+      checked(PyObject_CallMethod(mode_.get(), "provide", "OO", found, refusal.get()));
+    }
+  }
+
+ private:
+  Ref mode_;
+  const Accounts& accounts_;
+  const Device& device_;
+  CounterFields ledger_;
+  SignatureFields signature_;
+};
+
+}  // namespace dtrrun
