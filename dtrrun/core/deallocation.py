@@ -27,16 +27,15 @@ class Deallocation:
 
     # -- inputs of what is evicted ---------------------------------------------------------------
 
-    def keep_inputs(self, version: Version, storage: Any) -> None:
+    def keep_inputs(self, version: Version) -> None:
         """Keep the inputs of a version about to be evicted that cost much more to recompute than it does.
 
         The program may release them before it needs the version: a DenseNet's feature maps, from which cheap
         concatenations are made; a gradient from which the next one was computed. They stay evictable.
-        storage: that of the version.
         """
         operation = version.operation
         assert operation is not None
-        projected_cost = self._ledger.policy.projected_cost
+        projected_cost, key_of = self._ledger.policy.projected_cost, self._ledger.key_of
         kept = [
             content
             for source in operation.inputs
@@ -50,8 +49,8 @@ class Deallocation:
         for reference in version.needed_by or ():
             node = reference()
             if node is not None and node.operation is not None and node.operation.kept_inputs:
-                others = [other for other in node.operation.kept_inputs if other is not storage]
-                node.operation.kept_inputs = tuple(others)
+                others = node.operation.kept_inputs
+                node.operation.kept_inputs = tuple(one for one in others if key_of(one) != version.key)
 
     def came_back(self, operation: Operation) -> None:
         """The output of `operation` is in memory again, so its inputs need not be kept any longer."""

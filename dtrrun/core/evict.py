@@ -137,7 +137,7 @@ class Eviction:
         if version.scratch is not None:
             # Otherwise, with a budget that can't be kept, one rematerialization could take exponential time.
             return not (self.warn_only and self.replaying)
-        return version() is not None  # otherwise it has just died, and `collect_dead` accounts for it
+        return version.has_storage  # otherwise it has just died, and `collect_dead` accounts for it
 
     def evict_if_possible(self, version: Version) -> bool:
         """Evict this version, whatever its score. Returns whether that was possible."""
@@ -173,7 +173,7 @@ class Eviction:
             ledger.drop_scratch(version)
             ledger.policy.released(version)
         else:
-            self._deallocation.keep_inputs(version, storage)
+            self._deallocation.keep_inputs(version)
             if ledger.fingerprints is not None:
                 version.fingerprint = ledger.fingerprints.of(version)
             ledger.emptied(version)

@@ -16,7 +16,7 @@ seen, but the program may also write to it by other means, which no version coun
 
 from __future__ import annotations
 
-import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dtrrun.core.graph import Version
@@ -50,8 +50,9 @@ class Region:
 
     __slots__ = ("changing", "checksum", "origin", "sealed", "span", "usable")
 
-    def __init__(self, storage: Any, span: tuple[int, int]) -> None:
-        self.origin = weakref.ref(storage)
+    def __init__(self, origin: Callable[[], Any], span: tuple[int, int]) -> None:
+        """origin: returns the storage, or None once it has died."""
+        self.origin = origin
         self.span = span  # addresses
         self.usable = True  # until others are known to write to it
         self.sealed: Version | None = None  # the version whose content has the checksum
@@ -81,7 +82,7 @@ class Foreign:
             for key in [key for key, region in regions.items() if region.origin() is None]:
                 del regions[key]
             self._prune_at = 2 * len(regions) + 64
-        region = Region(storage, self._ledger.memory.span_of(storage))
+        region = Region(self._ledger.graph.version(storage, None), self._ledger.memory.span_of(storage))
         first, last = region.span
         overlapping = []
         for key, other in regions.items():

@@ -90,9 +90,14 @@ class Version(weakref.ref):  # type: ignore[type-arg]
         return () if operation is None else operation.inputs
 
     @property
+    def has_storage(self) -> bool:
+        """Whether the program still holds the storage that this version has or had."""
+        return self() is not None
+
+    @property
     def alive(self) -> bool:
         """Whether the program itself still holds this version."""
-        return not self.superseded and self() is not None
+        return not self.superseded and self.has_storage
 
     def memory(self) -> Any:
         """Return the storage that holds this version's bytes, or None."""
@@ -242,19 +247,20 @@ class Graph:
         signature: type[Signature] = Signature,
         queue: Callable[[], Any] = deque,
         versions: Callable[[Any], Any] = lambda _queue: {},
+        key_of: Callable[[Any], int] = id,
     ) -> None:
         """version, operation, signature: the classes. queue: makes a queue for those that die.
 
-        versions: makes a map of versions by the ids of their storages. It gets the queue, into which versions
-        of this module put themselves.
+        versions: makes a map of versions by their keys. It gets the queue, into which versions of this module
+        put themselves. key_of: gives the key of a storage's versions.
         """
         self.version, self.operation, self.signature = version, operation, signature
-        self.queue, self.versions = queue, versions
+        self.queue, self.versions, self.key_of = queue, versions, key_of
 
     def new_version(self, storage: Any, on_death: Any, nbytes: int, age: int, clock: int) -> Version:
         """Return a resident version without a recipe. The dispatch mode has an inlined copy of this."""
         version = self.version(storage, on_death)
-        version.key = id(storage)
+        version.key = self.key_of(storage)
         version.nbytes = nbytes
         version.age = age
         version.last_access = clock

@@ -120,7 +120,7 @@ class History:
         if self._shortcuts is not None:
             mutated = self._shortcuts.mutated(self.former_step_age, self._recipes.foreign.trusted())
         for version in self._mutated() if mutated is None else mutated:
-            if version() is not None:  # another thread may release it at any moment
+            if version.has_storage:  # another thread may release it at any moment
                 self._recipes.make_constant(version, INPUT_MUTATED)
 
     def _mutated(self) -> list[Version]:
@@ -130,7 +130,7 @@ class History:
         for version in reversed(list(self._ledger.versions.values())):
             if version.age < self.former_step_age and version.mutations == 0:
                 break  # older than these steps
-            there = version() is not None and version.operation is not None and version.resident
+            there = version.has_storage and version.operation is not None and version.resident
             if there and not self._is_intact(version, intact):
                 mutated.append(version)
         return mutated

@@ -53,7 +53,7 @@ class Ledger:
     ) -> None:
         self.policy = policy
         self.memory = memory
-        self.graph = graph
+        self.graph, self.key_of = graph, graph.key_of
         self.device_type = device_type
         self.fingerprints = fingerprints
         self.observers: list[Observer] = []
@@ -189,6 +189,10 @@ class Ledger:
         if self.pressure and version.nbytes >= self.least_bytes:
             self.policy.insert(version)
 
+    def version_of(self, storage: Any) -> Version | None:
+        """Return the present version of a storage, or None if there is none."""
+        return self.versions.get(self.key_of(storage))
+
     # -- births ----------------------------------------------------------------------------------
 
     def enter(self, version: Version) -> None:
@@ -203,7 +207,7 @@ class Ledger:
             observer.changes(RESIZED, version, bytes=nbytes)
         self.policy.discard(version)
         if nbytes > SMALL_CONSTANT >= version.nbytes:  # no longer keep it alive
-            kept = [storage for storage in self.small_constants if storage is not version()]
+            kept = [one for one in self.small_constants if self.key_of(one) != version.key]
             self.small_constants = deque(kept, self.small_constants.maxlen)
         self.resident_bytes += nbytes - version.nbytes
         version.nbytes = nbytes

@@ -62,7 +62,7 @@ class Evictions {
       Ref victim = accounts_.rule.select(accounts_.number(ledger_.clock), may_be_evicted_.get(),
                                          [&](PyObject* one) { return may_be_evicted(one); });
       if (victim) {
-        Ref storage = Ref::copy(Accounts::storage_of(victim.get()));  // so that it outlives what Python does in between
+        StorageRef storage = Accounts::storage_of(victim.get());  // so that it outlives what Python does in between
         if (secure(victim.get())) evict(victim.get(), storage.get());
       } else if (accounts_.some_died()) {
         accounts_.collect_dead();
@@ -138,11 +138,11 @@ class Evictions {
     if (version_.locks.number(one) != 0 || !version_.resident.is_true(one) || version_.operation.is_none(one))
       return false;
     if (!version_.scratch.is_none(one)) return !(warn_only_ && any_replaying());
-    return Accounts::storage_of(one) != nullptr;
+    return Accounts::is_alive(one);
   }
 
   // `Eviction.evict`. storage: the program's, or null.
-  void evict(PyObject* one, PyObject* storage) {
+  void evict(PyObject* one, c10::StorageImpl* storage) {
     int64_t nbytes = version_.nbytes.number(one);
     add(count_, 1);
     add(nbytes_, nbytes);
@@ -156,7 +156,7 @@ class Evictions {
     } else {
       keep_inputs(one, storage);
       accounts_.emptied(one);
-      empty(THPStorage_Unpack(storage).unsafeGetStorageImpl());
+      empty(storage);
       accounts_.rule.evicted(one);
     }
     accounts_.freed(nbytes);
@@ -189,7 +189,7 @@ class Evictions {
   }
 
   // `Deallocation.keep_inputs`.
-  void keep_inputs(PyObject* one, PyObject* storage) {
+  void keep_inputs(PyObject* one, const c10::StorageImpl* storage) {
     PyObject* maker = version_.operation.get(one);
     using Wide = __int128;
     Wide own = Wide{KEPT} * version_.cost.number(one), nbytes = version_.nbytes.number(one);
@@ -198,8 +198,8 @@ class Evictions {
       if (version_.operation.is_none(source) || !version_.resident.is_true(source) || !version_.scratch.is_none(source))
         continue;
       if (accounts_.rule.projected_cost(source) * nbytes <= own * version_.nbytes.number(source)) continue;
-      PyObject* content = Accounts::storage_of(source);
-      if (content != nullptr) PyList_Append(kept.get(), content);
+      if (StorageRef content = Accounts::storage_of(source))
+        PyList_Append(kept.get(), object_of(c10::Storage(std::move(content))).get());
     }
     operation_.kept_inputs.take(maker, checked(PyList_AsTuple(kept.get())).release());
     each_dependent(one, [&](PyObject* node) {
@@ -207,7 +207,7 @@ class Evictions {
       if (other == Py_None || PyTuple_GET_SIZE(operation_.kept_inputs.get(other)) == 0) return;
       Ref others = checked(PyList_New(0));
       for (PyObject* content : Items(operation_.kept_inputs.get(other)))
-        if (content != storage) PyList_Append(others.get(), content);
+        if (THPStorage_Unpack(content).unsafeGetStorageImpl() != storage) PyList_Append(others.get(), content);
       operation_.kept_inputs.take(other, checked(PyList_AsTuple(others.get())).release());
     });
   }
@@ -242,16 +242,16 @@ class Evictions {
           deeper = true;
           break;
         }
-        PyObject* content = version_.resident.is_true(source) ? accounts_.memory_of(source) : nullptr;
-        if (content != nullptr && version_.escaped.is_true(source) &&
+        c10::Storage content = version_.resident.is_true(source) ? accounts_.memory_of(source) : c10::Storage();
+        if (content && version_.escaped.is_true(source) &&
             checked(PyObject_CallMethod(foreign_.get(), "may_be_read", "O", source)).get() != Py_True)
-          content = nullptr;
+          content = c10::Storage();
         // A gradient is released soon: keeping it for a replay would take the memory that the eviction frees.
-        if (content == nullptr || is_gradient(source)) {
+        if (!content || is_gradient(source)) {
           broken = true;
           break;
         }
-        frame.constants.push_back(Ref::copy(content));
+        frame.constants.push_back(object_of(content));
       }
       if (deeper) continue;
       if (!broken) {

@@ -12,6 +12,7 @@
 
 #include "attributes.h"
 #include "recipe.h"
+#include "storages.h"
 
 namespace dtrrun {
 
@@ -62,11 +63,12 @@ struct VersionObject {
   PyObject_HEAD
   PyObject* weak_references;
   VersionObject *before, *after;  // in `Versions`
-  PyObject* storage;              // borrowed; null once it has died, or another version has it
+  c10::StorageImpl* storage;      // a weak reference; null once another version has it
   PyObject* watch;                // tells the death of what is not PyTorch's own kind of storage (`make_version`)
   int64_t key, nbytes, cost, last_access, age, mutations, extent, locks;
   int64_t bound;  // 0: None
   bool resident, superseded, used, escaped;
+  bool died;  // its storage, which its session knows
   PyObject *operation, *pin, *scratch, *block, *needed_by, *fingerprint, *uses, *component, *dependents, *neighbourhood;
 };
 
@@ -153,6 +155,7 @@ inline void let_go_of_operation(PyObject* operation) {
 inline void delete_version(PyObject* self) {
   VersionObject* one = as_version(self);
   if (one->weak_references != nullptr) PyObject_ClearWeakRefs(self);
+  let_go(std::exchange(one->storage, nullptr));
   Py_CLEAR(one->watch);
   for (PyObject** link : {&one->component, &one->dependents, &one->neighbourhood, &one->uses, &one->needed_by,
                           &one->fingerprint, &one->block, &one->scratch, &one->pin})
@@ -188,6 +191,7 @@ inline int set_operation(PyObject* self, PyObject* value, void*) {
 }
 
 // In versions.h.
+bool has_storage(const VersionObject* one);
 PyObject* make_version(PyTypeObject* type, PyObject* args, PyObject* named);
 PyObject* call_version(PyObject* self, PyObject* args, PyObject* named);
 
@@ -220,6 +224,8 @@ inline PyTypeObject* make_version_type() {
   };
   static PyGetSetDef computed[] = {
       {"bound", get_bound, set_bound, nullptr, nullptr},
+      {"has_storage", [](PyObject* self, void*) { return PyBool_FromLong(has_storage(as_version(self))); }, nullptr,
+       nullptr, nullptr},
       {"operation", [](PyObject* self, void*) { return Ref::copy(VersionFields::Operation::get(self)).release(); },
        set_operation, nullptr, nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr},

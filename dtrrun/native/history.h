@@ -82,7 +82,7 @@ inline Ref carried(const Versions& versions, int64_t cut_age) {
   return recomputable_since(versions, cut_age, [&](PyObject* one) {
     if (version.locks.number(one) != 0) return false;
     return ancestry.any(one, [&](PyObject* source) {
-      bool has_it = !version.superseded.is_true(source) && Accounts::storage_of(source) != nullptr;
+      bool has_it = !version.superseded.is_true(source) && Accounts::is_alive(source);
       if (has_it) return Verdict::NO;  // what the program still has is judged by itself
       if (version.operation.is_none(source)) return Verdict::NO;
       return version.age.number(source) < cut_age ? Verdict::YES : Verdict::ASK_ITS_INPUTS;
@@ -100,11 +100,11 @@ inline Ref mutated(const Accounts& accounts, int64_t age, PyObject* trusted) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(trusted); i++) constants.insert(PyList_GET_ITEM(trusted, i));
   auto is_secured = [&](PyObject* one) { return operation.secured.is_true(version.operation.get(one)); };
   auto is_there = [&](PyObject* constant) {
-    if (!version.resident.is_true(constant) || accounts.memory_of(constant) == nullptr) return false;
+    if (!version.resident.is_true(constant) || !accounts.memory_of(constant)) return false;
     return !version.escaped.is_true(constant) || constants.count(constant) != 0;
   };
   return recomputable_since(accounts.versions(), age, [&](PyObject* one) {
-    if (!version.resident.is_true(one) || Accounts::storage_of(one) == nullptr || is_secured(one)) return false;
+    if (!version.resident.is_true(one) || !Accounts::is_alive(one) || is_secured(one)) return false;
     return ancestry.any(one, [&](PyObject* source) {
       if (version.operation.is_none(source)) return is_there(source) ? Verdict::NO : Verdict::YES;
       return is_secured(source) ? Verdict::NO : Verdict::ASK_ITS_INPUTS;

@@ -11,6 +11,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/library.h>
 
@@ -761,7 +762,9 @@ class Door {
     auto tensors = tensors_in(call.op.schema(), stack);
     bool writes = !call.targets.empty(), single = count == 1 && stack[first].isTensor() && !writes;
     bool plain = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
-      return tensor.unsafeGetTensorImpl()->has_storage() && is_plain_kind(tensor);
+      const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+      return impl->has_storage() && is_plain_kind(tensor) &&
+             WatchedStorage::watch(impl->unsafe_storage().unsafeGetStorageImpl());
     });
     if (!plain) {
       if (writes) throw std::runtime_error("dtrrun: internal error: an operator in place made an unusual tensor");
@@ -779,8 +782,7 @@ class Door {
       if (accounts_.version_at(storage) != nullptr) continue;
       if (maker != nullptr && !std::exchange(any, true)) mark_used(maker);
       if (!single && !outputs) outputs = checked(PyList_New(0));
-      Ref object = wrapped(tensor.unsafeGetTensorImpl()->unsafe_storage());
-      Ref made = accounts_.new_version(storage, object.get(), maker, found, uninitialised_.get());
+      Ref made = accounts_.new_version(storage, maker, found, uninitialised_.get());
       if (!single) {
         total += version.nbytes.number(made.get());
         Ref reference = checked(PyWeakref_NewRef(made.get(), nullptr));
@@ -984,6 +986,15 @@ PyObject* living(PyObject*, PyObject*) {
   return Py_BuildValue("(LL)", static_cast<long long>(living_versions), static_cast<long long>(living_operations));
 }
 
+PyObject* key_of_storage(PyObject*, PyObject* storage) { return PyLong_FromLongLong(key_of(storage)); }
+
+PyObject* storage_of_tensor(PyObject*, PyObject* tensor) {
+  return guarded([&]() -> PyObject* {
+    if (!THPVariable_Check(tensor)) throw c10::TypeError({__func__, __FILE__, 0}, "a tensor is wanted");
+    return object_of(THPVariable_Unpack(tensor).storage()).release();
+  });
+}
+
 PyObject* is_inside(PyObject*, PyObject*) { return PyBool_FromLong(door && door->is_inside()); }
 
 PyMethodDef methods[] = {
@@ -1005,6 +1016,8 @@ PyMethodDef methods[] = {
     {"python_calls", calls<&Facts::python_calls>, METH_NOARGS, "How often each operator went to Python, by name."},
     {"native_calls", calls<&Facts::native_calls>, METH_NOARGS, "How often the fast path has handled each operator, by name."},
     {"living", living, METH_NOARGS, "(versions, operations) that exist, which the garbage collector does not know."},
+    {"storage_of", storage_of_tensor, METH_O, "A tensor's storage, of whose object PyTorch does not know."},
+    {"key_of", key_of_storage, METH_O, "The key of a storage's versions."},
     {"is_inside", is_inside, METH_NOARGS, "Whether another thread is on the fast path."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -3,7 +3,6 @@
 // Every function has the effect of the one in Python that it names, on the same objects.
 #pragma once
 
-#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/Storage.h>
 
 #include "figures.h"
@@ -98,16 +97,17 @@ class Accounts {
     if (!impl->has_storage()) return nullptr;
     return version_at(impl->unsafe_storage().unsafeGetStorageImpl());
   }
-  PyObject* version_at(c10::StorageImpl* storage) const {
-    PyObject* object = storage->pyobj_slot()->load_pyobj();
-    return object == nullptr ? nullptr : reinterpret_cast<PyObject*>(versions_.find(object));
+  PyObject* version_at(const c10::StorageImpl* storage) const {
+    return reinterpret_cast<PyObject*>(versions_.find(storage));
   }
-  // The storage that the program has: borrowed, or null.
-  static PyObject* storage_of(PyObject* one) { return dtrrun::storage_of(as_version(one)); }
-  // The storage of a version's own memory (`Version.memory`): borrowed, or null.
-  PyObject* memory_of(PyObject* one) const {
-    if (!version.scratch.is_none(one)) return version.scratch.get(one);
-    return version.superseded.is_true(one) ? nullptr : storage_of(one);
+  // Whether the program has a version's storage.
+  static bool is_alive(PyObject* one) { return dtrrun::is_alive(as_version(one)->storage); }
+  // That storage, or null.
+  static StorageRef storage_of(PyObject* one) { return held(as_version(one)->storage); }
+  // The storage of a version's own memory (`Version.memory`), or none.
+  c10::Storage memory_of(PyObject* one) const {
+    if (!version.scratch.is_none(one)) return THPStorage_Unpack(version.scratch.get(one));
+    return c10::Storage(version.superseded.is_true(one) ? StorageRef() : storage_of(one));
   }
   // What a weak reference refers to: borrowed, or null.
   static PyObject* referent(PyObject* reference) {
@@ -116,19 +116,17 @@ class Accounts {
   }
 
   // `Graph.new_version`, without its size and age.
-  Ref bare_version(PyObject* object) {
+  Ref bare_version(c10::StorageImpl* storage) {
     Ref made = blank_version();
-    VersionObject* one = as_version(made.get());
-    one->key = reinterpret_cast<int64_t>(object);
-    one->storage = object;
-    one->last_access = number(counters.clock);
+    if (!take_storage(as_version(made.get()), storage))
+      throw std::runtime_error("dtrrun: internal error: the death of a storage cannot be seen");
+    as_version(made.get())->last_access = number(counters.clock);
     return made;
   }
 
   // `Recipes.supersede`. maker: the mutation as a recipe, or null if there is none. found: its signature.
   Ref supersede(PyObject* target, PyObject* maker, PyObject* found) {
-    auto* object = reinterpret_cast<PyObject*>(version.key.number(target));  // the storage, which the call holds
-    Ref made = bare_version(object);
+    Ref made = bare_version(as_version(target)->storage);
     version.nbytes.set_number(made.get(), version.nbytes.number(target));
     version.age.set_number(made.get(), version.age.number(target));
     version.mutations.set_number(made.get(), version.mutations.number(target) + 1);
@@ -150,8 +148,8 @@ class Accounts {
   }
 
   // `Operators.enter`, or `adopt` for memory that nothing has written to: maker is null.
-  Ref new_version(c10::StorageImpl* storage, PyObject* object, PyObject* maker, PyObject* found, PyObject* pin) {
-    Ref made = bare_version(object);
+  Ref new_version(c10::StorageImpl* storage, PyObject* maker, PyObject* found, PyObject* pin) {
+    Ref made = bare_version(storage);
     int64_t nbytes = rounded(static_cast<int64_t>(storage->nbytes()));
     version.nbytes.set_number(made.get(), nbytes);
     version.age.set_number(made.get(), number(counters.age));

@@ -18,7 +18,7 @@ class Dependents {
   bool rescue(PyObject* constant) {
     if (version_.needed_by.is_none(constant)) return true;
     accounts_.collect_dead();
-    std::vector<std::pair<Ref, Ref>> resident;  // with their contents: the recipe of one may be all that keeps another's
+    std::vector<std::pair<Ref, c10::Storage>> resident;  // with their contents: the recipe of one may be all that keeps another's
     std::vector<Ref> released, stack;
     std::unordered_set<PyObject*> seen;
     stack.push_back(Ref::copy(constant));
@@ -31,11 +31,11 @@ class Dependents {
         Ref node = Ref::copy(Accounts::referent(PyList_GET_ITEM(dependents.get(), i)));
         if (!node || version_.operation.is_none(node.get()) || !seen.insert(node.get()).second) continue;
         bool is_resident = version_.resident.is_true(node.get());
-        PyObject* content =
-            is_resident && version_.scratch.is_none(node.get()) ? accounts_.memory_of(node.get()) : nullptr;
-        if (content != nullptr) {
-          resident.emplace_back(std::move(node), Ref::copy(content));
-        } else if (!is_resident && !version_.superseded.is_true(node.get()) && Accounts::storage_of(node.get()) != nullptr) {
+        c10::Storage content =
+            is_resident && version_.scratch.is_none(node.get()) ? accounts_.memory_of(node.get()) : c10::Storage();
+        if (content) {
+          resident.emplace_back(std::move(node), std::move(content));
+        } else if (!is_resident && !version_.superseded.is_true(node.get()) && Accounts::is_alive(node.get())) {
           return false;
         } else {
           released.push_back(Ref::copy(node.get()));

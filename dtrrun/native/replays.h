@@ -197,10 +197,10 @@ class Replays {
         targets[place] = THPStorage_Unpack(version.scratch.get(source));
         taken.push_back(Ref::copy(source));
       } else if (uses[place] == Use::COPY) {
-        targets[place] = copy_of(THPStorage_Unpack(accounts_.memory_of(source)));
+        targets[place] = copy_of(accounts_.memory_of(source));
       }
       bool reads = uses[place] == Use::READ;
-      tensors.push_back(geometries[place].over(reads ? THPStorage_Unpack(accounts_.memory_of(source)) : targets[place]));
+      tensors.push_back(geometries[place].over(reads ? accounts_.memory_of(source) : targets[place]));
     }
     Stack stack;
     size_t next = 0;
@@ -274,12 +274,12 @@ class Replays {
                    static_cast<long long>(nbytes));
       raise();
     }
-    PyObject* emptied = version.superseded.is_true(one) ? nullptr : Accounts::storage_of(one);
-    if (emptied != nullptr) {
-      THPStorage_Unpack(emptied).swap_data_ptr(storage);
+    c10::Storage emptied(version.superseded.is_true(one) ? StorageRef() : Accounts::storage_of(one));
+    if (emptied) {
+      emptied.swap_data_ptr(storage);
       accounts_.restored(one);
     } else if (one == wanted || version.locks.number(one) != 0) {
-      Ref object = wrapped(storage);
+      Ref object = object_of(storage);
       accounts_.hold_scratch(one, object.get());
     } else {
       return;

@@ -1,10 +1,8 @@
-// The present version of each storage, by the id of the storage's Python object, in the order in which the storages
-// came (`Ledger.versions`), and how the death of a storage is seen.
+// The present version of each storage, by the storage's address, in the order in which the storages came
+// (`Ledger.versions`), and the queue of those that have died (`Ledger.dead`).
 //
-// A weak reference to each storage would tell its death, too, but takes a call into Python for each operator. Here,
-// the destructor of `torch.UntypedStorage`'s base class is replaced by one that looks into the tables first. It is called
-// when the last tensor and the last Python variable have let go of the storage, as a weak reference's callback is,
-// and always with the GIL.
+// A weak reference of Python's to each storage would tell its death, too, but takes a call into Python for each operator,
+// and a Python object for each storage, which PyTorch could not let go of without the GIL.
 #pragma once
 
 #include <torch/csrc/Storage.h>
@@ -19,26 +17,40 @@ namespace dtrrun {
 class Versions;
 // Of all sessions whose versions are still looked at. Never destroyed: Python may live longer.
 inline std::vector<Versions*>& tables = *new std::vector<Versions*>;
-inline destructor delete_storage = nullptr;  // PyTorch's own
+
+void settle_deaths();
 
 // What has died, until `Ledger.collect_dead` accounts for it: versions, and other objects of Python's.
 class Queue {
  public:
-  void append(PyObject* one) { waiting_.push_back(Ref::copy(one)); }
+  void append(PyObject* one) {
+    settle_deaths();
+    died(one);
+  }
   void prepend(PyObject* one) { waiting_.insert(waiting_.begin() + first_, Ref::copy(one)); }
-  bool empty() const { return first_ == waiting_.size(); }
-  size_t size() const { return waiting_.size() - first_; }
+  bool empty() const {
+    settle_deaths();
+    return is_empty();
+  }
+  size_t size() const {
+    settle_deaths();
+    return waiting_.size() - first_;
+  }
   PyObject* front() const { return waiting_[first_].get(); }
   Ref pop() {
     Ref one = std::move(waiting_[first_++]);
-    if (empty()) {
+    if (is_empty()) {
       waiting_.clear();
       first_ = 0;
     }
     return one;
   }
+  // Appends one whose storage's turn it is.
+  void died(PyObject* one) { waiting_.push_back(Ref::copy(one)); }
 
  private:
+  bool is_empty() const { return first_ == waiting_.size(); }
+
   std::vector<Ref> waiting_;
   size_t first_ = 0;  // those before have been taken out
 };
@@ -56,16 +68,13 @@ class Versions {
  public:
   // dead: a `QueueObject`, which receives the versions whose storages die.
   explicit Versions(PyObject* dead) : dead_(Ref::copy(dead)) {
-    if (tables.empty()) {
-      delete_storage = THPStorageType.tp_dealloc;
-      THPStorageType.tp_dealloc = storage_dies;
-    }
     tables.push_back(this);
+    deaths.listen(true);
   }
   ~Versions() {
     clear();
     tables.erase(std::find(tables.begin(), tables.end(), this));
-    if (tables.empty()) THPStorageType.tp_dealloc = delete_storage;
+    deaths.listen(false);
   }
   Versions(const Versions&) = delete;
 
@@ -77,7 +86,7 @@ class Versions {
       if (cell.version == nullptr || cell.key == key) return cell.version;
     }
   }
-  VersionObject* find(const PyObject* storage) const { return find(reinterpret_cast<int64_t>(storage)); }
+  VersionObject* find(const c10::StorageImpl* storage) const { return find(reinterpret_cast<int64_t>(storage)); }
 
   // Enters a version, or puts it in the place of the one that its storage had.
   void put(VersionObject* made) {
@@ -131,6 +140,14 @@ class Versions {
     while (first_ != nullptr) remove(first_->key);
   }
 
+  // A storage with this address has died; perhaps another one is there already.
+  void died(const c10::StorageImpl* storage) {
+    VersionObject* one = find(storage);
+    if (one == nullptr || one->died || is_alive(one->storage)) return;
+    one->died = true;
+    queue_of(dead_.get()).died(reinterpret_cast<PyObject*>(one));
+  }
+
   size_t size() const { return count_; }
   uint64_t changes() const { return changes_; }
   VersionObject* first() const { return first_; }
@@ -142,22 +159,12 @@ class Versions {
     VersionObject* version = nullptr;  // owned
   };
 
-  static void storage_dies(PyObject* storage) {
-    for (Versions* table : tables) table->died(storage);
-    delete_storage(storage);
-  }
-  void died(PyObject* storage) {
-    VersionObject* one = find(storage);
-    if (one == nullptr) return;
-    one->storage = nullptr;
-    queue_of(dead_.get()).append(reinterpret_cast<PyObject*>(one));
-  }
   static void let_go(VersionObject* one) {
-    one->storage = nullptr;
+    dtrrun::let_go(std::exchange(one->storage, nullptr));
     one->before = one->after = nullptr;
     Py_DECREF(one);
   }
-  size_t home(int64_t key) const {  // objects are 16 bytes apart
+  size_t home(int64_t key) const {  // addresses are 16 bytes apart
     return static_cast<size_t>((static_cast<uint64_t>(key) >> 4) * 0x9E3779B97F4A7C15ull >> 20) & mask_;
   }
   size_t place_of(int64_t key) const {
@@ -184,25 +191,43 @@ class Versions {
   VersionObject *first_ = nullptr, *last_ = nullptr;
 };
 
-// A storage's Python object. One that is made here does not interest the garbage collector, which would visit every
-// activation of a step several times: it refers to nothing, unless the program gives a storage attributes.
-inline Ref wrapped(const c10::Storage& storage) {
-  bool is_new = storage.unsafeGetStorageImpl()->pyobj_slot()->load_pyobj() == nullptr;
-  Ref object = checked(THPStorage_Wrap(storage));
-  if (is_new) PyObject_GC_UnTrack(object.get());
+// Tells the sessions which of their storages have died. The caller has the GIL.
+inline void settle_deaths() {
+  if (!deaths.any()) return;
+  deaths.each([](const c10::StorageImpl* storage) {
+    for (Versions* table : tables) table->died(storage);
+  });
+}
+
+// An object of Python's for a storage: the program's, or one of ours, of which PyTorch knows nothing. One that it knows
+// lives as long as the storage. It takes the GIL to let go of such a storage, and two gradients are not summed in
+// place if there is an object for either.
+inline Ref object_of(const c10::Storage& storage) {
+  if (storage.unsafeGetStorageImpl()->pyobj_slot()->load_pyobj() != nullptr) return checked(THPStorage_Wrap(storage));
+  auto* type = reinterpret_cast<PyTypeObject*>(THPStorageClass);
+  Ref object = checked(type->tp_alloc(type, 0));
+  new (&reinterpret_cast<THPStorage*>(object.get())->cdata) c10::Storage(storage);
   return object;
 }
 
-// The storage under a version's tensors: borrowed, or null if it has died or another version has it.
-inline PyObject* storage_of(const VersionObject* one) {
-  if (one->watch != nullptr) {
-    PyObject* found = PyWeakref_GetObject(one->watch);
-    return found == Py_None ? nullptr : found;
-  }
-  return one->storage != nullptr && Py_REFCNT(one->storage) > 0 ? one->storage : nullptr;  // 0: it is dying
+// Makes this the storage of a new version, which tells whose version it is by its key. Returns false if its death cannot
+// be seen.
+inline bool take_storage(VersionObject* one, c10::StorageImpl* storage) {
+  if (!WatchedStorage::watch(storage)) return false;
+  one->key = reinterpret_cast<int64_t>(storage);
+  one->storage = weak_reference(storage);
+  return true;
 }
 
 // -- for Python ------------------------------------------------------------------------------------------------
+
+inline bool is_storage(PyObject* object) { return PyObject_TypeCheck(object, &THPStorageType); }
+
+// What versions of this storage have as their key.
+inline int64_t key_of(PyObject* storage) {
+  if (!is_storage(storage)) return reinterpret_cast<int64_t>(storage);  // a stand-in
+  return reinterpret_cast<int64_t>(THPStorage_Unpack(storage).unsafeGetStorageImpl());
+}
 
 // As `core.graph.Version(storage, on_death)`. The table tells the death of PyTorch's storages; stand-ins are watched.
 inline PyObject* make_version(PyTypeObject*, PyObject* args, PyObject*) {
@@ -211,11 +236,8 @@ inline PyObject* make_version(PyTypeObject*, PyObject* args, PyObject*) {
   return guarded([&]() -> PyObject* {
     Ref made = blank_version();
     VersionObject* one = as_version(made.get());
-    one->key = reinterpret_cast<int64_t>(storage);
-    if (PyObject_TypeCheck(storage, &THPStorageType)) {
-      one->storage = storage;
-      return made.release();
-    }
+    if (is_storage(storage) && take_storage(one, THPStorage_Unpack(storage).unsafeGetStorageImpl())) return made.release();
+    one->key = key_of(storage);
     static PyMethodDef tell = {"tell", [](PyObject* both, PyObject*) -> PyObject* {
                                  PyObject* version = PyWeakref_GetObject(PyTuple_GET_ITEM(both, 0));
                                  if (version == Py_None) Py_RETURN_NONE;
@@ -233,10 +255,18 @@ inline PyObject* make_version(PyTypeObject*, PyObject* args, PyObject*) {
   });
 }
 
+inline bool has_storage(const VersionObject* one) {
+  return one->watch == nullptr ? is_alive(one->storage) : PyWeakref_GetObject(one->watch) != Py_None;
+}
+
 // As a weak reference: the storage, or None.
 inline PyObject* call_version(PyObject* self, PyObject*, PyObject*) {
-  PyObject* storage = storage_of(as_version(self));
-  return Ref::copy(storage == nullptr ? Py_None : storage).release();
+  return guarded([&]() -> PyObject* {
+    const VersionObject* one = as_version(self);
+    if (one->watch != nullptr) return Ref::copy(PyWeakref_GetObject(one->watch)).release();
+    StorageRef storage = held(one->storage);
+    return storage ? object_of(c10::Storage(std::move(storage))).release() : Ref::copy(Py_None).release();
+  });
 }
 
 inline PyTypeObject* make_queue_type() {

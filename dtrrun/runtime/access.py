@@ -88,7 +88,7 @@ class Access:
         known = []
         for tensor in tensors:
             with unseen(), suppress(NotImplementedError, RuntimeError):  # sparse, or opaque
-                if id(storage_of(tensor)) in self._ledger.versions:
+                if self._ledger.version_of(storage_of(tensor)) is not None:
                     known.append(tensor)
         return self.lock(known)
 

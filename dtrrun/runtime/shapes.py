@@ -28,7 +28,7 @@ def made_by(result: Any, known: Any) -> list[torch.Tensor]:
     made = {}
     for tensor in outputs_of(result, []):
         try:
-            place = id(storage_of(tensor))
+            place = storage_of(tensor)._cdata
         except (NotImplementedError, RuntimeError):
             continue  # sparse or opaque: no plain storage
         if place not in known:
@@ -89,7 +89,7 @@ def by_shape_function(
                 named["pin_memory"] = False
             with unmoved() if operator.foreign else nullcontext():
                 result = silently(func, *args, **named)
-            made = made_by(result, {id(storage_of(tensor)) for tensor in tensors})
+            made = made_by(result, {storage_of(tensor)._cdata for tensor in tensors})
             formulas.learn(func, template, kwargs, geometries, made)
             nbytes = sum(size_of(storage_of(tensor)) for tensor in made)
             if operator.reduces:

@@ -13,6 +13,7 @@ import functools
 import sys
 import weakref
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +21,9 @@ import torch
 
 CAN_SWAP = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 
-storage_of = torch._C.TensorBase.untyped_storage  # the unpatched method: `escapes` patches torch.Tensor's
+own_storage_of = torch._C.TensorBase.untyped_storage
+"""The unpatched method: `escapes` patches that of torch.Tensor."""
+_storage_of: Any = own_storage_of
 _swap: Any = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
 address_of: Any = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
 resize: Any = torch._C.StorageBase.resize_  # type: ignore[attr-defined]  # unpatched too: see `resizes`
@@ -31,6 +34,18 @@ CUDA_ROUNDING = 512  # kMinBlockSize of c10/core/AllocatorConfig.h
 MASK = -CPU_ROUNDING
 OURS: int | None = None
 """Index of the session's CUDA device; None for any, while no session is bound to one."""
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """Return a tensor's storage. It may be another object each time: tell storages by their keys."""
+    storage: torch.UntypedStorage = _storage_of(tensor)
+    return storage
+
+
+def use_objects(function: Callable[[torch.Tensor], torch.UntypedStorage] | None) -> None:
+    """Choose what `storage_of` calls; None: PyTorch's method."""
+    global _storage_of
+    _storage_of = own_storage_of if function is None else function
 
 
 def use_device(rounding: int, index: int | None) -> None:
@@ -148,7 +163,7 @@ def _references_beside_tensors() -> int:
         return sys.getrefcount(storage)
 
     tensor = torch.frombuffer(bytearray(4), dtype=torch.uint8)
-    reference = weakref.ref(storage_of(tensor))
+    reference = weakref.ref(own_storage_of(tensor))
     storage = reference()
     assert storage is not None
     return count(storage)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dtrrun.core.rematerialize import Rematerializer
 from dtrrun.runtime.dispatch.python_mode import modes
 from dtrrun.runtime.execute import Executor
+from tests.python_core import use_python_core
 
 
 class Attempt:
@@ -103,7 +103,7 @@ def failing_replays(at: int, error: type[BaseException], *, after: bool = False)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Executor, "execute", counted)
-        patch.setattr(Rematerializer, "_natively", lambda *_: False)
+        use_python_core(patch)
         yield ran
 
 

@@ -10,8 +10,8 @@ from programs import assert_same, batch, mlp, outcome, plain
 from torch import nn
 
 import dtrrun
-from dtrrun.core.rematerialize import Rematerializer
 from dtrrun.runtime.execute import Executor
+from tests.python_core import use_python_core
 
 
 class Fault(Exception):
@@ -183,7 +183,7 @@ def test_finalizers_that_use_torch_in_the_middle_of_a_rematerialization(monkeypa
         waiting.append(one)
 
     monkeypatch.setattr(Executor, "execute", collecting)
-    monkeypatch.setattr(Rematerializer, "_natively", lambda *_: False)
+    use_python_core(monkeypatch)
     gc.collect()
     gc.freeze()
     try:

@@ -360,7 +360,7 @@ def test_resident_bytes_are_what_the_process_holds():
         for record in session.ledger.versions.values():
             storage = record()
             if storage is not None:
-                storages[id(storage)] = (storage.nbytes() + 63) // 64 * 64
+                storages[record.key] = (storage.nbytes() + 63) // 64 * 64
                 assert record.resident == (storage.nbytes() > 0 or record.nbytes == 0)
         assert report["resident_bytes"] == sum(storages.values()) + held
         assert report["evictions"] > 0

@@ -67,7 +67,7 @@ def test_what_was_read_is_recomputed_from_all_the_same(read):
         kept = read(model, optimizer)
         assert not any(record.escaped or record.locks for record in session.ledger.versions.values())
         hidden = model(torch.randn(8, 1, 16, 16))
-        assert session.ledger.versions[id(torch._C.TensorBase.untyped_storage(hidden))].operation is not None
+        assert session.ledger.version_of(torch._C.TensorBase.untyped_storage(hidden)).operation is not None
     del kept
 
 
@@ -98,7 +98,7 @@ def test_what_was_loaded_can_be_recomputed_from(way):
     with dtrrun.budget("1GB") as session:
         model = loaded(convnet()) if way == "load" else copy.deepcopy(convnet())
         hidden = model(torch.randn(8, 1, 16, 16))
-        assert session.ledger.versions[id(torch._C.TensorBase.untyped_storage(hidden))].operation is not None
+        assert session.ledger.version_of(torch._C.TensorBase.untyped_storage(hidden)).operation is not None
 
 
 def test_memory_that_was_loaded_cannot_be_given_back():
@@ -147,7 +147,7 @@ def test_a_storage_that_the_program_takes_is_handed_out():
         copy.deepcopy([x, Keeper()])
         y.untyped_storage()
         exposed = [
-            session.ledger.versions[id(torch._C.TensorBase.untyped_storage(tensor))].escaped
+            session.ledger.version_of(torch._C.TensorBase.untyped_storage(tensor)).escaped
             for tensor in (x, y)
         ]
     assert exposed == [False, True]
@@ -158,7 +158,7 @@ def test_what_was_saved_can_be_evicted_afterwards(read):
     with dtrrun.budget("1GB") as session:
         x = torch.full((64,), 3.0) * 2
         read([x])
-        record = session.ledger.versions[id(torch._C.TensorBase.untyped_storage(x))]
+        record = session.ledger.version_of(torch._C.TensorBase.untyped_storage(x))
         assert (record.operation is not None, record.locks) == (True, 0)
 
 
@@ -173,4 +173,4 @@ def test_nothing_stays_locked_when_saving_fails():
             torch.save([x, Broken()], io.BytesIO())
         x.untyped_storage()
         assert not any(record.locks for record in session.ledger.versions.values())
-        assert session.ledger.versions[id(torch._C.TensorBase.untyped_storage(x))].escaped
+        assert session.ledger.version_of(torch._C.TensorBase.untyped_storage(x)).escaped

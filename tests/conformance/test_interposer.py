@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import dtrrun
 from dtrrun.native import build
 from dtrrun.runtime.dispatch import native as dispatch
+from tests.python_core import use_python_core
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -91,14 +92,18 @@ def inside(name, budget, native="require", *, in_python=False):
 
 @pytest.mark.parametrize("share", [0.9, 0.7, 0.5])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_decisions_are_those_of_python(name, share):
-    """The same operators, handled in C++ and all in Python."""
+def test_decisions_are_those_of_python(name, share, monkeypatch):
+    """The same operators, handled in C++, all in Python, and in C++ where what is evicted is up to Python."""
     plain = train(name)
     *_, peak = inside(name, None)[1]
     trained, found = inside(name, int(peak * share))
     for ours, theirs in zip(trained, plain, strict=True):
         assert torch.equal(ours, theirs)
     assert found == inside(name, int(peak * share), in_python=True)[1]
+    make = dispatch.policy
+    monkeypatch.setattr(dispatch, "policy", lambda _, *more: make(None, *more))
+    use_python_core(monkeypatch)
+    assert found == inside(name, int(peak * share))[1]
     assert found[0] > 0
 
 

@@ -82,7 +82,7 @@ class Probe:
         except (NotImplementedError, RuntimeError):
             self.pins.add("no plain storage")
             return
-        record = self.session.ledger.versions.get(id(found))
+        record = self.session.ledger.version_of(found)
         if record is None or not record.nbytes:
             return  # the storage was not made or seen by an operator; or there is nothing in it
         if not record.resident:

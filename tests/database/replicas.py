@@ -48,7 +48,7 @@ class Replicas:
         if tensor.is_neg():
             return torch._neg_view(self._content(torch._neg_view(tensor)))
         storage = storage_of(tensor)
-        key = id(storage), tensor.dtype
+        key = storage._cdata, tensor.dtype
         if key not in self._storages:
             size = storage.nbytes() // tensor.element_size()
             self._storages[key] = tensor.as_strided((size,), (1,), 0).clone()

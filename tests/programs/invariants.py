@@ -33,7 +33,7 @@ def check_version(ledger: Any, key: int, version: Version) -> None:
     storage = version()
     if storage is None:  # died this moment: it is in the queue
         return
-    assert id(storage) == key
+    assert ledger.key_of(storage) == key
     if version.pin == "other device":
         return
     size = storage.nbytes()
@@ -67,8 +67,9 @@ def check_bytes(dtr: Any) -> None:
 
 def check_recipes(dtr: Any, evicted: list[Version]) -> None:
     """All that is evicted can be computed from constants that are here, kept alive and unchanged."""
+    key_of = dtr.ledger.key_of
     held = {
-        id(content)
+        key_of(content)
         for version in reachable(evicted)
         if version.operation
         for content in version.operation.constants or ()
@@ -78,7 +79,9 @@ def check_recipes(dtr: Any, evicted: list[Version]) -> None:
             assert version.resident, f"{told(version)}, of which something is to be recomputed, is lost"
             seen = not version.escaped or dtr.recipes.foreign.trusts(version)  # it has a checksum
             assert seen, f"{told(version)} is read by recipes, but other code can write to it"
-            assert id(version.memory()) in held, f"{told(version)} is not kept for the recipe that reads it"
+            assert key_of(version.memory()) in held, (
+                f"{told(version)} is not kept for the recipe that reads it"
+            )
         elif not version.resident or version.scratch is not None:
             assert version.operation.secured, f"{told(version)} is needed for a replay, but not secured"
 

@@ -277,7 +277,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def consistent(self) -> None:
         invariants.check(self.session)
         for x, twin in self.pairs:
-            version = self.ledger.versions.get(id(torch._C.TensorBase.untyped_storage(x)))
+            version = self.ledger.version_of(torch._C.TensorBase.untyped_storage(x))
             if version is not None and version.resident:
                 assert content(x) == content(twin)
 

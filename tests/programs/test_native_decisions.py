@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 from hypothesis import given, note
 
-from dtrrun.core.evict import Eviction
-from dtrrun.core.rematerialize import Rematerializer
 from dtrrun.runtime.dispatch import native as dispatch
 from tests.programs import drawing
 from tests.programs.amount import NUMBER, search, seeded
 from tests.programs.language import Program
 from tests.programs.running import Conditions, compare, plain, settle
+from tests.python_core import use_python_core
 
 COUNTS = (
     "evictions",
@@ -74,8 +73,7 @@ def both(
     with monkeypatch.context() as patch:
         make = dispatch.policy
         patch.setattr(dispatch, "policy", lambda _, *more: make(None, *more))
-        patch.setattr(Rematerializer, "_natively", lambda *_: False)
-        patch.setattr(Eviction, "_natively", lambda *_: None)
+        use_python_core(patch)
         return native, decisions(compare(program, conditions, expected, least))
 
 

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 
 from dtrrun.core import operator
 from dtrrun.core.mutation import Mutation
-from dtrrun.core.rematerialize import Rematerializer
 from dtrrun.runtime import rng
 from dtrrun.runtime.dispatch.call import TensorCall
 from dtrrun.runtime.execute import Executor
@@ -23,6 +22,7 @@ from tests.programs import drawing
 from tests.programs.amount import NUMBER, search, seeded
 from tests.programs.language import STEPS, Program, World
 from tests.programs.running import Conditions, compare, plain, settle
+from tests.python_core import use_python_core
 
 
 def run_both(program: Program, conditions: Conditions, tally: Counter[str]) -> None:
@@ -83,7 +83,7 @@ def test_what_is_broken_is_found(part: str, monkeypatch: pytest.MonkeyPatch) -> 
     owner, name, instead = BREAKS[part]
     monkeypatch.setattr(owner, name, instead)
     if owner is Executor:
-        monkeypatch.setattr(Rematerializer, "_natively", lambda *_: False)
+        use_python_core(monkeypatch)
 
     @settings(
         max_examples=300,

@@ -43,6 +43,6 @@ def test_a_recipe_names_each_input_once():
     with dtrrun.budget("1GB") as session:
         one, other = torch.ones(4).mul(2.0), torch.ones(4).mul(3.0)
         [product, _, _] = torch._foreach_mul([one, other, one], [other, one, one])
-        op = session.ledger.versions[id(storage_of(product))].operation
+        op = session.ledger.version_of(storage_of(product)).operation
         assert len(op.tensors) == 6
         assert len(op.inputs) == 2

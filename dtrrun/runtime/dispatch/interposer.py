@@ -179,6 +179,7 @@ class Interposer(threads.Threads):
     def begin(self) -> None:
         self.native.open(self, self.handle, CLASSES, HOLE, CHAIN_LIMIT, self.device_type)
         self.running = True
+        storage.use_objects(self.native.storage_of)
         self.slow_path.signatures.on_forget = self.native.forget
         if threading.current_thread() is threading.main_thread():
             self.native.switch(True)
@@ -195,6 +196,7 @@ class Interposer(threads.Threads):
         others = self._entered - {get_ident()}
         visits.visit([one for one in others if not visits.cancel(one, self.enter)], self._leave_other)
         self.native.close()
+        storage.use_objects(None)
 
     def enter(self) -> None:
         if not self.running:

@@ -50,7 +50,7 @@ def update(mode: Any, operator: Operator, func: Any, args: Any, kwargs: Any, ent
             return False
     versions, clock = ledger.versions, ledger.clock
     try:
-        found = [versions[id(storage_of(tensor))] for tensor in tensors]
+        found = [versions[ledger.key_of(storage_of(tensor))] for tensor in tensors]
         targets = [version for span in spans for version in found[span]]
         writes = [tensor._version for tensor in written] if operator.unversioned else ()
     except (KeyError, NotImplementedError, RuntimeError, TypeError):  # new, sparse, of inference mode, None

@@ -45,7 +45,14 @@ def graph(extension: ModuleType) -> Graph:
             if name not in vars(native) and (callable(value) or isinstance(value, property)):
                 setattr(native, name, value)
     signature = type("NativeSignature", (extension.SignatureFigures, Signature), {})
-    return Graph(extension.Version, extension.Operation, signature, extension.Queue, extension.Versions)
+    return Graph(
+        extension.Version,
+        extension.Operation,
+        signature,
+        extension.Queue,
+        extension.Versions,
+        extension.key_of,
+    )
 
 
 @cache

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dtrrun.core.graph import Version
+from dtrrun.core.ledger import Ledger
 from dtrrun.core.operator import ELSEWHERE, FOREIGN, NEW, ODD, UNSEEN, Output
 from dtrrun.runtime import storage as memory
 from dtrrun.runtime.dispatch.arguments import outputs_of
@@ -14,11 +14,8 @@ from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.storage import place_of, storage_of
 
 
-def new_storages(
-    result: Any, operator: Operator, known: dict[int, Version], device_type: str
-) -> tuple[list[Output], list[torch.Tensor]]:
-    """Return the storages among an operator's results that are not `known`, and the tensors without a plain
-    storage."""
+def new_storages(result: Any, operator: Operator, ledger: Ledger) -> tuple[list[Output], list[torch.Tensor]]:
+    """Return an operator's results: storages that the ledger lacks, and tensors without a plain one."""
     outputs: list[Output] = []
     unplain: list[torch.Tensor] = []
     seen: set[int] = set()
@@ -28,8 +25,8 @@ def new_storages(
         except (NotImplementedError, RuntimeError):
             unplain.append(tensor)
             continue
-        key = id(storage)
-        if key in known or key in seen:
+        key = ledger.key_of(storage)
+        if key in ledger.versions or key in seen:
             continue
         seen.add(key)
         kind = NEW
@@ -37,7 +34,7 @@ def new_storages(
             kind = ODD
         elif where == operator.read_unseen:
             kind = UNSEEN
-        elif place_of(storage.device) != device_type:
+        elif place_of(storage.device) != ledger.device_type:
             kind = ELSEWHERE
         elif operator.foreign and not memory.is_ours(storage):  # it may wrap an array, for example
             kind = FOREIGN

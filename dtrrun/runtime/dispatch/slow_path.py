@@ -262,7 +262,7 @@ class SlowPath:
         elif not call.view:
             if ledger.dead:
                 ledger.collect_dead()  # a new storage may have the id of one that died
-            outputs, unplain = new_storages(result, operator, ledger.versions, ledger.device_type)
+            outputs, unplain = new_storages(result, operator, ledger)
             if unplain:
                 call.counted = sum([self._count_new(tensor) for tensor in unplain])
         self._operators.finish(call, outputs, plain=not unplain)
@@ -299,7 +299,7 @@ class SlowPath:
         tensors = outputs_of(call.result, [])
         opaque = [source for source in call.versions if source.nbytes and not source.extent]
         for where, storage, _ in outputs:
-            version = ledger.versions[id(storage)]
+            version = ledger.versions[ledger.key_of(storage)]
             if version.operation is None:
                 continue
             ledger.fingerprints.note(version, tensors[where])  # type: ignore[union-attr]
@@ -368,7 +368,7 @@ class SlowPath:
             return None
         if tensor.is_nested or tensor.is_quantized:  # not a plain tensor over a storage
             return None
-        version = self.ledger.versions.get(id(storage))
+        version = self.ledger.version_of(storage)
         if version is None:
             version = self._operators.adopt(storage)
             if tensor.is_neg():
@@ -397,7 +397,7 @@ class SlowPath:
             return nbytes
         for part in parts_of(tensor):
             storage = storage_of(part)
-            version = ledger.versions.get(id(storage))
+            version = ledger.version_of(storage)
             if version is None:
                 version = self._operators.adopt(storage, pin=UNPLAIN)
                 version.escaped = True
@@ -563,7 +563,7 @@ class SlowPath:
             ledger = self.ledger
             if ledger.dead:
                 ledger.collect_dead()
-            outputs, unplain = new_storages(result, operator, ledger.versions, ledger.device_type)
+            outputs, unplain = new_storages(result, operator, ledger)
             call.counted = sum([self._count_new(tensor) for tensor in unplain])
             self._operators.enter_results(call, outputs, plain=not unplain)
             if ledger.fingerprints is not None:
@@ -578,7 +578,7 @@ class SlowPath:
         made = []
         total = 0
         for where, storage in enumerate(storages):
-            if id(storage) not in self.ledger.versions:
+            if self.ledger.version_of(storage) is None:
                 version = self._operators.enter(storage, operation)
                 total += version.nbytes
                 made.append((where, weakref.ref(version)))

@@ -27,7 +27,7 @@ def expected_budget(
 ) -> int:
     """Return the budget in bytes. signatures: of the calls so far, including the one that failed."""
     assert ledger.budget_bytes is not None
-    trained = training.present()
+    trained = training.present(ledger.key_of)
     kept = sum(nbytes for key, nbytes in trained.items() if key not in ledger.versions)
     lost = 0
     for key, version in ledger.versions.items():

@@ -222,7 +222,7 @@ class Recorder(Observer):
         new: list[Any] = []
         for where, tensor in enumerate(outputs_of(call.result, [])):
             try:
-                version = versions[id(storage_of(tensor))]
+                version = versions[self._ledger.key_of(storage_of(tensor))]
             except (NotImplementedError, RuntimeError):
                 facts["sparse"] = True
                 continue

@@ -70,7 +70,7 @@ def state(dtr: DTR, numbers: dict[int, int]) -> Facts:
             for place, version in enumerate(versions)
         ],
         "ops": [_told(operation, maker, places) for operation, maker in zip(operations, makers, strict=True)],
-        "small": [numbers[id(storage)] for storage in ledger.small_constants if id(storage) in numbers],
+        "small": [numbers[key] for key in map(ledger.key_of, ledger.small_constants) if key in numbers],
     }
 
 

@@ -45,14 +45,18 @@ class Training(NamedTuple):
     learns: bool  # whether gradients are to be expected
     device_type: str
 
-    def present(self) -> dict[int, int]:
-        """Return the bytes of parameters, gradients and optimizer state that exist, by storage id."""
+    def present(self, key_of: Callable[[Any], int]) -> dict[int, int]:
+        """Return the bytes of parameters, gradients and optimizer state that exist, by storage.
+
+        key_of: gives a storage's key in the result.
+        """
         tensors = [*self.parameters]
         tensors += [one for parameter in self.parameters if (one := _gradient(parameter)) is not None]
         for optimizer in self.optimizers:
             for _, parameter in self._updated(optimizer):
                 tensors += _tensors(_state(optimizer, parameter).values(), self.device_type)
-        return {key: _size(tensor) for tensor in tensors if (key := _storage_id(tensor)) is not None}
+        storages = [(tensor, _storage(tensor)) for tensor in tensors]
+        return {key_of(storage): _size(tensor) for tensor, storage in storages if storage is not None}
 
     def to_come_bytes(self) -> int:
         """Return the bytes of gradients and of known optimizer state that are not yet allocated."""
@@ -180,10 +184,10 @@ def _is_parameter(tensor: Any, device_type: str) -> bool:
             return False
 
 
-def _storage_id(tensor: torch.Tensor) -> int | None:
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     with torch._C.DisableTorchFunctionSubclass():
         try:
-            return id(storage_of(tensor))
+            return storage_of(tensor)
         except (RuntimeError, NotImplementedError):  # it has no plain storage
             return None
 

@@ -40,7 +40,7 @@ class Resizes:
             joins()
             with lock:
                 ledger.collect_dead()
-                version = ledger.versions.get(id(storage))
+                version = ledger.version_of(storage)
                 if version is None or memory.device_type_of(storage) != ledger.device_type:
                     return original(storage, size)
                 version = self._taken_over(version)

@@ -1,0 +1,102 @@
+// Storages that are watched: how their death is seen, in whichever thread, without the GIL and without Python objects.
+//
+// When the last tensor lets go of a storage to which there are weak references, PyTorch frees its memory by a virtual
+// function, `release_resources`. A storage that is watched has the table of virtual functions of a subclass of ours, which
+// differs in this function alone.
+#pragma once
+
+#include <c10/core/Storage.h>
+
+#include <atomic>
+#include <utility>
+
+namespace dtrrun {
+
+using StorageRef = c10::intrusive_ptr<c10::StorageImpl>;
+
+// The storages that have died, in order, until a thread that has the GIL tells the sessions. Their addresses may have
+// been used again by then. Without a lock, which a process forked meanwhile would find taken.
+class Deaths {
+ public:
+  void add(const c10::StorageImpl* storage) {
+    if (listeners_.load(std::memory_order_relaxed) == 0) return;
+    auto* one = new Death{storage, last_.load(std::memory_order_relaxed)};
+    while (!last_.compare_exchange_weak(one->before, one, std::memory_order_release, std::memory_order_relaxed)) {
+    }
+  }
+  bool any() const { return last_.load(std::memory_order_relaxed) != nullptr; }
+  // Takes them out. The caller has the GIL.
+  template <class Function>
+  void each(const Function& function) {
+    Death *next = nullptr, *one = last_.exchange(nullptr, std::memory_order_acquire);
+    while (one != nullptr) one = std::exchange(one->before, std::exchange(next, one));  // the first one comes first
+    while (next != nullptr) {
+      function(next->storage);
+      delete std::exchange(next, next->before);
+    }
+  }
+  // Whether somebody will take them.
+  void listen(bool on) { listeners_ += on ? 1 : -1; }
+
+ private:
+  struct Death {
+    const c10::StorageImpl* storage;
+    Death* before;
+  };
+  std::atomic<Death*> last_{nullptr};
+  std::atomic<int> listeners_{0};
+};
+inline Deaths& deaths = *new Deaths;  // never destroyed: storages may live longer
+
+// Never constructed but for its table.
+class WatchedStorage final : public c10::StorageImpl {
+ public:
+  using c10::StorageImpl::StorageImpl;
+  void release_resources() override {
+    use_table(this, plain_table);
+    c10::StorageImpl::release_resources();
+    deaths.add(this);
+  }
+
+  // Watches a storage. Returns false if it is of another class than PyTorch's own, and cannot be watched.
+  static bool watch(c10::StorageImpl* storage) {
+    Table table = table_of(storage);
+    if (table == plain_table) use_table(storage, watched_table);
+    return table == plain_table || table == watched_table;
+  }
+
+ private:
+  using Table [[gnu::may_alias]] = void*;  // of virtual functions, to which an object's first word points
+  static Table& table_of(c10::StorageImpl* storage) { return *reinterpret_cast<Table*>(storage); }
+  static void use_table(c10::StorageImpl* storage, Table table) {
+    __atomic_store_n(&table_of(storage), table, __ATOMIC_RELAXED);
+  }
+  template <class Storage>
+  static Table table_of_class() {
+    return table_of(new Storage(use_byte_size_t(), 0, at::DataPtr(), nullptr, /*resizable=*/false));
+  }
+  static const Table plain_table, watched_table;
+};
+inline const WatchedStorage::Table WatchedStorage::plain_table = WatchedStorage::table_of_class<c10::StorageImpl>();
+inline const WatchedStorage::Table WatchedStorage::watched_table = WatchedStorage::table_of_class<WatchedStorage>();
+static_assert(sizeof(WatchedStorage) == sizeof(c10::StorageImpl));
+
+// -- weak references, which keep a storage's address from being used again ---------------------------------------
+
+inline c10::StorageImpl* weak_reference(c10::StorageImpl* storage) {
+  c10::raw::weak_intrusive_ptr::incref(storage);
+  return storage;
+}
+inline void let_go(c10::StorageImpl* storage) {
+  if (storage != nullptr) c10::raw::weak_intrusive_ptr::decref(storage);
+}
+inline bool is_alive(c10::StorageImpl* storage) {
+  return storage != nullptr && c10::raw::weak_intrusive_ptr::use_count(storage) != 0;
+}
+// Null if it has died.
+inline StorageRef held(c10::StorageImpl* storage) {
+  if (storage == nullptr) return StorageRef();
+  return StorageRef::reclaim(static_cast<c10::StorageImpl*>(c10::raw::weak_intrusive_ptr::lock(storage)));
+}
+
+}  // namespace dtrrun
