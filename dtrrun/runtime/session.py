@@ -369,7 +369,10 @@ class Session:
         self._launcher.look()
         self._publish()
         self.slow_path.next_tick = now_ns() + PUBLISH_NS
-        self._thrashing.watch(self.steps.under_way(), GRACE_NS)
+        step = self.steps.under_way()
+        if self._learning is not None:
+            self._learning.step_goes_on(step)
+        self._thrashing.watch(step, GRACE_NS)
 
     def _publish(self) -> None:
         if self.writer is not None and os.getpid() == self._pid:

@@ -127,6 +127,7 @@ FROM = {
     "searched": "found on logged steps",
     "varying": "no step is like another",
     "worse": "another one was tried, and was worse",
+    "thrashing": "with the one before, a step went on recomputing",
 }
 
 

@@ -130,7 +130,12 @@ def _title(shown: Sequence[Snapshot], settings: RuntimeSettings, rates: Rates, c
 def _changed(snapshot: Snapshot) -> str:
     """With --heuristic auto, since when there is another rule than at first. The final table names it."""
     rule = snapshot.tables.get("rule")
-    if not isinstance(rule, dict) or rule.get("source") not in ("searched", "varying", "remembered"):
+    if not isinstance(rule, dict) or rule.get("source") not in (
+        "searched",
+        "varying",
+        "remembered",
+        "thrashing",
+    ):
         return ""
     return ", remembered" if rule["source"] == "remembered" else f", new at step {rule.get('since_step')}"
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from faults import check_accounts
 from torch import nn
 
 import dtrrun
 from dtrrun.core.heuristics import FIRST
+from dtrrun.runtime import session as session_module
 from dtrrun.runtime.observe import learning
 from dtrrun.runtime.observe.learning import kinds_of
 from dtrrun.runtime.observe.remembered import Remembered
@@ -505,3 +507,59 @@ def test_only_the_latest_are_kept(remembered, monkeypatch):
 )
 def test_kinds_of_steps(operators, kinds):
     assert kinds_of(operators) == kinds
+
+
+def figures(index, operators_ns, rematerialization_ns):
+    return {"index": index, "operators_ns": operators_ns, "rematerialization_ns": rematerialization_ns}
+
+
+def test_a_step_of_recomputation_tries_each_other_rule_once():
+    second = learning.AT_ONCE_NS
+    with dtrrun.budget(BUDGET, heuristic="auto") as session:
+        found = session._learning
+        for step, heuristic in (
+            (figures(1, second, 2.9 * second), FIRST),
+            (figures(1, second, 3.1 * second), "h_next"),
+            (figures(1, second, 6.0 * second), "h_next"),  # since then, less
+            (figures(1, second, 6.2 * second), "h_dtr_eq"),
+            (figures(2, second, 2.9 * second), "h_dtr_eq"),
+            (figures(2, second / 9, 0.9 * second), "h_dtr_eq"),  # not worth it
+            (figures(2, second, 3.1 * second), FIRST),
+            (figures(2, second, 99 * second), FIRST),
+            (figures(3, second, 99 * second), FIRST),
+        ):
+            found.step_goes_on(step)
+            assert (session.rule["heuristic"], session.ledger.policy.heuristic.name) == (heuristic, heuristic)
+        assert session.rule["source"] == "thrashing"
+
+
+def test_the_beginning_of_a_step_is_compared_with_the_step_before():
+    with dtrrun.budget(BUDGET, heuristic="auto") as session:
+        session.steps.last = figures(1, 10 * learning.AT_ONCE_NS, 0)
+        session._learning.step_goes_on(figures(2, 0, 29 * learning.AT_ONCE_NS))
+        assert session.rule["source"] == "first"
+        session._learning.step_goes_on(figures(2, 0, 31 * learning.AT_ONCE_NS))
+        assert session.rule["source"] == "thrashing"
+
+
+@pytest.mark.parametrize("native", ["auto", "off"])
+def test_another_rule_within_a_rematerialization(native, monkeypatch):
+    monkeypatch.setattr(learning, "HOPELESS", 0)
+    monkeypatch.setattr(learning, "AT_ONCE_NS", 1)
+    monkeypatch.setattr(session_module, "PUBLISH_NS", 0)
+    changes, change = [], session_module.Session.change_heuristic
+
+    def told(session, name):
+        changes.append((name, session.dtr.eviction.replaying))
+        change(session, name)
+
+    monkeypatch.setattr(session_module.Session, "change_heuristic", told)
+    expected, _ = losses_of(None, heuristic="h_dtr_eq")
+    torch.manual_seed(0)
+    with dtrrun.budget(BUDGET, native=native, heuristic="auto") as session:
+        session.slow_path.next_tick = 0
+        assert list(train(STEPS)) == expected
+        check_accounts(session)
+    names, replaying = zip(*changes[:3], strict=True)
+    assert names == ("h_next", "h_dtr_eq", FIRST)
+    assert any(replaying)

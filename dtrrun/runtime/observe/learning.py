@@ -48,6 +48,12 @@ BROKEN = 1.25
 remembered, before another search."""
 VARYING = "h_dtr_eq"
 """For a program in which no step is like another: what was best for some of its steps is not for the next."""
+HOPELESS = 3.0
+"""Recomputation in a step, relative to its own operators, from which another rule is tried at once."""
+AT_ONCE_NS = 1_000_000_000
+"""Less recomputation is not worth that."""
+OTHERS = ("h_next", VARYING, FIRST)
+"""Rules that are tried then, each once, and the last of them in any case."""
 MOST_OPERATORS = 100_000
 """Of the steps to be logged: more would take the search too long."""
 SECONDS = 30.0
@@ -98,6 +104,8 @@ class Learning:
         self._former: float | None = None  # the share before the search
         self._found: dict[str, Any] = {"heuristic": FIRST, "steps": []}  # the present rule
         self._previous = self._found  # that of `_former`
+        self._untried = list(OTHERS)
+        self._before: dict[str, int] = {}  # the figures of the step in which the rule was changed, until then
         self.rule: dict[str, Any] = {"heuristic": FIRST, "since_step": 1, "source": "first"}
         """What is told of the present rule: shares are of the program's own operators."""
 
@@ -141,6 +149,28 @@ class Learning:
             self._judge()
         else:
             self._consider()
+
+    def step_goes_on(self, step: dict[str, int]) -> None:
+        """Called from time to time within a step, also within a rematerialization. step: its figures so far.
+
+        If it consists of recomputation by far, another rule chooses what to evict from now on. Its end,
+        from which on better ones are learned, may be ages away.
+        """
+        before = (
+            self._before.get("rematerialization_ns", 0) if self._before.get("index") == step["index"] else 0
+        )
+        recomputed = step["rematerialization_ns"] - before
+        own = max(step["operators_ns"], (self._session.steps.last or step)["operators_ns"])
+        if not self._untried or recomputed < max(AT_ONCE_NS, HOPELESS * own):
+            return
+        present, self._before = self._found["heuristic"], step
+        while self._untried:
+            name = self._untried.pop(0)
+            if name != present:
+                with self._session.slow_path.lock:
+                    self._change({"heuristic": name, "steps": []}, "thrashing")
+                self._judged, self._former, self._promised = True, None, None
+                return
 
     def _note(self, step: dict[str, int] | None) -> None:
         if step is None or self._recorder is not None:
