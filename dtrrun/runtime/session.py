@@ -299,7 +299,7 @@ class Session:
     def _too_small(self, error: BudgetError) -> None:
         """The program is about to get `error`."""
         if self._learning is not None:
-            self._learning.too_small()
+            self._learning.forget()
         how = FOR_A_BLOCK if self.writer is None else FOR_A_COMMAND
         try:
             training = find_training(self.ledger.device_type)

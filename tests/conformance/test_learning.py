@@ -533,6 +533,18 @@ def test_a_step_of_recomputation_tries_each_other_rule_once():
         assert session.rule["source"] == "thrashing"
 
 
+def test_a_remembered_rule_with_which_a_step_does_not_end_is_forgotten(remembered):
+    make, _ = remembered
+    make().write({"heuristic": BETTER, "overhead": 1.5, "steps": []})
+    with dtrrun.budget(BUDGET, heuristic="auto") as session:
+        session._learning._remembered = make()
+        session._learning.install()
+        assert session.rule["source"] == "remembered"
+        session._learning.step_goes_on(figures(1, 0, 2 * learning.AT_ONCE_NS))
+        assert session.rule["source"] == "thrashing"
+    assert make().read() is None
+
+
 def test_the_beginning_of_a_step_is_compared_with_the_step_before():
     with dtrrun.budget(BUDGET, heuristic="auto") as session:
         session.steps.last = figures(1, 10 * learning.AT_ONCE_NS, 0)

@@ -126,8 +126,8 @@ class Learning:
             self._recorder = None
         self._end_search()
 
-    def too_small(self) -> None:
-        """The budget is too small, perhaps because of the present rule: do not begin with it again."""
+    def forget(self) -> None:
+        """The budget is too small, perhaps because of the present rule: no run begins with it again."""
         if self._remembered is not None:
             self._remembered.forget()
 
@@ -163,6 +163,8 @@ class Learning:
         own = max(step["operators_ns"], (self._session.steps.last or step)["operators_ns"])
         if not self._untried or recomputed < max(AT_ONCE_NS, HOPELESS * own):
             return
+        if self.rule["source"] == "remembered":
+            self.forget()
         present, self._before = self._found["heuristic"], step
         while self._untried:
             name = self._untried.pop(0)
