@@ -1,7 +1,7 @@
 # make demo, make test: all that a fresh machine needs is Python 3.11 or later. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test test-parts test-bits conformance programs versions ecosystem smoke sanitize check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
+.PHONY: demo test test-parts test-bits conformance programs versions ecosystem smoke sanitize sanitize-threads check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -80,6 +80,13 @@ sanitize: $(INSTALLED)
 		tests/conformance/test_interposer.py tests/conformance/test_rematerialization.py \
 		tests/conformance/test_faults_operators.py \
 		$(foreach name,lists mutation threads,tests/conformance/test_hazards_$(name).py) tests/programs
+
+# The same, where several threads use it, under ThreadSanitizer. PyTorch and Python are not instrumented.
+RACES := CXX='g++ -fsanitize=thread -g' XDG_CACHE_HOME=$(CURDIR)/build/races
+sanitize-threads: $(INSTALLED)
+	$(RACES) $(BIN)/python -m dtrrun.native
+	$(RACES) LD_PRELOAD='$(shell g++ -print-file-name=libtsan.so 2>/dev/null)' TSAN_OPTIONS=exitcode=66 NATIVE=require \
+		$(BIN)/python -m pytest -q tests/conformance/test_hazards_threads.py tests/conformance/test_native_graph.py
 
 check: $(INSTALLED) docs
 	$(BIN)/ruff check
