@@ -46,12 +46,6 @@ class Evictions {
     checked(PyObject_CallMethod(eviction_.get(), rest, "LO", static_cast<long long>(nbytes), name.get()));
   }
 
-  // Whether so much more fits into the budget, once others are evicted. The caller is alone.
-  bool fits(int64_t nbytes) {
-    int64_t most = accounts_.number(ledger_.limit) - nbytes;
-    return accounts_.number(ledger_.resident_bytes) <= most || evict_to(most);
-  }
-
   // `Eviction._evict_to`. Nothing may be observed.
   bool evict_to(int64_t most) {
     int64_t started = now_ns();
@@ -129,6 +123,12 @@ class Evictions {
   }
 
  private:
+  // Whether so much more fits into the budget, once others are evicted. The caller is alone.
+  bool fits(int64_t nbytes) {
+    int64_t most = accounts_.number(ledger_.limit) - nbytes;
+    return accounts_.number(ledger_.resident_bytes) <= most || evict_to(most);
+  }
+
   void add(const Slot& counter, int64_t more) {
     counter.set_number(eviction_.get(), counter.number(eviction_.get()) + more);
   }
@@ -138,7 +138,7 @@ class Evictions {
     if (version_.locks.number(one) != 0 || !version_.resident.is_true(one) || version_.operation.is_none(one))
       return false;
     if (!version_.scratch.is_none(one)) return !(warn_only_ && any_replaying());
-    return Accounts::is_alive(one);
+    return Accounts::has_storage(one);
   }
 
   // `Eviction.evict`. storage: the program's, or null.
@@ -154,7 +154,7 @@ class Evictions {
       accounts_.drop_scratch(one);
       accounts_.rule.released(one);
     } else {
-      keep_inputs(one, storage);
+      keep_inputs(one);
       accounts_.emptied(one);
       empty(storage);
       accounts_.rule.evicted(one);
@@ -189,7 +189,7 @@ class Evictions {
   }
 
   // `Deallocation.keep_inputs`.
-  void keep_inputs(PyObject* one, const c10::StorageImpl* storage) {
+  void keep_inputs(PyObject* one) {
     PyObject* maker = version_.operation.get(one);
     using Wide = __int128;
     Wide own = Wide{KEPT} * version_.cost.number(one), nbytes = version_.nbytes.number(one);
@@ -207,7 +207,7 @@ class Evictions {
       if (other == Py_None || PyTuple_GET_SIZE(operation_.kept_inputs.get(other)) == 0) return;
       Ref others = checked(PyList_New(0));
       for (PyObject* content : Items(operation_.kept_inputs.get(other)))
-        if (THPStorage_Unpack(content).unsafeGetStorageImpl() != storage) PyList_Append(others.get(), content);
+        if (key_of(content) != version_.key.number(one)) PyList_Append(others.get(), content);
       operation_.kept_inputs.take(other, checked(PyList_AsTuple(others.get())).release());
     });
   }

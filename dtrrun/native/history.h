@@ -82,7 +82,7 @@ inline Ref carried(const Versions& versions, int64_t cut_age) {
   return recomputable_since(versions, cut_age, [&](PyObject* one) {
     if (version.locks.number(one) != 0) return false;
     return ancestry.any(one, [&](PyObject* source) {
-      bool has_it = !version.superseded.is_true(source) && Accounts::is_alive(source);
+      bool has_it = !version.superseded.is_true(source) && Accounts::has_storage(source);
       if (has_it) return Verdict::NO;  // what the program still has is judged by itself
       if (version.operation.is_none(source)) return Verdict::NO;
       return version.age.number(source) < cut_age ? Verdict::YES : Verdict::ASK_ITS_INPUTS;
@@ -104,7 +104,7 @@ inline Ref mutated(const Accounts& accounts, int64_t age, PyObject* trusted) {
     return !version.escaped.is_true(constant) || constants.count(constant) != 0;
   };
   return recomputable_since(accounts.versions(), age, [&](PyObject* one) {
-    if (!version.resident.is_true(one) || !Accounts::is_alive(one) || is_secured(one)) return false;
+    if (!version.resident.is_true(one) || !Accounts::has_storage(one) || is_secured(one)) return false;
     return ancestry.any(one, [&](PyObject* source) {
       if (version.operation.is_none(source)) return is_there(source) ? Verdict::NO : Verdict::YES;
       return is_secured(source) ? Verdict::NO : Verdict::ASK_ITS_INPUTS;

@@ -764,7 +764,7 @@ class Door {
     bool plain = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
       const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
       return impl->has_storage() && is_plain_kind(tensor) &&
-             WatchedStorage::watch(impl->unsafe_storage().unsafeGetStorageImpl());
+             WatchedStorage::can_watch(impl->unsafe_storage().unsafeGetStorageImpl());
     });
     if (!plain) {
       if (writes) throw std::runtime_error("dtrrun: internal error: an operator in place made an unusual tensor");

@@ -97,11 +97,13 @@ class Accounts {
     if (!impl->has_storage()) return nullptr;
     return version_at(impl->unsafe_storage().unsafeGetStorageImpl());
   }
+  // Null, too, if the storage cannot be watched: all that concerns it is for Python.
   PyObject* version_at(const c10::StorageImpl* storage) const {
-    return reinterpret_cast<PyObject*>(versions_.find(storage));
+    VersionObject* found = versions_.find(storage);
+    return found == nullptr || found->storage == nullptr ? nullptr : reinterpret_cast<PyObject*>(found);
   }
-  // Whether the program has a version's storage.
-  static bool is_alive(PyObject* one) { return dtrrun::is_alive(as_version(one)->storage); }
+  // Whether the program has a version's storage (`Version.has_storage`), which can be watched.
+  static bool has_storage(PyObject* one) { return is_alive(as_version(one)->storage); }
   // That storage, or null.
   static StorageRef storage_of(PyObject* one) { return held(as_version(one)->storage); }
   // The storage of a version's own memory (`Version.memory`), or none.
@@ -118,8 +120,7 @@ class Accounts {
   // `Graph.new_version`, without its size and age.
   Ref bare_version(c10::StorageImpl* storage) {
     Ref made = blank_version();
-    if (!take_storage(as_version(made.get()), storage))
-      throw std::runtime_error("dtrrun: internal error: the death of a storage cannot be seen");
+    take_storage(as_version(made.get()), storage);
     as_version(made.get())->last_access = number(counters.clock);
     return made;
   }

@@ -35,7 +35,7 @@ class Dependents {
             is_resident && version_.scratch.is_none(node.get()) ? accounts_.memory_of(node.get()) : c10::Storage();
         if (content) {
           resident.emplace_back(std::move(node), std::move(content));
-        } else if (!is_resident && !version_.superseded.is_true(node.get()) && Accounts::is_alive(node.get())) {
+        } else if (!is_resident && !version_.superseded.is_true(node.get()) && Accounts::has_storage(node.get())) {
           return false;
         } else {
           released.push_back(Ref::copy(node.get()));

@@ -58,12 +58,12 @@ class WatchedStorage final : public c10::StorageImpl {
     deaths.add(this);
   }
 
-  // Watches a storage. Returns false if it is of another class than PyTorch's own, and cannot be watched.
-  static bool watch(c10::StorageImpl* storage) {
-    Table table = table_of(storage);
-    if (table == plain_table) use_table(storage, watched_table);
-    return table == plain_table || table == watched_table;
+  // Whether a storage is of PyTorch's own class, and not of one that somebody has derived from it.
+  static bool can_watch(c10::StorageImpl* storage) {
+    return table_of(storage) == plain_table || table_of(storage) == watched_table;
   }
+  // Watches a storage, which can be.
+  static void watch(c10::StorageImpl* storage) { use_table(storage, watched_table); }
 
  private:
   using Table [[gnu::may_alias]] = void*;  // of virtual functions, to which an object's first word points

@@ -201,22 +201,22 @@ inline void settle_deaths() {
 
 // An object of Python's for a storage: the program's, or one of ours, of which PyTorch knows nothing. One that it knows
 // lives as long as the storage. It takes the GIL to let go of such a storage, and two gradients are not summed in
-// place if there is an object for either.
+// place if there is an object for either. A storage that cannot be watched has to have one: its death tells the storage's.
 inline Ref object_of(const c10::Storage& storage) {
-  if (storage.unsafeGetStorageImpl()->pyobj_slot()->load_pyobj() != nullptr) return checked(THPStorage_Wrap(storage));
+  c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
+  bool is_known = impl->pyobj_slot()->load_pyobj() != nullptr;
+  if (is_known || !WatchedStorage::can_watch(impl)) return checked(THPStorage_Wrap(storage));
   auto* type = reinterpret_cast<PyTypeObject*>(THPStorageClass);
   Ref object = checked(type->tp_alloc(type, 0));
   new (&reinterpret_cast<THPStorage*>(object.get())->cdata) c10::Storage(storage);
   return object;
 }
 
-// Makes this the storage of a new version, which tells whose version it is by its key. Returns false if its death cannot
-// be seen.
-inline bool take_storage(VersionObject* one, c10::StorageImpl* storage) {
-  if (!WatchedStorage::watch(storage)) return false;
+// Makes this the storage of a new version. It can be watched.
+inline void take_storage(VersionObject* one, c10::StorageImpl* storage) {
+  WatchedStorage::watch(storage);
   one->key = reinterpret_cast<int64_t>(storage);
   one->storage = weak_reference(storage);
-  return true;
 }
 
 // -- for Python ------------------------------------------------------------------------------------------------
@@ -236,7 +236,13 @@ inline PyObject* make_version(PyTypeObject*, PyObject* args, PyObject*) {
   return guarded([&]() -> PyObject* {
     Ref made = blank_version();
     VersionObject* one = as_version(made.get());
-    if (is_storage(storage) && take_storage(one, THPStorage_Unpack(storage).unsafeGetStorageImpl())) return made.release();
+    if (is_storage(storage)) {
+      c10::StorageImpl* impl = THPStorage_Unpack(storage).unsafeGetStorageImpl();
+      if (WatchedStorage::can_watch(impl)) {
+        take_storage(one, impl);
+        return made.release();
+      }
+    }
     one->key = key_of(storage);
     static PyMethodDef tell = {"tell", [](PyObject* both, PyObject*) -> PyObject* {
                                  PyObject* version = PyWeakref_GetObject(PyTuple_GET_ITEM(both, 0));

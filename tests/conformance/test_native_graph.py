@@ -1,5 +1,6 @@
 """The native graph: its nodes have the attributes of Python's, and its map of versions behaves as a dict."""
 
+import ctypes
 import gc
 import random
 import threading
@@ -7,6 +8,7 @@ import weakref
 
 import pytest
 import torch
+from faults import check_accounts
 from programs import living_nodes
 
 import dtrrun
@@ -268,17 +270,67 @@ def test_what_the_program_notes_on_a_storage_stays(extension):
 
 
 def test_a_storage_outlives_its_session(extension):
-    """Also one of which the session has been told that it may die, and one that dies meanwhile."""
-    x = torch.ones(8)
-    for _ in range(3):
-        with dtrrun.budget(None, native="require") as session:
-            kept, lost = x * 2, x * 3
-            version = session.slow_path.version_of(kept)
-            del lost
-        session.ledger.versions.get(0)
-        assert version is not None
-        threading.Thread(target=kept.add_, args=(1,)).start()
-        del kept
+    """Its death is nobody's then, or that of a version of the next session, which may have it too."""
+    x = torch.arange(LARGE / 4)
+    with dtrrun.budget(None, native="require"):
+        first, second = x * 2, x * 3
+    del first
+    with dtrrun.budget(None, native="require") as session:
+        ledger = session.ledger
+        second.add_(1)
+        third = x * 4
+        assert ledger.resident_bytes == 3 * LARGE
+        del second
+        ledger.collect_dead()
+        assert ledger.resident_bytes == 2 * LARGE
+    del ledger, session
+    assert torch.equal(third, x * 4)
+    told = weakref.ref(third.untyped_storage())
+    del third
+    assert told() is None
+
+
+def of_another_class(tensor):
+    """Give a tensor's storage a table of virtual functions of its own, as that of a derived class has."""
+    storage = build.load(print).storage_of(tensor)  # for which PyTorch has no object
+    first = ctypes.c_void_p.from_address(storage._cdata)
+    words = ctypes.c_void_p * 8  # two before those of virtual functions
+    tables.append(words.from_buffer_copy(words.from_address(first.value - 16)))
+    first.value = ctypes.addressof(tables[-1]) + 16
+    return tensor
+
+
+tables = []
+LARGE = 1 << 16
+"""Bytes. Small constants are kept alive."""
+
+
+@pytest.mark.parametrize("of", [torch.clone, of_another_class], ids=["PyTorch's", "another class"])
+def test_storages_of_another_class_are_counted_as_well(extension, of):
+    """A weak reference in Python tells their death, and what concerns them is for Python."""
+    x = of(torch.arange(LARGE / 4))
+    with dtrrun.budget(None, native="require", cost="model") as session:
+        ledger = session.ledger
+        y = x * 2
+        version = session.slow_path.version_of(x)
+        gc.collect()
+        ledger.collect_dead()
+        assert ledger.resident_bytes == 2 * LARGE
+        assert version() is not None
+        ledger.begin_pressure()
+        assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(y))
+        assert ledger.resident_bytes == LARGE
+        x.add_(1)  # y comes back first
+        assert torch.equal(y, torch.arange(LARGE / 4) * 2)
+        for _ in range(3):
+            y = x * 2
+            x.add_(1)  # a recipe reads what x was
+        assert torch.equal(x, torch.arange(LARGE / 4) + 4)
+        check_accounts(session)
+        assert ledger.resident_bytes == 2 * LARGE
+        del x
+        ledger.collect_dead()
+        assert ledger.resident_bytes == LARGE
 
 
 def test_deaths_in_other_threads(extension):
