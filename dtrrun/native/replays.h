@@ -83,7 +83,8 @@ class Replays {
   Replays(PyObject* mode, PyObject* dtr, PyObject* classes, Accounts& accounts, Evictions& evictions, Ambient& ambient,
           const Workspaces& workspaces, FactsByOperator& facts, const Device& device)
       : mode_(Ref::copy(mode)), device_(device), rematerializer_(attribute(dtr, "rematerializer")),
-        tallies_(attribute(rematerializer_.get(), "by_operator")), workspaces_(workspaces), accounts_(accounts), evictions_(evictions), ambient_(ambient), facts_(facts),
+        tallies_(attribute(rematerializer_.get(), "by_operator")), workspaces_(workspaces), accounts_(accounts),
+        evictions_(evictions), ambient_(ambient), facts_(facts),
         operators_ns_(type_of(classes, "Rematerializer"), "operators_ns"),
         count_(type_of(classes, "Rematerializer"), "rematerializations"),
         nbytes_(type_of(classes, "Rematerializer"), "rematerialized_bytes") {}
@@ -274,8 +275,7 @@ class Replays {
                    static_cast<long long>(nbytes));
       raise();
     }
-    c10::Storage emptied(version.superseded.is_true(one) ? StorageRef() : Accounts::storage_of(one));
-    if (emptied) {
+    if (c10::Storage emptied = accounts_.memory_of(one)) {
       emptied.swap_data_ptr(storage);
       accounts_.restored(one);
     } else if (one == wanted || version.locks.number(one) != 0) {

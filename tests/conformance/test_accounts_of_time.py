@@ -10,12 +10,14 @@ import dtrrun
 from dtrrun.runtime import shapes
 from dtrrun.runtime.execute import Executor
 from dtrrun.runtime.observe.training_memory import Training
+from tests.python_core import use_python_core
 
 
 @pytest.fixture
 def slow_replay(monkeypatch):
     """A session whose replays take 10 ms of bookkeeping for each operator, and a chain that is evicted."""
-    with dtrrun.budget(1, over_budget="warn", native="off") as session:
+    use_python_core(monkeypatch)
+    with dtrrun.budget(1, over_budget="warn") as session:
         kept = chain(torch.ones(64), 16)
         execute = Executor.execute
 
@@ -41,6 +43,17 @@ def test_a_replay_under_way_is_bookkeeping(slow_replay, monkeypatch):
     assert spent >= 0.01e9 * (len(told) - 1)
     assert after["bookkeeping_ns"] - before["bookkeeping_ns"] <= after["wall_ns"] - before["wall_ns"]
     assert session.dtr.rematerializer.under_way_ns() == 0
+
+
+def test_a_native_replay_under_way_is_bookkeeping(monkeypatch):
+    told = []
+    with dtrrun.budget(1, over_budget="warn") as session:
+        kept = chain(torch.ones(64), 16)
+        monkeypatch.setattr(session.slow_path, "next_tick", 0)
+        monkeypatch.setattr(session, "_tick", lambda: told.append(session.dtr.rematerializer.under_way_ns()))
+        kept[-2] + 1
+        assert max(told) > 0
+        assert session.dtr.rematerializer.under_way_ns() == 0
 
 
 def test_the_time_of_an_operator_that_finds_no_room_is_accounted_for(monkeypatch):

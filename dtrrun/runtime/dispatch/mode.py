@@ -33,7 +33,7 @@ from dtrrun.runtime.dispatch.arguments import (
 from dtrrun.runtime.dispatch.python_mode import compiler
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.operators import Operator
-from dtrrun.runtime.storage import own_storage_of as storage_of
+from dtrrun.runtime.storage import own_storage_of as storage_of  # Python's versions are told by their ids
 from dtrrun.runtime.tracebacks import hide
 
 Tensor = torch.Tensor

@@ -228,8 +228,9 @@ class SlowPath:
                     (operators.fail if started else operators.abandon)(call)
                 if isinstance(error, BudgetError) and not error.explained:  # before it ran, or after
                     if call is not None:
-                        self._note_call(error, call.versions, call.signature)
-                    self.too_small(error)
+                        self.refuse(error, call.versions, call.signature)
+                    else:
+                        self.too_small(error)
             if not started:
                 mode.bookkeeping_ns += now_ns() - entered + accounted
                 mode.bookkeeping_ns -= eviction.making_room_ns + rematerializer.operators_ns
@@ -524,8 +525,12 @@ class SlowPath:
         return eviction.making_room_ns + rematerializer.operators_ns - accounted
 
     def refuse(self, error: BudgetError, inputs: Sequence[Version], signature: Signature) -> None:
-        """The program is about to get this error, because of a call that there is no room for."""
-        self._note_call(error, inputs, signature)
+        """The program is about to get this error, because of a call that there is no room for.
+
+        It says how much the program's own call needs, whatever failed on the way to it.
+        """
+        error.called = signature.operator.name
+        error.called_bytes = self._eviction.least_bytes_with(inputs) + signature.output_bytes
         self.too_small(error)
 
     def enter(
@@ -620,11 +625,6 @@ class SlowPath:
             if not error.explained:
                 self.too_small(error)
             raise
-
-    def _note_call(self, error: BudgetError, versions: Sequence[Version], signature: Signature) -> None:
-        """Note how much the program's own call needs, whatever failed on the way to it."""
-        error.called = signature.operator.name
-        error.called_bytes = self._eviction.least_bytes_with(versions) + signature.output_bytes
 
 
 def _find_written(call: TensorCall) -> None:

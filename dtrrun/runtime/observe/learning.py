@@ -105,7 +105,8 @@ class Learning:
         self._found: dict[str, Any] = {"heuristic": FIRST, "steps": []}  # the present rule
         self._previous = self._found  # that of `_former`
         self._untried = list(OTHERS)
-        self._before: dict[str, int] = {}  # the figures of the step in which the rule was changed, until then
+        self._changed_in = 0  # the step within which the rule was changed last
+        self._recomputed_before = 0  # ns, in that step until then
         self.rule: dict[str, Any] = {"heuristic": FIRST, "since_step": 1, "source": "first"}
         """What is told of the present rule: shares are of the program's own operators."""
 
@@ -153,19 +154,19 @@ class Learning:
     def step_goes_on(self, step: dict[str, int]) -> None:
         """Called from time to time within a step, also within a rematerialization. step: its figures so far.
 
-        If it consists of recomputation by far, another rule chooses what to evict from now on. Its end,
-        from which on better ones are learned, may be ages away.
+        If it is mostly recomputation, another rule takes over at once: better ones are learned at the ends of
+        steps, and this one's may be ages away.
         """
-        before = (
-            self._before.get("rematerialization_ns", 0) if self._before.get("index") == step["index"] else 0
-        )
-        recomputed = step["rematerialization_ns"] - before
+        recomputed = step["rematerialization_ns"]
+        if self._changed_in == step["index"]:
+            recomputed -= self._recomputed_before
         own = max(step["operators_ns"], (self._session.steps.last or step)["operators_ns"])
         if not self._untried or recomputed < max(AT_ONCE_NS, HOPELESS * own):
             return
         if self.rule["source"] == "remembered":
             self.forget()
-        present, self._before = self._found["heuristic"], step
+        self._changed_in, self._recomputed_before = step["index"], step["rematerialization_ns"]
+        present = self._found["heuristic"]
         while self._untried:
             name = self._untried.pop(0)
             if name != present:
