@@ -72,7 +72,7 @@ class DispatchCost:
         started = perf_counter_ns()
         if not _watched():
             with suppress(Exception):  # the program may have changed PyTorch in any way
-                self._measured.append(_measure(backward))
+                self._measured.append(_measure(backward and _top_hooks is not None))
         return perf_counter_ns() - started
 
 
@@ -80,9 +80,13 @@ dispatch_cost = DispatchCost()
 """Of this process: later sessions need not measure it again."""
 
 
+# In PyTorch 2.6, nothing tells whether the program's hooks on saved tensors are on.
+_top_hooks = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
 def _watched() -> bool:
     return (
-        _C._autograd._top_saved_tensors_default_hooks(False) is not None
+        (_top_hooks is not None and _top_hooks(False) is not None)
         or _C._functorch.peek_interpreter_stack() is not None
         or _C._autograd._profiler_enabled()
         or torch.is_anomaly_enabled()
