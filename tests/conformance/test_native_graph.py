@@ -181,7 +181,7 @@ def test_a_superseded_version_has_no_storage_any_more(graph):
     assert len(queue) == 0
 
 
-def test_a_long_chain_is_freed_without_a_long_stack(monkeypatch):
+def test_a_long_chain_is_freed_without_a_long_stack(extension, monkeypatch):
     monkeypatch.setattr(session_module, "COMPACT_EVERY", 1 << 60)
     with dtrrun.budget("1GB", native="require") as session:
         before = living_nodes(session)

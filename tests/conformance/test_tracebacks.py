@@ -4,6 +4,7 @@ What a program catches is compared with what it catches without us, frame by fra
 read from the output of a command.
 """
 
+import os
 import queue
 import subprocess
 import sys
@@ -19,6 +20,9 @@ import dtrrun
 from dtrrun.runtime.tracebacks import PACKAGE, hide
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="3.10 keeps the outermost of our frames")
+
+
+NATIVE = os.environ.get("NATIVE", "auto")
 
 
 @torch.library.custom_op("dtrrun_test::picky", mutates_args=())
@@ -234,7 +238,7 @@ def test_what_is_printed(tmp_path, end, lines):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT + end + "\n")
     ended = subprocess.run(
-        [sys.executable, "-m", "dtrrun", "--quiet", "--budget", "100kB", script],
+        [sys.executable, "-m", "dtrrun", "--quiet", "--native", NATIVE, "--budget", "100kB", script],
         capture_output=True,
         text=True,
     )
