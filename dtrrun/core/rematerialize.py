@@ -23,8 +23,9 @@ from dtrrun.core.locks import unlock
 from dtrrun.core.observer import RESTORES
 from dtrrun.core.recipes import Recipes
 
-MAX_RELAXATIONS = 8  # per rematerialization, or inputs that never fit together would alternate forever
-LAST_PLANNED = 5  # number of relaxations left when the last plan is made
+MAX_RELAXATIONS = 10  # per rematerialization, or inputs that never fit together would alternate forever
+LAST_PLANNED = 7  # number of relaxations left when the last plan is made
+TURNED = 6  # number left when inputs that did not fit in one order are brought back in the other, once
 
 Plan = dict[int, tuple[Version, list[Version]]]
 """By id of each operation to be run: a version that it makes, and the inputs locked for it."""
@@ -216,7 +217,8 @@ class Rematerializer:
                         ledger.collect_dead()
                     missing = [source for source in operation.inputs if not source.resident]
                     if missing:
-                        stack.extend(reversed(missing))
+                        turned = relaxations == TURNED
+                        stack.extend(missing if turned else reversed(missing))
                         continue
                     self._unplan(plan, operation)
                     try:

@@ -61,7 +61,7 @@ class Rematerializations {
   }
 
  private:
-  static constexpr int MAX_RELAXATIONS = 8, LAST_PLANNED = 5;  // as in core/rematerialize.py
+  static constexpr int MAX_RELAXATIONS = 10, LAST_PLANNED = 7, TURNED = 6;  // as in core/rematerialize.py
 
   // An operation about to run, with the numbers of its inputs locked and unlocked so far.
   struct Entered {
@@ -182,7 +182,10 @@ class Rematerializations {
       size_t before = stack.size();
       for (Py_ssize_t i = inputs.size() - 1; i >= 0; i--)
         if (!version_.resident.is_true(inputs[i])) stack.push_back(Ref::copy(inputs[i]));
-      if (stack.size() != before) continue;
+      if (stack.size() != before) {
+        if (relaxations == TURNED) std::reverse(stack.begin() + before, stack.end());
+        continue;
+      }
       unplan(plan, maker.get());
       try {
         if (!replays_.run(version.get(), maker.get(), without_workspace.get() == maker.get()))

@@ -59,6 +59,14 @@ def test_a_step_ends_though_something_dear_looked_cheap(name, heuristic, percent
     assert predict(log, budget, heuristic, limit=4).status == "ok"
 
 
+@pytest.mark.parametrize(("heuristic", "percent"), [("h_dtr_eq", 40), ("lru", 45)])
+def test_inputs_fit_in_another_order(heuristic, percent):
+    """A slow step is better than none: another rule takes over within it."""
+    log = read_log(LOGS[0].with_name("unet.log.gz"))
+    budget = predict(log, None).peak_bytes * percent // 100
+    assert predict(log, budget, heuristic, limit=20).status == "ok"
+
+
 def test_a_kept_log_reads_as_one_of_the_papers_format(log):
     """The same operators and sizes; only the views cost something there."""
     schedule, ours = schedule_of(log, "kept"), predict(log, None)
