@@ -222,6 +222,8 @@ class Signature:
     """
 
     SETTLED = 8  # number of calls after which the cost is fixed
+    timed = False
+    same: tuple[int, ...] = ()
 
     def __init__(self, operator: Any, geometries: tuple[Geometry, ...]) -> None:
         """operator: any object with a `name`. geometries: those of its tensors."""
@@ -232,8 +234,6 @@ class Signature:
         self.output_bytes = 0
         self.guessed = False
         self.workspace = 0
-        self.timed = False
-        self.same: tuple[int, ...] = ()
         self.replayed_as: Signature | None = None  # if a replay omits some of the tensors
 
 

@@ -1,12 +1,30 @@
 // What is known of an operator.
 #pragma once
 
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ambient.h"
 #include "arguments.h"
 
 namespace dtrrun {
+
+// How many elements an operator's result has; see `runtime/formulas.py`.
+enum class Formula { UNKNOWN, NOTHING, ELEMENTWISE, PRODUCT, ALL, GIVEN, ONE, REDUCED, EMBEDDING, EMBEDDING_BACKWARD };
+
+inline Formula formula_named(std::string_view name) {
+  constexpr std::pair<std::string_view, Formula> NAMES[] = {
+      {"nothing", Formula::NOTHING}, {"elementwise", Formula::ELEMENTWISE},
+      {"mm", Formula::PRODUCT}, {"bmm", Formula::PRODUCT},
+      {"all", Formula::ALL}, {"given", Formula::GIVEN},
+      {"one", Formula::ONE}, {"reduced", Formula::REDUCED},
+      {"embedding", Formula::EMBEDDING}, {"embedding_backward", Formula::EMBEDDING_BACKWARD},
+  };
+  for (auto [known, formula] : NAMES)
+    if (name == known) return formula;
+  return Formula::UNKNOWN;
+}
 
 // What is known of an operator; see `runtime/operators.py`.
 struct Facts {
@@ -19,6 +37,7 @@ struct Facts {
   std::vector<size_t> mutates;  // for an operator on lists: the places of those that it writes to
   bool recorded = false;        // for such an operator: it may have a recipe
   int statistics[2] = {-1, -1}, trains = -1;  // places of running statistics, and of what says whether it trains (-1: it does)
+  Formula formula = Formula::UNKNOWN;  // of what it allocates, if its first calls may be handled here
   Ref replay;  // what is run again, without the statistics
   Ambient::State state;
   bool general = true;  // its family of settings is the general one

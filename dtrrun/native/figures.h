@@ -102,7 +102,7 @@ struct SignatureObject {
   PyObject_HEAD
   int64_t calls, cost, output_bytes, workspace;
   bool guessed;
-  PyObject *operator_, *replayed_as;
+  PyObject *geometries, *operator_, *replayed_as;
 };
 
 struct SignatureFields {
@@ -112,6 +112,7 @@ struct SignatureFields {
   Number<S, &S::output_bytes> output_bytes;
   Number<S, &S::workspace> workspace;
   Flag<S, &S::guessed> guessed;
+  Link<S, &S::geometries> geometries;
   Link<S, &S::operator_> operator_;
   Link<S, &S::replayed_as> replayed_as;
 };
@@ -124,11 +125,12 @@ inline PyTypeObject* make_signature_type() {
       {"output_bytes", T_LONGLONG, offsetof(S, output_bytes), 0, nullptr},
       {"workspace", T_LONGLONG, offsetof(S, workspace), 0, nullptr},
       {"guessed", T_BOOL, offsetof(S, guessed), 0, nullptr},
+      {"geometries", T_OBJECT, offsetof(S, geometries), 0, nullptr},
       {"operator", T_OBJECT, offsetof(S, operator_), 0, nullptr},
       {"replayed_as", T_OBJECT, offsetof(S, replayed_as), 0, nullptr},
       {nullptr, 0, 0, 0, nullptr},
   };
-  return Base<S, &S::operator_, &S::replayed_as>::make("_dtrrun_native.SignatureFigures", members);
+  return Base<S, &S::geometries, &S::operator_, &S::replayed_as>::make("_dtrrun_native.SignatureFigures", members);
 }
 
 }  // namespace dtrrun

@@ -21,6 +21,7 @@
 #include <unordered_map>
 
 #include "device.h"
+#include "formulas.h"
 #include "history.h"
 #include "lists.h"
 #include "ready.h"
@@ -71,6 +72,11 @@ class Door {
         home_(type_of(classes, "SlowPath"), "home"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
         found_(type_of(classes, "SlowPath"), "found"),
         chain_limit_(chain_limit) {
+    Ref signatures = attribute(slow_path_.get(), "signatures");
+    made_ = attribute(signatures.get(), "made");
+    is_modelled_ = truth(signatures.get(), "modelled");
+    signature_class_ = attribute(attribute(ledger_.get(), "graph").get(), "signature");
+    size_class_ = attribute(mode, "size_class");
     sticky_ = attribute(mode, "sticky");
     uninitialised_ = checked(PyUnicode_InternFromString("uninitialised"));
     gradient_ = checked(PyUnicode_InternFromString("gradient"));
@@ -108,6 +114,13 @@ class Door {
   void forget() {
     signatures_.clear();
     replays_.forget();
+  }
+
+  // The signature that calls like the one in Python have here, or null. The slow path has met its tensors.
+  Ref known_signature(const Underway& underway) {
+    Stack values(underway.values, underway.values + underway.count);
+    Call call{facts_of(*underway.op), *underway.op, &values};
+    return Ref::copy(describe(call) ? signatures_.find(key_) : nullptr);
   }
 
   bool materialize(PyObject* targets) { return rematerializations_.run_for_python(targets); }
@@ -227,7 +240,10 @@ class Door {
       if (!call.done) push_results(op.schema(), result.get(), &made);
     }
     if (learns && missed_.size() != 0 && !any_reason_.is_true(reasons_.get())) {
-      if (!found_.is_none(slow_path_.get())) signatures_.add(missed_, found_.get(slow_path_.get()));
+      if (!found_.is_none(slow_path_.get())) {
+        signatures_.add(missed_, found_.get(slow_path_.get()));
+        formulas_.learn(facts, values, count, made);
+      }
     }
     torch::jit::drop(*stack, count);
     for (IValue& value : made) stack->push_back(std::move(value));
@@ -297,6 +313,8 @@ class Door {
       facts.replay = attribute(statistics.get(), "replay");
       if (facts.replay.get() == Py_None) facts.replay = Ref::copy(func.get());
     }
+    Ref formula = checked(PyObject_CallMethod(mode_.get(), "formula_of", "O", func.get()));
+    if (formula.get() != Py_None) facts.formula = formula_named(PyUnicode_AsUTF8(formula.get()));
     facts.family = attribute(learned.get(), "family");
     facts.general = PyUnicode_CompareWithASCIIString(facts.family.get(), "general") == 0;
     for (const auto& argument : op.schema().arguments()) facts.enumerations->push_back(enumeration_of(argument));
@@ -449,12 +467,16 @@ class Door {
     Call call{facts, op, stack};
     call.clock = accounts_.number(ledger.clock);
     if (!describe(call)) return false;
-    PyObject* found = signatures_.find(key_);
-    if (found == nullptr) {
+    // The table may be cleared while the operator runs.
+    call.signature = Ref::copy(signatures_.find(key_));
+    std::optional<Key> first;  // of a call whose signature is new
+    if (!call.signature) {
       std::swap(missed_, key_);
-      return false;
+      call.signature = new_signature(call);
+      if (!call.signature) return false;
+      first = missed_;
     }
-    call.signature = Ref::copy(found);  // the table may be cleared while the operator runs
+    PyObject* found = call.signature.get();
     call.state = Ref::copy(ambient_.read(facts.family.get(), facts.state, facts.general));
     if (facts.way == Facts::Way::WRITES && !prepare_write(call)) return false;
     entered += make_ready(call);
@@ -476,11 +498,69 @@ class Door {
       Ref result = results(op.schema(), *stack);
       checked(PyObject_CallMethod(slow_path_.get(), "shrink", "OO", facts.operator_.get(), result.get()));
     }
+    if (first) add_signature(*first, found);
     int64_t left = now_ns();
     bookkeeping_ns += started - entered + left - ended;
     facts.native_calls++;
     tick_after(left);
     return true;
+  }
+
+  // The signature of a first call: `Signatures._new`. Null if that is for Python.
+  Ref new_signature(const Call& call) {
+    const Facts& facts = call.facts;
+    if (facts.formula == Formula::UNKNOWN || call.excludes) return Ref();
+    const IValue* values = call.stack->data() + call.first;
+    auto nbytes = formulas_.predict(facts, values, call.count);
+    if (!nbytes) return Ref();
+    Ref geometries = checked(PyList_New(0));
+    auto add = [&](const at::Tensor& tensor) {
+      if (tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number())
+        PyList_Append(geometries.get(), geometry_of(tensor).get());
+    };
+    for (size_t place = 0; place < call.count; place++) {
+      const IValue& value = values[place];
+      if (value.isTensor()) add(value.toTensor());
+      if (value.isTensorList())
+        for (const at::Tensor& tensor : value.toTensorVector()) add(tensor);
+      if (value.isOptionalTensorList())
+        for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) add(tensor.value_or(at::Tensor()));
+    }
+    if (PyList_GET_SIZE(geometries.get()) != static_cast<Py_ssize_t>(call.inputs.size())) return Ref();
+    auto* type = reinterpret_cast<PyTypeObject*>(signature_class_.get());
+    Ref made = checked(type->tp_alloc(type, 0));
+    signature.operator_.set(made.get(), facts.operator_.get());
+    signature.geometries.take(made.get(), checked(PyList_AsTuple(geometries.get())).release());
+    signature.output_bytes.set_number(made.get(), accounts_.rounded(*nbytes));
+    signature.guessed.set(made.get(), facts.makes_tensors);
+    if (is_modelled_) {
+      auto [args, kwargs] = to_arguments(call.op.schema(), values, PyTuple_New, [&](size_t place) {
+        return to_python(values[place], (*facts.enumerations)[place]);
+      });
+      int64_t read = 0;
+      for (const Ref& input : call.inputs) read += version.nbytes.number(input.get());
+      checked(PyObject_CallMethod(mode_.get(), "price", "OOOOL", made.get(), facts.func.get(), args.get(),
+                                  kwargs ? kwargs.get() : Py_None, static_cast<long long>(read)));
+    }
+    return made;
+  }
+  // `geometry_of` in dispatch/arguments.py, of a tensor without lazy bits.
+  Ref geometry_of(const at::Tensor& tensor) const {
+    auto numbers = [](c10::IntArrayRef all) {
+      Ref tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(all.size())));
+      for (size_t i = 0; i < all.size(); i++) PyTuple_SET_ITEM(tuple.get(), i, PyLong_FromLongLong(all[i]));
+      return tuple;
+    };
+    Ref size = checked(PyObject_CallOneArg(size_class_.get(), numbers(tensor.sizes()).get()));
+    auto* dtype = reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()));
+    return checked(Py_BuildValue("(OOLO)", size.get(), numbers(tensor.strides()).get(),
+                                 static_cast<long long>(tensor.storage_offset()), dtype));
+  }
+  void add_signature(const Key& key, PyObject* made) {
+    if (PyList_GET_SIZE(made_.get()) >= static_cast<Py_ssize_t>(Signatures::LIMIT))
+      checked(PyObject_CallMethod(attribute(slow_path_.get(), "signatures").get(), "forget", nullptr));
+    signatures_.add(key, made);
+    if (PyList_Append(made_.get(), made) < 0) raise();
   }
 
   // Finds the versions of a call's tensors, and makes the key of its signature. Returns false if it is not for the
@@ -722,8 +802,7 @@ class Door {
     if (is_leaf(tensor)) return false;
     if (!tensor.is_contiguous() || tensor.nbytes() != tensor.storage().nbytes()) return false;
     if (!version.operation.is_none(target)) return true;
-    PyObject* pin = version.pin.get(target);
-    return pin != Py_None && PyUnicode_CompareWithASCIIString(pin, "uninitialised") == 0 && !version.used.is_true(target);
+    return !is_sticky(target) && !version.used.is_true(target);
   }
 
   // Whether a constant remains one when all of it is overwritten.
@@ -783,18 +862,20 @@ class Door {
       if (maker != nullptr && !std::exchange(any, true)) mark_used(maker);
       if (!single && !outputs) outputs = checked(PyList_New(0));
       Ref made = accounts_.new_version(storage, maker, found, uninitialised_.get());
+      total += version.nbytes.number(made.get());
       if (!single) {
-        total += version.nbytes.number(made.get());
         Ref reference = checked(PyWeakref_NewRef(made.get(), nullptr));
         Ref pair = checked(Py_BuildValue("(nO)", static_cast<Py_ssize_t>(place), reference.get()));
         PyList_Append(outputs.get(), pair.get());
       }
     }
-    if (!single && !tensors.empty()) {
-      if (any) operation.outputs.take(maker, PyList_AsTuple(outputs.get()));
-      int64_t expected = signature.output_bytes.number(found);  // on a GPU with its workspace
-      if (signature.guessed.is_true(found) || (device.is_cpu() ? total != expected : total > expected))
-        checked(PyObject_CallMethod(mode_.get(), "learn", "OOL", found, facts.operator_.get(), total));
+    if (!single && !tensors.empty() && any) operation.outputs.take(maker, PyList_AsTuple(outputs.get()));
+    int64_t expected = signature.output_bytes.number(found);  // on a GPU with its workspace
+    if (signature.guessed.is_true(found) && total == expected) {
+      signature.guessed.set(found, false);
+    } else if (signature.guessed.is_true(found) ||
+               (!single && !tensors.empty() && (device.is_cpu() ? total != expected : total > expected))) {
+      checked(PyObject_CallMethod(mode_.get(), "learn", "OOL", found, facts.operator_.get(), total));
     }
   }
 
@@ -831,6 +912,9 @@ class Door {
   ListUpdates lists_;
   Slot any_reason_, home_, next_tick_, found_;
   Signatures signatures_;
+  Formulas formulas_;
+  Ref made_, signature_class_, size_class_;
+  bool is_modelled_ = false;
   Key key_, missed_;
   bool offsets_matter_ = true;
   int64_t chain_limit_, next_look_ = 0;
@@ -904,6 +988,14 @@ PyObject* proceed(PyObject*, PyObject*) {
     }
     call.done = true;
     return shown_results(call.op->schema(), stack).release();
+  });
+}
+
+PyObject* known_signature(PyObject*, PyObject*) {
+  return guarded([]() -> PyObject* {
+    auto session = door;
+    Ref found = session && underway != nullptr ? session->known_signature(*underway) : Ref();
+    return found ? found.release() : Ref::copy(Py_None).release();
   });
 }
 
@@ -1004,6 +1096,7 @@ PyMethodDef methods[] = {
     {"switch", switch_on, METH_O, "Let this thread's operators come to the session, or not."},
     {"is_on", is_on, METH_NOARGS, "Whether this thread's operators come to the session."},
     {"proceed", proceed, METH_NOARGS, "Run the kernel of the operator that is handled in this thread."},
+    {"known_signature", known_signature, METH_NOARGS, "The signature of the operator that is handled, if it is known here."},
     {"was_excluded", was_excluded, METH_O, "Whether a dispatch key was excluded when that operator came."},
     {"materialize", materialize, METH_O, "See `core.backend.Shortcuts`."},
     {"evict_to", evict_to, METH_O, "See `core.backend.Shortcuts`."},

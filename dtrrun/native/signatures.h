@@ -89,6 +89,8 @@ class Key {
 
 class Signatures {
  public:
+  static constexpr size_t LIMIT = 50'000;  // as in dispatch/signatures.py
+
   // Returns a borrowed reference, or null.
   PyObject* find(const Key& key) const {
     uint64_t hash = key.hash();
@@ -112,7 +114,6 @@ class Signatures {
   }
 
  private:
-  static constexpr size_t LIMIT = 50'000;  // as in dispatch/signatures.py
   static constexpr size_t FIRST = 256;     // a power of 2
   struct Cell {
     uint64_t hash = 0;

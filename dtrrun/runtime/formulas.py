@@ -95,6 +95,10 @@ def _reduced(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
     return (prod(left),)
 
 
+def _one(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    return (1,)
+
+
 def _nothing(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
     return ()
 
@@ -131,10 +135,13 @@ _TABLE: dict[Any, Formula] = {
     aten.stack.default: _all,
     aten.slice_backward.default: _given,
     aten.select_backward.default: _given,
+    aten.sum.default: _one,
+    aten.mean.default: _one,
     aten.sum.dim_IntList: _reduced,
     aten.mean.dim: _reduced,
     aten.unsafe_split.Tensor: _nothing,  # views, although not according to the schema
     aten.unsafe_split_with_sizes.default: _nothing,
+    aten._unsafe_view.default: _nothing,
     aten.embedding.default: _embedding,
     aten.embedding_dense_backward.default: _embedding_backward,
     aten.native_batch_norm.default: _batch_norm,
@@ -163,6 +170,14 @@ def new_storages(
         return list(map(mul, numels, itemsizes))
     except (ValueError, IndexError, TypeError):
         return None
+
+
+def name_of(func: Any, operator: Operator) -> str | None:
+    """Return the name of an operator's formula, for the native fast path; None if it has none."""
+    if not operator.grows and not operator.makes_tensors:
+        return "nothing"
+    formula = _formula_of(func, operator)
+    return formula and formula.__name__.removeprefix("_")
 
 
 def learn(

@@ -1,6 +1,7 @@
 """What dtrrun adds to an operator on tiny tensors, in units of what an empty dispatch mode adds."""
 
 import contextlib
+import itertools
 import time
 from statistics import median
 
@@ -15,7 +16,8 @@ AT_MOST = 2.0
 TEXT = """\
 Operators on tensors of 4 × 4 run in a loop: without dtrrun, under a `TorchDispatchMode` that does nothing,
 and inside `dtrrun.budget("1GB")`, in turn in one process. The times are those of one operator, and medians of
-the rounds. "Added" is (dtrrun - plain) / (empty - plain)."""
+the rounds. "Added" is (dtrrun - plain) / (empty - plain). "Never the same" are a slice and a relu of it, each
+time at another place, so that dtrrun has to find out each time what it will need."""
 
 
 class Empty(TorchDispatchMode):
@@ -34,6 +36,15 @@ def mix(a, b):
     return f.view(-1), f.transpose(0, 1), f.sum()
 
 
+LINE = torch.full((20_000,), 0.5)
+places = itertools.cycle(range(len(LINE) - 16))  # more than the turns of a round
+
+
+def never_the_same(a, b):
+    place = next(places)
+    return torch.relu(LINE[place : place + 16])
+
+
 LOOPS = {
     "add": (1, torch.add),
     "mul": (1, torch.mul),
@@ -43,6 +54,7 @@ LOOPS = {
     "transpose": (1, lambda a, b: a.transpose(0, 1)),
     "view": (1, lambda a, b: a.view(-1)),
     "add_": (2, lambda a, b: torch.add(a, b).add_(b)),
+    "never the same": (2, never_the_same),
     "mix": (8, mix),
 }
 """Name: operators in a turn of the loop, and the turn. `add_` has a fresh tensor each turn to work on."""

@@ -21,7 +21,8 @@ from dtrrun.core.graph import HOLE, Overwritten, Signature, Version
 from dtrrun.core.ledger import Block
 from dtrrun.core.mutation import CHAIN_LIMIT, STICKY
 from dtrrun.core.rematerialize import Rematerializer
-from dtrrun.runtime import rng, storage
+from dtrrun.runtime import formulas, rng, storage
+from dtrrun.runtime.cost_model import modelled_ns
 from dtrrun.runtime.dispatch.call import learn
 from dtrrun.runtime.dispatch.python_mode import threads, visits
 from dtrrun.runtime.dispatch.slow_path import Reasons, SlowPath
@@ -64,6 +65,7 @@ class Interposer(threads.Threads):
     """Switches the interposer on in every thread, from `begin` until `end`, and takes what it passes on."""
 
     device_type = "cpu"
+    size_class = torch.Size
 
     def __init__(
         self,
@@ -147,6 +149,22 @@ class Interposer(threads.Threads):
         """Return the facts about an operator."""
         return self.slow_path.operators.get(id(func)) or self.slow_path.learn(func)
 
+    def formula_of(self, func: Any) -> str | None:
+        """Return the name of the formula for what an operator allocates; None if its first calls are ours."""
+        operator = self.facts_of(func)
+        if self.slow_path.device is not None or self.slow_path.signatures.has_costs:
+            return None  # a GPU's are measured, others looked up
+        if not operator.simple_beneath_modes or operator.statistics is not None:
+            return None
+        return formulas.name_of(func, operator)
+
+    def price(self, signature: Signature, func: Any, args: Any, kwargs: Any, nbytes: int) -> None:
+        """Set the modelled cost of a first call, which reads `nbytes` bytes."""
+        if self.slow_path.signatures.needs_sizes:
+            nbytes += signature.output_bytes
+        signature.cost = modelled_ns(func, args, kwargs or NO_KEYWORDS, None, nbytes)
+        signature.calls = Signature.SETTLED
+
     @staticmethod
     def learn(signature: Signature, operator: Operator, nbytes: int) -> None:
         """A call with several results has made `nbytes` bytes."""
@@ -181,6 +199,7 @@ class Interposer(threads.Threads):
         self.running = True
         storage.use_objects(self.native.storage_of)
         self.slow_path.signatures.on_forget = self.native.forget
+        self.slow_path.signatures.known = self.native.known_signature
         if threading.current_thread() is threading.main_thread():
             self.native.switch(True)
         else:

@@ -36,27 +36,39 @@ class Signatures:
         self.modelled = modelled
         self.asks_sizes = asks_sizes
         self.by_key: dict[Any, Signature] = {}
+        self.made: list[Signature] = []
+        """Those on a CPU, by their first calls. The native fast path makes some, and has keys of its own."""
+        self.known: Callable[[], Signature | None] = _nothing  # the present call's, if it was made there
         self.on_forget: Callable[[], None] = _nothing
         self.updates: dict[Any, Signature] = {}  # operators that update lists, by `lists.key_of`
 
     def forget(self) -> None:
         """Start over, since signatures made without a budget have no result sizes."""
         self.by_key.clear()
+        self.made.clear()
         self.updates.clear()
         self.on_forget()
 
     def all(self) -> list[Signature]:
         """Return the signatures of the calls so far, by their first calls."""
-        young = () if self._device is None else self._device.young_signatures()
-        return [*self.by_key.values(), *young]
+        if self._device is None:
+            return list(self.made)
+        return [*self.by_key.values(), *self._device.young_signatures()]
 
     def measure_again(self) -> None:
         """Time the next calls of each operator as well, because the first step's use fresh pages."""
         if self._device is not None or self.modelled:
             return
-        for key, signature in self.by_key.items():
-            if signature.calls and not (self._costs and identity(key) in self._costs):
+        costs = self._costs
+        known = {id(one) for key, one in self.by_key.items() if costs and identity(key) in costs}
+        for signature in self.made:
+            if signature.calls and id(signature) not in known:
                 signature.calls = 1
+
+    @property
+    def has_costs(self) -> bool:
+        """Return whether there are costs that were known before the program ran."""
+        return bool(self._costs)
 
     @property
     def needs_sizes(self) -> bool:
@@ -74,9 +86,11 @@ class Signatures:
         if signature is None and self._device is not None:
             signature = self._device.young_signature(key)
         if signature is None:
-            if len(self.by_key) >= LIMIT:
+            if max(len(self.by_key), len(self.made)) >= LIMIT:
                 self.forget()
-            signature = self._new(call, key, geometries, elsewhere)
+            signature = self.known() if call.common else None
+            if signature is None:
+                signature = self._new(call, key, geometries, elsewhere)
             if self._device is None:
                 self.by_key[key] = signature
             else:
@@ -87,6 +101,8 @@ class Signatures:
         self, call: TensorCall, key: tuple[Any, ...], geometries: list[Any], elsewhere: bool
     ) -> Signature:
         signature = self._ledger.graph.signature(call.operator, tuple(geometries))
+        if self._device is None:
+            self.made.append(signature)
         known = self._costs.get(identity(key)) if self._costs else None
         if known is not None:
             signature.cost, signature.output_bytes = known

@@ -1,0 +1,165 @@
+"""First calls on the native fast path: what is known of them is what Python would have found out."""
+
+from collections import Counter
+
+import pytest
+import torch
+from faults import check_accounts
+from torch.nn import functional as F
+
+import dtrrun
+from dtrrun.native import build
+
+
+@pytest.fixture(scope="module", autouse=True)
+def extension():
+    try:
+        return build.load(print)
+    except build.CannotBuild as error:
+        pytest.skip(str(error))
+
+
+def fill(*size, dtype=torch.float32):
+    return torch.linspace(-2, 2, torch.Size(size).numel()).reshape(size).to(dtype)
+
+
+def backward(function, *tensors):
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+    return torch.autograd.grad(function(*leaves).square().sum(), leaves)
+
+
+CALLS = {
+    "pointwise": lambda n: fill(n, 7).sigmoid(),
+    "broadcast": lambda n: fill(n, 1, 3) + fill(5, 1),
+    "of a number": lambda n: fill(n) * 2.5 + 1,
+    "integers and a number": lambda n: fill(n, dtype=torch.int64) * 2.5,
+    "integers over a number": lambda n: fill(n, dtype=torch.int32) // 2,
+    "a weak type": lambda n: fill(n, dtype=torch.float16) * torch.tensor(2.0, dtype=torch.float64),
+    "both weak": lambda n: [torch.tensor(1.5) + torch.tensor(2, dtype=torch.float64) for _ in range(n)],
+    "comparison": lambda n: fill(n, 3) > 0,
+    "where": lambda n: torch.where(fill(n, 3) > 0, fill(n, 3), 0.0),
+    "other type": lambda n: fill(n, 5).to(torch.bfloat16),
+    "out of an expanded one": lambda n: fill(1, n).expand(6, n).exp(),
+    "transposed": lambda n: fill(n, 4).t().neg(),
+    "nothing": lambda n: fill(n, 0).exp() + fill(1, 0),
+    "softmax": lambda n: fill(n, 9).softmax(1),
+    "mm": lambda n: fill(n, 3) @ fill(3, n + 1),
+    "addmm": lambda n: F.linear(fill(n, 3), fill(5, 3), fill(5)),
+    "bmm": lambda n: fill(2, n, 3) @ fill(2, 3, 4),
+    "baddbmm": lambda n: torch.baddbmm(fill(n, 1), fill(2, n, 3), fill(2, 3, 4)),
+    "in 64 bits": lambda n: fill(n, 3, dtype=torch.float64) @ fill(3, n, dtype=torch.float64),
+    "cat": lambda n: torch.cat([fill(n, 3), fill(2, 3), fill(n + 1, 3)]),
+    "cat of different types": lambda n: torch.cat([fill(n), fill(2, dtype=torch.float64)]),
+    "stack": lambda n: torch.stack([fill(n)] * n),
+    "sum": lambda n: fill(n, 3, 4).sum((0, -1), keepdim=True) + fill(n, 3, 4).sum(1).sum(),
+    "sum of integers": lambda n: fill(n, 3, dtype=torch.int32).sum(0),
+    "mean in another type": lambda n: fill(n, 3).mean(0, dtype=torch.float64),
+    "embedding": lambda n: backward(lambda w: F.embedding(torch.arange(n) % 3, w), fill(n, 4)),
+    "gradients of views": lambda n: backward(lambda x: x[1:, 2:] + x[0, 1], fill(n, 5)),
+    "gradients of products": lambda n: backward(lambda x, y: x @ y, fill(n, 3), fill(3, n)),
+    "in place": lambda n: fill(n, 3).add_(1).mul_(fill(3)).relu_(),
+    "of some": lambda n: assigned(fill(n, 5), (torch.arange(n) > 1, slice(1, 3))),
+    "of some by place": lambda n: assigned(fill(4, n), (slice(None), torch.arange(n) % 2)),
+    "filled": lambda n: torch.empty_like(fill(n)).fill_(3),
+    "chunks": lambda n: torch.unsafe_chunk(fill(2 * n), 2),
+    "complex": lambda n: torch.complex(fill(n), fill(n)) * 2,
+    "masked": lambda n: fill(n, 3).masked_fill(fill(n, 3) > 0, 5),
+    "in double precision": lambda n: in_double_precision(n),
+}
+SIZES = (3, 4, 6)
+
+
+def assigned(tensor, places):
+    tensor[places] = 2.0
+    return tensor
+
+
+def in_double_precision(n):
+    torch.set_default_dtype(torch.float64)
+    try:
+        return torch.arange(n) / 2
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def run(call, *, limit, slow=False, sizes=SIZES):
+    """Return the results, what is known of signatures, the peak, and what went to Python the last time."""
+    with dtrrun.budget(limit, native="require", cost="model", over_budget="warn") as session:
+        if slow:
+            session.slow_path.reasons.add("this test")
+        results = []
+        for size in sizes:
+            before = Counter(session.mode.python_calls)
+            results.append(call(size))
+        in_python = Counter(session.mode.python_calls) - before
+        known = {
+            (one.operator.name, one.geometries): (one.output_bytes, one.cost, one.calls)
+            for one in session.slow_path.signatures.all()
+        }
+        check_accounts(session)
+        peak = session.ledger.peak_bytes
+    return results, known, peak, in_python
+
+
+@pytest.mark.parametrize("limit", [None, "1GB", 1])
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_known_of_first_calls(name, limit):
+    results, known, peak, _ = run(CALLS[name], limit=limit)
+    others, reference, same_peak, _ = run(CALLS[name], limit=limit, slow=True)
+    torch.testing.assert_close(results, others, rtol=0, atol=0, equal_nan=True)
+    assert known == {one: reference[one] for one in known}  # those of views only the slow path has
+    assert peak == same_peak or limit == 1
+
+
+@pytest.mark.parametrize("name", ["pointwise", "broadcast", "mm", "bmm", "cat", "sum", "in place", "softmax"])
+def test_once_a_family_is_known_first_calls_are_native(name):
+    *_, in_python = run(CALLS[name], limit="1GB", sizes=(3, 5, 8))
+    assert set(in_python) <= {"aten.linspace"}
+
+
+def test_a_formula_that_does_not_fit_is_not_used_again():
+    """The kernel of a library may do what it likes; here, one of ours makes more than elements."""
+    with dtrrun.budget("1GB", native="require", cost="model") as session:
+        make = session.mode.formula_of
+        try:
+            session.mode.formula_of = lambda func: "elementwise" if "linspace" in str(func) else make(func)
+            for size in (3, 4, 5):
+                made = torch.linspace(0, 1, size)
+        finally:
+            del session.mode.formula_of
+        assert made.shape == (5,)
+        assert session.mode.python_calls["aten.linspace"] == 3
+        check_accounts(session)
+
+
+def multiply(x):
+    for size in range(1, 6):
+        x[:size] * 2
+
+
+def test_python_knows_what_is_known_natively():
+    with dtrrun.budget("1GB", native="require", cost="model") as session:
+        x = torch.ones(8)
+        multiply(x)
+        signatures = session.slow_path.signatures
+        made = len(signatures.made)
+        assert made > len(signatures.by_key)
+        session.slow_path.reasons.add("this test")
+        multiply(x)
+        assert {one.operator.name for one in signatures.made[made:]} == {"aten.slice"}
+        multiplied = [one for one in signatures.by_key.values() if one.operator.name == "aten.mul"]
+        assert len(multiplied) == 5
+        assert {id(one) for one in multiplied} <= {id(one) for one in signatures.made[:made]}
+
+
+def test_what_is_known_natively_is_forgotten_with_the_rest():
+    with dtrrun.budget("1GB", native="require", cost="model") as session:
+        x = torch.ones(8)
+        multiply(x)
+        signatures = session.slow_path.signatures
+        known = signatures.all()
+        signatures.forget()
+        assert not signatures.all()
+        multiply(x)
+        names = [one.operator.name for one in signatures.all()]
+        assert names == [one.operator.name for one in known if one.operator.name == "aten.mul"]
