@@ -21,7 +21,7 @@
 #include <unordered_map>
 
 #include "device.h"
-#include "formulas.h"
+#include "first_calls.h"
 #include "history.h"
 #include "lists.h"
 #include "ready.h"
@@ -68,15 +68,11 @@ class Door {
                             above | DispatchKeySet(KEY)),
         readiness_(slow_path_.get(), accounts_, evictions_, rematerializations_, replays_, workspaces_),
         dependents_(recipes_.get(), accounts_), lists_(mode, accounts_, dependents_),
+        first_calls_(mode, attribute(slow_path_.get(), "signatures").get(), accounts_),
         any_reason_(type_of(classes, "Reasons"), "any"),
         home_(type_of(classes, "SlowPath"), "home"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
         found_(type_of(classes, "SlowPath"), "found"),
         chain_limit_(chain_limit) {
-    Ref signatures = attribute(slow_path_.get(), "signatures");
-    made_ = attribute(signatures.get(), "made");
-    is_modelled_ = truth(signatures.get(), "modelled");
-    signature_class_ = attribute(attribute(ledger_.get(), "graph").get(), "signature");
-    size_class_ = attribute(mode, "size_class");
     sticky_ = attribute(mode, "sticky");
     uninitialised_ = checked(PyUnicode_InternFromString("uninitialised"));
     gradient_ = checked(PyUnicode_InternFromString("gradient"));
@@ -242,7 +238,7 @@ class Door {
     if (learns && missed_.size() != 0 && !any_reason_.is_true(reasons_.get())) {
       if (!found_.is_none(slow_path_.get())) {
         signatures_.add(missed_, found_.get(slow_path_.get()));
-        formulas_.learn(facts, values, count, made);
+        first_calls_.learn(facts, values, count, made);
       }
     }
     torch::jit::drop(*stack, count);
@@ -472,7 +468,7 @@ class Door {
     std::optional<Key> first;  // of a call whose signature is new
     if (!call.signature) {
       std::swap(missed_, key_);
-      call.signature = new_signature(call);
+      if (!call.excludes) call.signature = first_calls_.signature_of(facts, op, stack->data() + call.first, call.inputs);
       if (!call.signature) return false;
       first = missed_;
     }
@@ -498,69 +494,15 @@ class Door {
       Ref result = results(op.schema(), *stack);
       checked(PyObject_CallMethod(slow_path_.get(), "shrink", "OO", facts.operator_.get(), result.get()));
     }
-    if (first) add_signature(*first, found);
+    if (first) {
+      first_calls_.made(found);
+      signatures_.add(*first, found);
+    }
     int64_t left = now_ns();
     bookkeeping_ns += started - entered + left - ended;
     facts.native_calls++;
     tick_after(left);
     return true;
-  }
-
-  // The signature of a first call: `Signatures._new`. Null if that is for Python.
-  Ref new_signature(const Call& call) {
-    const Facts& facts = call.facts;
-    if (facts.formula == Formula::UNKNOWN || call.excludes) return Ref();
-    const IValue* values = call.stack->data() + call.first;
-    auto nbytes = formulas_.predict(facts, values, call.count);
-    if (!nbytes) return Ref();
-    Ref geometries = checked(PyList_New(0));
-    auto add = [&](const at::Tensor& tensor) {
-      if (tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number())
-        PyList_Append(geometries.get(), geometry_of(tensor).get());
-    };
-    for (size_t place = 0; place < call.count; place++) {
-      const IValue& value = values[place];
-      if (value.isTensor()) add(value.toTensor());
-      if (value.isTensorList())
-        for (const at::Tensor& tensor : value.toTensorVector()) add(tensor);
-      if (value.isOptionalTensorList())
-        for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) add(tensor.value_or(at::Tensor()));
-    }
-    if (PyList_GET_SIZE(geometries.get()) != static_cast<Py_ssize_t>(call.inputs.size())) return Ref();
-    auto* type = reinterpret_cast<PyTypeObject*>(signature_class_.get());
-    Ref made = checked(type->tp_alloc(type, 0));
-    signature.operator_.set(made.get(), facts.operator_.get());
-    signature.geometries.take(made.get(), checked(PyList_AsTuple(geometries.get())).release());
-    signature.output_bytes.set_number(made.get(), accounts_.rounded(*nbytes));
-    signature.guessed.set(made.get(), facts.makes_tensors);
-    if (is_modelled_) {
-      auto [args, kwargs] = to_arguments(call.op.schema(), values, PyTuple_New, [&](size_t place) {
-        return to_python(values[place], (*facts.enumerations)[place]);
-      });
-      int64_t read = 0;
-      for (const Ref& input : call.inputs) read += version.nbytes.number(input.get());
-      checked(PyObject_CallMethod(mode_.get(), "price", "OOOOL", made.get(), facts.func.get(), args.get(),
-                                  kwargs ? kwargs.get() : Py_None, static_cast<long long>(read)));
-    }
-    return made;
-  }
-  // `geometry_of` in dispatch/arguments.py, of a tensor without lazy bits.
-  Ref geometry_of(const at::Tensor& tensor) const {
-    auto numbers = [](c10::IntArrayRef all) {
-      Ref tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(all.size())));
-      for (size_t i = 0; i < all.size(); i++) PyTuple_SET_ITEM(tuple.get(), i, PyLong_FromLongLong(all[i]));
-      return tuple;
-    };
-    Ref size = checked(PyObject_CallOneArg(size_class_.get(), numbers(tensor.sizes()).get()));
-    auto* dtype = reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()));
-    return checked(Py_BuildValue("(OOLO)", size.get(), numbers(tensor.strides()).get(),
-                                 static_cast<long long>(tensor.storage_offset()), dtype));
-  }
-  void add_signature(const Key& key, PyObject* made) {
-    if (PyList_GET_SIZE(made_.get()) >= static_cast<Py_ssize_t>(Signatures::LIMIT))
-      checked(PyObject_CallMethod(attribute(slow_path_.get(), "signatures").get(), "forget", nullptr));
-    signatures_.add(key, made);
-    if (PyList_Append(made_.get(), made) < 0) raise();
   }
 
   // Finds the versions of a call's tensors, and makes the key of its signature. Returns false if it is not for the
@@ -910,11 +852,9 @@ class Door {
   Readiness readiness_;
   Dependents dependents_;
   ListUpdates lists_;
+  FirstCalls first_calls_;
   Slot any_reason_, home_, next_tick_, found_;
   Signatures signatures_;
-  Formulas formulas_;
-  Ref made_, signature_class_, size_class_;
-  bool is_modelled_ = false;
   Key key_, missed_;
   bool offsets_matter_ = true;
   int64_t chain_limit_, next_look_ = 0;

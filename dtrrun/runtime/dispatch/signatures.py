@@ -88,12 +88,11 @@ class Signatures:
         if signature is None:
             if max(len(self.by_key), len(self.made)) >= LIMIT:
                 self.forget()
-            signature = self.known() if call.common else None
-            if signature is None:
-                signature = self._new(call, key, geometries, elsewhere)
             if self._device is None:
+                signature = (call.common and self.known()) or self._new(call, key, geometries, elsewhere)
                 self.by_key[key] = signature
             else:
+                signature = self._new(call, key, geometries, elsewhere)
                 self._device.add_signature(key, signature)
         return signature
 

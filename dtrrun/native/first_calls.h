@@ -1,0 +1,98 @@
+// Makes the signature of a call that is the first of its kind: `Signatures._new` in dispatch/signatures.py.
+#pragma once
+
+#include "formulas.h"
+#include "ledger.h"
+
+namespace dtrrun {
+
+class FirstCalls {
+ public:
+  // signatures: the session's, of Python.
+  FirstCalls(PyObject* mode, PyObject* signatures, const Accounts& accounts)
+      : mode_(Ref::copy(mode)), signatures_(Ref::copy(signatures)), made_(attribute(signatures, "made")),
+        signature_class_(attribute(attribute(accounts.get(), "graph").get(), "signature")),
+        size_class_(attribute(mode, "size_class")), is_modelled_(truth(signatures, "modelled")), accounts_(accounts) {}
+
+  // Null if that is for Python. inputs: the versions of the call's tensors.
+  template <class Inputs>
+  Ref signature_of(const Facts& facts, const c10::OperatorHandle& op, const IValue* values, const Inputs& inputs) const {
+    if (facts.formula == Formula::UNKNOWN) return Ref();
+    size_t count = op.schema().arguments().size();
+    auto nbytes = formulas_.predict(facts, values, count);
+    if (!nbytes) return Ref();
+    Ref geometries = geometries_of(values, count);
+    if (PyTuple_GET_SIZE(geometries.get()) != static_cast<Py_ssize_t>(inputs.size())) return Ref();
+    auto* type = reinterpret_cast<PyTypeObject*>(signature_class_.get());
+    Ref made = checked(type->tp_alloc(type, 0));
+    signature_.operator_.set(made.get(), facts.operator_.get());
+    signature_.geometries.take(made.get(), geometries.release());
+    signature_.output_bytes.set_number(made.get(), accounts_.rounded(*nbytes));
+    signature_.guessed.set(made.get(), facts.makes_tensors);
+    if (is_modelled_) {
+      int64_t read = 0;
+      for (const Ref& input : inputs) read += VersionFields().nbytes.number(input.get());
+      price(made.get(), facts, op, values, read);
+    }
+    return made;
+  }
+
+  // That call has run.
+  void made(PyObject* signature) {
+    if (PyList_GET_SIZE(made_.get()) >= static_cast<Py_ssize_t>(Signatures::LIMIT))
+      checked(PyObject_CallMethod(signatures_.get(), "forget", nullptr));
+    if (PyList_Append(made_.get(), signature) < 0) raise();
+  }
+
+  // A first call has run in Python, with these results.
+  void learn(Facts& facts, const IValue* values, size_t count, const Stack& results) {
+    formulas_.learn(facts, values, count, results);
+  }
+
+ private:
+  // Sets the cost under `--cost model`. read: bytes.
+  void price(PyObject* made, const Facts& facts, const c10::OperatorHandle& op, const IValue* values, int64_t read) const {
+    auto [args, kwargs] = to_arguments(op.schema(), values, PyTuple_New, [&](size_t place) {
+      return to_python(values[place], (*facts.enumerations)[place]);
+    });
+    checked(PyObject_CallMethod(mode_.get(), "price", "OOOOL", made, facts.func.get(), args.get(),
+                                kwargs ? kwargs.get() : Py_None, static_cast<long long>(read)));
+  }
+
+  Ref geometries_of(const IValue* values, size_t count) const {
+    Ref all = checked(PyList_New(0));
+    auto add = [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return;
+      if (PyList_Append(all.get(), geometry_of(tensor).get()) < 0) raise();
+    };
+    for (size_t place = 0; place < count; place++) {
+      const IValue& value = values[place];
+      if (value.isTensor()) add(value.toTensor());
+      if (value.isTensorList())
+        for (const at::Tensor& tensor : value.toTensorVector()) add(tensor);
+      if (value.isOptionalTensorList())
+        for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) add(tensor.value_or(at::Tensor()));
+    }
+    return checked(PyList_AsTuple(all.get()));
+  }
+  // `geometry_of` in dispatch/arguments.py, of a tensor without lazy bits.
+  Ref geometry_of(const at::Tensor& tensor) const {
+    auto numbers = [](c10::IntArrayRef all) {
+      Ref tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(all.size())));
+      for (size_t i = 0; i < all.size(); i++) PyTuple_SET_ITEM(tuple.get(), i, PyLong_FromLongLong(all[i]));
+      return tuple;
+    };
+    Ref size = checked(PyObject_CallOneArg(size_class_.get(), numbers(tensor.sizes()).get()));
+    auto* dtype = reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()));
+    return checked(Py_BuildValue("(OOLO)", size.get(), numbers(tensor.strides()).get(),
+                                 static_cast<long long>(tensor.storage_offset()), dtype));
+  }
+
+  Ref mode_, signatures_, made_, signature_class_, size_class_;
+  bool is_modelled_;
+  const Accounts& accounts_;
+  Formulas formulas_;
+  SignatureFields signature_;
+};
+
+}  // namespace dtrrun
