@@ -150,6 +150,16 @@ def reduced(func, family, rng):
     return [make(rng, size, dtype), dims or None, *family.choice([[], [True], [False]])], kwargs
 
 
+def summed(func, family, rng):
+    kwargs = family.choice([{}, {}, {"dtype": torch.float64}])
+    return [make(rng, some_size(rng), family.choice(TYPES))], kwargs
+
+
+def viewed(func, family, rng):
+    size = some_size(rng)
+    return [torch.ones(size, dtype=family.choice(TYPES)), [torch.Size(size).numel(), 1]], {}
+
+
 def split(func, family, rng):
     size = [n + 1 for n in some_size(rng, 1)]
     dim = rng.randrange(len(size))
@@ -206,6 +216,8 @@ MAKERS = {
     joined: [aten.cat, aten.stack],
     inserted: [aten.slice_backward, aten.select_backward],
     reduced: [aten.sum.dim_IntList, aten.mean.dim],
+    summed: [aten.sum, aten.mean],
+    viewed: [aten._unsafe_view],
     split: [aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes],
     looked_up: [aten.embedding, aten.embedding_dense_backward],
     normalised: [aten.native_batch_norm, aten.native_batch_norm_backward],
