@@ -57,6 +57,15 @@ if "NATIVE" not in os.environ:
         os.environ["NATIVE"] = "off"  # no test of ours reads the line that says so
 
 
+@pytest.fixture(scope="session")
+def extension():
+    """The native extension. Tests that need it are skipped where it cannot be built."""
+    try:
+        return build.load(print)
+    except build.CannotBuild as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture(autouse=True)
 def the_way_operators_come(monkeypatch, request):
     """NATIVE says how operators come to the sessions of this process, in place of the default.

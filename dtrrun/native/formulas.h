@@ -44,7 +44,7 @@ class Formulas {
   using Family = std::vector<uint64_t>;
   using Sizes = std::vector<c10::IntArrayRef>;
   static constexpr size_t LIMIT = 10'000;  // as in runtime/formulas.py
-  enum : uint64_t { INT = 1, DOUBLE, INTS, NO_TENSOR, NUMBER, TENSOR, TENSORS };
+  enum : uint64_t { OTHER = 1, INT, DOUBLE, INTS, NO_TENSOR, NUMBER, TENSOR, TENSORS };
 
   // All that determines the type of a call's result.
   static std::optional<Family> family_of(const Facts& facts, const IValue* values, size_t count) {
@@ -70,7 +70,7 @@ class Formulas {
         family.push_back(INTS);
       } else {
         if (value.isComplexDouble() || !others.add(value)) return std::nullopt;
-        family.push_back(others.hash());
+        family.push_back(OTHER);
       }
     }
     family.insert(family.end(), others.begin(), others.end());

@@ -465,12 +465,11 @@ class Door {
     if (!describe(call)) return false;
     // The table may be cleared while the operator runs.
     call.signature = Ref::copy(signatures_.find(key_));
-    std::optional<Key> first;  // of a call whose signature is new
-    if (!call.signature) {
+    bool is_first = !call.signature;
+    if (is_first) {
       std::swap(missed_, key_);
       if (!call.excludes) call.signature = first_calls_.signature_of(facts, op, stack->data() + call.first, call.inputs);
       if (!call.signature) return false;
-      first = missed_;
     }
     PyObject* found = call.signature.get();
     call.state = Ref::copy(ambient_.read(facts.family.get(), facts.state, facts.general));
@@ -494,9 +493,9 @@ class Door {
       Ref result = results(op.schema(), *stack);
       checked(PyObject_CallMethod(slow_path_.get(), "shrink", "OO", facts.operator_.get(), result.get()));
     }
-    if (first) {
+    if (is_first) {
       first_calls_.made(found);
-      signatures_.add(*first, found);
+      signatures_.add(missed_, found);
     }
     int64_t left = now_ns();
     bookkeeping_ns += started - entered + left - ended;

@@ -7,7 +7,6 @@ and dicts. Everything that it returns is compared twice: as read inside of the s
 from __future__ import annotations
 
 import gc
-import os
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,9 +23,6 @@ from dtrrun.runtime.storage import CAN_SWAP
 Program = Callable[[], Any]
 Report = dict[str, Any]
 
-needs_native = pytest.mark.skipif(
-    os.environ.get("NATIVE") == "off", reason="operators come by the Python mode"
-)
 needs_swap = pytest.mark.skipif(
     not CAN_SWAP, reason="the budget is too tight for copies: this PyTorch cannot swap the memory of storages"
 )

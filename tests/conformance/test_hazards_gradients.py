@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from programs import batch, check, check_budget, check_stress, mlp, needs_native, needs_swap, train
+from programs import batch, check, check_budget, check_stress, mlp, needs_swap, train
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -47,9 +47,8 @@ def test_gradients_stay_in_memory():
         assert session.report()["evictions"] > 0
 
 
-@needs_native
 @pytest.mark.parametrize("budget", [None, 1])
-def test_gradients_arrive_natively(budget, monkeypatch):
+def test_gradients_arrive_natively(extension, budget, monkeypatch):
     """Python pins those that are unknown, sparse or evicted, and all of them while operators are observed."""
     in_python = []
     pin = Access.pin
@@ -69,8 +68,7 @@ def test_gradients_arrive_natively(budget, monkeypatch):
         assert len(in_python) == len(list(model.parameters()))
 
 
-@needs_native
-def test_other_threads_wait_while_a_gradient_arrives(monkeypatch):
+def test_other_threads_wait_while_a_gradient_arrives(extension, monkeypatch):
     """The user's heuristic hears of it in Python, where another thread may take over."""
     seen = {}
     with dtrrun.budget(1, over_budget="warn", native="require", heuristic="programs:most_recent") as session:

@@ -13,17 +13,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import dtrrun
-from dtrrun.native import build
 from dtrrun.runtime.dispatch import native as dispatch
 from tests.python_core import use_python_core
 
-
-@pytest.fixture(scope="module", autouse=True)
-def extension():
-    try:
-        return build.load(print)
-    except build.CannotBuild as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("extension")
 
 
 class Images(nn.Module):

@@ -19,14 +19,6 @@ from dtrrun.runtime import session as session_module
 from dtrrun.runtime.dispatch import native
 
 
-@pytest.fixture(scope="module")
-def extension():
-    try:
-        return build.load(print)
-    except build.CannotBuild as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture
 def graph(extension):
     return native.graph(extension)

@@ -12,17 +12,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dtrrun
-from dtrrun.native import build
 
-pytestmark = pytest.mark.usefixtures("gpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def extension():
-    try:
-        return build.load(print)
-    except build.CannotBuild as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("gpu", "extension")
 
 
 def inside(make, budget, native):
