@@ -79,6 +79,7 @@ sanitize: $(INSTALLED)
 		$(BIN)/python -m pytest -q tests/conformance/test_native_policy.py tests/conformance/test_native_graph.py \
 		tests/conformance/test_interposer.py tests/conformance/test_rematerialization.py \
 		tests/conformance/test_faults_operators.py tests/conformance/test_native_first_calls.py \
+		tests/conformance/test_native_heap.py \
 		$(foreach name,lists mutation threads,tests/conformance/test_hazards_$(name).py) tests/programs
 
 # The same, where several threads use it, under ThreadSanitizer. PyTorch and Python are not instrumented.
@@ -86,7 +87,8 @@ RACES := CXX='g++ -fsanitize=thread -g' XDG_CACHE_HOME=$(CURDIR)/build/races
 sanitize-threads: $(INSTALLED)
 	$(RACES) $(BIN)/python -m dtrrun.native
 	$(RACES) LD_PRELOAD='$(shell g++ -print-file-name=libtsan.so 2>/dev/null)' TSAN_OPTIONS=exitcode=66 NATIVE=require \
-		$(BIN)/python -m pytest -q tests/conformance/test_hazards_threads.py tests/conformance/test_native_graph.py
+		$(BIN)/python -m pytest -q tests/conformance/test_hazards_threads.py tests/conformance/test_native_graph.py \
+		tests/conformance/test_native_heap.py
 
 check: $(INSTALLED) docs
 	$(BIN)/ruff check

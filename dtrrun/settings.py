@@ -164,9 +164,8 @@ class RuntimeSettings:
         "error",
     )
     return_memory: When = option(
-        "On the CPU, when to return the memory of evicted tensors to the system: when it comes to half of "
-        "the budget (auto), an eighth of it (always; slower), or never. When the machine runs short of "
-        "memory, auto returns as much as always.",
+        "On the CPU, when to return free memory to the system: what is more than an eighth of the budget "
+        "beyond the budget (auto), all beyond the budget (always; slower), or never.",
         BUDGET,
         "auto",
     )

@@ -336,9 +336,7 @@ class Ledger:
             return
         self.freed_bytes += nbytes
         limit = self.peak_bytes if self.budget_bytes is None else self.limit
-        if self.freed_bytes > max(limit >> LOOK_SHIFT, LOOK_BYTES) and (
-            self.pressure or self.budget_bytes is None
-        ):
+        if self.freed_bytes > max(limit >> LOOK_SHIFT, LOOK_BYTES):
             self.freed_bytes = 0
             self.heap.check(self.resident_bytes, limit)
 

@@ -22,6 +22,7 @@
 
 #include "device.h"
 #include "first_calls.h"
+#include "heap.h"
 #include "history.h"
 #include "lists.h"
 #include "ready.h"
@@ -1026,6 +1027,22 @@ PyObject* storage_of_tensor(PyObject*, PyObject* tensor) {
   });
 }
 
+PyObject* use_heap(PyObject*, PyObject* on) {
+  if (PyObject_IsTrue(on)) return PyBool_FromLong(Heap::own().install());
+  Heap::own().remove();
+  Py_RETURN_TRUE;
+}
+
+PyObject* cap_heap(PyObject*, PyObject* nbytes) {
+  Heap::own().set_cap(nbytes == Py_None ? SIZE_MAX : as_number(nbytes));
+  Py_RETURN_NONE;
+}
+
+PyObject* heap_figures(PyObject*, PyObject*) {
+  Arena::Figures of = Heap::own().figures();
+  return Py_BuildValue("(nnnn)", of.taken, of.warm, of.cleared, of.returned);
+}
+
 PyObject* is_inside(PyObject*, PyObject*) { return PyBool_FromLong(door && door->is_inside()); }
 
 PyMethodDef methods[] = {
@@ -1050,6 +1067,10 @@ PyMethodDef methods[] = {
     {"living", living, METH_NOARGS, "(versions, operations) that exist, which the garbage collector does not know."},
     {"storage_of", storage_of_tensor, METH_O, "A tensor's storage, of whose object PyTorch does not know."},
     {"key_of", key_of_storage, METH_O, "The key of a storage's versions."},
+    {"use_heap", use_heap, METH_O, "Let tensors' memory come from our heap, or not. False if PyTorch has an allocator of others."},
+    {"cap_heap", cap_heap, METH_O, "How many bytes the heap's blocks and free pages may take; None: any number."},
+    {"heap_figures", heap_figures, METH_NOARGS,
+     "(bytes of blocks, of free pages, cleared by the system, returned to it) of the heap."},
     {"is_inside", is_inside, METH_NOARGS, "Whether another thread is on the fast path."},
     {nullptr, nullptr, 0, nullptr},
 };

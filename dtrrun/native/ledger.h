@@ -297,7 +297,7 @@ class Accounts {
     counters.freed_bytes.set_number(accounts, total);
     bool unlimited = counters.budget_bytes.is_none(accounts);
     int64_t limit = unlimited ? number(counters.peak_bytes) : number(counters.limit);
-    if (total > std::max(limit >> LOOK_SHIFT, LOOK_BYTES) && (is_true(counters.pressure) || unlimited))
+    if (total > std::max(limit >> LOOK_SHIFT, LOOK_BYTES))
       checked(PyObject_CallMethod(accounts, "freed", "i", 0));
   }
 

@@ -1,5 +1,7 @@
 """Decides whether the C library keeps the pages of evicted tensors or returns them to the system.
 
+This is for sessions without the native extension, which has a heap of its own (`native_heap.py`).
+
 By default glibc returns a freed block of some MB if it happens to be at the heap's end, and gets fresh pages
 for the next one, each of which the system clears at the cost of a page fault: a fifth of a ResNet's step at
 half its peak. It keeps blocks elsewhere in the heap, and the resident set ends up far above the tensors'

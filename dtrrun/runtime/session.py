@@ -33,6 +33,7 @@ from dtrrun.runtime.execute import Executor
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.heap import Heap
 from dtrrun.runtime.launcher import Launcher
+from dtrrun.runtime.native_heap import NativeHeap
 from dtrrun.runtime.observe import notices, publish
 from dtrrun.runtime.observe.expected import expected_budget
 from dtrrun.runtime.observe.steps import StepClock
@@ -76,9 +77,9 @@ class Session:
         self._operator_ended = threading.Condition(self._lock)
         self.device = devices.choose(settings)
         self._recorder = optional.recorder(settings)
-        self._heap = Heap(settings.return_memory) if self.device.type == "cpu" else None
         self.fingerprints = optional.fingerprints(settings)
         self._native = native.choose(settings, self._warn_once_a_run)
+        self._heap = self._make_heap()
         ambient = Ambient(self.device.type)
         graph, ledger_class = native.parts(self._native)
         self.dtr = DTR(
@@ -181,6 +182,12 @@ class Session:
         self._parts += [part for part in optionals if part is not None]
         self.writer: Any = None
         self._pid = os.getpid()
+
+    def _make_heap(self) -> Heap | NativeHeap | None:
+        if self.device.type != "cpu":
+            return None
+        mode = self.settings.return_memory
+        return Heap(mode) if self._native is None else NativeHeap(mode, self._native)
 
     # -- on and off ------------------------------------------------------------------------------
 
