@@ -1,8 +1,9 @@
 """Runs a training script as `__main__` and writes down the bits that it ended with.
 
 `python capture.py OUT.json SCRIPT [ARGS…]`, by itself or as a target of `dtrrun`. Two runs are equal when
-their `state`, `rng` and `stdout` are. The time of every optimizer step and the peak of the resident set are
-written beside them.
+their `state`, `rng` and `stdout` are. The processor time of every optimizer step, on which other programs on
+the machine have less influence than on the time of day, and the peak of the resident set are written beside
+them.
 """
 
 import contextlib
@@ -109,9 +110,9 @@ def main() -> None:
     sys.path[0] = str(Path(script).resolve().parent)
 
     stamps: dict[int, list[float]] = {}
-    start = time.perf_counter()
+    start = time.process_time()
     register_optimizer_step_post_hook(
-        lambda optimizer, args, kwargs: stamps.setdefault(id(optimizer), [start]).append(time.perf_counter())
+        lambda optimizer, args, kwargs: stamps.setdefault(id(optimizer), [start]).append(time.process_time())
     )
     random.seed(0)  # so that a draw by anybody but the script would show
     with contextlib.redirect_stdout(Tee(sys.stdout)) as tee:
