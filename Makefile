@@ -75,7 +75,7 @@ SANITIZED := CXX='g++ -fsanitize=address,undefined -fno-sanitize=vptr -g' XDG_CA
 PRELOAD := $(foreach name,libasan.so libubsan.so libstdc++.so.6,$(shell g++ -print-file-name=$(name) 2>/dev/null))
 sanitize: $(INSTALLED)
 	$(SANITIZED) $(BIN)/python -m dtrrun.native
-	$(SANITIZED) LD_PRELOAD='$(PRELOAD)' ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc NATIVE=require \
+	$(SANITIZED) LD_PRELOAD='$(PRELOAD)' ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 PYTHONMALLOC=malloc NATIVE=require \
 		$(BIN)/python -m pytest -q tests/conformance/test_native_policy.py tests/conformance/test_native_graph.py \
 		tests/conformance/test_interposer.py tests/conformance/test_rematerialization.py \
 		tests/conformance/test_faults_operators.py tests/conformance/test_native_first_calls.py \
@@ -86,7 +86,7 @@ sanitize: $(INSTALLED)
 RACES := CXX='g++ -fsanitize=thread -g' XDG_CACHE_HOME=$(CURDIR)/build/races
 sanitize-threads: $(INSTALLED)
 	$(RACES) $(BIN)/python -m dtrrun.native
-	$(RACES) LD_PRELOAD='$(shell g++ -print-file-name=libtsan.so 2>/dev/null)' TSAN_OPTIONS=exitcode=66 NATIVE=require \
+	$(RACES) LD_PRELOAD='$(shell g++ -print-file-name=libtsan.so 2>/dev/null)' TSAN_OPTIONS=exitcode=66:allocator_may_return_null=1 NATIVE=require \
 		$(BIN)/python -m pytest -q tests/conformance/test_hazards_threads.py tests/conformance/test_native_graph.py \
 		tests/conformance/test_native_heap.py
 
