@@ -39,13 +39,14 @@ def _python(facts: dict[str, Any]) -> Iterator[Finding]:
         )
     elif _numbers(probe["torch"]) < OLDEST_TORCH:
         yield Finding("problem", f"PyTorch {probe['torch']} is too old", "install 2.6 or later")
-    elif not probe["swap"]:
-        yield Finding(
-            "note",
-            f"PyTorch {probe['torch']} cannot swap the memory of two storages",
-            "nothing: what is rematerialized is copied into place; 2.13 and later do without the copy",
-        )
-    if (native := probe.get("native")) and native["why"]:
+    native = probe.get("native")
+    if native and native["why"]:
+        if not probe.get("swap", True):
+            yield Finding(
+                "note",
+                f"PyTorch {probe['torch']} cannot swap the memory of two storages",
+                "nothing: what is rematerialized is copied into place, but not by the native fast path",
+            )
         yield Finding(
             "advice", f"operators are handled in Python, which is slower: {native['why']}", native["do"]
         )

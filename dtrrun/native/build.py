@@ -37,8 +37,8 @@ import torch
 HERE = Path(__file__).parent
 MAIN = HERE / "interposer.cpp"
 NAME = "_dtrrun_native"
-OLDEST = (2, 13)
-"""Before it, the key on which the interposer registers stands above Python's."""
+OLDEST = (2, 10)
+"""Before it, the Python objects of storages and tensors are kept in other ways, which have not been tried."""
 TIME_LIMIT_SECONDS = 900.0
 ERRORS = "errors.txt"
 """Why the last build failed: a line, and what the compiler wrote."""
@@ -49,7 +49,7 @@ NO_COMPILER = "no C++ compiler was found", "install one (apt install g++), or na
 NO_SUCH_COMPILER = "CXX names {}, which is not there", "name a C++ compiler, or unset it"
 NO_HEADERS = "Python's headers are missing", "install them (apt install python{}.{}-dev)"
 NO_TORCH_HEADERS = "PyTorch's headers are missing", "install PyTorch as pip does, with its C++ headers"
-TOO_OLD = "PyTorch {} is too old for the native fast path", "install 2.13 or later"
+TOO_OLD = "PyTorch {} is too old for the native fast path", "install 2.10 or later"
 NO_ROOM = "make room there, or name another folder in XDG_CACHE_HOME"
 
 

@@ -9,9 +9,6 @@
 // does, on the native nodes of the same graph, and must always have the same effect. Everything else goes to Python, whole.
 #include "python.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/library.h>
 
@@ -25,19 +22,14 @@
 #include "heap.h"
 #include "history.h"
 #include "lists.h"
+#include "pytorch.h"
 #include "ready.h"
 #include "signatures.h"
 
 namespace dtrrun {
 namespace {
 
-using c10::DispatchKey;
-using c10::DispatchKeySet;
 using c10::OperatorHandle;
-
-constexpr DispatchKey KEY = DispatchKey::Fake;
-const DispatchKeySet below(DispatchKeySet::FULL_AFTER, KEY);
-const DispatchKeySet above = DispatchKeySet(DispatchKeySet::FULL) - below;
 
 // An operator that Python handles, for `proceed`: the innermost one of this thread.
 struct Underway {
@@ -81,7 +73,7 @@ class Door {
 
   void handle(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, int64_t entered) {
     if (!device.is_cpu() && !is_used_by(op, *stack)) {
-      c10::impl::ExcludeDispatchKeyGuard off(KEY);
+      Off off;
       Gil::Released released(gil);
       op.redispatchBoxed(keys & below, stack);
       return;
@@ -91,7 +83,7 @@ class Door {
       take_apart(facts, op, keys, stack, gil);
       return;
     }
-    c10::impl::ExcludeDispatchKeyGuard off(KEY);
+    Off off;
     if (facts.way == Facts::Way::NO_TENSORS) {  // the profiler's marks, in every step of an optimizer
       facts.native_calls++;
       Gil::Released released(gil);
@@ -133,7 +125,7 @@ class Door {
 
   // `Access.pin`, for a gradient that is in memory. Returns false if that is for Python.
   bool pin_gradient(const at::Tensor& gradient) {
-    c10::impl::ExcludeDispatchKeyGuard off(KEY);
+    Off off;
     Visit visit(*this);
     if (!plain(gradient) || !is_plain_kind(gradient) || !may_be_fast() || evictions_.observed()) return false;
     if (inside_ != 0) return false;  // a kernel has begun a backward pass of its own
@@ -408,7 +400,7 @@ class Door {
   }
 
   static bool plain(const at::Tensor& tensor) {
-    return tensor.defined() && !tensor.unsafeGetTensorImpl()->key_set().has(DispatchKey::Python);
+    return tensor.defined() && !has_python_key(tensor);
   }
 
   // -- the fast path ---------------------------------------------------------------------------------
@@ -865,6 +857,13 @@ std::shared_ptr<Door>& door = *new std::shared_ptr<Door>;
 std::atomic<bool> is_open{false};
 
 void interpose(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  if (ABOVE_PYTHON && keys.has(DispatchKey::Python)) {
+    if (is_for_python(op, *stack)) {
+      to_python_first(op, keys, stack);
+      return;
+    }
+    keys = keys.remove(DispatchKey::Python);
+  }
   if (is_open) {
     int64_t entered = now_ns();
     Gil gil;
@@ -873,7 +872,7 @@ void interpose(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
       return;
     }
   }
-  c10::impl::ExcludeDispatchKeyGuard off(KEY);
+  Off off;
   op.redispatchBoxed(keys & below, stack);
 }
 
@@ -908,7 +907,7 @@ PyObject* bind(PyObject*, PyObject* index) {
 }
 
 PyObject* switch_on(PyObject*, PyObject* on) {
-  c10::impl::tls_set_dispatch_key_included(KEY, PyObject_IsTrue(on));
+  switch_key(PyObject_IsTrue(on));
   Py_RETURN_NONE;
 }
 
@@ -1043,6 +1042,17 @@ PyObject* heap_figures(PyObject*, PyObject*) {
   return Py_BuildValue("(nnnn)", of.taken, of.warm, of.cleared, of.returned);
 }
 
+PyObject* swap(PyObject*, PyObject* args) {
+  PyObject *one, *other;
+  if (!PyArg_ParseTuple(args, "O!O!", &THPStorageType, &one, &THPStorageType, &other)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    THPStorage_assertNotNull(one);
+    THPStorage_assertNotNull(other);
+    swap_memory(*THPStorage_Unpack(one).unsafeGetStorageImpl(), *THPStorage_Unpack(other).unsafeGetStorageImpl());
+    Py_RETURN_NONE;
+  });
+}
+
 PyObject* is_inside(PyObject*, PyObject*) { return PyBool_FromLong(door && door->is_inside()); }
 
 PyMethodDef methods[] = {
@@ -1066,6 +1076,7 @@ PyMethodDef methods[] = {
     {"native_calls", calls<&Facts::native_calls>, METH_NOARGS, "How often the fast path has handled each operator, by name."},
     {"living", living, METH_NOARGS, "(versions, operations) that exist, which the garbage collector does not know."},
     {"storage_of", storage_of_tensor, METH_O, "A tensor's storage, of whose object PyTorch does not know."},
+    {"swap", swap, METH_VARARGS, "swap(storage, storage): each has what the other one held."},
     {"key_of", key_of_storage, METH_O, "The key of a storage's versions."},
     {"use_heap", use_heap, METH_O, "Let tensors' memory come from our heap, or not. False if PyTorch has an allocator of others."},
     {"cap_heap", cap_heap, METH_O, "How many bytes the heap's blocks and free pages may take; None: any number."},

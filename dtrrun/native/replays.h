@@ -15,6 +15,7 @@
 #include "device.h"
 #include "evict.h"
 #include "facts.h"
+#include "pytorch.h"
 #include "workspace.h"
 
 namespace dtrrun {
@@ -276,7 +277,7 @@ class Replays {
       raise();
     }
     if (c10::Storage emptied = accounts_.memory_of(one)) {
-      emptied.swap_data_ptr(storage);
+      swap_memory(*emptied.unsafeGetStorageImpl(), *storage.unsafeGetStorageImpl());
       accounts_.restored(one);
     } else if (one == wanted || version.locks.number(one) != 0) {
       Ref object = object_of(storage);

@@ -1,9 +1,9 @@
 """The mechanism that DTR relies on: emptying and refilling the storage under the program's tensors.
 
 The program's tensors must keep their identity while their memory is freed and restored.
-`UntypedStorage._swap_data_ptr_` (PyTorch 2.13, absent in 2.11) moves the memory of a recomputed storage to
-the old one, without a copy. If it is missing, the old storage is resized and copied into. This is decided
-once, by whether PyTorch has the method. No longer needed once PyTorch has a public swap.
+`UntypedStorage._swap_data_ptr_` (PyTorch 2.13, absent in 2.12) moves the memory of a recomputed storage to
+the old one, without a copy. The native extension can do so with any version. If there is neither, the old
+storage is resized and copied into. No longer needed once PyTorch has a public swap.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from typing import Any
 
 import torch
 
-CAN_SWAP = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
-
 own_storage_of = torch._C.TensorBase.untyped_storage
 """The unpatched method: `escapes` patches that of torch.Tensor."""
 _storage_of: Any = own_storage_of
-_swap: Any = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
+_own_swap: Any = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
+_swap: Any = _own_swap
 address_of: Any = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
 resize: Any = torch._C.StorageBase.resize_  # type: ignore[attr-defined]  # unpatched too: see `resizes`
 
@@ -108,16 +107,30 @@ def refill_by_copy(storage: Any, source: torch.UntypedStorage) -> None:
         raise
 
 
-refill = refill_by_swap if CAN_SWAP else refill_by_copy
-REFILL_COPIES = not CAN_SWAP
+refill = refill_by_copy if _swap is None else refill_by_swap
+REFILL_COPIES = _swap is None
 """Whether `refill` temporarily needs the storage's size a second time."""
+_wants_copies = False
 
 
 def use_refill(*, copy: bool) -> None:
     """Choose how storages are refilled (tests cover both)."""
+    global _wants_copies
+    _wants_copies = copy
+    _choose_refill()
+
+
+def use_swap(function: Callable[[torch.UntypedStorage, torch.UntypedStorage], None] | None) -> None:
+    """Choose what swaps the memory of two storages if PyTorch has no method for it; None: nothing does."""
+    global _swap
+    _swap = _own_swap or function
+    _choose_refill()
+
+
+def _choose_refill() -> None:
     global refill, REFILL_COPIES
-    refill = refill_by_copy if copy or not CAN_SWAP else refill_by_swap
-    REFILL_COPIES = refill is refill_by_copy
+    REFILL_COPIES = _wants_copies or _swap is None
+    refill = refill_by_copy if REFILL_COPIES else refill_by_swap
 
 
 def allocate(nbytes: int, device: torch.device) -> torch.UntypedStorage:

@@ -53,7 +53,7 @@ def _facts(report: dict[str, Any]) -> Table:
         "PyTorch": torch.get("error") or f"{torch['torch']}, {_built(torch)}",
     }
     if "torch" in torch:
-        rows["swap"] = "available" if torch["swap"] else "not available: storages come back by copy"
+        rows["swap"] = _swap(torch)
     if "native" in torch:
         rows["native"] = _native(torch["native"])
     if "backend" in torch:
@@ -69,6 +69,14 @@ def _facts(report: dict[str, Any]) -> Table:
     for label, value in rows.items():
         table.add_row(label, Text(plain(value, 400)))
     return table
+
+
+def _swap(torch: dict[str, Any]) -> str:
+    if torch["swap"]:
+        return "available"
+    if torch["native"]["why"]:
+        return "not available: storages come back by copy"
+    return "by the native fast path"
 
 
 def _built(torch: dict[str, Any]) -> str:

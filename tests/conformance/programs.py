@@ -7,6 +7,7 @@ and dicts. Everything that it returns is compared twice: as read inside of the s
 from __future__ import annotations
 
 import gc
+import os
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,13 +19,14 @@ from torch import nn
 import dtrrun
 from dtrrun.core.graph import Operation, Version
 from dtrrun.runtime.session import Session
-from dtrrun.runtime.storage import CAN_SWAP
+from dtrrun.runtime.storage import REFILL_COPIES
 
 Program = Callable[[], Any]
 Report = dict[str, Any]
 
 needs_swap = pytest.mark.skipif(
-    not CAN_SWAP, reason="the budget is too tight for copies: this PyTorch cannot swap the memory of storages"
+    REFILL_COPIES and os.environ.get("NATIVE") == "off",
+    reason="the budget is too tight for copies: this PyTorch cannot swap the memory of storages",
 )
 
 

@@ -48,12 +48,11 @@ STRESS = Conditions()
 
 @contextmanager
 def restoring(*, copies: bool) -> Iterator[None]:
-    before = memory.REFILL_COPIES
     memory.use_refill(copy=copies)
     try:
         yield
     finally:
-        memory.use_refill(copy=before)
+        memory.use_refill(copy=False)
 
 
 def plain(program: Program) -> list[Any]:

@@ -31,6 +31,7 @@ CPU = {
     "warnings": [],
     "native": {"path": "/cache/native.so", "built": True, "compiler": None, "why": None, "do": None},
 }
+UNBUILT = CPU["native"] | {"built": False, "why": "no C++ compiler was found", "do": "install one"}
 HELD = {
     "index": 0,
     "uuid": "1a2b",
@@ -143,8 +144,7 @@ def test_the_native_fast_path(machine, native, advice, row):
 
 
 def test_the_native_fast_path_on_a_gpu(machine):
-    native = CPU["native"] | {"why": "no C++ compiler was found", "do": "install one"}
-    report = machine({**BLIND, "native": native}, Gpu("GPU-1a2b"))
+    report = machine({**BLIND, "native": UNBUILT}, Gpu("GPU-1a2b"))
     advice = ["operators are handled in Python, which is slower: no C++ compiler was found"]
     assert (report["device"], told(report, "advice")) == ("cuda:0", advice)
     print_doctor(report, to := stream(), width=200)
@@ -177,9 +177,14 @@ def test_an_interpreter_that_will_not_do(machine, torch, text, device):
 
 
 def test_swap_is_only_noted(machine):
-    report = machine({**CPU, "torch": "2.11.0", "swap": False}, library=False)
+    report = machine({**CPU, "torch": "2.11.0", "swap": False, "native": UNBUILT}, library=False)
     assert report["ok"]
     assert "cannot swap" in told(report, "note")[0]
+
+
+def test_the_native_fast_path_swaps(machine):
+    report = machine({**CPU, "torch": "2.11.0", "swap": False}, library=False)
+    assert told(report, "note") == []
 
 
 def test_a_driver_that_is_too_old(machine):
@@ -340,7 +345,8 @@ def test_looks_as_it_did(machine, case, width):
     else:
         environ = {"CUDA_VISIBLE_DEVICES": "1", "PYTORCH_ALLOC_CONF": "expandable_segments:False"}
         gpus = [Gpu("GPU-a", parts=[]), Gpu("GPU-1a2b", name="NVIDIA A100", compute=NVMLError_NotSupported())]
-        report = machine({**CUDA, "swap": False}, *gpus, environ=environ, around={"container": True}, mode=2)
+        slow = {**CUDA, "swap": False, "native": UNBUILT}
+        report = machine(slow, *gpus, environ=environ, around={"container": True}, mode=2)
     to = stream()
     report["dtrrun"] = "0.1.0"
     print_doctor(report, to, width=width)

@@ -170,14 +170,14 @@ def test_headers_that_are_missing(cxx, monkeypatch, tmp_path):
     assert cxx.calls == []
 
 
-@pytest.mark.parametrize("version", ["2.12.1+cpu", "2.6.0", "1.13"])
+@pytest.mark.parametrize("version", ["2.9.1+cpu", "2.6.0", "1.13"])
 def test_a_pytorch_that_is_too_old(cxx, monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", version)
-    assert why_not() == f"PyTorch {version} is too old for the native fast path; install 2.13 or later"
+    assert why_not() == f"PyTorch {version} is too old for the native fast path; install 2.10 or later"
     assert cxx.calls == []
 
 
-@pytest.mark.parametrize("version", ["2.13.0a0+git1234", "3.0.0"])
+@pytest.mark.parametrize("version", ["2.10.0", "2.13.0a0+git1234", "3.0.0"])
 def test_a_pytorch_that_is_not(cxx, monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", version)
     build.build(silent)

@@ -187,8 +187,10 @@ class Interposer(threads.Threads):
         super().install()
         # Operators of higher order (`torch.cond`) look for a kernel in Python for each key that is on.
         self._patches.wrap(torch._ops, "key_extractor", _without_our_key)
+        storage.use_swap(self.native.swap)
 
     def remove(self) -> None:
+        storage.use_swap(None)
         self._patches.undo()
         super().remove()
 
