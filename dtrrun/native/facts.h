@@ -37,6 +37,7 @@ struct Facts {
   std::vector<size_t> mutates;  // for an operator on lists: the places of those that it writes to
   bool recorded = false;        // for such an operator: it may have a recipe
   int statistics[2] = {-1, -1}, trains = -1;  // places of running statistics, and of what says whether it trains (-1: it does)
+  bool updates = false;                       // it writes to these
   Formula formula = Formula::UNKNOWN;  // of what it allocates, if its first calls may be handled here
   Ref replay;  // what is run again, without the statistics
   Ambient::State state;

@@ -5,9 +5,11 @@ from collections import Counter
 import pytest
 import torch
 from faults import check_accounts
+from torch import nn
 from torch.nn import functional as F
 
 import dtrrun
+from dtrrun.runtime.storage import storage_of
 
 pytestmark = pytest.mark.usefixtures("extension")
 
@@ -58,6 +60,8 @@ CALLS = {
     "complex": lambda n: torch.complex(fill(n), fill(n)) * 2,
     "masked": lambda n: fill(n, 3).masked_fill(fill(n, 3) > 0, 5),
     "in double precision": lambda n: in_double_precision(n),
+    "read before they change": lambda n: read_before_it_changes(n),
+    "a module's parameters": lambda n: list(module(nn.Linear(n, 3)).state_dict().values()),
 }
 SIZES = (3, 4, 6)
 
@@ -65,6 +69,27 @@ SIZES = (3, 4, 6)
 def assigned(tensor, places):
     tensor[places] = 2.0
     return tensor
+
+
+def module(made):
+    for parameter in made.parameters():
+        nn.init.constant_(parameter, 0.5)
+    return made
+
+
+def trained(layer, x):
+    module(layer)
+    made = backward(lambda *leaves: layer(leaves[0]), x, *layer.parameters())
+    return [*made, *layer.state_dict().values()]
+
+
+def read_before_it_changes(n):
+    layer, leaf, empty = nn.BatchNorm1d(n), torch.ones(n), torch.empty(n)
+    kept = [one * 2 for one in (*layer.buffers(), leaf, empty.fill_(3))]
+    made = trained(layer, fill(6, n))
+    for tensor in leaf, empty:
+        nn.init.constant_(nn.Parameter(tensor), 0.5)
+    return [*kept, *made, leaf * 3, empty * 3]
 
 
 def in_double_precision(n):
@@ -108,6 +133,33 @@ def test_what_is_known_of_first_calls(name, limit):
 def test_once_a_family_is_known_first_calls_are_native(name):
     *_, in_python = run(CALLS[name], limit="1GB", sizes=(3, 5, 8))
     assert set(in_python) <= {"aten.linspace"}
+
+
+def pins(*, slow):
+    with dtrrun.budget("1GB", native="require", cost="model") as session:
+        if slow:
+            session.slow_path.reasons.add("this test")
+        layer = module(nn.BatchNorm1d(4))
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1, foreach=False)
+        before = Counter(session.mode.python_calls)
+        for _ in range(3):
+            optimizer.zero_grad()
+            layer(fill(6, 4)).square().sum().backward()
+            optimizer.step()
+        calls = Counter(session.mode.python_calls) - before
+        state = [*layer.parameters(), *layer.buffers()]
+        versions = [session.ledger.version_of(storage_of(tensor)) for tensor in state]
+        found = [(one.pin, one.operation is None, one.escaped, one.used) for one in versions]
+        check_accounts(session)
+        return found, calls
+
+
+def test_parameters_and_state_become_constants_natively():
+    found, in_python = pins(slow=False)
+    assert found == pins(slow=True)[0]
+    assert [pin for pin, *_ in found] == ["parameter"] * 2 + ["running statistics"] * 2 + ["updated in place"]
+    assert in_python["aten.add_"] <= 1  # of the optimizer: the first of its kind
+    assert in_python["aten.native_batch_norm"] == 1
 
 
 def test_a_formula_that_does_not_fit_is_not_used_again():
