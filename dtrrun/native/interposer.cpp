@@ -299,6 +299,7 @@ class Door {
     facts.random = truth(learned.get(), "random");
     facts.overwrites = truth(learned.get(), "overwrites");
     facts.makes_tensors = truth(learned.get(), "makes_tensors");
+    facts.sized_by_numbers = truth(learned.get(), "sized_by_numbers");
     facts.uninitialised = truth(learned.get(), "uninitialised");
     Ref statistics = attribute(learned.get(), "statistics");
     if (statistics.get() != Py_None) {
@@ -447,6 +448,7 @@ class Door {
     Ref maker;                       // its recipe, if it will have one
     Ref target;                      // what it overwrites, and so does not read
     Ref rng;                         // the state of the generator that it draws from
+    std::optional<FirstCalls::Unpriced> unpriced;  // until it has run
 
     const IValue& argument(size_t place) const { return (*stack)[first + place]; }
   };
@@ -463,8 +465,9 @@ class Door {
     bool is_first = !call.signature;
     if (is_first) {
       std::swap(missed_, key_);
-      if (!call.excludes) call.signature = first_calls_.signature_of(facts, op, stack->data() + call.first, call.inputs);
+      call.signature = first_calls_.signature_of(facts, op, stack->data() + call.first, call.inputs, call.statistics);
       if (!call.signature) return false;
+      call.unpriced = first_calls_.unpriced(facts, op, stack->data() + call.first, call.inputs, call.statistics);
     }
     PyObject* found = call.signature.get();
     call.state = Ref::copy(ambient_.read(facts.family.get(), facts.state, facts.general));
@@ -534,6 +537,8 @@ class Door {
         key_.add(IValue(given));
         call.holes[place] = static_cast<int>(given.size());
         call.gaps.emplace_back(place, std::move(given));
+      } else if (facts.sized_by_numbers && value.isDouble()) {
+        key_.add_size(value.toDouble());
       } else if (!key_.add(value) || (value.isDevice() && !device.is_meant_by(value.toDevice()))) {
         return false;
       }
@@ -711,6 +716,7 @@ class Door {
         call.op.redispatchBoxed(keys & below, call.stack);
       }
       ended = now_ns();
+      if (call.unpriced) first_calls_.price(found, call.facts, *call.unpriced, call.op.schema(), *call.stack);
       accounts_.ran(found, ended - started);
       operators_ns += ended - started;
       accounts_.collect_dead();
