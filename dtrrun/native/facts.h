@@ -10,16 +10,25 @@
 
 namespace dtrrun {
 
-// How many elements an operator's result has; see `runtime/formulas.py`.
-enum class Formula { UNKNOWN, NOTHING, ELEMENTWISE, PRODUCT, ALL, GIVEN, ONE, REDUCED, EMBEDDING, EMBEDDING_BACKWARD };
+// How many elements an operator's results have; see `runtime/formulas.py`.
+enum class Formula {
+  UNKNOWN, NOTHING, ELEMENTWISE, PRODUCT, ALL, GIVEN, SHAPED, COUNTED, ONE, SECOND, REDUCED, EMBEDDING, EMBEDDING_BACKWARD,
+  BATCH_NORM, BATCH_NORM_BACKWARD, LAYER_NORM, LAYER_NORM_BACKWARD, GROUP_NORM, GROUP_NORM_BACKWARD,
+  CONVOLUTION, CONVOLUTION_BACKWARD, MAX_POOL, AVG_POOL,
+};
 
 inline Formula formula_named(std::string_view name) {
   constexpr std::pair<std::string_view, Formula> NAMES[] = {
       {"nothing", Formula::NOTHING}, {"elementwise", Formula::ELEMENTWISE},
       {"mm", Formula::PRODUCT}, {"bmm", Formula::PRODUCT},
-      {"all", Formula::ALL}, {"given", Formula::GIVEN},
-      {"one", Formula::ONE}, {"reduced", Formula::REDUCED},
+      {"all", Formula::ALL}, {"given", Formula::GIVEN}, {"shaped", Formula::SHAPED}, {"counted", Formula::COUNTED},
+      {"one", Formula::ONE}, {"second", Formula::SECOND}, {"reduced", Formula::REDUCED},
       {"embedding", Formula::EMBEDDING}, {"embedding_backward", Formula::EMBEDDING_BACKWARD},
+      {"batch_norm", Formula::BATCH_NORM}, {"batch_norm_backward", Formula::BATCH_NORM_BACKWARD},
+      {"layer_norm", Formula::LAYER_NORM}, {"layer_norm_backward", Formula::LAYER_NORM_BACKWARD},
+      {"group_norm", Formula::GROUP_NORM}, {"group_norm_backward", Formula::GROUP_NORM_BACKWARD},
+      {"convolution", Formula::CONVOLUTION}, {"convolution_backward", Formula::CONVOLUTION_BACKWARD},
+      {"max_pool", Formula::MAX_POOL}, {"avg_pool", Formula::AVG_POOL},
   };
   for (auto [known, formula] : NAMES)
     if (name == known) return formula;
@@ -31,12 +40,13 @@ struct Facts {
   enum class Way { PYTHON, VIEW, PLAIN, WRITES, LISTS, NO_TENSORS };
   Way way = Way::PYTHON;
   bool composite = false, foreign = false, untouching = false, random = false, overwrites = false, uninitialised = false;
-  bool unversioned = false, makes_tensors = true;
+  bool unversioned = false, makes_tensors = true, sized_by_numbers = false;
   bool opaque = false;  // one result is a workspace, which is there only if gradients may be computed
   size_t written = 0;   // for an operator that writes to one tensor: its place
   std::vector<size_t> mutates;  // for an operator on lists: the places of those that it writes to
   bool recorded = false;        // for such an operator: it may have a recipe
   int statistics[2] = {-1, -1}, trains = -1;  // places of running statistics, and of what says whether it trains (-1: it does)
+  bool updates = false;                       // it writes to these
   Formula formula = Formula::UNKNOWN;  // of what it allocates, if its first calls may be handled here
   Ref replay;  // what is run again, without the statistics
   Ambient::State state;

@@ -14,31 +14,61 @@ class FirstCalls {
         signature_class_(attribute(attribute(accounts.get(), "graph").get(), "signature")),
         size_class_(attribute(mode, "size_class")), is_modelled_(truth(signatures, "modelled")), accounts_(accounts) {}
 
-  // Null if that is for Python. inputs: the versions of the call's tensors.
-  template <class Inputs>
-  Ref signature_of(const Facts& facts, const c10::OperatorHandle& op, const IValue* values, const Inputs& inputs) const {
+  // Null if that is for Python. inputs: the versions of the call's tensors. statistics: those of running statistics, if a
+  // replay omits them.
+  template <class Inputs, class Statistics>
+  Ref signature_of(const Facts& facts, const c10::OperatorHandle& op, const IValue* values, const Inputs& inputs,
+                   const Statistics& statistics) const {
     if (facts.formula == Formula::UNKNOWN) return Ref();
     size_t count = op.schema().arguments().size();
-    auto nbytes = formulas_.predict(facts, values, count);
-    if (!nbytes) return Ref();
-    Ref geometries = geometries_of(values, count);
-    if (PyTuple_GET_SIZE(geometries.get()) != static_cast<Py_ssize_t>(inputs.size())) return Ref();
-    auto* type = reinterpret_cast<PyTypeObject*>(signature_class_.get());
-    Ref made = checked(type->tp_alloc(type, 0));
-    signature_.operator_.set(made.get(), facts.operator_.get());
-    signature_.geometries.take(made.get(), geometries.release());
-    signature_.output_bytes.set_number(made.get(), accounts_.rounded(*nbytes));
+    auto storages = formulas_.predict(facts, values, count);
+    if (!storages) return Ref();
+    Ref geometries = geometries_of(values, count, nullptr);
+    size_t tensors = inputs.size() + statistics.size();
+    if (PyTuple_GET_SIZE(geometries.get()) != static_cast<Py_ssize_t>(tensors)) return Ref();
+    Ref made = blank(facts, std::move(geometries));
+    int64_t nbytes = 0;
+    for (int64_t storage : *storages) nbytes += accounts_.rounded(storage);
+    signature_.output_bytes.set_number(made.get(), nbytes);
     signature_.guessed.set(made.get(), facts.makes_tensors);
-    if (is_modelled_) {
-      int64_t read = 0;
-      for (const Ref& input : inputs) read += VersionFields().nbytes.number(input.get());
-      price(made.get(), facts, op, values, read);
-    }
+    if (!statistics.empty())
+      signature_.replayed_as.take(made.get(), blank(facts, geometries_of(values, count, facts.statistics)).release());
     return made;
   }
 
-  // That call has run.
+  // The arguments of a call whose cost will be the model's.
+  struct Unpriced {
+    Ref args, kwargs;
+    int64_t read = 0;  // bytes
+  };
+  template <class Inputs, class Statistics>
+  std::optional<Unpriced> unpriced(const Facts& facts, const c10::OperatorHandle& op, const IValue* values,
+                                   const Inputs& inputs, const Statistics& statistics) const {
+    if (!is_modelled_) return std::nullopt;
+    auto [args, kwargs] = to_arguments(op.schema(), values, PyTuple_New, [&](size_t place) {
+      return to_python(values[place], (*facts.enumerations)[place]);
+    });
+    Unpriced call{std::move(args), std::move(kwargs)};
+    for (const Ref& input : inputs) call.read += VersionFields().nbytes.number(input.get());
+    for (const Ref& input : statistics) call.read += VersionFields().nbytes.number(input.get());
+    return call;
+  }
+  // It has run, and its results are on the top of the stack.
+  void price(PyObject* made, const Facts& facts, const Unpriced& call, const c10::FunctionSchema& schema,
+             const Stack& stack) const {
+    Ref results = shown_results(schema, Stack(stack.end() - static_cast<Py_ssize_t>(schema.returns().size()), stack.end()));
+    checked(PyObject_CallMethod(mode_.get(), "price", "OOOOOL", made, facts.func.get(), call.args.get(),
+                                call.kwargs ? call.kwargs.get() : Py_None, results.get(), static_cast<long long>(call.read)));
+  }
+
+  // That call has run, and its results are known.
   void made(PyObject* signature) {
+    if (PyObject* replay = signature_.replayed_as.get(signature); replay != Py_None) {
+      signature_.calls.set_number(replay, signature_.calls.number(signature));
+      signature_.cost.set_number(replay, signature_.cost.number(signature));
+      signature_.output_bytes.set_number(replay, signature_.output_bytes.number(signature));
+      signature_.guessed.set(replay, signature_.guessed.is_true(signature));
+    }
     if (PyList_GET_SIZE(made_.get()) >= static_cast<Py_ssize_t>(Signatures::LIMIT))
       checked(PyObject_CallMethod(signatures_.get(), "forget", nullptr));
     if (PyList_Append(made_.get(), signature) < 0) raise();
@@ -50,16 +80,16 @@ class FirstCalls {
   }
 
  private:
-  // Sets the cost under `--cost model`. read: bytes.
-  void price(PyObject* made, const Facts& facts, const c10::OperatorHandle& op, const IValue* values, int64_t read) const {
-    auto [args, kwargs] = to_arguments(op.schema(), values, PyTuple_New, [&](size_t place) {
-      return to_python(values[place], (*facts.enumerations)[place]);
-    });
-    checked(PyObject_CallMethod(mode_.get(), "price", "OOOOL", made, facts.func.get(), args.get(),
-                                kwargs ? kwargs.get() : Py_None, static_cast<long long>(read)));
+  Ref blank(const Facts& facts, Ref geometries) const {
+    auto* type = reinterpret_cast<PyTypeObject*>(signature_class_.get());
+    Ref made = checked(type->tp_alloc(type, 0));
+    signature_.operator_.set(made.get(), facts.operator_.get());
+    signature_.geometries.take(made.get(), geometries.release());
+    return made;
   }
 
-  Ref geometries_of(const IValue* values, size_t count) const {
+  // statistics: two places to leave out, or null.
+  Ref geometries_of(const IValue* values, size_t count, const int* statistics) const {
     Ref all = checked(PyList_New(0));
     auto add = [&](const at::Tensor& tensor) {
       if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return;
@@ -67,6 +97,7 @@ class FirstCalls {
     };
     for (size_t place = 0; place < count; place++) {
       const IValue& value = values[place];
+      if (statistics != nullptr && std::find(statistics, statistics + 2, static_cast<int>(place)) != statistics + 2) continue;
       if (value.isTensor()) add(value.toTensor());
       if (value.isTensorList())
         for (const at::Tensor& tensor : value.toTensorVector()) add(tensor);

@@ -1,5 +1,5 @@
-// How much memory the first call of a signature will allocate: `runtime/formulas.py`, of whose formulas these are those
-// with at most one result. An operator's first calls are Python's, until the size of its result's elements is known.
+// How much memory the first call of a signature will allocate: `runtime/formulas.py`. An operator's first calls are
+// Python's, until the sizes of its results' elements are known.
 #pragma once
 
 #include <map>
@@ -12,32 +12,46 @@ namespace dtrrun {
 
 class Formulas {
  public:
-  // The bytes that a call with these arguments allocates, or nothing if they are not known.
-  std::optional<int64_t> predict(const Facts& facts, const IValue* values, size_t count) const {
-    if (facts.formula == Formula::NOTHING) return 0;
+  using Numbers = c10::SmallVector<int64_t, 3>;
+
+  // The bytes of each storage that a call with these arguments allocates, or nothing if they are not known.
+  std::optional<Numbers> predict(const Facts& facts, const IValue* values, size_t count) const {
+    if (facts.formula == Formula::NOTHING) return Numbers();
     auto family = family_of(facts, values, count);
-    auto itemsize = family ? itemsizes_.find(*family) : itemsizes_.end();
-    if (itemsize == itemsizes_.end()) return std::nullopt;
-    auto numel = elements(facts.formula, values, count);
-    if (!numel) return std::nullopt;
-    return *numel * itemsize->second;
+    auto itemsizes = family ? itemsizes_.find(*family) : itemsizes_.end();
+    if (itemsizes == itemsizes_.end()) return std::nullopt;
+    auto numels = elements(facts.formula, values, count);
+    if (!numels || numels->size() != itemsizes->second.size()) return std::nullopt;
+    for (size_t i = 0; i < numels->size(); i++) (*numels)[i] *= itemsizes->second[i];
+    return numels;
   }
 
   // Such a call has run in Python, with these results.
   void learn(Facts& facts, const IValue* values, size_t count, const Stack& results) {
     if (facts.formula == Formula::UNKNOWN || facts.formula == Formula::NOTHING) return;
     auto family = family_of(facts, values, count);
-    auto numel = elements(facts.formula, values, count);
-    if (!family || !numel || *numel == 0 || results.size() != 1 || !results[0].isTensor()) return;
-    const at::Tensor& made = results[0].toTensor();
-    if (!made.defined() || !made.has_storage()) return;
-    int64_t itemsize = static_cast<int64_t>(made.itemsize());
-    if (static_cast<int64_t>(made.storage().nbytes()) != *numel * itemsize) {
-      facts.formula = Formula::UNKNOWN;  // it does not fit this operator
+    auto numels = elements(facts.formula, values, count);
+    if (!family || !numels || std::find(numels->begin(), numels->end(), 0) != numels->end()) return;
+    Numbers itemsizes;
+    for (const IValue& result : results) {
+      if (!result.isTensor()) return;
+      const at::Tensor& made = result.toTensor();
+      if (!made.defined()) continue;  // a gradient that is not wanted
+      if (!made.has_storage()) return;
+      int64_t itemsize = static_cast<int64_t>(made.itemsize());
+      size_t place = itemsizes.size();
+      if (place == numels->size() || static_cast<int64_t>(made.storage().nbytes()) != (*numels)[place] * itemsize) {
+        facts.formula = Formula::UNKNOWN;  // it does not fit this operator
+        return;
+      }
+      itemsizes.push_back(itemsize);
+    }
+    if (itemsizes.size() != numels->size()) {
+      facts.formula = Formula::UNKNOWN;
       return;
     }
     if (itemsizes_.size() >= LIMIT) itemsizes_.clear();
-    itemsizes_[*family] = itemsize;
+    itemsizes_[*family] = itemsizes;
   }
 
  private:
@@ -87,10 +101,155 @@ class Formulas {
     return !tensor.is_complex();
   }
 
-  static std::optional<int64_t> elements(Formula formula, const IValue* values, size_t count) {
+  // Of each new storage.
+  static std::optional<Numbers> elements(Formula formula, const IValue* values, size_t count) {
+    using c10::multiply_integers;
     Sizes sizes = sizes_of(values, count);
-    size_t least = formula == Formula::PRODUCT || formula == Formula::EMBEDDING ? 2 : 1;
-    if (sizes.size() < least) return std::nullopt;
+    if (sizes.size() < least(formula)) return std::nullopt;
+    auto numel = [&](size_t place) { return multiply_integers(sizes[place]); };
+    auto first = sizes.empty() ? c10::IntArrayRef() : sizes.front();
+    switch (formula) {
+      case Formula::SHAPED:
+        if (!values[0].isIntList()) return std::nullopt;
+        return Numbers{multiply_integers(values[0].toIntVector())};
+      case Formula::COUNTED:
+        return as_numbers(counted(values, count));
+      case Formula::SECOND:
+        return Numbers{numel(1)};
+      case Formula::BATCH_NORM:
+        if (!values[5].isBool() || !values[5].toBool() || first.size() < 2) return std::nullopt;
+        return Numbers{numel(0), first[1], first[1]};
+      case Formula::BATCH_NORM_BACKWARD: {
+        auto mask = values[9].toBoolList();
+        if (!mask.get(0) || sizes[1].size() < 2) return std::nullopt;
+        return wanted(mask, {numel(1), sizes[1][1], sizes[1][1]});
+      }
+      case Formula::LAYER_NORM: {
+        size_t normalized = values[1].toIntVector().size();
+        if (normalized > first.size()) return std::nullopt;
+        int64_t rows = multiply_integers(first.slice(0, first.size() - normalized));
+        return Numbers{numel(0), rows, rows};
+      }
+      case Formula::LAYER_NORM_BACKWARD: {
+        int64_t columns = multiply_integers(values[2].toIntVector());
+        return wanted(values[7].toBoolList(), {numel(1), columns, columns});
+      }
+      case Formula::GROUP_NORM: {
+        if (!values[3].isInt() || !values[6].isInt()) return std::nullopt;
+        int64_t groups = values[3].toInt() * values[6].toInt();
+        return Numbers{numel(0), groups, groups};
+      }
+      case Formula::GROUP_NORM_BACKWARD:
+        if (!values[6].isInt()) return std::nullopt;
+        return wanted(values[9].toBoolList(), {numel(1), values[6].toInt(), values[6].toInt()});
+      case Formula::CONVOLUTION:
+        return as_numbers(convolution(first, sizes[1], values));
+      case Formula::CONVOLUTION_BACKWARD: {
+        int64_t bias = values[3].isIntList() ? multiply_integers(values[3].toIntVector()) : 0;
+        return wanted(values[10].toBoolList(), {numel(1), numel(2), bias});
+      }
+      case Formula::MAX_POOL: {
+        auto made = pooled(first, values, values[4].toIntVector(), values[5].toBool());
+        return made ? std::optional(Numbers{*made, *made}) : std::nullopt;
+      }
+      case Formula::AVG_POOL:
+        return as_numbers(pooled(first, values, {1, 1}, values[4].toBool()));
+      default:
+        return as_numbers(single(formula, sizes, values));
+    }
+  }
+
+  static size_t least(Formula formula) {  // of tensors among the arguments
+    switch (formula) {
+      case Formula::SHAPED:
+      case Formula::COUNTED:
+        return 0;
+      case Formula::PRODUCT:
+      case Formula::EMBEDDING:
+      case Formula::SECOND:
+      case Formula::BATCH_NORM_BACKWARD:
+      case Formula::LAYER_NORM_BACKWARD:
+      case Formula::GROUP_NORM_BACKWARD:
+      case Formula::CONVOLUTION:
+        return 2;
+      case Formula::CONVOLUTION_BACKWARD:
+        return 3;
+      default:
+        return 1;
+    }
+  }
+  static std::optional<Numbers> as_numbers(std::optional<int64_t> one) {
+    return one ? std::optional(Numbers{*one}) : std::nullopt;
+  }
+  static Numbers wanted(const c10::List<bool>& mask, std::initializer_list<int64_t> numels) {
+    Numbers all;
+    size_t place = 0;
+    for (int64_t numel : numels)
+      if (mask.get(place++)) all.push_back(numel);
+    return all;
+  }
+
+  // The length of Python's `range(*values)`.
+  static std::optional<int64_t> counted(const IValue* values, size_t count) {
+    int64_t given[] = {0, 0, 1};
+    size_t numbers = 0;
+    while (numbers < std::min<size_t>(count, 3) && values[numbers].isScalar()) {
+      if (!values[numbers].isInt()) return std::nullopt;
+      given[numbers] = values[numbers].toInt();
+      numbers++;
+    }
+    if (numbers == 0) return std::nullopt;
+    if (numbers == 1) std::swap(given[0], given[1]);
+    auto [begin, end, step] = given;
+    if (step == 0) return std::nullopt;
+    if (step < 0) return begin > end ? (begin - end - 1) / -step + 1 : 0;
+    return begin < end ? (end - begin - 1) / step + 1 : 0;
+  }
+
+  static std::optional<int64_t> convolution(c10::IntArrayRef size, c10::IntArrayRef weight, const IValue* values) {
+    std::vector<int64_t> stride = values[3].toIntVector(), padding = values[4].toIntVector(),
+                         dilation = values[5].toIntVector(), more = values[7].toIntVector();
+    size_t dims = size.size() < 3 ? 0 : size.size() - 2;
+    if (dims == 0 || weight.size() != size.size()) return std::nullopt;
+    if (stride.size() != dims || padding.size() != dims || dilation.size() != dims || more.size() != dims) return std::nullopt;
+    if (dims > 2 && std::any_of(more.begin(), more.end(), [](int64_t one) { return one != 0; })) return std::nullopt;
+    bool transposed = values[6].toBool();
+    int64_t made = size[0] * (transposed ? weight[1] * values[8].toInt() : weight[0]);
+    if (made < 1) return std::nullopt;
+    for (size_t i = 0; i < dims; i++) {
+      int64_t reach = dilation[i] * (weight[i + 2] - 1) - 2 * padding[i];
+      if (!transposed && stride[i] < 1) return std::nullopt;
+      int64_t length = transposed ? (size[i + 2] - 1) * stride[i] + reach + more[i] + 1
+                                  : divided(size[i + 2] - reach - 1, stride[i]) + 1;
+      if (length < 1) return std::nullopt;
+      made *= length;
+    }
+    return made;
+  }
+
+  static std::optional<int64_t> pooled(c10::IntArrayRef size, const IValue* values, const std::vector<int64_t>& dilation,
+                                       bool ceil) {
+    auto kernel = values[1].toIntVector(), given = values[2].toIntVector(), padding = values[3].toIntVector();
+    const auto& stride = given.empty() ? kernel : given;
+    if (size.size() < 2 || kernel.size() != 2 || stride.size() != 2 || padding.size() != 2) return std::nullopt;
+    if (dilation.size() != 2) return std::nullopt;
+    int64_t made = c10::multiply_integers(size.slice(0, size.size() - 2));
+    for (size_t i = 0; i < 2; i++) {
+      int64_t length = size[size.size() - 2 + i], step = stride[i];
+      if (step < 1) return std::nullopt;
+      int64_t rest = length + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1 + (ceil ? step - 1 : 0);
+      int64_t windows = divided(rest, step) + 1;
+      if (ceil && (windows - 1) * step >= length + padding[i]) windows--;  // none begins in the padding behind
+      if (windows < 1) return std::nullopt;
+      made *= windows;
+    }
+    return made < 1 ? std::nullopt : std::optional(made);
+  }
+  // Rounded down, as in Python.
+  static int64_t divided(int64_t number, int64_t by) { return number / by - (number % by < 0); }
+
+  // Of the only one.
+  static std::optional<int64_t> single(Formula formula, const Sizes& sizes, const IValue* values) {
     auto first = sizes.front(), last = sizes.back();
     switch (formula) {
       case Formula::ELEMENTWISE:
@@ -161,7 +320,7 @@ class Formulas {
     return c10::multiply_integers(all);
   }
 
-  std::map<Family, int64_t> itemsizes_;
+  std::map<Family, Numbers> itemsizes_;  // of each storage
 };
 
 }  // namespace dtrrun

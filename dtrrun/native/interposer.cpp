@@ -69,6 +69,9 @@ class Door {
     sticky_ = attribute(mode, "sticky");
     uninitialised_ = checked(PyUnicode_InternFromString("uninitialised"));
     gradient_ = checked(PyUnicode_InternFromString("gradient"));
+    parameter_ = checked(PyUnicode_InternFromString("parameter"));
+    updated_ = checked(PyUnicode_InternFromString("updated in place"));
+    running_ = checked(PyUnicode_InternFromString("running statistics"));
   }
 
   void handle(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, int64_t entered) {
@@ -133,10 +136,7 @@ class Door {
     accounts_.collect_dead();
     PyObject* found = accounts_.version_of(gradient);
     if (found == nullptr || !version.resident.is_true(found) || !version.needed_by.is_none(found)) return false;
-    if (!version.operation.is_none(found)) {
-      if (accounts_.is_true(ledger.pressure)) accounts_.rule.discard(found);
-      version.operation.clear(found);
-    }
+    dependents_.make_constant(found, gradient_.get());
     version.last_access.set_number(found, accounts_.number(ledger.clock));
     version.pin.set(found, gradient_.get());
     return true;
@@ -292,6 +292,7 @@ class Door {
     facts.random = truth(learned.get(), "random");
     facts.overwrites = truth(learned.get(), "overwrites");
     facts.makes_tensors = truth(learned.get(), "makes_tensors");
+    facts.sized_by_numbers = truth(learned.get(), "sized_by_numbers");
     facts.uninitialised = truth(learned.get(), "uninitialised");
     Ref statistics = attribute(learned.get(), "statistics");
     if (statistics.get() != Py_None) {
@@ -299,6 +300,7 @@ class Door {
         raise();
       Ref flag = attribute(statistics.get(), "flag");
       if (flag.get() != Py_None) facts.trains = static_cast<int>(as_number(flag.get()));
+      facts.updates = truth(statistics.get(), "updates");
       facts.replay = attribute(statistics.get(), "replay");
       if (facts.replay.get() == Py_None) facts.replay = Ref::copy(func.get());
     }
@@ -418,14 +420,6 @@ class Door {
     }
   }
 
-  // Whether these are running statistics on which nothing depends, so that updating them changes nothing else.
-  bool counts_only_itself(const at::Tensor& tensor) {
-    if (!plain(tensor)) return false;
-    PyObject* found = accounts_.version_of(tensor);
-    return found != nullptr && !version.escaped.is_true(found) && version.operation.is_none(found) &&
-           !version.used.is_true(found) && version.needed_by.is_none(found);
-  }
-
   // A call on the fast path.
   struct Call {
     Facts& facts;
@@ -439,12 +433,15 @@ class Door {
     c10::SmallVector<int, 8> holes = c10::SmallVector<int, 8>(count, VALUE);  // as in `Recipe`
     c10::SmallVector<std::pair<size_t, IValue>, 1> gaps;  // which items of a list of tensors there are
     Ref signature, state;
+    c10::SmallVector<Ref, 2> statistics;  // the versions of running statistics, which are not among the inputs
+    bool settles = false;                 // what it writes to is a constant from now on
     std::vector<PyObject*> targets;  // the versions that it writes to
     Py_ssize_t hole = -1;            // the place of the first of them among the inputs
     bool overwrites = false;         // all of it, without reading it
     Ref maker;                       // its recipe, if it will have one
     Ref target;                      // what it overwrites, and so does not read
     Ref rng;                         // the state of the generator that it draws from
+    std::optional<FirstCalls::Unpriced> unpriced;  // until it has run
 
     const IValue& argument(size_t place) const { return (*stack)[first + place]; }
   };
@@ -461,13 +458,16 @@ class Door {
     bool is_first = !call.signature;
     if (is_first) {
       std::swap(missed_, key_);
-      if (!call.excludes) call.signature = first_calls_.signature_of(facts, op, stack->data() + call.first, call.inputs);
+      call.signature = first_calls_.signature_of(facts, op, stack->data() + call.first, call.inputs, call.statistics);
       if (!call.signature) return false;
+      call.unpriced = first_calls_.unpriced(facts, op, stack->data() + call.first, call.inputs, call.statistics);
     }
     PyObject* found = call.signature.get();
     call.state = Ref::copy(ambient_.read(facts.family.get(), facts.state, facts.general));
     if (facts.way == Facts::Way::WRITES && !prepare_write(call)) return false;
+    if (facts.updates && !prepare_statistics(call)) return false;
     entered += make_ready(call);
+    if (facts.updates && !are_free(call.statistics)) return false;
     if (facts.way == Facts::Way::WRITES && !find_target(call)) return false;
     if (facts.way == Facts::Way::LISTS && !find_targets(call)) return false;
     if (!record(call)) return false;
@@ -530,6 +530,8 @@ class Door {
         key_.add(IValue(given));
         call.holes[place] = static_cast<int>(given.size());
         call.gaps.emplace_back(place, std::move(given));
+      } else if (facts.sized_by_numbers && value.isDouble()) {
+        key_.add_size(value.toDouble());
       } else if (!key_.add(value) || (value.isDevice() && !device.is_meant_by(value.toDevice()))) {
         return false;
       }
@@ -549,9 +551,12 @@ class Door {
     } else if (kwarg_only) {
       return false;
     } else if (call.excludes && (is_place(facts.statistics[0]) || is_place(facts.statistics[1]))) {
-      if (!counts_only_itself(tensor)) return false;
+      PyObject* found = plain(tensor) ? accounts_.version_of(tensor) : nullptr;
+      if (found == nullptr || version.escaped.is_true(found) || !version.resident.is_true(found)) return false;
+      if (!call.statistics.empty() && call.statistics[0].get() == found) return false;  // both in one storage
       key_.add(tensor);
       call.holes[place] = STATISTICS;
+      call.statistics.push_back(Ref::copy(found));
     } else {
       if (place == facts.written) call.hole = static_cast<Py_ssize_t>(call.inputs.size());
       if (!read(call, tensor)) return false;
@@ -578,13 +583,37 @@ class Door {
     return readiness_.make_ready(call.inputs, call.whole, found);
   }
 
-  // Rescues what depends on a constant that an in-place operator is about to write to, before room is made for it.
-  // Returns false if that is for Python.
-  bool prepare_write(const Call& call) {
+  // `Mutation.prepare_writes`, before room is made: a leaf, or state that persists over steps, is a constant from now on,
+  // and what depends on a constant is rescued. Returns false if that is for Python.
+  bool prepare_write(Call& call) {
     if (call.hole < 0) return false;
     PyObject* target = call.inputs[call.hole].get();
+    bool leaf = is_leaf(call.argument(call.facts.written).toTensor());
+    if (leaf && version.pin.is_none(target)) return false;  // Python meets it
+    if (!version.operation.is_none(target) && (leaf || !is_recent(target))) {
+      if (!call.whole) return false;
+      dependents_.make_constant(target, updated_.get());
+      call.settles = true;
+    }
+    if (leaf) version.pin.set(target, parameter_.get());
     if (!version.operation.is_none(target) || version.needed_by.is_none(target)) return true;
     return call.whole && dependents_.rescue(target);
+  }
+  // The same for running statistics, as in `Operators.admit`.
+  bool prepare_statistics(const Call& call) {
+    for (const Ref& one : call.statistics) {
+      if (!call.whole && !is_free(one.get())) return false;
+      dependents_.make_constant(one.get(), running_.get());
+      if (!dependents_.rescue(one.get())) return false;
+    }
+    return true;
+  }
+  // Whether nothing has come to depend on these since, for which room was made.
+  bool are_free(const c10::SmallVector<Ref, 2>& statistics) const {
+    return std::all_of(statistics.begin(), statistics.end(), [&](const Ref& one) { return is_free(one.get()); });
+  }
+  bool is_free(PyObject* constant) const {
+    return version.operation.is_none(constant) && version.needed_by.is_none(constant);
   }
 
   // Finds the version that an in-place operator writes to. Returns false if that is not for the fast path.
@@ -593,7 +622,7 @@ class Door {
     const at::Tensor& tensor = call.argument(call.facts.written).toTensor();
     if (call.facts.makes_tensors && version.operation.is_none(target)) return false;
     call.targets.push_back(target);
-    call.overwrites = call.facts.overwrites;
+    call.overwrites = call.facts.overwrites && !call.settles;
     if (call.overwrites && !may_overwrite(tensor, call)) {
       bool whole_storage = tensor.nbytes() == tensor.storage().nbytes();
       if (!version.operation.is_none(target) || (whole_storage && !is_sticky(target))) return false;
@@ -613,9 +642,10 @@ class Door {
     return std::unordered_set(call.targets.begin(), call.targets.end()).size() == tensors.size();
   }
   // Whether what can be recomputed may still be, once it has been written to.
-  bool may_be_recorded(PyObject* target, const at::Tensor& tensor) const {
-    return version.age.number(target) >= accounts_.number(ledger.step_age) &&
-           version.mutations.number(target) < chain_limit_ && !is_leaf(tensor);
+  bool may_be_recorded(PyObject* target, const at::Tensor& tensor) const { return is_recent(target) && !is_leaf(tensor); }
+  // Whether its history is worth keeping.
+  bool is_recent(PyObject* target) const {
+    return version.age.number(target) >= accounts_.number(ledger.step_age) && version.mutations.number(target) < chain_limit_;
   }
 
   // Takes down the call's recipe, if it can have one. Returns false if that is not for the fast path.
@@ -679,9 +709,13 @@ class Door {
         call.op.redispatchBoxed(keys & below, call.stack);
       }
       ended = now_ns();
+      if (call.unpriced) first_calls_.price(found, call.facts, *call.unpriced, call.op.schema(), *call.stack);
       accounts_.ran(found, ended - started);
       operators_ns += ended - started;
       accounts_.collect_dead();
+      if (call.facts.updates)
+        for (const Ref& one : call.statistics)
+          if (version.used.is_true(one.get())) accounts_.supersede(one.get(), nullptr, nullptr);
       if (call.targets.empty()) return ended;
       if (call.maker && has_recipe(call)) {
         mark_used(call.maker.get());
@@ -714,8 +748,12 @@ class Door {
   }
 
   void half_written(const Call& call) {
-    for (PyObject* target : call.targets)
+    auto write = [&](PyObject* target) {
       if (Ref made(PyObject_CallMethod(recipes_.get(), "half_written", "O", target)); !made) PyErr_Clear();
+    };
+    for (PyObject* target : call.targets) write(target);
+    if (call.facts.updates)
+      for (const Ref& one : call.statistics) write(one.get());
   }
 
   // Whether it is a leaf that requires gradients (`is_leaf` in dispatch/arguments.py).
@@ -750,6 +788,7 @@ class Door {
   PyObject* replayed_as(PyObject* found) {
     PyObject* kept = signature.replayed_as.get(found);
     if (kept == Py_None) return nullptr;
+    signature.cost.set_number(kept, signature.cost.number(found));
     signature.guessed.set(kept, signature.guessed.is_true(found));
     signature.output_bytes.set_number(kept, signature.output_bytes.number(found));
     return kept;
@@ -827,7 +866,7 @@ class Door {
   Ref mode_, handle_, slow_path_, ledger_, dtr_, recipes_, reasons_, kernels_;
   Ambient ambient_;
   Accounts accounts_;
-  Ref uninitialised_, gradient_, sticky_;
+  Ref uninitialised_, gradient_, parameter_, updated_, running_, sticky_;
   unsigned long inside_ = 0;             // the thread that is on the fast path
   std::vector<unsigned long> visitors_;  // on a GPU: the threads whose operators are here
   std::shared_ptr<int> ticket_ = std::make_shared<int>();  // of threads other than the session's own

@@ -1,4 +1,4 @@
-// What depends on a constant that an operator is about to write to: `Mutation.rescue_dependents` in core/mutation.py.
+// Constants that an operator is about to write to, and what depends on them: core/mutation.py.
 #pragma once
 
 #include <unordered_set>
@@ -13,7 +13,20 @@ class Dependents {
       : recipes_(Ref::copy(recipes)), why_(checked(PyUnicode_InternFromString("input mutated"))),
         accounts_(accounts) {}
 
-  // Keeps what was computed from the present content of a constant. Returns false, having done nothing, if something
+  // `Recipes.make_constant`.
+  void make_constant(PyObject* one, PyObject* pin) {
+    if (!version_.operation.is_none(one)) {
+      if (!version_.needed_by.is_none(one)) {  // their recipes may have to keep its memory
+        checked(PyObject_CallMethod(recipes_.get(), "make_constant", "OO", one, pin));
+        return;
+      }
+      if (accounts_.is_true(ledger_.pressure)) accounts_.rule.discard(one);
+      version_.operation.clear(one);
+    }
+    if (version_.pin.is_none(one)) version_.pin.set(one, pin);
+  }
+
+  // `rescue_dependents`: keeps what was computed from the present content of a constant. Returns false, having done nothing, if something
   // evicted would have to be brought back for that: then Python does all of it.
   bool rescue(PyObject* constant) {
     if (version_.needed_by.is_none(constant)) return true;
@@ -43,8 +56,7 @@ class Dependents {
         }
       }
     }
-    for (const auto& [node, content] : resident)
-      checked(PyObject_CallMethod(recipes_.get(), "make_constant", "OO", node.get(), why_.get()));
+    for (const auto& [node, content] : resident) make_constant(node.get(), why_.get());
     for (const Ref& node : released) accounts_.lose(node.get());
     version_.needed_by.clear(constant);
     return true;
@@ -53,6 +65,7 @@ class Dependents {
  private:
   Ref recipes_, why_;
   Accounts& accounts_;
+  CounterFields ledger_;
   VersionFields version_;
 };
 

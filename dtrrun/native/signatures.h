@@ -2,6 +2,7 @@
 // operator, its arguments without floating-point numbers, and the geometries of its tensors.
 #pragma once
 
+#include <cstring>
 #include <vector>
 
 #include "arguments.h"
@@ -61,6 +62,13 @@ class Key {
       return false;
     }
     return true;
+  }
+  // Of a number that affects the size of a result.
+  void add_size(double number) {
+    uint64_t bits;
+    std::memcpy(&bits, &number, sizeof bits);
+    add(DOUBLE);
+    add(bits);
   }
   void add_list(size_t count) { add(TENSORS | count << 8); }
 

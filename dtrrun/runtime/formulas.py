@@ -9,7 +9,7 @@ family, and the shape function is called every time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from operator import mul
 from typing import Any
@@ -86,6 +86,18 @@ def _given(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
     return (prod(args[1]),)
 
 
+def _shaped(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    return (prod(args[0]),)
+
+
+def _counted(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    return (len(range(*args)),)  # TypeError unless all are whole numbers
+
+
+def _second(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    return (sizes[1].numel(),)
+
+
 def _reduced(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
     left = list(sizes[0])
     if not args[1]:
@@ -126,6 +138,87 @@ def _batch_norm_backward(args: list[Any], sizes: list[torch.Size]) -> tuple[int,
     return (sizes[1].numel(), *[channels for wanted in args[9][1:] if wanted])
 
 
+def _layer_norm(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    rows = prod(sizes[0][: len(sizes[0]) - len(args[1])])
+    return (sizes[0].numel(), rows, rows)
+
+
+def _layer_norm_backward(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    columns = prod(args[2])
+    return _wanted(args[7], sizes[1].numel(), columns, columns)
+
+
+def _group_norm(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    groups = args[3] * args[6]
+    return (sizes[0].numel(), groups, groups)
+
+
+def _group_norm_backward(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    return _wanted(args[9], sizes[1].numel(), args[6], args[6])
+
+
+def _convolution(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    (batch, _, *image), (filters, columns, *kernel) = sizes[:2]
+    stride, padding, dilation, transposed, more, groups = args[3:9]
+    if not image or any(len(one) != len(image) for one in (kernel, stride, padding, dilation, more)):
+        raise ValueError("not a batch, or one number for all dimensions")
+    if len(image) > 2 and any(more):
+        raise ValueError("the result is a part of what the kernel allocates")
+    if transposed:
+        made = [
+            (n - 1) * s - 2 * p + d * (k - 1) + m + 1
+            for n, k, s, p, d, m in zip(image, kernel, stride, padding, dilation, more, strict=True)
+        ]
+        return (_positive(batch, columns * groups, *made),)
+    made = [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(image, kernel, stride, padding, dilation, strict=True)
+    ]
+    return (_positive(batch, filters, *made),)
+
+
+def _convolution_backward(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    return _wanted(args[10], sizes[1].numel(), sizes[2].numel(), prod(args[3] or (0,)))
+
+
+def _max_pool(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    kernel, stride, padding, dilation, ceil = args[1:] + [[], [0, 0], [1, 1], False][len(args) - 2 :]
+    numel = _pooled(sizes[0], kernel, stride or kernel, padding, dilation, ceil)
+    return (numel, numel)
+
+
+def _avg_pool(args: list[Any], sizes: list[torch.Size]) -> tuple[int, ...]:
+    kernel, stride, padding, ceil = args[1:5] + [[], [0, 0], False][len(args) - 2 :]
+    return (_pooled(sizes[0], kernel, stride or kernel, padding, [1, 1], ceil),)
+
+
+def _pooled(
+    size: torch.Size,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil: bool,
+) -> int:
+    made = []
+    for n, k, s, p, d in zip(size[-2:], kernel, stride, padding, dilation, strict=True):
+        windows = (n + 2 * p - d * (k - 1) - 1 + (s - 1 if ceil else 0)) // s + 1
+        if ceil and (windows - 1) * s >= n + p:  # none begins in the padding behind
+            windows -= 1
+        made.append(windows)
+    return _positive(*size[:-2], *made)
+
+
+def _positive(*size: int) -> int:
+    if min(size) < 1:
+        raise ValueError("empty, or the operator will raise an error")
+    return prod(size)
+
+
+def _wanted(mask: Sequence[bool], *numels: int) -> tuple[int, ...]:
+    return tuple(numel for wanted, numel in zip(mask, numels, strict=True) if wanted)
+
+
 _TABLE: dict[Any, Formula] = {
     aten.mm.default: _mm,
     aten.addmm.default: _mm,
@@ -146,6 +239,25 @@ _TABLE: dict[Any, Formula] = {
     aten.embedding_dense_backward.default: _embedding_backward,
     aten.native_batch_norm.default: _batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten.native_group_norm.default: _group_norm,
+    aten.native_group_norm_backward.default: _group_norm_backward,
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+    aten.max_pool2d_with_indices.default: _max_pool,
+    aten.max_pool2d_with_indices_backward.default: _second,
+    aten.avg_pool2d.default: _avg_pool,
+    aten.avg_pool2d_backward.default: _second,
+    aten.empty.memory_format: _shaped,
+    aten.zeros.default: _shaped,
+    aten.ones.default: _shaped,
+    aten.full.default: _shaped,
+    aten.rand.default: _shaped,
+    aten.randn.default: _shaped,
+    aten.arange.default: _counted,
+    aten.arange.start: _counted,
+    aten.arange.start_step: _counted,
 }
 
 _formulas: dict[Any, Formula | None] = {}  # of each operator seen so far

@@ -338,7 +338,6 @@ class Operator:
         special = (
             self.composite
             or self.reshapes_storage
-            or self.sized_by_numbers
             or not self.replayable
             or (self.opaque_output >= 0 and self.statistics is None)
             or self.keeps_state
@@ -352,7 +351,8 @@ class Operator:
             self.mutates == () or (self.mutates == (0,) and not self.foreach) or self.writes_beside
         )
         self.simple = self.simple_beneath_modes and not (
-            self.uninitialised
+            self.sized_by_numbers
+            or self.uninitialised
             or self.random
             or self.overwrites
             or self.statistics is not None

@@ -5,9 +5,11 @@ from collections import Counter
 import pytest
 import torch
 from faults import check_accounts
+from torch import nn
 from torch.nn import functional as F
 
 import dtrrun
+from dtrrun.runtime.storage import storage_of
 
 pytestmark = pytest.mark.usefixtures("extension")
 
@@ -58,6 +60,48 @@ CALLS = {
     "complex": lambda n: torch.complex(fill(n), fill(n)) * 2,
     "masked": lambda n: fill(n, 3).masked_fill(fill(n, 3) > 0, 5),
     "in double precision": lambda n: in_double_precision(n),
+    "convolution": lambda n: backward(
+        lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1),
+        fill(2, 3, n, n + 1),
+        fill(4, 3, 3, 2),
+        fill(4),
+    ),
+    "convolution in groups": lambda n: backward(
+        lambda x, w: F.conv1d(x, w, dilation=2, groups=2), fill(2, 4, 2 * n), fill(6, 2, 2)
+    ),
+    "transposed convolution": lambda n: backward(
+        lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2, output_padding=1),
+        fill(2, 3, n, n),
+        fill(3, 4, 3, 3),
+        fill(4),
+    ),
+    "transposed in three dimensions": lambda n: backward(
+        lambda x, w: F.conv_transpose3d(x, w, stride=2, output_padding=1),
+        fill(1, 2, n, n, 2),
+        fill(2, 3, 3, 3, 3),
+    ),
+    "convolution of a constant": lambda n: backward(
+        lambda w: F.conv2d(fill(2, 3, n, n), w), fill(4, 3, 2, 2)
+    ),
+    "normalised": lambda n: trained(nn.BatchNorm1d(n), fill(6, n)),
+    "normalised by known statistics": lambda n: trained(nn.BatchNorm1d(n).eval(), fill(6, n)),
+    "normalised by its own": lambda n: trained(nn.BatchNorm1d(n, track_running_stats=False), fill(6, n)),
+    "normalised by rows": lambda n: trained(nn.LayerNorm((n, 2)), fill(3, n, 2)),
+    "normalised by groups": lambda n: trained(nn.GroupNorm(n, 2 * n), fill(3, 2 * n, 4)),
+    "pools": lambda n: backward(
+        lambda x: F.avg_pool2d(F.max_pool2d(x, 2, 1), 3, 2, 1, ceil_mode=True), fill(2, 3, n, n + 1)
+    ),
+    "made": lambda n: [
+        torch.zeros(n, 3).add_(1),
+        torch.ones(n, dtype=torch.int64) * 2,
+        torch.full((2, n), 7.0).exp(),
+        torch.full((2, n), True).logical_not(),
+    ],
+    "counted": lambda n: [torch.arange(n) + 1, torch.arange(-n, n, 2) + 1, torch.arange(n, -1, -1) + 1],
+    "counted by fractions": lambda n: [torch.arange(0.0, 1.0, step) * 2 for step in (0.1, 1 / n, 0.5)],
+    "drawn": lambda n: drawn(n),
+    "read before they change": lambda n: read_before_it_changes(n),
+    "a module's parameters": lambda n: list(module(nn.Linear(n, 3)).state_dict().values()),
 }
 SIZES = (3, 4, 6)
 
@@ -67,12 +111,48 @@ def assigned(tensor, places):
     return tensor
 
 
+def module(made):
+    for parameter in made.parameters():
+        nn.init.constant_(parameter, 0.5)
+    return made
+
+
+def trained(layer, x):
+    module(layer)
+    made = backward(lambda *leaves: layer(leaves[0]), x, *layer.parameters())
+    return [*made, *layer.state_dict().values()]
+
+
+def read_before_it_changes(n):
+    layer, leaf, empty = nn.BatchNorm1d(n), torch.ones(n), torch.empty(n)
+    kept = [one * 2 for one in (*layer.buffers(), leaf, empty.fill_(3))]
+    made = trained(layer, fill(6, n))
+    for tensor in leaf, empty:
+        nn.init.constant_(nn.Parameter(tensor), 0.5)
+    return [*kept, *made, leaf * 3, empty * 3]
+
+
+def drawn(n):
+    torch.manual_seed(n)
+    return [torch.rand(n, 3) + 1, torch.randn(n) * 2, torch.empty(n, 2).normal_()]
+
+
 def in_double_precision(n):
     torch.set_default_dtype(torch.float64)
     try:
         return torch.arange(n) / 2
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def figures(signature):
+    return (
+        signature.output_bytes,
+        signature.cost,
+        signature.calls,
+        signature.guessed,
+        signature.replayed_as and signature.replayed_as.geometries,
+    )
 
 
 def run(call, *, limit, slow=False, sizes=SIZES):
@@ -86,7 +166,7 @@ def run(call, *, limit, slow=False, sizes=SIZES):
             results.append(call(size))
         in_python = Counter(session.mode.python_calls) - before
         known = {
-            (one.operator.name, one.geometries): (one.output_bytes, one.cost, one.calls)
+            (one.operator.name, one.geometries): (*figures(one), one.replayed_as and figures(one.replayed_as))
             for one in session.slow_path.signatures.all()
         }
         check_accounts(session)
@@ -104,10 +184,42 @@ def test_what_is_known_of_first_calls(name, limit):
     assert peak == same_peak or limit == 1
 
 
-@pytest.mark.parametrize("name", ["pointwise", "broadcast", "mm", "bmm", "cat", "sum", "in place", "softmax"])
+NATIVE = ["pointwise", "broadcast", "mm", "bmm", "cat", "sum", "in place", "softmax", "convolution"]
+NATIVE += ["convolution in groups", "transposed convolution", "normalised", "normalised by its own"]
+NATIVE += ["normalised by rows", "normalised by groups", "pools", "made", "counted", "a module's parameters"]
+
+
+@pytest.mark.parametrize("name", NATIVE)
 def test_once_a_family_is_known_first_calls_are_native(name):
     *_, in_python = run(CALLS[name], limit="1GB", sizes=(3, 5, 8))
     assert set(in_python) <= {"aten.linspace"}
+
+
+def pins(*, slow):
+    with dtrrun.budget("1GB", native="require", cost="model") as session:
+        if slow:
+            session.slow_path.reasons.add("this test")
+        layer = module(nn.BatchNorm1d(4))
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1, foreach=False)
+        before = Counter(session.mode.python_calls)
+        for _ in range(3):
+            optimizer.zero_grad()
+            layer(fill(6, 4)).square().sum().backward()
+            optimizer.step()
+        calls = Counter(session.mode.python_calls) - before
+        state = [*layer.parameters(), *layer.buffers()]
+        versions = [session.ledger.version_of(storage_of(tensor)) for tensor in state]
+        found = [(one.pin, one.operation is None, one.escaped, one.used) for one in versions]
+        check_accounts(session)
+        return found, calls
+
+
+def test_parameters_and_state_become_constants_natively():
+    found, in_python = pins(slow=False)
+    assert found == pins(slow=True)[0]
+    assert [pin for pin, *_ in found] == ["parameter"] * 2 + ["running statistics"] * 2 + ["updated in place"]
+    assert in_python["aten.add_"] <= 1  # of the optimizer: the first of its kind
+    assert in_python["aten.native_batch_norm"] == 1
 
 
 def test_a_formula_that_does_not_fit_is_not_used_again():

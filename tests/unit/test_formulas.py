@@ -193,6 +193,81 @@ def normalised(func, family, rng):
     return [*both, weight, *statistics, row.clone(), row.clone(), training, 1e-5, wanted], {}
 
 
+def normalised_together(func, family, rng):
+    dtype = family.choice(TYPES[:2])
+    size, weighted = [n + 1 for n in some_size(rng, 2)], family.random() < 0.7
+    wanted = [family.random() < 0.7, weighted, weighted]
+    both = [make(rng, size, dtype), make(rng, size, dtype)]
+    if "group" in func._schema.name:
+        groups = rng.choice([n for n in (1, 2, 3) if size[1] % n == 0])
+        weight = torch.ones(size[1], dtype=dtype) if weighted else None
+        count = [size[0], size[1], torch.Size(size[2:]).numel(), groups]
+        if func is aten.native_group_norm.default:
+            return [torch.ones(size, dtype=dtype), weight, weight, *count, 1e-5], {}
+        kept = torch.ones(size[0], groups, dtype=dtype)
+        return [*(torch.ones(size, dtype=dtype) for _ in both), kept, kept, weight, *count, wanted], {}
+    rows = rng.randint(1, len(size) - 1)
+    weight = torch.ones(size[rows:], dtype=dtype) if weighted else None
+    if func is aten.native_layer_norm.default:
+        return [both[0], size[rows:], weight, weight, 1e-5], {}
+    kept = torch.ones([*size[:rows], *[1] * (len(size) - rows)], dtype=dtype)
+    return [*both, size[rows:], kept, kept, weight, weight, wanted], {}
+
+
+def convolved(func, family, rng):
+    dtype, dims, transposed = family.choice(TYPES[:3]), family.choice([1, 2, 3]), family.random() < 0.3
+    groups = rng.choice([1, 1, 2])
+    filters, columns = groups * rng.randint(1, 3), rng.randint(1, 3)
+    kernel = [rng.randint(1, 3) for _ in range(dims)]
+    channels = filters if transposed else columns * groups
+    x = torch.ones([rng.randint(1, 3), channels, *[rng.randint(4, 9) for _ in kernel]], dtype=dtype)
+    if dims == 2 and rng.random() < 0.3:
+        x = x.contiguous(memory_format=torch.channels_last)
+    weight, biased = torch.ones([filters, columns, *kernel], dtype=dtype), family.random() < 0.5
+    numbers = [[rng.randint(low, 2) for _ in kernel] for low in (1, 0, 1)]
+    more = [rng.randint(0, max(s, d) - 1) * transposed for s, _, d in zip(*numbers, strict=True)]
+    made = columns * groups if transposed else filters
+    rest = [*numbers, transposed, more, groups]
+    args = [x, weight, torch.ones(made, dtype=dtype) if biased else None, *rest]
+    if func is aten.convolution.default:
+        return args, {}
+    wanted = [family.random() < 0.7, True, biased]
+    try:
+        gradient = torch.ones_like(aten.convolution(*args))
+    except RuntimeError:
+        gradient = x
+    return [gradient, x, weight, [made] if biased else None, *rest, wanted], {}
+
+
+def pooled(func, family, rng):
+    dtype, ceil = family.choice(TYPES[:2]), family.random() < 0.5
+    kernel, most = rng.randint(2, 3), family.choice([1, 2, 4, 5])
+    given = [kernel, kernel], [rng.randint(1, 3), 2], [rng.randint(0, 1), 1], [rng.randint(1, 2), 1], ceil
+    if func is aten.avg_pool2d.default or func is aten.avg_pool2d_backward.default:
+        given = *given[:3], ceil, True, None
+    x = torch.ones([2, 3, rng.randint(4, 9), rng.randint(4, 9)][rng.randint(0, 1) :], dtype=dtype)
+    if "backward" not in func._schema.name:
+        return [x, *given[:most]], {}
+    if func is aten.avg_pool2d_backward.default:
+        return [torch.ones_like(aten.avg_pool2d(x, *given)), x, *given], {}
+    made, places = aten.max_pool2d_with_indices(x, *given)
+    return [torch.ones_like(made), x, *given, places], {}
+
+
+def made(func, family, rng):
+    kwargs = family.choice([{}, {"dtype": torch.float64}, {"dtype": torch.bfloat16}])
+    value = [family.choice([1, 2.0, True])] if func is aten.full.default else []
+    return [some_size(rng), *value], kwargs
+
+
+def counted(func, family, rng):
+    kind, kwargs = family.choice([int, int, float]), family.choice([{}, {"dtype": torch.float64}])
+    first, length, step = rng.randint(-3, 3), rng.randint(0, 9), rng.choice([1, 2, -3])
+    args = {"default": [length], "start": [first, first + length]}
+    args = args.get(func._overloadname, [first, first + length * step, step])
+    return [kind(number) for number in args], kwargs
+
+
 KERNELS_DIFFER = {
     aten.ldexp.Tensor,  # keeps the memory of a larger intermediate result
     aten.pow.Tensor_Scalar,  # a boolean to the power of True is a boolean
@@ -221,6 +296,21 @@ MAKERS = {
     split: [aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes],
     looked_up: [aten.embedding, aten.embedding_dense_backward],
     normalised: [aten.native_batch_norm, aten.native_batch_norm_backward],
+    normalised_together: [
+        aten.native_layer_norm,
+        aten.native_layer_norm_backward,
+        aten.native_group_norm,
+        aten.native_group_norm_backward,
+    ],
+    convolved: [aten.convolution, aten.convolution_backward],
+    pooled: [
+        aten.max_pool2d_with_indices,
+        aten.max_pool2d_with_indices_backward,
+        aten.avg_pool2d,
+        aten.avg_pool2d_backward,
+    ],
+    made: [aten.empty.memory_format, aten.zeros, aten.ones, aten.full, aten.rand, aten.randn],
+    counted: [aten.arange, aten.arange.start, aten.arange.start_step],
 }
 CALLS = dict.fromkeys(elementwise_operators(), elementwise) | {
     getattr(func, "default", func): maker for maker, funcs in MAKERS.items() for func in funcs

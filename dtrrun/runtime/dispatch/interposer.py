@@ -154,15 +154,17 @@ class Interposer(threads.Threads):
         operator = self.facts_of(func)
         if self.slow_path.device is not None or self.slow_path.signatures.has_costs:
             return None  # a GPU's are measured, others looked up
-        if not operator.simple_beneath_modes or operator.statistics is not None:
+        if not operator.simple_beneath_modes:
             return None
         return formulas.name_of(func, operator)
 
-    def price(self, signature: Signature, func: Any, args: Any, kwargs: Any, nbytes: int) -> None:
-        """Set the modelled cost of a first call, which reads `nbytes` bytes."""
+    def price(
+        self, signature: Signature, func: Any, args: Any, kwargs: Any, result: Any, nbytes: int
+    ) -> None:
+        """Set the modelled cost of a first call, which has read `nbytes` bytes."""
         if self.slow_path.signatures.needs_sizes:
             nbytes += signature.output_bytes
-        signature.cost = modelled_ns(func, args, kwargs or NO_KEYWORDS, None, nbytes)
+        signature.cost = modelled_ns(func, args, kwargs or NO_KEYWORDS, result, nbytes)
         signature.calls = Signature.SETTLED
 
     @staticmethod
