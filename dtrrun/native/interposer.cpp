@@ -20,6 +20,7 @@
 #include <memory>
 #include <unordered_map>
 
+#include "contention.h"
 #include "device.h"
 #include "first_calls.h"
 #include "history.h"
@@ -678,6 +679,7 @@ class Door {
     if (call.facts.unversioned)
       for (const at::Tensor& tensor : call.argument(0).toTensorVector()) writes.note(tensor);
     int64_t ended = 0;
+    OwnTime own(signature.calls.number(found) < SETTLED);
     try {
       if (device.is_cpu() && signature.calls.number(found) != 0 && signature.cost.number(found) < BRIEF_NS) {
         call.op.redispatchBoxed(keys & below, call.stack);
@@ -686,7 +688,7 @@ class Door {
         call.op.redispatchBoxed(keys & below, call.stack);
       }
       ended = now_ns();
-      accounts_.ran(found, ended - started);
+      accounts_.ran(found, own.of(ended - started));
       operators_ns += ended - started;
       accounts_.collect_dead();
       if (call.targets.empty()) return ended;
