@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from dtrrun.core.chain import Settings, parse
 from dtrrun.core.foresight import WatchedStep
+from dtrrun.profiling.costs import costs_of
 
 from .live import predict, watched_steps
 from .log import Instruction, LogError, read_log
@@ -104,7 +105,8 @@ class Judge:
 def search(wanted: Wanted) -> None:
     """Write the best rule so far into the answer, again and again. Raises LogError, OSError."""
     started = perf_counter()
-    judge = Judge(read_log(wanted.log), wanted)
+    log = read_log(wanted.log)
+    judge = Judge(log, wanted)
     present = judge(wanted.present, limit=LIMIT)
     spare = present.status == "ok" and judge.runs_in_less(wanted.present)
     answer: dict[str, Any] = {
@@ -113,6 +115,7 @@ def search(wanted: Wanted) -> None:
         "heuristic": wanted.present,
         "overhead": present.overhead if present.status == "ok" else None,
         "steps": [],
+        "costs": costs_of(log),
     }
     tried = 0
 
