@@ -32,16 +32,17 @@ from .portfolio import find
 from .replay import Outcome
 
 STARTS = (
-    Settings("ancestors", 0.2, 1.0, False).name,
-    "h_dtr_eq",
-    Settings("e_star", 0.2, 1.0, False).name,
-    Settings("ancestors", 0.2, 0.5, False).name,
+    Settings("ancestors", 0.0, 1.0, False).name,
     "size",
+    Settings("ancestors", 0.2, 1.5, False).name,
+    Settings("ancestors", 0.2, 1.0, False).name,
+    "h_next",
+    "h_dtr_eq",
     Settings("e_star", 0.5, 1 / 3).name,
     Settings("e_star", 0.5, 1.5, False).name,
+    Settings("e_star", 0.2, 1.0, False).name,
+    Settings("ancestors", 0.2, 0.5, False).name,
     "h_chain",
-    Settings("ancestors", 0.0, 1.0, False).name,
-    "h_next",
 )
 """In the order of what they win (`docs/design/auto.md`)."""
 LIMIT = 10.0
