@@ -17,6 +17,7 @@
 #include <memory>
 #include <unordered_map>
 
+#include "contention.h"
 #include "device.h"
 #include "first_calls.h"
 #include "heap.h"
@@ -701,6 +702,7 @@ class Door {
     if (call.facts.unversioned)
       for (const at::Tensor& tensor : call.argument(0).toTensorVector()) writes.note(tensor);
     int64_t ended = 0;
+    OwnTime own(signature.calls.number(found) < SETTLED);
     try {
       if (device.is_cpu() && signature.calls.number(found) != 0 && signature.cost.number(found) < BRIEF_NS) {
         call.op.redispatchBoxed(keys & below, call.stack);
@@ -710,7 +712,7 @@ class Door {
       }
       ended = now_ns();
       if (call.unpriced) first_calls_.price(found, call.facts, *call.unpriced, call.op.schema(), *call.stack);
-      accounts_.ran(found, ended - started);
+      accounts_.ran(found, own.of(ended - started));
       operators_ns += ended - started;
       accounts_.collect_dead();
       if (call.facts.updates)

@@ -12,7 +12,7 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,11 @@ def identity(key: tuple[Any, ...]) -> str:
     return hashlib.blake2b(repr(key).encode(), digest_size=6).hexdigest()
 
 
+def costs_from(rows: Mapping[str, Sequence[Any]]) -> Costs:
+    """Raises TypeError, ValueError, IndexError or AttributeError for what is not the rows of such a file."""
+    return {name: (int(row[0]), int(row[1])) for name, row in rows.items()}
+
+
 def read_costs(path: str, device: str, warn: Callable[[str], None]) -> Costs:
     """Read the costs in a file. Returns none, with a warning, if they do not apply here."""
     try:
@@ -41,7 +46,7 @@ def read_costs(path: str, device: str, warn: Callable[[str], None]) -> Costs:
                 f"on {device}: not used"
             )
             return {}
-        return {name: (int(row[0]), int(row[1])) for name, row in found["signatures"].items()}
+        return costs_from(found["signatures"])
     except (
         OSError,
         EOFError,

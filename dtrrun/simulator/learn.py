@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from dtrrun.core.chain import Settings, parse
 from dtrrun.core.foresight import WatchedStep
+from dtrrun.profiling.costs import costs_of
 
 from .live import predict, watched_steps
 from .log import Instruction, LogError, read_log
@@ -31,16 +32,17 @@ from .portfolio import find
 from .replay import Outcome
 
 STARTS = (
-    Settings("ancestors", 0.2, 1.0, False).name,
-    "h_dtr_eq",
-    Settings("e_star", 0.2, 1.0, False).name,
-    Settings("ancestors", 0.2, 0.5, False).name,
+    Settings("ancestors", 0.0, 1.0, False).name,
     "size",
+    Settings("ancestors", 0.2, 1.5, False).name,
+    Settings("ancestors", 0.2, 1.0, False).name,
+    "h_next",
+    "h_dtr_eq",
     Settings("e_star", 0.5, 1 / 3).name,
     Settings("e_star", 0.5, 1.5, False).name,
+    Settings("e_star", 0.2, 1.0, False).name,
+    Settings("ancestors", 0.2, 0.5, False).name,
     "h_chain",
-    Settings("ancestors", 0.0, 1.0, False).name,
-    "h_next",
 )
 """In the order of what they win (`docs/design/auto.md`)."""
 LIMIT = 10.0
@@ -104,7 +106,8 @@ class Judge:
 def search(wanted: Wanted) -> None:
     """Write the best rule so far into the answer, again and again. Raises LogError, OSError."""
     started = perf_counter()
-    judge = Judge(read_log(wanted.log), wanted)
+    log = read_log(wanted.log)
+    judge = Judge(log, wanted)
     present = judge(wanted.present, limit=LIMIT)
     spare = present.status == "ok" and judge.runs_in_less(wanted.present)
     answer: dict[str, Any] = {
@@ -113,6 +116,7 @@ def search(wanted: Wanted) -> None:
         "heuristic": wanted.present,
         "overhead": present.overhead if present.status == "ok" else None,
         "steps": [],
+        "costs": costs_of(log),
     }
     tried = 0
 

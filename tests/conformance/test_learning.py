@@ -13,11 +13,14 @@ from torch import nn
 
 import dtrrun
 from dtrrun.core.heuristics import FIRST
+from dtrrun.profiling.costs import costs_of
 from dtrrun.runtime import session as session_module
 from dtrrun.runtime.observe import learning
 from dtrrun.runtime.observe.learning import kinds_of
 from dtrrun.runtime.observe.remembered import Remembered
 from dtrrun.simulator.learn import Wanted, search
+from dtrrun.simulator.live import watched_steps
+from dtrrun.simulator.log import read_log
 
 pytestmark = pytest.mark.learns
 
@@ -80,6 +83,7 @@ class Answers(learning.Search):
         steps = search_steps(self.log, self._known) if self.left else []
         for answer in self.left:
             answer["steps"] = steps if "next=1" in answer.get("heuristic", "") else []
+            answer["costs"] = costs_of(read_log(self.log))
 
     def answer(self):
         found = self.left.pop(0) if self.left else None
@@ -91,9 +95,6 @@ class Answers(learning.Search):
 
 
 def search_steps(log, known):
-    from dtrrun.simulator.live import watched_steps
-    from dtrrun.simulator.log import read_log
-
     return [step.to_values() for step in watched_steps(read_log(log))[known : 2 * known]]
 
 
@@ -122,7 +123,13 @@ def shares(monkeypatch):
 
 
 def answer(heuristic, overhead, present=1.3, ended=True):
-    return {"heuristic": heuristic, "overhead": overhead, "present_overhead": present, "ended": ended}
+    return {
+        "heuristic": heuristic,
+        "overhead": overhead,
+        "present_overhead": present,
+        "ended": ended,
+        "costs": {},
+    }
 
 
 def test_a_better_rule_takes_over(answers, shares):
@@ -377,6 +384,27 @@ def test_what_was_found_is_remembered_for_this_budget_alone(remembered):
     assert not warnings
 
 
+@pytest.mark.parametrize("way", ["auto", "off"])
+def test_it_goes_on_with_the_costs_by_which_it_was_found(remembered, answers, shares, way):
+    make, _ = remembered
+    shares[BETTER] = 0.1
+    answers(answer(BETTER, 1.1))
+    with dtrrun.budget(BUDGET, heuristic="auto", native=way) as session:
+        session._learning._remembered = make()
+        list(train(STEPS))
+    found = make().read()
+    assert len(found["costs"]) > 10
+    made_up = {name: [10_000_000 + place, row[1]] for place, (name, row) in enumerate(found["costs"].items())}
+    make().write(found | {"costs": made_up})
+    with dtrrun.budget(BUDGET, heuristic="auto", native=way) as session:
+        session._learning._remembered = make()
+        session._learning.install()
+        list(train(STEPS))
+        costs = {one.cost for one in session.slow_path.signatures.all()}
+    used = costs & {cost for cost, _ in made_up.values()}
+    assert len(used) > len(made_up) // 2
+
+
 def test_what_led_to_a_budget_that_is_too_small_is_forgotten(remembered):
     make, _ = remembered
     make().write(answer(BETTER, 1.1) | {"steps": []})
@@ -413,6 +441,8 @@ def test_a_promise_that_is_broken_is_searched_anew_once(remembered, answers, sha
         {"heuristic": "nonsense"},
         {"steps": [{}]},
         {"steps": 3},
+        {"costs": 3},
+        {"costs": {"a": [1]}},
         {"heuristic": None},
     ],
 )
@@ -535,7 +565,7 @@ def test_a_step_of_recomputation_tries_each_other_rule_once():
 
 def test_a_remembered_rule_with_which_a_step_does_not_end_is_forgotten(remembered):
     make, _ = remembered
-    make().write({"heuristic": BETTER, "overhead": 1.5, "steps": []})
+    make().write(answer(BETTER, 1.5) | {"steps": []})
     with dtrrun.budget(BUDGET, heuristic="auto") as session:
         session._learning._remembered = make()
         session._learning.install()

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtrrun.core.graph import HOLE, Operation, Version
 from dtrrun.core.mutation import CHAIN_LIMIT
-from dtrrun.runtime import storage
+from dtrrun.runtime import contention, storage
 from dtrrun.runtime.ambient import DEFAULT_DTYPE
 from dtrrun.runtime.dispatch import lists
 from dtrrun.runtime.dispatch.arguments import (
@@ -176,15 +176,17 @@ class DTRMode(TorchDispatchMode):
                 or (args[0].requires_grad and is_leaf(args[0]))
             ):
                 return slow_path.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
+        calls = signature.calls
+        before = contention.usage() if calls < 8 else None
         started = now_ns()
         try:
             result = operator.call(*args, **kwargs) if kwargs else operator.call(*args)
             ended = now_ns()
             cost = ended - started
-            calls = signature.calls
-            if calls < 8:
-                if cost < signature.cost or not calls:
-                    signature.cost = cost
+            if before is not None:
+                own = contention.own_ns(cost, before)
+                if own < signature.cost or not calls:
+                    signature.cost = own
                 signature.calls = calls + 1
             ledger.clock = clock = clock + signature.cost
             ledger.age += 1

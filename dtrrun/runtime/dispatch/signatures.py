@@ -65,6 +65,10 @@ class Signatures:
             if signature.calls and id(signature) not in known:
                 signature.calls = 1
 
+    def expect(self, costs: Costs) -> None:
+        """Costs that are known from an earlier run. Call it before the program runs."""
+        self._costs = self._costs or costs
+
     @property
     def has_costs(self) -> bool:
         """Return whether there are costs that were known before the program ran."""

@@ -22,7 +22,7 @@ from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Operation, Signature, Version
 from dtrrun.core.locks import Locks
 from dtrrun.core.operator import Output
-from dtrrun.runtime import rng
+from dtrrun.runtime import contention, rng
 from dtrrun.runtime.ambient import DEFAULT_DTYPE, Ambient, State
 from dtrrun.runtime.dispatch.arguments import (
     PLAIN,
@@ -198,6 +198,8 @@ class SlowPath:
                         if not self.others_end():
                             raise
             counted = autograd_versions(call) if operator.unversioned else None
+            timed = self.device is None and call.signature.calls < Signature.SETTLED
+            before = contention.usage() if timed else None
             started = now_ns()
             if self.device is not None:
                 result = self.device.call(call, args, kwargs)
@@ -209,13 +211,14 @@ class SlowPath:
                 result = operator.call(*args, **kwargs)
             ended = now_ns()
             cost = ended - started
+            own = cost if before is None else contention.own_ns(cost, before)
             if counted:
                 count_writes(counted)
             with self.lock:
                 drawn = call.rng is not None and operator.foreign and "threads" in self.reasons.all
                 drawn = drawn and rng.moved(call.rng)
                 call.result = result
-                self._finish(call, args, kwargs, cost)
+                self._finish(call, args, kwargs, own)
                 # On a GPU a signature's first calls are measured, here.
                 ready = self.device is None or call.signature.calls >= Signature.SETTLED
                 self.found = call.signature if call.common and ready else None

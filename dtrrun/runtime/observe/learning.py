@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from dtrrun.core.foresight import WatchedStep
 from dtrrun.core.heuristics import FIRST
+from dtrrun.runtime.costs import costs_from
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.observe.lookahead import KNOWN, Lookahead
 from dtrrun.runtime.observe.recorder import Recorder
@@ -104,6 +105,7 @@ class Learning:
         self._former: float | None = None  # the share before the search
         self._found: dict[str, Any] = {"heuristic": FIRST, "steps": []}  # the present rule
         self._previous = self._found  # that of `_former`
+        self._costs: dict[str, Any] = {}  # of operators, with which the present rule was found
         self._untried = list(OTHERS)
         self._changed_in = 0  # the step within which the rule was changed last
         self._recomputed_before = 0  # ns, in that step until then
@@ -115,9 +117,13 @@ class Learning:
         if found is None:
             return
         try:
+            costs = costs_from(found["costs"])
             self._change(found, "remembered")
-        except (KeyError, IndexError, TypeError, ValueError):
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             return  # it was not written by us, or by another version
+        # What suits a program depends on what its operators seem to cost, and that differs from run to run.
+        self._costs = found["costs"]
+        self._session.slow_path.signatures.expect(costs)
         self._judged = False
         self._promised = found["overhead"] - 1
 
@@ -252,6 +258,8 @@ class Learning:
         if answer is not None and "error" in answer:
             self._cannot(answer["error"])
             return
+        if answer is not None:
+            self._costs = answer["costs"]
         if answer is not None and answer["heuristic"] != self._found["heuristic"]:
             # The figures of one search can be compared, but not with what was measured.
             present = answer["present_overhead"] if self._former is None else self.rule["predicted"]
@@ -302,7 +310,7 @@ class Learning:
                 self._back()
             expected = self.rule["share"]
             if self._remembered is not None:
-                self._remembered.write(self._found | {"overhead": 1 + expected})
+                self._remembered.write(self._found | {"overhead": 1 + expected, "costs": self._costs})
         self._tolerated = BROKEN * expected + 2 * WORTH
 
     def _back(self) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from dtrrun.telemetry.private import open_private
 
-FORMAT = 1
+FORMAT = 2
 MOST = 200
 """Files kept: those used last."""
 UNWRITTEN = "what was learned of this program cannot be kept for the next run ({why})"
@@ -50,7 +50,7 @@ class Remembered:
             return None
         with suppress(OSError):  # the cache may be read-only
             os.utime(self._path)
-        whole = isinstance(found, dict) and {"heuristic", "overhead", "steps"} <= found.keys()
+        whole = isinstance(found, dict) and {"heuristic", "overhead", "steps", "costs"} <= found.keys()
         if not (whole and isinstance(found["overhead"], float) and isinstance(found["heuristic"], str)):
             return None
         return None if ":" in found["heuristic"] else found  # no module of whoever wrote it is imported

@@ -1,0 +1,64 @@
+"""`runtime.contention`: the time in which others have the core is no cost of an operator."""
+
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import dtrrun
+from dtrrun.runtime import contention
+
+SPIN = "print(flush=True)\nwhile True: pass"
+SIZE, TRIES = 700, 5
+
+
+def usage(used, interruptions):
+    return SimpleNamespace(ru_utime=used, ru_stime=used, ru_nivcsw=interruptions)
+
+
+@pytest.mark.parametrize(
+    ("used", "interruptions", "own"), [(1e-6, 1, 2000), (1e-6, 0, 5000), (9e-6, 1, 5000)]
+)
+def test_an_interrupted_call_counts_as_what_it_has_used(monkeypatch, used, interruptions, own):
+    monkeypatch.setattr(contention, "getrusage", lambda _who: usage(used, interruptions))
+    assert contention.own_ns(5000, usage(0.0, 0)) == own
+
+
+@pytest.fixture
+def busy_core():
+    """Others take their turns on the only core that this thread may use."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    others = []
+    try:
+        for _ in range(3):
+            others.append(subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE))
+        for other in others:
+            other.stdout.readline()
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+        for other in others:
+            other.kill()
+            other.communicate()
+
+
+def test_costs_on_a_busy_machine(busy_core):
+    """The first call of an operator, and of one of the same kind that the short cut has seen before."""
+    compared = 0
+    with dtrrun.budget(1 << 30) as session:
+        for more in range(TRIES):
+            x = torch.ones(SIZE + more, SIZE)
+            known = len(session.slow_path.signatures.all())
+            wall, used = time.perf_counter_ns(), time.thread_time_ns()
+            x @ x.t()
+            used, wall = time.thread_time_ns() - used, time.perf_counter_ns() - wall
+            costs = [one.cost for one in session.slow_path.signatures.all()[known:]]
+            if wall > 2 * used:  # it was interrupted for longer than it ran
+                compared += 1
+                assert max(costs) <= 1.2 * used
+    assert compared
