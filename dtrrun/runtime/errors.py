@@ -29,23 +29,25 @@ class BudgetError(torch.OutOfMemoryError):
 
     def __init__(
         self,
-        operator: str,
-        needed_bytes: int,
-        budget_bytes: int,
-        least_budget_bytes: int,
-        pinned: dict[str, int],
+        operator: str = "",
+        needed_bytes: int = 0,
+        budget_bytes: int | None = None,
+        least_budget_bytes: int = 0,
+        pinned: dict[str, int] | None = None,
     ) -> None:
+        """Without figures the first argument is the message: programs make errors of an error's kind so."""
         super().__init__()
-        self.operator = operator
+        told = budget_bytes is None
+        self.operator = "" if told else operator
         self.needed_bytes = needed_bytes
-        self.budget_bytes = budget_bytes
+        self.budget_bytes = budget_bytes or 0
         self.least_budget_bytes = least_budget_bytes
-        self.pinned = pinned
-        self.called, self.called_bytes = operator, 0
+        self.pinned = pinned or {}
+        self.called, self.called_bytes = self.operator, 0
         self.training: dict[str, int | None] | None = None
         self.expected_bytes = 0
-        self.explained = False
-        self.args = (self._text(FOR_A_COMMAND),)
+        self.explained = told
+        self.args = (operator if told else self._text(FOR_A_COMMAND),)
 
     def explain(
         self,

@@ -267,6 +267,8 @@ class Session:
         self._gradients.watch(leaf)
 
     def _met_device(self, kind: str) -> None:
+        if kind == "meta":  # has no memory: PyTorch and libraries make such tensors to know shapes
+            return
         if kind.startswith("cuda:"):
             self.slow_path.reasons.add("several GPUs")  # each has its own thread of the autograd engine
         if kind != "cpu" or self.device.type == "cpu":  # with a GPU session, CPU tensors are expected

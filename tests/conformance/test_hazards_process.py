@@ -286,8 +286,8 @@ def test_compile_with_fullgraph_runs_eagerly_too(capsys):
     assert capsys.readouterr().err.count("torch.compile compiles nothing under dtrrun") == 1
 
 
-def test_tensors_without_memory_take_none():
-    """A large model made on the meta device first, as libraries do."""
+def test_tensors_without_memory_take_none(capsys):
+    """A large model made on the meta device first, as libraries do: nothing that a budget could leave out."""
 
     def program():
         made = [nn.Linear(1 << 15, 1 << 15, device="meta") for _ in range(3)]
@@ -299,6 +299,7 @@ def test_tensors_without_memory_take_none():
     expected = plain(program)
     assert_same(expected, run_inside(program, 400_000)[0], "inside")
     check_stress(program, expected)
+    assert "outside of the budget" not in capsys.readouterr().err
 
 
 def test_tensors_of_another_device_are_said_to_be_outside(capsys):

@@ -220,5 +220,25 @@ def test_it_goes_to_another_process():
     assert (str(again), vars(again)) == (str(error), vars(error))
 
 
+def test_a_program_makes_another_of_its_kind():
+    """From a message alone, as from any error: libraries add to what an error says, and raise it again."""
+    error = too_small(lambda: torch.ones(1000, 1000))
+    again = type(error)(f"{error}\nin the second layer")
+    assert type(again) is dtrrun.BudgetError
+    assert str(again) == f"{error}\nin the second layer"
+    assert vars(again).keys() == vars(error).keys()
+    assert str(pickle.loads(pickle.dumps(again))) == str(again)
+    assert str(dtrrun.BudgetError()) == ""
+
+
+def test_workers_pass_it_on():
+    """Those of `nn.DataParallel` and of data loaders."""
+    wrapper = torch._utils.ExceptionWrapper
+    error = too_small(lambda: torch.ones(1000, 1000))
+    passed = wrapper((type(error), error, error.__traceback__), where="in a worker")
+    with pytest.raises(dtrrun.BudgetError, match=r"(?s)in a worker.*budget of 100 kB is too small"):
+        passed.reraise()
+
+
 def test_its_name_is_the_one_that_a_program_knows():
     assert f"{dtrrun.BudgetError.__module__}.{dtrrun.BudgetError.__qualname__}" == "dtrrun.BudgetError"

@@ -17,11 +17,15 @@ class Network(PyroModule):
         super().__init__()
         self.first = PyroModule[nn.Linear](8, 64)
         self.first.weight = PyroSample(Normal(0.0, 1.0).expand([64, 8]).to_event(2))
-        self.second = PyroModule[nn.Linear](64, 1)
-        self.second.weight = PyroSample(Normal(0.0, 1.0).expand([1, 64]).to_event(2))
+        self.second = PyroModule[nn.Linear](64, 64)
+        self.third = PyroModule[nn.Linear](64, 1)
+        self.third.weight = PyroSample(Normal(0.0, 1.0).expand([1, 64]).to_event(2))
 
     def forward(self, x, y=None):
-        mean = self.second(torch.tanh(self.first(x))).squeeze(-1)
+        hidden = torch.tanh(self.first(x))
+        for _ in range(3):
+            hidden = torch.tanh(self.second(hidden))
+        mean = self.third(hidden).squeeze(-1)
         with pyro.plate("data", len(x)):
             return pyro.sample("y", Normal(mean, 0.1), obs=y)
 

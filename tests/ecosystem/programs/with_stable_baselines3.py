@@ -8,12 +8,12 @@ torch.set_num_threads(1)
 model = PPO(
     "MlpPolicy",
     "CartPole-v1",
-    n_steps=256,
-    batch_size=64,
+    n_steps=1024,
+    batch_size=512,
     n_epochs=2,
     seed=0,
     device="cpu",
-    policy_kwargs={"net_arch": [256, 256]},
+    policy_kwargs={"net_arch": [64, 64, 64, 64]},
 )
-model.learn(512)
+model.learn(2048)
 results.write(model=model.policy, optimizer=model.policy.optimizer)
