@@ -14,7 +14,7 @@
 
 #include "device.h"
 #include "evict.h"
-#include "facts.h"
+#include "operators.h"
 #include "pytorch.h"
 #include "workspace.h"
 
@@ -79,13 +79,11 @@ inline bool forgives(PyObject* mode, PyObject* operator_, PyObject* rng = nullpt
 
 class Replays {
  public:
-  using FactsByOperator = std::unordered_map<const void*, Facts>;
-
   Replays(PyObject* mode, PyObject* dtr, PyObject* classes, Accounts& accounts, Evictions& evictions, Ambient& ambient,
-          const Workspaces& workspaces, FactsByOperator& facts, const Device& device)
+          const Workspaces& workspaces, Operators& operators, const Device& device)
       : mode_(Ref::copy(mode)), device_(device), rematerializer_(attribute(dtr, "rematerializer")),
         tallies_(attribute(rematerializer_.get(), "by_operator")), workspaces_(workspaces), accounts_(accounts),
-        evictions_(evictions), ambient_(ambient), facts_(facts),
+        evictions_(evictions), ambient_(ambient), operators_(operators),
         operators_ns_(type_of(classes, "Rematerializer"), "operators_ns"),
         count_(type_of(classes, "Rematerializer"), "rematerializations"),
         nbytes_(type_of(classes, "Rematerializer"), "rematerialized_bytes") {}
@@ -106,9 +104,9 @@ class Replays {
     const Recipe& recipe = *operation.recipe(maker);
     if (recipe.rng || !operation.tensors.is_none(maker)) return false;
     Items inputs = operation.inputs(maker);
-    auto known = facts_.find(&recipe.handle.schema());
-    if (known == facts_.end() || known->second.func.get() != recipe.func.get()) return false;
-    Facts& facts = known->second;
+    Facts* known = operators_.find(recipe.handle);
+    if (known == nullptr || known->func.get() != recipe.func.get()) return false;
+    Facts& facts = *known;
     PyObject* found = operation.signature.get(maker);
     auto geometries = geometries_of(found);
     auto count = static_cast<size_t>(inputs.size());
@@ -330,7 +328,7 @@ class Replays {
   Accounts& accounts_;
   Evictions& evictions_;
   Ambient& ambient_;
-  FactsByOperator& facts_;
+  Operators& operators_;
   OperationFields operation;
   VersionFields version;
   SignatureFields signature;

@@ -1,46 +1,19 @@
-"""Costs of operators, from the log of a plain run, for predictions and later runs."""
+"""The file of costs of operators that a plain run leaves to later ones."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from dtrrun.simulator.log import START, Annotate, Call, Instruction, LogError, Mutate
+from dtrrun.simulator.costs import Costs
+from dtrrun.simulator.log import START, Annotate, Instruction, LogError
 from dtrrun.telemetry.private import open_private
 
 FORMAT = 1
 """Format of the file, which `dtrrun.runtime.costs` describes and reads."""
-
-Costs = dict[str, tuple[int, int]]
-"""By a signature's identity: ns, and bytes that it allocates."""
-
-
-def costs_of(log: Iterable[Instruction]) -> Costs:
-    """Return what the run knew of each signature at its end."""
-    found: Costs = {}
-    for one in log:
-        if isinstance(one, (Call, Mutate)) and one.facts and "signature" in one.facts:
-            found[one.facts["signature"]] = (
-                one.cost,
-                int(one.facts["again" if "again" in one.facts else "bytes"]),
-            )
-    return found
-
-
-def settled(log: Sequence[Instruction], costs: Costs) -> list[Instruction]:
-    """Return the log as if the run had known these costs from the beginning."""
-    return [_settled(one, costs) for one in log]
-
-
-def _settled(one: Instruction, costs: Costs) -> Instruction:
-    if not (isinstance(one, (Call, Mutate)) and one.facts and one.facts.get("signature") in costs):
-        return one
-    cost, nbytes = costs[one.facts["signature"]]
-    facts = {name: value for name, value in one.facts.items() if name != "again"} | {"bytes": nbytes}
-    return one._replace(cost=cost, facts=facts)
 
 
 def write_costs(path: Path, log: Sequence[Instruction], costs: Costs) -> None:

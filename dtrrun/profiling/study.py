@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dtrrun.profiling.costs import costs_of, settled, write_costs
+from dtrrun.profiling.costs import write_costs
 from dtrrun.profiling.curve import Curve, Point
 from dtrrun.profiling.forecast import Model, scale_of
 from dtrrun.profiling.knee import knee, within
@@ -16,6 +16,7 @@ from dtrrun.profiling.room import budget_for
 from dtrrun.profiling.search import certified, find_minimum, least
 from dtrrun.profiling.trial import OK, THRASH, Trial, run_trial
 from dtrrun.settings import RuntimeSettings
+from dtrrun.simulator.costs import costs_of, settled
 from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import read_log
 

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 from dtrrun.core.chain import Settings, parse
 from dtrrun.core.foresight import WatchedStep
-from dtrrun.profiling.costs import costs_of
 
+from .costs import costs_of
 from .live import predict, watched_steps
 from .log import Instruction, LogError, read_log
 from .portfolio import find

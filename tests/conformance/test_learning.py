@@ -13,11 +13,11 @@ from torch import nn
 
 import dtrrun
 from dtrrun.core.heuristics import FIRST
-from dtrrun.profiling.costs import costs_of
 from dtrrun.runtime import session as session_module
 from dtrrun.runtime.observe import learning
 from dtrrun.runtime.observe.learning import kinds_of
 from dtrrun.runtime.observe.remembered import Remembered
+from dtrrun.simulator.costs import costs_of
 from dtrrun.simulator.learn import Wanted, search
 from dtrrun.simulator.live import watched_steps
 from dtrrun.simulator.log import read_log

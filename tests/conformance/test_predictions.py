@@ -14,7 +14,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import dtrrun
 from dtrrun.core.heuristics import FIRST
-from dtrrun.profiling.costs import costs_of, settled, write_costs
+from dtrrun.profiling.costs import write_costs
+from dtrrun.simulator.costs import costs_of, settled
 from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import read_log
 

@@ -1,4 +1,4 @@
-"""dtrrun.profiling.costs, and how dtrrun.runtime.costs reads them"""
+"""dtrrun.simulator.costs and dtrrun.profiling.costs, and how dtrrun.runtime.costs reads them"""
 
 import gzip
 import json
@@ -7,8 +7,9 @@ import stat
 import pytest
 import torch
 
-from dtrrun.profiling.costs import costs_of, settled, write_costs
+from dtrrun.profiling.costs import write_costs
 from dtrrun.runtime.costs import identity, read_costs
+from dtrrun.simulator.costs import costs_of, settled
 from dtrrun.simulator.log import START, Annotate, Call, LogError, Mutate, Release
 
 HEAD = Annotate(START, {"torch": torch.__version__, "device": "cpu"})

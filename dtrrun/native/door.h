@@ -1,0 +1,815 @@
+// One session's door, through which its operators come: the fast path of most of them, and the way to Python for the rest.
+//
+// `Door::fast` does for plain operators, views and in-place operators what `dtrrun/runtime/dispatch/mode.py`
+// does, on the native nodes of the same graph, and must always have the same effect. Everything else goes to Python, whole.
+#pragma once
+
+#include <memory>
+
+#include "contention.h"
+#include "device.h"
+#include "first_calls.h"
+#include "history.h"
+#include "lists.h"
+#include "operators.h"
+#include "pytorch.h"
+#include "ready.h"
+#include "signatures.h"
+
+namespace dtrrun {
+
+using c10::OperatorHandle;
+
+// An operator that Python handles, for `proceed`: the innermost one of this thread.
+struct Underway {
+  const OperatorHandle* op;
+  DispatchKeySet keys;
+  const IValue* values;
+  size_t count;
+  c10::impl::LocalDispatchKeySet program;  // as the operator would find it without us
+  Stack results;                           // once `proceed` has run the kernel
+  bool done;
+  Underway* outer;
+};
+inline thread_local Underway* underway = nullptr;
+
+// One session. Everything here is done with the GIL.
+class Door {
+ public:
+  Door(PyObject* mode, PyObject* handle, PyObject* classes, int64_t chain_limit, const char* device)
+      : device(device), mode_(Ref::copy(mode)), handle_(Ref::copy(handle)), slow_path_(attribute(mode, "slow_path")),
+        ledger_(attribute(slow_path_.get(), "ledger")),
+        dtr_(attribute(slow_path_.get(), "dtr")), recipes_(attribute(dtr_.get(), "recipes")),
+        reasons_(attribute(slow_path_.get(), "reasons")),
+        kernels_(attribute(slow_path_.get(), "kernels")), operators_(mode),
+        ambient_(attribute(attribute(slow_path_.get(), "ambient").get(), "readers").get(), this->device.is_cpu()),
+        accounts_(ledger_.get(), classes, as_number(attribute(mode, "mask").get())),
+        evictions_(dtr_.get(), classes, accounts_), workspaces_(mode, accounts_, this->device),
+        replays_(mode, dtr_.get(), classes, accounts_, evictions_, ambient_, workspaces_, operators_, this->device),
+        rematerializations_(slow_path_.get(), dtr_.get(), classes, accounts_, evictions_, replays_, this->device,
+                            above | DispatchKeySet(KEY)),
+        readiness_(slow_path_.get(), accounts_, evictions_, rematerializations_, replays_, workspaces_),
+        dependents_(recipes_.get(), accounts_), lists_(mode, accounts_, dependents_),
+        first_calls_(mode, attribute(slow_path_.get(), "signatures").get(), accounts_),
+        any_reason_(type_of(classes, "Reasons"), "any"),
+        home_(type_of(classes, "SlowPath"), "home"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
+        found_(type_of(classes, "SlowPath"), "found"),
+        chain_limit_(chain_limit) {
+    sticky_ = attribute(mode, "sticky");
+    uninitialised_ = checked(PyUnicode_InternFromString("uninitialised"));
+    gradient_ = checked(PyUnicode_InternFromString("gradient"));
+    parameter_ = checked(PyUnicode_InternFromString("parameter"));
+    updated_ = checked(PyUnicode_InternFromString("updated in place"));
+    running_ = checked(PyUnicode_InternFromString("running statistics"));
+  }
+
+  void handle(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, int64_t entered) {
+    if (!device.is_cpu() && !is_used_by(op, *stack)) {
+      Off off;
+      Gil::Released released(gil);
+      op.redispatchBoxed(keys & below, stack);
+      return;
+    }
+    Facts& facts = operators_.of(op);
+    if (facts.composite) {
+      take_apart(facts, op, keys, stack, gil);
+      return;
+    }
+    Off off;
+    if (facts.way == Facts::Way::NO_TENSORS) {  // the profiler's marks, in every step of an optimizer
+      facts.native_calls++;
+      Gil::Released released(gil);
+      op.redispatchBoxed(keys & below, stack);
+      return;
+    }
+    Visit visit(*this);
+    if (facts.way != Facts::Way::PYTHON && may_be_fast()) {
+      if (natively(facts, op, keys, stack, gil, entered)) return;
+      bool learns = facts.way != Facts::Way::VIEW;
+      in_python(facts, op, keys, stack, learns);
+      return;
+    }
+    in_python(facts, op, keys, stack, /*learns=*/false);
+  }
+
+  void forget() {
+    signatures_.clear();
+    replays_.forget();
+  }
+
+  // The signature that calls like the one in Python have here, or null. The slow path has met its tensors.
+  Ref known_signature(const Underway& underway) {
+    Stack values(underway.values, underway.values + underway.count);
+    Call call{operators_.of(*underway.op), *underway.op, &values};
+    return Ref::copy(describe(call) ? signatures_.find(key_) : nullptr);
+  }
+
+  bool materialize(PyObject* targets) { return rematerializations_.run_for_python(targets); }
+
+  // Whether it now fits; nothing if that is for Python.
+  std::optional<bool> evict_to(int64_t most) {
+    if (evictions_.observed()) return std::nullopt;
+    return evictions_.evict_to(most);
+  }
+
+  Ref carried(int64_t cut_age) const { return dtrrun::carried(accounts_.versions(), cut_age); }
+  Ref mutated(int64_t age, PyObject* trusted) const { return dtrrun::mutated(accounts_, age, trusted); }
+
+  // `Access.pin`, for a gradient that is in memory. Returns false if that is for Python.
+  bool pin_gradient(const at::Tensor& gradient) {
+    Off off;
+    Visit visit(*this);
+    if (!plain(gradient) || !is_plain_kind(gradient) || !may_be_fast() || evictions_.observed()) return false;
+    if (inside_ != 0) return false;  // a kernel has begun a backward pass of its own
+    Inside inside(*this);
+    accounts_.collect_dead();
+    PyObject* found = accounts_.version_of(gradient);
+    if (found == nullptr || !version.resident.is_true(found) || !version.needed_by.is_none(found)) return false;
+    dependents_.make_constant(found, gradient_.get());
+    version.last_access.set_number(found, accounts_.number(ledger.clock));
+    version.pin.set(found, gradient_.get());
+    return true;
+  }
+
+  Ref calls(int64_t Facts::*counter) const { return operators_.calls(counter); }
+
+  // Whether a thread other than this one is on the fast path.
+  bool is_inside() const { return inside_ != 0 && inside_ != PyThread_get_thread_ident(); }
+
+  Device device;
+  int64_t operators_ns = 0, bookkeeping_ns = 0;
+
+ private:
+  // While a thread's operator is here. On a GPU, threads of autograd's come and go, and usually one waits for another.
+  // If two bring operators at once, both go to Python from then on: there, locks keep them apart.
+  class Visit {
+   public:
+    explicit Visit(Door& door) : door_(door), own_(PyThread_get_thread_ident()) {
+      if (door.device.is_cpu()) return;
+      bool others = std::any_of(door.visitors_.begin(), door.visitors_.end(), [&](auto one) { return one != own_; });
+      if (others && !door.any_reason_.is_true(door.reasons_.get()))
+        checked(PyObject_CallMethod(door.mode_.get(), "overlap", nullptr));
+      door.visitors_.push_back(own_);
+    }
+    ~Visit() {
+      auto& all = door_.visitors_;
+      if (auto own = std::find(all.rbegin(), all.rend(), own_); own != all.rend()) all.erase(std::next(own).base());
+    }
+    Visit(const Visit&) = delete;
+
+   private:
+    Door& door_;
+    unsigned long own_;
+  };
+
+  // While a thread is on the fast path, where nothing is locked.
+  class Inside {
+   public:
+    explicit Inside(Door& door) : door_(door) { door.inside_ = PyThread_get_thread_ident(); }
+    ~Inside() { door_.inside_ = 0; }
+    Inside(const Inside&) = delete;
+
+   private:
+    Door& door_;
+  };
+
+  // Returns false if that is for Python.
+  bool natively(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
+                int64_t entered) {
+    Inside inside(*this);
+    if (facts.way == Facts::Way::VIEW) return view(facts, op, keys, stack, entered);
+    if (facts.way != Facts::Way::LISTS) return fast(facts, op, keys, stack, gil, entered);
+    return update_lists(facts, op, keys, stack, gil, entered) ||
+           (facts.recorded && lists_.recomputable && fast(facts, op, keys, stack, gil, entered));
+  }
+
+  // -- an operator in Python -----------------------------------------------------------------------
+
+  void in_python(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, bool learns) {
+    facts.python_calls++;
+    Stack made;
+    size_t count = op.schema().arguments().size();
+    const IValue* values = stack->data() + (stack->size() - count);
+    auto [args, kwargs] = to_arguments(op.schema(), values, PyTuple_New, [&](size_t place) {
+      return to_python(values[place], (*facts.enumerations)[place]);
+    });
+    Ref result;
+    {
+      Underway call{&op, keys, values, count, c10::impl::tls_local_dispatch_key_set(), {}, false, underway};
+      underway = &call;
+      struct Ends {
+        ~Ends() { underway = underway->outer; }
+      } ends;
+      c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
+      PyObject* given[] = {facts.func.get(), args.get(), kwargs ? kwargs.get() : Py_None};
+      result = checked(PyObject_Vectorcall(handle_.get(), given, 3, nullptr));
+      made = std::move(call.results);
+      if (!call.done) push_results(op.schema(), result.get(), &made);
+    }
+    if (learns && missed_.size() != 0 && !any_reason_.is_true(reasons_.get())) {
+      if (!found_.is_none(slow_path_.get())) {
+        signatures_.add(missed_, found_.get(slow_path_.get()));
+        first_calls_.learn(facts, values, count, made);
+      }
+    }
+    torch::jit::drop(*stack, count);
+    for (IValue& value : made) stack->push_back(std::move(value));
+  }
+
+  // In inference mode composites arrive whole: their parts come to us.
+  void take_apart(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil) {
+    PyObject* kernel = PyDict_GetItemWithError(kernels_.get(), facts.func.get());  // hashes it in Python
+    if (kernel == nullptr && PyErr_Occurred()) raise();
+    if (kernel == nullptr) {
+      Gil::Released released(gil);
+      op.redispatchBoxed(keys & below, stack);
+      return;
+    }
+    size_t count = op.schema().arguments().size();
+    const IValue* values = stack->data() + (stack->size() - count);
+    auto [args, kwargs] = to_arguments(op.schema(), values, PyTuple_New, [&](size_t place) {
+      return to_python(values[place], (*facts.enumerations)[place]);
+    });
+    Ref result = checked(PyObject_Call(kernel, args.get(), kwargs.get()));
+    torch::jit::drop(*stack, count);
+    push_results(op.schema(), result.get(), stack);
+  }
+
+  bool is_used_by(const OperatorHandle& op, const Stack& stack) const {
+    size_t count = op.schema().arguments().size();
+    return device.is_used_by(stack.data() + (stack.size() - count), count);
+  }
+
+  bool may_be_fast() {
+    if (device.is_cpu()) return !any_reason_.is_true(reasons_.get()) && is_home();
+    if (!(device.is_bound() && device.on_main_stream()) || any_reason_.is_true(reasons_.get())) return false;
+    if (is_home()) return true;
+    // On a GPU, backward passes run in a thread of autograd's, which is as good as the one that waits for it.
+    thread_local std::weak_ptr<int> admitted;
+    if (admitted.lock() != ticket_) {
+      checked(PyObject_CallMethod(mode_.get(), "join", nullptr));
+      admitted = ticket_;
+    }
+    return !any_reason_.is_true(reasons_.get());
+  }
+  bool is_home() {
+    PyObject* home = home_.get(slow_path_.get());
+    return home != Py_None && PyLong_AsUnsignedLong(home) == PyThread_get_thread_ident();
+  }
+
+  // -- views -----------------------------------------------------------------------------------------
+
+  bool view(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, int64_t entered) {
+    accounts_.collect_dead();
+    const IValue& first = (*stack)[stack->size() - op.schema().arguments().size()];
+    if (!first.isTensor() || !plain(first.toTensor())) return false;
+    PyObject* found = known_or_adopted(first.toTensor());
+    if (found == nullptr || !(version.resident.is_true(found) || facts.untouching)) return false;
+    version.last_access.set_number(found, accounts_.number(ledger.clock));
+    int64_t started = now_ns();
+    op.redispatchBoxed(keys & below, stack);  // too short to give up the GIL for
+    int64_t ended = now_ns();
+    accounts_.add(ledger.age, 1);
+    operators_ns += ended - started;
+    bookkeeping_ns += started - entered;
+    facts.native_calls++;
+    return true;
+  }
+
+  // -- lists -----------------------------------------------------------------------------------------
+
+  bool update_lists(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
+                    int64_t entered) {
+    const IValue* values = stack->data() + (stack->size() - op.schema().arguments().size());
+    missed_.clear();
+    if (!lists_.prepare(facts, op.schema(), values)) return false;
+    int64_t started = now_ns(), ended = 0;
+    try {
+      {
+        Gil::Released released(gil);
+        op.redispatchBoxed(keys & below, stack);
+      }
+      ended = now_ns();
+      lists_.finish(ended - started);
+    } catch (...) {
+      lists_.fail();
+      if (!device.is_cpu()) forgives(mode_.get(), nullptr);
+      throw;
+    }
+    operators_ns += ended - started;
+    bookkeeping_ns += started - entered;
+    facts.native_calls++;
+    tick_after(ended);
+    return true;
+  }
+
+  void tick_after(int64_t now) {
+    if (now <= next_look_) return;
+    next_look_ = now + 5'000'000;
+    if (now > next_tick_.number(slow_path_.get())) checked(PyObject_CallMethod(slow_path_.get(), "tick", nullptr));
+  }
+
+  // The version of a tensor's storage, entered as a constant if it is new: borrowed, or null if that is for Python.
+  PyObject* known_or_adopted(const at::Tensor& tensor) {
+    if (PyObject* known = accounts_.version_of(tensor)) return known;
+    if (!tensor.unsafeGetTensorImpl()->has_storage() || !is_plain_kind(tensor) || tensor.requires_grad() ||
+        tensor.is_conj() || tensor.is_neg())
+      return nullptr;
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
+    Ref object = to_python(shown(tensor), Enumeration::NONE);
+    checked(PyObject_CallMethod(slow_path_.get(), "version_of", "O", object.get()));
+    bool fits = accounts_.number(ledger.resident_bytes) <= accounts_.number(ledger.limit);
+    return fits ? accounts_.version_of(tensor) : nullptr;  // Python raises the error
+  }
+
+  static bool plain(const at::Tensor& tensor) {
+    return tensor.defined() && !has_python_key(tensor);
+  }
+
+  // -- the fast path ---------------------------------------------------------------------------------
+
+  static IValue number_in(const at::Tensor& tensor) {
+    switch (tensor.scalar_type()) {
+      case at::kLong:
+        return *tensor.const_data_ptr<int64_t>();
+      case at::kBool:
+        return *tensor.const_data_ptr<bool>();
+      case at::kDouble:
+        return *tensor.const_data_ptr<double>();
+      default:
+        return IValue(c10::complex<double>());
+    }
+  }
+
+  // A call on the fast path.
+  struct Call {
+    Facts& facts;
+    const OperatorHandle& op;
+    Stack* stack;
+    size_t count = op.schema().arguments().size(), first = stack->size() - count;  // of its arguments
+    int64_t clock = 0;                               // when it came
+    c10::SmallVector<Ref, 6> inputs;                 // the versions of its tensors; afterwards the recipe's
+    bool whole = true;                               // whether these are resident
+    bool excludes = false;                           // it updates running statistics, which a replay leaves out
+    c10::SmallVector<int, 8> holes = c10::SmallVector<int, 8>(count, VALUE);  // as in `Recipe`
+    c10::SmallVector<std::pair<size_t, IValue>, 1> gaps;  // which items of a list of tensors there are
+    Ref signature, state;
+    c10::SmallVector<Ref, 2> statistics;  // the versions of running statistics, which are not among the inputs
+    bool settles = false;                 // what it writes to is a constant from now on
+    std::vector<PyObject*> targets;  // the versions that it writes to
+    Py_ssize_t hole = -1;            // the place of the first of them among the inputs
+    bool overwrites = false;         // all of it, without reading it
+    Ref maker;                       // its recipe, if it will have one
+    Ref target;                      // what it overwrites, and so does not read
+    Ref rng;                         // the state of the generator that it draws from
+    std::optional<FirstCalls::Unpriced> unpriced;  // until it has run
+
+    const IValue& argument(size_t place) const { return (*stack)[first + place]; }
+  };
+
+  bool fast(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
+            int64_t entered) {
+    missed_.clear();
+    accounts_.collect_dead();
+    Call call{facts, op, stack};
+    call.clock = accounts_.number(ledger.clock);
+    if (!describe(call)) return false;
+    // The table may be cleared while the operator runs.
+    call.signature = Ref::copy(signatures_.find(key_));
+    bool is_first = !call.signature;
+    if (is_first) {
+      std::swap(missed_, key_);
+      call.signature = first_calls_.signature_of(facts, op, stack->data() + call.first, call.inputs, call.statistics);
+      if (!call.signature) return false;
+      call.unpriced = first_calls_.unpriced(facts, op, stack->data() + call.first, call.inputs, call.statistics);
+    }
+    PyObject* found = call.signature.get();
+    call.state = Ref::copy(ambient_.read(facts.family.get(), facts.state, facts.general));
+    if (facts.way == Facts::Way::WRITES && !prepare_write(call)) return false;
+    if (facts.updates && !prepare_statistics(call)) return false;
+    entered += make_ready(call);
+    if (facts.updates && !are_free(call.statistics)) return false;
+    if (facts.way == Facts::Way::WRITES && !find_target(call)) return false;
+    if (facts.way == Facts::Way::LISTS && !find_targets(call)) return false;
+    if (!record(call)) return false;
+    Stack arguments;  // the kernel takes those on the stack
+    if (!device.is_cpu()) arguments.assign(stack->begin() + call.first, stack->end());
+    int64_t started = now_ns();
+    int64_t ended = run(call, keys, gil, started);
+    if (ended == 0) {  // out of memory
+      stack->resize(call.first);
+      stack->insert(stack->end(), arguments.begin(), arguments.end());
+      return false;
+    }
+    if (call.targets.empty() || facts.makes_tensors) enter(call, found);
+    if (accounts_.number(ledger.resident_bytes) > accounts_.number(ledger.limit)) {
+      c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
+      Ref result = results(op.schema(), *stack);
+      checked(PyObject_CallMethod(slow_path_.get(), "shrink", "OO", facts.operator_.get(), result.get()));
+    }
+    if (is_first) {
+      first_calls_.made(found);
+      signatures_.add(missed_, found);
+    }
+    int64_t left = now_ns();
+    bookkeeping_ns += started - entered + left - ended;
+    facts.native_calls++;
+    tick_after(left);
+    return true;
+  }
+
+  // Finds the versions of a call's tensors, and makes the key of its signature. Returns false if it is not for the
+  // fast path.
+  bool describe(Call& call) {
+    const Facts& facts = call.facts;
+    const auto& arguments = call.op.schema().arguments();
+    auto has = [&](int place) { return call.argument(place).isTensor() && call.argument(place).toTensor().defined(); };
+    call.excludes = facts.statistics[0] >= 0 && (has(facts.statistics[0]) || has(facts.statistics[1])) &&
+                    (facts.trains < 0 || call.argument(facts.trains) == IValue(true));
+    key_.clear();
+    offsets_matter_ = facts.makes_tensors || facts.way == Facts::Way::WRITES;  // for a recipe
+    key_.add(reinterpret_cast<uint64_t>(&facts));
+    for (size_t place = 0; place < call.count; place++) {
+      const IValue& value = call.argument(place);
+      bool holds_tensors = value.isTensorList() || value.isOptionalTensorList();
+      if (holds_tensors && arguments[place].kwarg_only()) return false;
+      if (value.isTensor()) {
+        if (!describe(call, place, value.toTensor(), arguments[place].kwarg_only())) return false;
+      } else if (value.isTensorList()) {
+        auto tensors = value.toTensorVector();
+        key_.add_list(tensors.size());
+        if (place == facts.written) call.hole = static_cast<Py_ssize_t>(call.inputs.size());
+        for (const at::Tensor& tensor : tensors)
+          if (!read(call, tensor)) return false;
+        call.holes[place] = static_cast<int>(tensors.size());
+      } else if (value.isOptionalTensorList()) {  // indices
+        c10::List<bool> given;
+        for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+          given.push_back(tensor.has_value() && tensor->defined());
+          if (given.get(given.size() - 1) && !read(call, *tensor)) return false;
+        }
+        key_.add(IValue(given));
+        call.holes[place] = static_cast<int>(given.size());
+        call.gaps.emplace_back(place, std::move(given));
+      } else if (facts.sized_by_numbers && value.isDouble()) {
+        key_.add_size(value.toDouble());
+      } else if (!key_.add(value) || (value.isDevice() && !device.is_meant_by(value.toDevice()))) {
+        return false;
+      }
+    }
+    key_.add(static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())) |
+             static_cast<uint64_t>(facts.opaque && c10::GradMode::is_enabled()) << 8);
+    return true;
+  }
+  bool describe(Call& call, size_t place, const at::Tensor& tensor, bool kwarg_only) {
+    const Facts& facts = call.facts;
+    auto is_place = [&](int other) { return static_cast<int>(place) == other; };
+    if (!tensor.defined()) {
+      key_.add(IValue());
+    } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {  // a number of the program's, for Python too
+      if (!tensor.device().is_cpu()) return false;
+      key_.add(number_in(tensor));
+    } else if (kwarg_only) {
+      return false;
+    } else if (call.excludes && (is_place(facts.statistics[0]) || is_place(facts.statistics[1]))) {
+      PyObject* found = plain(tensor) ? accounts_.version_of(tensor) : nullptr;
+      if (found == nullptr || version.escaped.is_true(found) || !version.resident.is_true(found)) return false;
+      if (!call.statistics.empty() && call.statistics[0].get() == found) return false;  // both in one storage
+      key_.add(tensor);
+      call.holes[place] = STATISTICS;
+      call.statistics.push_back(Ref::copy(found));
+    } else {
+      if (place == facts.written) call.hole = static_cast<Py_ssize_t>(call.inputs.size());
+      if (!read(call, tensor)) return false;
+      call.holes[place] = TENSOR;
+    }
+    return true;
+  }
+  bool read(Call& call, const at::Tensor& tensor) {
+    if (!plain(tensor) || !device.has(tensor.device())) return false;
+    PyObject* found = known_or_adopted(tensor);
+    if (found == nullptr || version.escaped.is_true(found)) return false;
+    call.whole = call.whole && version.resident.is_true(found);
+    version.last_access.set_number(found, call.clock);
+    key_.add(tensor, offsets_matter_);
+    call.inputs.push_back(Ref::copy(found));
+    return true;
+  }
+
+  // Brings the inputs back, and makes room. Returns the time in ns that is accounted for elsewhere.
+  int64_t make_ready(const Call& call) {
+    PyObject* found = call.signature.get();
+    if (call.whole && readiness_.is_ready(found)) return 0;
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
+    return readiness_.make_ready(call.inputs, call.whole, found);
+  }
+
+  // `Mutation.prepare_writes`, before room is made: a leaf, or state that persists over steps, is a constant from now on,
+  // and what depends on a constant is rescued. Returns false if that is for Python.
+  bool prepare_write(Call& call) {
+    if (call.hole < 0) return false;
+    PyObject* target = call.inputs[call.hole].get();
+    bool leaf = is_leaf(call.argument(call.facts.written).toTensor());
+    if (leaf && version.pin.is_none(target)) return false;  // Python meets it
+    if (!version.operation.is_none(target) && (leaf || !is_recent(target))) {
+      if (!call.whole) return false;
+      dependents_.make_constant(target, updated_.get());
+      call.settles = true;
+    }
+    if (leaf) version.pin.set(target, parameter_.get());
+    if (!version.operation.is_none(target) || version.needed_by.is_none(target)) return true;
+    return call.whole && dependents_.rescue(target);
+  }
+  // The same for running statistics, as in `Operators.admit`.
+  bool prepare_statistics(const Call& call) {
+    for (const Ref& one : call.statistics) {
+      if (!call.whole && !is_free(one.get())) return false;
+      dependents_.make_constant(one.get(), running_.get());
+      if (!dependents_.rescue(one.get())) return false;
+    }
+    return true;
+  }
+  // Whether nothing has come to depend on these since, for which room was made.
+  bool are_free(const c10::SmallVector<Ref, 2>& statistics) const {
+    return std::all_of(statistics.begin(), statistics.end(), [&](const Ref& one) { return is_free(one.get()); });
+  }
+  bool is_free(PyObject* constant) const {
+    return version.operation.is_none(constant) && version.needed_by.is_none(constant);
+  }
+
+  // Finds the version that an in-place operator writes to. Returns false if that is not for the fast path.
+  bool find_target(Call& call) {
+    PyObject* target = call.inputs[call.hole].get();
+    const at::Tensor& tensor = call.argument(call.facts.written).toTensor();
+    if (call.facts.makes_tensors && version.operation.is_none(target)) return false;
+    call.targets.push_back(target);
+    call.overwrites = call.facts.overwrites && !call.settles;
+    if (call.overwrites && !may_overwrite(tensor, call)) {
+      bool whole_storage = tensor.nbytes() == tensor.storage().nbytes();
+      if (!version.operation.is_none(target) || (whole_storage && !is_sticky(target))) return false;
+      call.overwrites = false;  // a part of a constant, or one that stays a constant: without a recipe
+    }
+    if (version.operation.is_none(target)) return version.needed_by.is_none(target);
+    return may_be_recorded(target, tensor);
+  }
+  // The same for one that writes to a list of them, which all can be recomputed.
+  bool find_targets(Call& call) {
+    auto tensors = call.argument(0).toTensorVector();
+    for (size_t i = 0; i < tensors.size(); i++) {
+      PyObject* target = call.inputs[i].get();
+      if (version.operation.is_none(target) || !may_be_recorded(target, tensors[i])) return false;
+      call.targets.push_back(target);
+    }
+    return std::unordered_set(call.targets.begin(), call.targets.end()).size() == tensors.size();
+  }
+  // Whether what can be recomputed may still be, once it has been written to.
+  bool may_be_recorded(PyObject* target, const at::Tensor& tensor) const { return is_recent(target) && !is_leaf(tensor); }
+  // Whether its history is worth keeping.
+  bool is_recent(PyObject* target) const {
+    return version.age.number(target) >= accounts_.number(ledger.step_age) && version.mutations.number(target) < chain_limit_;
+  }
+
+  // Takes down the call's recipe, if it can have one. Returns false if that is not for the fast path.
+  bool record(Call& call) {
+    const Facts& facts = call.facts;
+    PyObject *found = call.signature.get(), *func = facts.func.get();
+    if (call.excludes) {
+      func = facts.replay.get();
+      found = replayed_as(found);
+      if (found == nullptr) return false;
+    }
+    if (facts.random && (has_recipe(call) || !device.is_cpu())) {  // a GPU may find no memory, and draw again
+      int64_t drawn = signature.output_bytes.number(call.signature.get());
+      for (PyObject* target : call.targets) drawn += version.nbytes.number(target);
+      call.rng = checked(PyObject_CallMethod(mode_.get(), "capture", "L", static_cast<long long>(drawn)));
+    }
+    if (!has_recipe(call)) return true;
+    Ref tensors;
+    size_t first_read = 0;
+    if (call.overwrites) {
+      tensors = checked(PyObject_CallMethod(mode_.get(), "overwriting", "(O)", as_tuple(call.inputs).get()));
+      call.target = std::move(call.inputs[0]);
+      first_read = 1;
+    }
+    call.maker = blank_operation((call.inputs.size() - first_read) * sizeof(PyObject*) + Recipe::nbytes(call.count));
+    OperationObject* maker = as_operation(call.maker.get());
+    maker->signature = Ref::copy(found).release();
+    maker->tensors = tensors.release();
+    for (size_t i = first_read; i < call.inputs.size(); i++) maker->reads()[maker->count++] = call.inputs[i].release();
+    call.inputs.clear();
+    auto* place_behind = maker->reads() + maker->count;
+    auto* recipe = new (place_behind) Recipe(call.op, facts.enumerations, func, call.state.get(), call.count);
+    maker->has_recipe = true;
+    for (size_t place = 0; place < call.count; place++) {
+      if (call.holes[place] == VALUE) recipe->values()[place] = call.argument(place);
+      recipe->holes()[place] = call.holes[place] == STATISTICS ? VALUE : call.holes[place];
+    }
+    for (auto& [place, given] : call.gaps) recipe->values()[place] = std::move(given);
+    recipe->rng = Ref::copy(call.rng.get());
+    return true;
+  }
+
+  // Whether what the call makes, or writes to, can be computed again.
+  bool has_recipe(const Call& call) const {
+    return call.targets.empty() || call.overwrites || !version.operation.is_none(call.targets[0]);
+  }
+
+  // Runs the kernel, and makes the versions of what it has written to. Returns the time when the kernel ended, or 0 if
+  // it did not begin for want of a GPU's memory: then Python will run it again.
+  int64_t run(Call& call, DispatchKeySet keys, const Gil& gil, int64_t started) {
+    PyObject* found = call.signature.get();
+    Writes writes;
+    if (call.facts.unversioned)
+      for (const at::Tensor& tensor : call.argument(0).toTensorVector()) writes.note(tensor);
+    int64_t ended = 0;
+    OwnTime own(signature.calls.number(found) < SETTLED);
+    try {
+      if (device.is_cpu() && signature.calls.number(found) != 0 && signature.cost.number(found) < BRIEF_NS) {
+        call.op.redispatchBoxed(keys & below, call.stack);
+      } else {
+        Gil::Released released(gil);
+        call.op.redispatchBoxed(keys & below, call.stack);
+      }
+      ended = now_ns();
+      if (call.unpriced) first_calls_.price(found, call.facts, *call.unpriced, call.op.schema(), *call.stack);
+      accounts_.ran(found, own.of(ended - started));
+      operators_ns += ended - started;
+      accounts_.collect_dead();
+      if (call.facts.updates)
+        for (const Ref& one : call.statistics)
+          if (version.used.is_true(one.get())) accounts_.supersede(one.get(), nullptr, nullptr);
+      if (call.targets.empty()) return ended;
+      if (call.maker && has_recipe(call)) {
+        mark_used(call.maker.get());
+        Ref outputs = checked(PyTuple_New(static_cast<Py_ssize_t>(call.targets.size())));
+        for (size_t i = 0; i < call.targets.size(); i++) {
+          Ref next = accounts_.supersede(call.targets[i], call.maker.get(), found);
+          Ref reference = checked(PyWeakref_NewRef(next.get(), nullptr));
+          Py_ssize_t place = call.hole + static_cast<Py_ssize_t>(i);
+          PyTuple_SET_ITEM(outputs.get(), i, checked(Py_BuildValue("(nO)", ~place, reference.get())).release());
+        }
+        operation.outputs.take(call.maker.get(), outputs.release());
+      } else if (version.used.is_true(call.targets[0])) {
+        accounts_.supersede(call.targets[0], nullptr, nullptr);
+      }
+      writes.count();
+    } catch (...) {
+      bool forgiven = false;
+      try {
+        PyObject *operator_ = call.facts.operator_.get(), *rng = call.rng.get();
+        forgiven = !device.is_cpu() && ended == 0 && forgives(mode_.get(), operator_, rng);
+      } catch (const python_error&) {  // an interrupt
+        half_written(call);
+        throw;
+      }
+      if (forgiven) return 0;
+      half_written(call);
+      throw;
+    }
+    return ended;
+  }
+
+  void half_written(const Call& call) {
+    auto write = [&](PyObject* target) {
+      if (Ref made(PyObject_CallMethod(recipes_.get(), "half_written", "O", target)); !made) PyErr_Clear();
+    };
+    for (PyObject* target : call.targets) write(target);
+    if (call.facts.updates)
+      for (const Ref& one : call.statistics) write(one.get());
+  }
+
+  // Whether it is a leaf that requires gradients (`is_leaf` in dispatch/arguments.py).
+  static bool is_leaf(const at::Tensor& tensor) {
+    if (!tensor.requires_grad()) return false;
+    try {
+      return tensor.is_leaf();
+    } catch (const c10::Error&) {  // one of several views of an overwritten base
+      return false;
+    }
+  }
+
+  // Whether all of this tensor's storage is its elements, so that overwriting them leaves nothing of what it held.
+  bool may_overwrite(const at::Tensor& tensor, const Call& call) {
+    PyObject* target = call.inputs[0].get();
+    for (size_t i = 1; i < call.inputs.size(); i++)
+      if (call.inputs[i].get() == target) return false;
+    if (is_leaf(tensor)) return false;
+    if (!tensor.is_contiguous() || tensor.nbytes() != tensor.storage().nbytes()) return false;
+    if (!version.operation.is_none(target)) return true;
+    return !is_sticky(target) && !version.used.is_true(target);
+  }
+
+  // Whether a constant remains one when all of it is overwritten.
+  bool is_sticky(PyObject* target) {
+    int found = PySet_Contains(sticky_.get(), version.pin.get(target));
+    if (found < 0) raise();
+    return found == 1;
+  }
+
+  // The signature of a replay without the running statistics (`TensorCall.replay_signature`): borrowed, or null.
+  PyObject* replayed_as(PyObject* found) {
+    PyObject* kept = signature.replayed_as.get(found);
+    if (kept == Py_None) return nullptr;
+    signature.cost.set_number(kept, signature.cost.number(found));
+    signature.guessed.set(kept, signature.guessed.is_true(found));
+    signature.output_bytes.set_number(kept, signature.output_bytes.number(found));
+    return kept;
+  }
+
+  // Some recipe reads the inputs of this operation.
+  void mark_used(PyObject* maker) {
+    for (PyObject* source : operation.inputs(maker)) version.used.set(source, true);
+  }
+
+  // Python looks at these, and knows what to do with those that are not plain tensors over a storage.
+  bool is_plain_kind(const at::Tensor& tensor) const {
+    auto keys = tensor.unsafeGetTensorImpl()->key_set();
+    return tensor.layout() == at::kStrided && !tensor.is_quantized() && !keys.has(DispatchKey::NestedTensor) &&
+           !keys.has(DispatchKey::ZeroTensor) && device.has(tensor.device());
+  }
+
+  // Enters the new storages among the results.
+  void enter(Call& call, PyObject* found) {
+    Facts& facts = call.facts;
+    const Stack& stack = *call.stack;
+    size_t count = call.op.schema().returns().size(), first = stack.size() - count;
+    auto tensors = tensors_in(call.op.schema(), stack);
+    bool writes = !call.targets.empty(), single = count == 1 && stack[first].isTensor() && !writes;
+    bool plain = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+      const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+      return impl->has_storage() && is_plain_kind(tensor) &&
+             WatchedStorage::can_watch(impl->unsafe_storage().unsafeGetStorageImpl());
+    });
+    if (!plain) {
+      if (writes) throw std::runtime_error("dtrrun: internal error: an operator in place made an unusual tensor");
+      enter_in_python(call, found);
+      return;
+    }
+    Ref outputs;
+    if (writes) outputs = checked(PySequence_List(operation.outputs.get(call.maker.get())));
+    PyObject* maker = facts.uninitialised ? nullptr : call.maker.get();
+    bool any = writes;  // whether a version has the recipe
+    int64_t total = 0;
+    for (size_t place = 0; place < tensors.size(); place++) {
+      const at::Tensor& tensor = tensors[place];
+      c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+      if (accounts_.version_at(storage) != nullptr) continue;
+      if (maker != nullptr && !std::exchange(any, true)) mark_used(maker);
+      if (!single && !outputs) outputs = checked(PyList_New(0));
+      Ref made = accounts_.new_version(storage, maker, found, uninitialised_.get());
+      total += version.nbytes.number(made.get());
+      if (!single) {
+        Ref reference = checked(PyWeakref_NewRef(made.get(), nullptr));
+        Ref pair = checked(Py_BuildValue("(nO)", static_cast<Py_ssize_t>(place), reference.get()));
+        PyList_Append(outputs.get(), pair.get());
+      }
+    }
+    if (!single && !tensors.empty() && any) operation.outputs.take(maker, PyList_AsTuple(outputs.get()));
+    int64_t expected = signature.output_bytes.number(found);  // on a GPU with its workspace
+    if (signature.guessed.is_true(found) && total == expected) {
+      signature.guessed.set(found, false);
+    } else if (signature.guessed.is_true(found) ||
+               (!single && !tensors.empty() && (device.is_cpu() ? total != expected : total > expected))) {
+      checked(PyObject_CallMethod(mode_.get(), "learn", "OOL", found, facts.operator_.get(), total));
+    }
+  }
+
+  void enter_in_python(const Call& call, PyObject* found) {
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
+    const Recipe& recipe = *operation.recipe(call.maker.get());
+    Ref recorded = as_sequence(recipe), result = results(call.op.schema(), *call.stack);
+    Ref inputs = attribute(call.maker.get(), "inputs");
+    checked(PyObject_CallMethod(slow_path_.get(), "enter", "OOOOOOOOO", result.get(), call.facts.func.get(),
+                                call.facts.operator_.get(), found, PyTuple_GET_ITEM(recorded.get(), 1),
+                                PyTuple_GET_ITEM(recorded.get(), 2), inputs.get(), call.state.get(),
+                                call.rng ? call.rng.get() : Py_None));
+  }
+
+  Ref mode_, handle_, slow_path_, ledger_, dtr_, recipes_, reasons_, kernels_;
+  Ambient ambient_;
+  Accounts accounts_;
+  Ref uninitialised_, gradient_, parameter_, updated_, running_, sticky_;
+  unsigned long inside_ = 0;             // the thread that is on the fast path
+  std::vector<unsigned long> visitors_;  // on a GPU: the threads whose operators are here
+  std::shared_ptr<int> ticket_ = std::make_shared<int>();  // of threads other than the session's own
+  VersionFields version;
+  OperationFields operation;
+  CounterFields ledger;
+  SignatureFields signature;
+  Operators operators_;
+  Evictions evictions_;
+  Workspaces workspaces_;
+  Replays replays_;
+  Rematerializations rematerializations_;
+  Readiness readiness_;
+  Dependents dependents_;
+  ListUpdates lists_;
+  FirstCalls first_calls_;
+  Slot any_reason_, home_, next_tick_, found_;
+  Signatures signatures_;
+  Key key_, missed_;
+  bool offsets_matter_ = true;
+  int64_t chain_limit_, next_look_ = 0;
+};
+
+}  // namespace dtrrun
