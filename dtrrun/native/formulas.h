@@ -22,7 +22,10 @@ class Formulas {
     if (itemsizes == itemsizes_.end()) return std::nullopt;
     auto numels = elements(facts.formula, values, count);
     if (!numels || numels->size() != itemsizes->second.size()) return std::nullopt;
-    for (size_t i = 0; i < numels->size(); i++) (*numels)[i] *= itemsizes->second[i];
+    for (size_t i = 0; i < numels->size(); i++) {
+      if ((*numels)[i] < 0 || (*numels)[i] >= MANY) return std::nullopt;  // an error of PyTorch's
+      (*numels)[i] *= itemsizes->second[i];
+    }
     return numels;
   }
 
@@ -101,17 +104,29 @@ class Formulas {
     return !tensor.is_complex();
   }
 
+  static constexpr int64_t MANY = int64_t{1} << 56;  // elements, which no memory holds
+
+  // At most MANY.
+  static int64_t times(int64_t one, int64_t other) {
+    int64_t made;
+    return __builtin_mul_overflow(one, other, &made) ? MANY : std::clamp(made, -MANY, MANY);
+  }
+  static int64_t product(c10::IntArrayRef numbers) {
+    int64_t made = 1;
+    for (int64_t number : numbers) made = times(made, number);
+    return made;
+  }
+
   // Of each new storage.
   static std::optional<Numbers> elements(Formula formula, const IValue* values, size_t count) {
-    using c10::multiply_integers;
     Sizes sizes = sizes_of(values, count);
     if (sizes.size() < least(formula)) return std::nullopt;
-    auto numel = [&](size_t place) { return multiply_integers(sizes[place]); };
+    auto numel = [&](size_t place) { return product(sizes[place]); };
     auto first = sizes.empty() ? c10::IntArrayRef() : sizes.front();
     switch (formula) {
       case Formula::SHAPED:
         if (!values[0].isIntList()) return std::nullopt;
-        return Numbers{multiply_integers(values[0].toIntVector())};
+        return Numbers{product(values[0].toIntVector())};
       case Formula::COUNTED:
         return as_numbers(counted(values, count));
       case Formula::SECOND:
@@ -127,16 +142,16 @@ class Formulas {
       case Formula::LAYER_NORM: {
         size_t normalized = values[1].toIntVector().size();
         if (normalized > first.size()) return std::nullopt;
-        int64_t rows = multiply_integers(first.slice(0, first.size() - normalized));
+        int64_t rows = product(first.slice(0, first.size() - normalized));
         return Numbers{numel(0), rows, rows};
       }
       case Formula::LAYER_NORM_BACKWARD: {
-        int64_t columns = multiply_integers(values[2].toIntVector());
+        int64_t columns = product(values[2].toIntVector());
         return wanted(values[7].toBoolList(), {numel(1), columns, columns});
       }
       case Formula::GROUP_NORM: {
         if (!values[3].isInt() || !values[6].isInt()) return std::nullopt;
-        int64_t groups = values[3].toInt() * values[6].toInt();
+        int64_t groups = times(values[3].toInt(), values[6].toInt());
         return Numbers{numel(0), groups, groups};
       }
       case Formula::GROUP_NORM_BACKWARD:
@@ -145,7 +160,7 @@ class Formulas {
       case Formula::CONVOLUTION:
         return as_numbers(convolution(first, sizes[1], values));
       case Formula::CONVOLUTION_BACKWARD: {
-        int64_t bias = values[3].isIntList() ? multiply_integers(values[3].toIntVector()) : 0;
+        int64_t bias = values[3].isIntList() ? product(values[3].toIntVector()) : 0;
         return wanted(values[10].toBoolList(), {numel(1), numel(2), bias});
       }
       case Formula::MAX_POOL: {
@@ -201,7 +216,7 @@ class Formulas {
     if (numbers == 0) return std::nullopt;
     if (numbers == 1) std::swap(given[0], given[1]);
     auto [begin, end, step] = given;
-    if (step == 0) return std::nullopt;
+    if (step == 0 || std::any_of(given, given + 3, [](int64_t one) { return one <= -MANY || one >= MANY; })) return std::nullopt;
     if (step < 0) return begin > end ? (begin - end - 1) / -step + 1 : 0;
     return begin < end ? (end - begin - 1) / step + 1 : 0;
   }
@@ -214,15 +229,15 @@ class Formulas {
     if (stride.size() != dims || padding.size() != dims || dilation.size() != dims || more.size() != dims) return std::nullopt;
     if (dims > 2 && std::any_of(more.begin(), more.end(), [](int64_t one) { return one != 0; })) return std::nullopt;
     bool transposed = values[6].toBool();
-    int64_t made = size[0] * (transposed ? weight[1] * values[8].toInt() : weight[0]);
+    int64_t made = times(size[0], transposed ? times(weight[1], values[8].toInt()) : weight[0]);
     if (made < 1) return std::nullopt;
     for (size_t i = 0; i < dims; i++) {
-      int64_t reach = dilation[i] * (weight[i + 2] - 1) - 2 * padding[i];
+      int64_t reach = times(dilation[i], weight[i + 2] - 1) - times(2, padding[i]);
       if (!transposed && stride[i] < 1) return std::nullopt;
-      int64_t length = transposed ? (size[i + 2] - 1) * stride[i] + reach + more[i] + 1
+      int64_t length = transposed ? times(size[i + 2] - 1, stride[i]) + reach + more[i] + 1
                                   : divided(size[i + 2] - reach - 1, stride[i]) + 1;
       if (length < 1) return std::nullopt;
-      made *= length;
+      made = times(made, length);
     }
     return made;
   }
@@ -233,15 +248,15 @@ class Formulas {
     const auto& stride = given.empty() ? kernel : given;
     if (size.size() < 2 || kernel.size() != 2 || stride.size() != 2 || padding.size() != 2) return std::nullopt;
     if (dilation.size() != 2) return std::nullopt;
-    int64_t made = c10::multiply_integers(size.slice(0, size.size() - 2));
+    int64_t made = product(size.slice(0, size.size() - 2));
     for (size_t i = 0; i < 2; i++) {
       int64_t length = size[size.size() - 2 + i], step = stride[i];
       if (step < 1) return std::nullopt;
-      int64_t rest = length + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1 + (ceil ? step - 1 : 0);
+      int64_t rest = length + times(2, padding[i]) - times(dilation[i], kernel[i] - 1) - 1 + (ceil ? step - 1 : 0);
       int64_t windows = divided(rest, step) + 1;
-      if (ceil && (windows - 1) * step >= length + padding[i]) windows--;  // none begins in the padding behind
+      if (ceil && times(windows - 1, step) >= length + padding[i]) windows--;  // none begins in the padding behind
       if (windows < 1) return std::nullopt;
-      made *= windows;
+      made = times(made, windows);
     }
     return made < 1 ? std::nullopt : std::optional(made);
   }
@@ -259,16 +274,16 @@ class Formulas {
         size_t dims = left.size();
         if (dims != right.size() || dims < 2 || dims > 3 || left[dims - 1] != right[dims - 2]) return std::nullopt;
         if (dims == 3 && left[0] != right[0]) return std::nullopt;
-        return (dims == 3 ? left[0] : 1) * left[dims - 2] * right[dims - 1];
+        return times(times(dims == 3 ? left[0] : 1, left[dims - 2]), right[dims - 1]);
       }
       case Formula::ALL: {
         int64_t total = 0;
-        for (auto size : sizes) total += c10::multiply_integers(size);
+        for (auto size : sizes) total = std::min(total + product(size), MANY);
         return total;
       }
       case Formula::GIVEN:
         if (!values[1].isIntList()) return std::nullopt;
-        return c10::multiply_integers(values[1].toIntVector());
+        return product(values[1].toIntVector());
       case Formula::ONE:
         return 1;
       case Formula::REDUCED: {
@@ -279,14 +294,14 @@ class Formulas {
           if (dim < -dims || dim >= dims) return std::nullopt;
           left[dim < 0 ? dim + dims : dim] = 1;
         }
-        return c10::multiply_integers(left);
+        return product(left);
       }
       case Formula::EMBEDDING:
         if (first.size() != 2) return std::nullopt;
-        return c10::multiply_integers(last) * first[1];
+        return times(product(last), first[1]);
       case Formula::EMBEDDING_BACKWARD:
         if (!values[2].isInt() || first.empty()) return std::nullopt;
-        return values[2].toInt() * first.back();
+        return times(values[2].toInt(), first.back());
       default:
         return std::nullopt;
     }
@@ -317,7 +332,7 @@ class Formulas {
         all[place] = own;
       }
     }
-    return c10::multiply_integers(all);
+    return product(all);
   }
 
   std::map<Family, Numbers> itemsizes_;  // of each storage

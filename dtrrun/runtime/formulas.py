@@ -23,12 +23,13 @@ from dtrrun.runtime.storage import storage_of
 
 aten = torch.ops.aten
 
+MANY = 1 << 56  # elements, which no memory holds: the operator will raise an error
 FAMILIES_LIMIT = 10_000  # programs with endless new types: start over rather than grow forever
 
 Formula = Callable[[list[Any], list[torch.Size]], tuple[int, ...]]
 """Maps the template and the sizes of all tensors to the number of elements of each new storage.
 
-Raises ValueError, IndexError or TypeError for unsupported arguments.
+Raises ValueError, IndexError, TypeError or OverflowError for unsupported arguments.
 """
 
 # For arguments whose type, but not value, can affect the dtype of a result.
@@ -279,8 +280,10 @@ def new_storages(
         if itemsizes is None:
             return None
         numels = formula(template, [geometry[0] for geometry in geometries])
+        if not all(0 <= numel < MANY for numel in numels):
+            return None
         return list(map(mul, numels, itemsizes))
-    except (ValueError, IndexError, TypeError):
+    except (ValueError, IndexError, TypeError, OverflowError):
         return None
 
 
@@ -306,7 +309,7 @@ def learn(
     try:
         family = _family(func, template, kwargs, geometries)
         numels = formula(template, [geometry[0] for geometry in geometries])
-    except (ValueError, IndexError, TypeError):
+    except (ValueError, IndexError, TypeError, OverflowError):
         return
     if 0 in numels:
         return  # would match any dtype

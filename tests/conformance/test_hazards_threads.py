@@ -195,6 +195,48 @@ def test_threads_that_write_to_rows_of_one_tensor():
         assert torch.equal(rows, expected)
 
 
+def test_what_is_half_written_is_not_read_by_a_replay_of_another_thread(monkeypatch):
+    """Until the operator in place has ended, its memory is that of the version before, to the ledger."""
+    written, read = threading.Event(), threading.Event()
+
+    def slowed(run):
+        def kernel(*args):
+            result = run(*args)
+            if not written.is_set():
+                written.set()
+                read.wait(0.5)  # which an operator of PyTorch's own never does
+            return result
+
+        return kernel
+
+    class Slowed:
+        def __init__(self, native):
+            self.native, self.proceed = native, slowed(native.proceed)
+
+        def __getattr__(self, name):
+            return getattr(self.native, name)
+
+    with dtrrun.budget("100MB") as session:
+        base = torch.arange(4.0) * 1
+        kept = base * 3
+        in_a_thread(lambda: base + 1)  # from now on, several threads use the session
+        slow_path = session.slow_path
+        if slow_path._native is None:
+            operator = slow_path.learn(torch.ops.aten.add_.Tensor)
+            monkeypatch.setattr(operator, "call", slowed(operator.call))
+        else:
+            monkeypatch.setattr(slow_path, "_native", Slowed(slow_path._native))
+        thread = threading.Thread(target=lambda: base.add_(100))
+        assert session.dtr.eviction.evict_if_possible(slow_path.version_of(kept))
+        thread.start()
+        assert written.wait(10)
+        found = (kept + 0).tolist()
+        read.set()
+        thread.join()
+        assert base.tolist() == [100, 101, 102, 103]
+    assert found == [0, 3, 6, 9]
+
+
 def in_a_thread(work):
     thread = threading.Thread(target=work)
     thread.start()

@@ -222,6 +222,35 @@ def test_parameters_and_state_become_constants_natively():
     assert in_python["aten.native_batch_norm"] == 1
 
 
+IMPOSSIBLE = {
+    "empty": lambda: torch.empty(1 << 62),
+    "bytes": lambda: torch.zeros(1 << 40, 1 << 21),
+    "elements": lambda: torch.zeros(1 << 40, 1 << 40),
+    "negative": lambda: torch.ones(-3),
+    "counted": lambda: torch.arange(-(1 << 63), (1 << 63) - 1),
+    "expanded": lambda: torch.ones(1).expand(1 << 31, 1 << 30).exp(),
+    "broadcast": lambda: torch.ones(1, 1).expand(1 << 33, 1) + torch.ones(1, 1).expand(1, 1 << 33),
+    "padded": lambda: F.conv2d(fill(1, 2, 5, 5), fill(2, 2, 3, 3), padding=1 << 40),
+    "pooled": lambda: F.max_pool2d(fill(1, 2, 5, 5), 3, padding=1 << 62),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_what_no_memory_holds_is_an_error_of_pytorchs(name):
+    with pytest.raises(RuntimeError):
+        IMPOSSIBLE[name]()
+    with dtrrun.budget("100MB") as session:
+        torch.empty(3), torch.zeros(3, 3), torch.ones(3), torch.arange(-3, 3), torch.ones(3).exp()
+        (
+            torch.ones(3) + torch.ones(3),
+            F.conv2d(fill(1, 2, 5, 5), fill(2, 2, 3, 3)),
+            F.max_pool2d(fill(1, 2, 5, 5), 3),
+        )
+        with pytest.raises(RuntimeError):
+            IMPOSSIBLE[name]()
+        check_accounts(session)
+
+
 def test_a_formula_that_does_not_fit_is_not_used_again():
     """The first call shows it: what a repetition makes is not of its input's size."""
     with dtrrun.budget("1GB", native="require", cost="model") as session:

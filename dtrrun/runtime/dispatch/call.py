@@ -25,6 +25,7 @@ class TensorCall(Call):
         "complex",
         "counted",
         "device_type",
+        "ended",
         "func",
         "generators",
         "identity",
@@ -35,6 +36,7 @@ class TensorCall(Call):
         "plain_types",
         "result",
         "rng",
+        "started",
         "state",
         "template",
         "tensors",
@@ -73,6 +75,10 @@ class TensorCall(Call):
     """Whether its allocations are measured (on a GPU)."""
     needed: int
     """On a GPU: the bytes that it used at its peak, -1 if not measured."""
+    started: int
+    """When its kernel was called, in ns; 0 before that."""
+    ended: int
+    """When its kernel returned."""
 
     def __init__(self, func: Any, operator: Operator, device_type: str) -> None:
         """device_type: the session's."""
@@ -83,7 +89,7 @@ class TensorCall(Call):
         self.rng = self.identity = self.result = None
         self.complex = self.common = self.measured = False
         self.plain_types = True
-        self.unplain = self.counted = 0
+        self.unplain = self.counted = self.started = self.ended = 0
         self.needed = -1
         self.view = operator.only_views
         self.untouching = operator.untouching

@@ -183,7 +183,6 @@ class SlowPath:
         # Evictions and rematerializations are accounted for separately.
         accounted = eviction.making_room_ns + rematerializer.operators_ns
         call: TensorCall | None = None
-        started = 0
         try:
             with self.lock:
                 while True:
@@ -197,35 +196,15 @@ class SlowPath:
                         operators.abandon(call)
                         if not self.others_end():
                             raise
-            counted = autograd_versions(call) if operator.unversioned else None
-            timed = self.device is None and call.signature.calls < Signature.SETTLED
-            before = contention.usage() if timed else None
-            started = now_ns()
-            if self.device is not None:
-                result = self.device.call(call, args, kwargs)
-            elif self._native is not None:
-                result = self._native.proceed()
-            elif call.complex or call.autocast or operator.views_unsaid:
-                result = call_operator(call, args, kwargs)
-            else:
-                result = operator.call(*args, **kwargs)
-            ended = now_ns()
-            cost = ended - started
-            own = cost if before is None else contention.own_ns(cost, before)
-            if counted:
-                count_writes(counted)
-            with self.lock:
-                drawn = call.rng is not None and operator.foreign and "threads" in self.reasons.all
-                drawn = drawn and rng.moved(call.rng)
-                call.result = result
-                self._finish(call, args, kwargs, own)
-                # On a GPU a signature's first calls are measured, here.
-                ready = self.device is None or call.signature.calls >= Signature.SETTLED
-                self.found = call.signature if call.common and ready else None
-                if drawn:
-                    self._keep_results(call, result)
+                # While it is written to, the memory still counts as the version before: no other thread may
+                # recompute anything from it. A program's own kernel may wait for another thread.
+                if call.written and call.recordable and not operator.foreign:
+                    result = self._perform(call, args, kwargs)
+            if not call.ended:
+                result = self._perform(call, args, kwargs)
         except BaseException as error:
             # Also for interrupts, before the kernel or between it and its entry in the ledger.
+            started = call is not None and call.started
             with self.lock:
                 if call is not None:
                     (operators.fail if started else operators.abandon)(call)
@@ -238,12 +217,44 @@ class SlowPath:
                 mode.bookkeeping_ns += now_ns() - entered + accounted
                 mode.bookkeeping_ns -= eviction.making_room_ns + rematerializer.operators_ns
             raise
-        mode.operators_ns += cost
+        mode.operators_ns += call.ended - call.started
         left = now_ns()
-        mode.bookkeeping_ns += left - ended + started - entered + accounted
+        mode.bookkeeping_ns += left - call.ended + call.started - entered + accounted
         mode.bookkeeping_ns -= eviction.making_room_ns + rematerializer.operators_ns
         if left > self.next_tick:
             self.tick()
+        return result
+
+    def _perform(self, call: TensorCall, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run the kernel of a call that is admitted, and enter what it has made."""
+        operator = call.operator
+        counted = autograd_versions(call) if operator.unversioned else None
+        timed = self.device is None and call.signature.calls < Signature.SETTLED
+        before = contention.usage() if timed else None
+        call.started = now_ns()
+        if self.device is not None:
+            result = self.device.call(call, args, kwargs)
+        elif self._native is not None:
+            result = self._native.proceed()
+        elif call.complex or call.autocast or operator.views_unsaid:
+            result = call_operator(call, args, kwargs)
+        else:
+            result = operator.call(*args, **kwargs)
+        call.ended = now_ns()
+        cost = call.ended - call.started
+        own = cost if before is None else contention.own_ns(cost, before)
+        if counted:
+            count_writes(counted)
+        with self.lock:
+            drawn = call.rng is not None and operator.foreign and "threads" in self.reasons.all
+            drawn = drawn and rng.moved(call.rng)
+            call.result = result
+            self._finish(call, args, kwargs, own)
+            # On a GPU a signature's first calls are measured, here.
+            ready = self.device is None or call.signature.calls >= Signature.SETTLED
+            self.found = call.signature if call.common and ready else None
+            if drawn:
+                self._keep_results(call, result)
         return result
 
     def call(self, call: TensorCall, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -459,6 +470,8 @@ class SlowPath:
             call.replayable = not inside_another_mode()  # a replay resolves lazy bits, their handler did not
         if operator.mutates or operator.collective:
             _find_written(call)
+            if operator.foreign and "threads" in self.reasons.all:
+                call.replayable = False
         if operator.statistics is not None:
             call.find_statistics()
         call.common = not (elsewhere or call.complex or call.opaque)
