@@ -28,6 +28,17 @@ def test_an_interrupted_call_counts_as_what_it_has_used(monkeypatch, used, inter
     assert contention.own_ns(5000, usage(0.0, 0)) == own
 
 
+def test_all_of_the_time_counts_where_the_system_does_not_tell(monkeypatch):
+    monkeypatch.setattr(contention, "IS_TOLD", False)
+    assert contention.own_ns(5000, contention.usage()) == 5000
+    with dtrrun.budget(None, native="off") as session:
+        for _ in range(3):
+            torch.ones(300, 300) @ torch.ones(300, 300)
+        costs = [one.cost for one in session.slow_path.signatures.all() if one.operator.name == "aten.mm"]
+    assert costs
+    assert all(costs)
+
+
 @pytest.fixture
 def busy_core():
     """Others take their turns on the only core that this thread may use."""

@@ -242,7 +242,7 @@ class SlowPath:
             result = operator.call(*args, **kwargs)
         call.ended = now_ns()
         cost = call.ended - call.started
-        own = cost if before is None else contention.own_ns(cost, before)
+        own = contention.own_ns(cost, before)
         if counted:
             count_writes(counted)
         with self.lock:
