@@ -134,28 +134,33 @@ class Operation:
     recorded: Any  # what the executor needs to run it again; opaque here
     tensors: Sequence[Any]  # the operator's tensor arguments in order, each a Version or an Overwritten
     inputs: Sequence[Version]  # the versions it reads
-    outputs: tuple[tuple[int, Any], ...] | None
+    outputs: tuple[tuple[int, Any], ...] | int | None
     """Pairs (where, weak reference to a version).
 
     A where >= 0 is an index into the results; ~where is the index of the argument whose memory was written.
-    None: the only result is one new storage.
+    An int: there is only one such pair, with the version that has this operation. None: the same as 0.
     """
     signature: Signature
     secured: bool  # the recipe stays replayable, whatever the program releases
     constants: tuple[Any, ...] | None  # storages kept alive because something evicted is computed from them
     kept_inputs: tuple[Any, ...]  # storages of inputs that were resident when the output was evicted
 
+    def made(self, one: Version) -> list[tuple[int, Version]]:
+        """Return every version that this operation makes, including `one`, and where (see `outputs`)."""
+        if not isinstance(self.outputs, tuple):
+            return [(self.outputs or 0, one)]
+        return [(where, version) for where, reference in self.outputs if (version := reference()) is not None]
+
     def versions(self, one: Version) -> list[Version]:
         """Return every version that this operation makes, including `one`."""
-        if self.outputs is None:
-            return [one]
-        return [version for _, reference in self.outputs if (version := reference()) is not None]
+        return [version for _, version in self.made(one)]
 
     def mutated(self) -> set[int]:
         """Return the ids of the input versions whose storage the operator writes to."""
         if self.outputs is None:
             return set()
-        return {id(self.tensors[~where]) for where, _ in self.outputs if where < 0}
+        places = [where for where, _ in self.outputs] if isinstance(self.outputs, tuple) else [self.outputs]
+        return {id(self.tensors[~where]) for where in places if where < 0}
 
     def references_to(self, version: Version) -> int:
         """Return how often this recipe refers to a version."""
@@ -197,6 +202,11 @@ _REFERENCES_OF_A_CALL = _references_of_a_call()
 def distinct(tensors: list[Any]) -> list[Version]:
     """Return the distinct versions among an operator's tensors. A `_foreach_` operator has thousands."""
     return list({id(one): one for one in tensors if type(one) is not Overwritten}.values())
+
+
+def together(made: list[tuple[int, Any]]) -> tuple[tuple[int, Any], ...] | int | None:
+    """Return an operation's `outputs`, given the pairs."""
+    return tuple(made) if len(made) != 1 else made[0][0] or None
 
 
 class Hole:

@@ -13,7 +13,7 @@ from threading import get_ident
 from typing import Any
 
 from dtrrun.core.evict import Eviction
-from dtrrun.core.graph import Operation, Overwritten, Signature, Version, distinct
+from dtrrun.core.graph import Operation, Overwritten, Signature, Version, distinct, together
 from dtrrun.core.ledger import SMALL_CONSTANT, Ledger
 from dtrrun.core.locks import unlock
 from dtrrun.core.mutation import Mutation
@@ -257,8 +257,7 @@ class Operators:
         if not call.view or call.reshapes:
             changed += self._enter_outputs(call, operation, outputs, made)
         if operation is not None:
-            simple = len(made) == 1 and made[0][0] == 0 and not call.written
-            operation.outputs = None if simple else tuple(made)
+            operation.outputs = together(made)
         for observer in ledger.observers:
             observer.finished(call, outputs)
         if ledger.resident_bytes > ledger.limit and call.shrinks:
@@ -321,7 +320,7 @@ class Operators:
             for version in call.versions:
                 self._mutation.escape(version, SHARED)
         self._enter_outputs(call, operation, outputs, made)
-        operation.outputs = tuple(made)
+        operation.outputs = together(made)
 
     def enter(self, storage: Any, operation: Operation) -> Version:
         """Return the version of a new storage that `operation` has made."""

@@ -405,16 +405,12 @@ class Rematerializer:
         """Give the results of an operation to the versions that lack them, and drop the others."""
         ledger, memory = self._ledger, self._ledger.memory
         made: list[tuple[Version, Any]] = []
-        if operation.outputs is None:
-            made.append((wanted, memory.storage_of(results[0])))
-        else:
-            for where, reference in operation.outputs:
-                version = reference()
-                if version is None or version.resident:
-                    continue
-                storage = targets[~where] if where < 0 else memory.storage_of(results[where])
-                assert storage is not None
-                made.append((version, storage))
+        for where, version in operation.made(wanted):
+            if version.resident:
+                continue
+            storage = targets[~where] if where < 0 else memory.storage_of(results[where])
+            assert storage is not None
+            made.append((version, storage))
         ledger.note_peak(ledger.resident_bytes + operation.signature.output_bytes)
         for version, storage in made:
             if not memory.holds(storage, version.nbytes):

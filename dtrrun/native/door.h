@@ -15,6 +15,7 @@
 #include "pytorch.h"
 #include "ready.h"
 #include "signatures.h"
+#include "turns.h"
 
 namespace dtrrun {
 
@@ -29,6 +30,7 @@ struct Underway {
   c10::impl::LocalDispatchKeySet program;  // as the operator would find it without us
   Stack results;                           // once `proceed` has run the kernel
   bool done;
+  Ref signature;  // that of calls with the same arguments, if they may take the fast path
   Underway* outer;
 };
 inline thread_local Underway* underway = nullptr;
@@ -45,15 +47,15 @@ class Door {
         ambient_(attribute(attribute(slow_path_.get(), "ambient").get(), "readers").get(), this->device.is_cpu()),
         accounts_(ledger_.get(), classes, as_number(attribute(mode, "mask").get())),
         evictions_(dtr_.get(), classes, accounts_), workspaces_(mode, accounts_, this->device),
-        replays_(mode, dtr_.get(), classes, accounts_, evictions_, ambient_, workspaces_, operators_, this->device),
+        lock_(slow_path_.get()), replays_(mode, dtr_.get(), classes, accounts_, evictions_, ambient_, workspaces_, operators_, this->device),
         rematerializations_(slow_path_.get(), dtr_.get(), classes, accounts_, evictions_, replays_, this->device,
                             above | DispatchKeySet(KEY)),
-        readiness_(slow_path_.get(), accounts_, evictions_, rematerializations_, replays_, workspaces_),
+        readiness_(slow_path_.get(), lock_, accounts_, evictions_, rematerializations_, replays_, workspaces_),
         dependents_(recipes_.get(), accounts_), lists_(mode, accounts_, dependents_),
         first_calls_(mode, attribute(slow_path_.get(), "signatures").get(), accounts_),
         any_reason_(type_of(classes, "Reasons"), "any"),
         home_(type_of(classes, "SlowPath"), "home"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
-        found_(type_of(classes, "SlowPath"), "found"),
+        waiting_(type_of(classes, "SlowPath"), "waiting"),
         chain_limit_(chain_limit) {
     sticky_ = attribute(mode, "sticky");
     uninitialised_ = checked(PyUnicode_InternFromString("uninitialised"));
@@ -83,14 +85,18 @@ class Door {
       return;
     }
     Visit visit(*this);
+    Key missed;  // of a call that is the first of its kind
     if (facts.way != Facts::Way::PYTHON && may_be_fast()) {
-      if (natively(facts, op, keys, stack, gil, entered)) return;
-      bool learns = facts.way != Facts::Way::VIEW;
-      in_python(facts, op, keys, stack, learns);
-      return;
+      if (in_turn(facts, op, keys, stack, gil, entered, missed)) {
+        tick_after(left_);
+        return;
+      }
     }
-    in_python(facts, op, keys, stack, /*learns=*/false);
+    in_python(facts, op, keys, stack, missed);
   }
+
+  // From now on operators of several threads may be under way. None is on the fast path at this moment.
+  void share() { shared_ = true; }
 
   void forget() {
     signatures_.clear();
@@ -100,7 +106,8 @@ class Door {
   // The signature that calls like the one in Python have here, or null. The slow path has met its tensors.
   Ref known_signature(const Underway& underway) {
     Stack values(underway.values, underway.values + underway.count);
-    Call call{operators_.of(*underway.op), *underway.op, &values};
+    Turn turn(lock_, false);  // Python has the lock
+    Call call{operators_.of(*underway.op), *underway.op, &values, turn};
     return Ref::copy(describe(call) ? signatures_.find(key_) : nullptr);
   }
 
@@ -121,6 +128,7 @@ class Door {
     Visit visit(*this);
     if (!plain(gradient) || !is_plain_kind(gradient) || !may_be_fast() || evictions_.observed()) return false;
     if (inside_ != 0) return false;  // a kernel has begun a backward pass of its own
+    Turn turn(lock_, shared_);
     Inside inside(*this);
     accounts_.collect_dead();
     PyObject* found = accounts_.version_of(gradient);
@@ -162,10 +170,12 @@ class Door {
     unsigned long own_;
   };
 
-  // While a thread is on the fast path, where nothing is locked.
+  // While a thread is on the fast path, where nothing is locked as long as there are no others.
   class Inside {
    public:
-    explicit Inside(Door& door) : door_(door) { door.inside_ = PyThread_get_thread_ident(); }
+    explicit Inside(Door& door) : door_(door) {
+      if (!door.shared_) door.inside_ = PyThread_get_thread_ident();
+    }
     ~Inside() { door_.inside_ = 0; }
     Inside(const Inside&) = delete;
 
@@ -174,20 +184,40 @@ class Door {
   };
 
   // Returns false if that is for Python.
-  bool natively(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
-                int64_t entered) {
-    Inside inside(*this);
+  bool in_turn(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, int64_t entered,
+               Key& missed) {
+    if (!shared_) {
+      Inside inside(*this);
+      Turn turn(lock_, false);
+      return natively(facts, op, keys, stack, gil, entered, missed, turn);
+    }
+    if (facts.foreign) return false;  // it may wait for another thread
+    Turn turn(lock_, true);
+    bool done;
+    try {
+      done = natively(facts, op, keys, stack, gil, entered + turn.waited_ns, missed, turn);
+    } catch (...) {
+      turn.raise_interrupt();
+      throw;
+    }
+    turn.raise_interrupt();
+    return done;
+  }
+  bool natively(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, int64_t entered,
+                Key& missed, Turn& turn) {
     if (facts.way == Facts::Way::VIEW) return view(facts, op, keys, stack, entered);
-    if (facts.way != Facts::Way::LISTS) return fast(facts, op, keys, stack, gil, entered);
+    if (facts.way != Facts::Way::LISTS) return fast(facts, op, keys, stack, gil, entered, missed, turn);
     return update_lists(facts, op, keys, stack, gil, entered) ||
-           (facts.recorded && lists_.recomputable && fast(facts, op, keys, stack, gil, entered));
+           (facts.recorded && lists_.recomputable && fast(facts, op, keys, stack, gil, entered, missed, turn));
   }
 
   // -- an operator in Python -----------------------------------------------------------------------
 
-  void in_python(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, bool learns) {
+  // missed: the key of its signature, which the fast path did not know; or empty.
+  void in_python(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Key& missed) {
     facts.python_calls++;
     Stack made;
+    Ref signature;
     size_t count = op.schema().arguments().size();
     const IValue* values = stack->data() + (stack->size() - count);
     auto [args, kwargs] = to_arguments(op.schema(), values, PyTuple_New, [&](size_t place) {
@@ -195,7 +225,7 @@ class Door {
     });
     Ref result;
     {
-      Underway call{&op, keys, values, count, c10::impl::tls_local_dispatch_key_set(), {}, false, underway};
+      Underway call{&op, keys, values, count, c10::impl::tls_local_dispatch_key_set(), {}, false, {}, underway};
       underway = &call;
       struct Ends {
         ~Ends() { underway = underway->outer; }
@@ -204,13 +234,12 @@ class Door {
       PyObject* given[] = {facts.func.get(), args.get(), kwargs ? kwargs.get() : Py_None};
       result = checked(PyObject_Vectorcall(handle_.get(), given, 3, nullptr));
       made = std::move(call.results);
+      signature = std::move(call.signature);
       if (!call.done) push_results(op.schema(), result.get(), &made);
     }
-    if (learns && missed_.size() != 0 && !any_reason_.is_true(reasons_.get())) {
-      if (!found_.is_none(slow_path_.get())) {
-        signatures_.add(missed_, found_.get(slow_path_.get()));
-        first_calls_.learn(facts, values, count, made);
-      }
+    if (missed.size() != 0 && signature && !any_reason_.is_true(reasons_.get())) {
+      signatures_.add(missed, signature.get());
+      first_calls_.learn(facts, values, count, made);
     }
     torch::jit::drop(*stack, count);
     for (IValue& value : made) stack->push_back(std::move(value));
@@ -241,7 +270,7 @@ class Door {
   }
 
   bool may_be_fast() {
-    if (device.is_cpu()) return !any_reason_.is_true(reasons_.get()) && is_home();
+    if (device.is_cpu()) return !any_reason_.is_true(reasons_.get()) && (shared_ || is_home());
     if (!(device.is_bound() && device.on_main_stream()) || any_reason_.is_true(reasons_.get())) return false;
     if (is_home()) return true;
     // On a GPU, backward passes run in a thread of autograd's, which is as good as the one that waits for it.
@@ -281,7 +310,6 @@ class Door {
   bool update_lists(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
                     int64_t entered) {
     const IValue* values = stack->data() + (stack->size() - op.schema().arguments().size());
-    missed_.clear();
     if (!lists_.prepare(facts, op.schema(), values)) return false;
     int64_t started = now_ns(), ended = 0;
     try {
@@ -299,7 +327,7 @@ class Door {
     operators_ns += ended - started;
     bookkeeping_ns += started - entered;
     facts.native_calls++;
-    tick_after(ended);
+    left_ = ended;
     return true;
   }
 
@@ -346,6 +374,7 @@ class Door {
     Facts& facts;
     const OperatorHandle& op;
     Stack* stack;
+    Turn& turn;
     size_t count = op.schema().arguments().size(), first = stack->size() - count;  // of its arguments
     int64_t clock = 0;                               // when it came
     c10::SmallVector<Ref, 6> inputs;                 // the versions of its tensors; afterwards the recipe's
@@ -360,6 +389,7 @@ class Door {
     Py_ssize_t hole = -1;            // the place of the first of them among the inputs
     bool overwrites = false;         // all of it, without reading it
     Ref maker;                       // its recipe, if it will have one
+    c10::SmallVector<std::pair<Py_ssize_t, Ref>, 2> made;  // the versions that this makes, and where; unless it is only one
     Ref target;                      // what it overwrites, and so does not read
     Ref rng;                         // the state of the generator that it draws from
     std::optional<FirstCalls::Unpriced> unpriced;  // until it has run
@@ -367,18 +397,17 @@ class Door {
     const IValue& argument(size_t place) const { return (*stack)[first + place]; }
   };
 
-  bool fast(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
-            int64_t entered) {
-    missed_.clear();
+  bool fast(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, int64_t entered,
+            Key& missed, Turn& turn) {
     accounts_.collect_dead();
-    Call call{facts, op, stack};
+    Call call{facts, op, stack, turn};
     call.clock = accounts_.number(ledger.clock);
     if (!describe(call)) return false;
     // The table may be cleared while the operator runs.
     call.signature = Ref::copy(signatures_.find(key_));
     bool is_first = !call.signature;
     if (is_first) {
-      std::swap(missed_, key_);
+      std::swap(missed, key_);
       call.signature = first_calls_.signature_of(facts, op, stack->data() + call.first, call.inputs, call.statistics);
       if (!call.signature) return false;
       call.unpriced = first_calls_.unpriced(facts, op, stack->data() + call.first, call.inputs, call.statistics);
@@ -387,14 +416,16 @@ class Door {
     call.state = Ref::copy(ambient_.read(facts.family.get(), facts.state, facts.general));
     if (facts.way == Facts::Way::WRITES && !prepare_write(call)) return false;
     if (facts.updates && !prepare_statistics(call)) return false;
-    entered += make_ready(call);
+    auto accounted = make_ready(call);
+    if (!accounted) return false;
+    entered += *accounted;
     if (facts.updates && !are_free(call.statistics)) return false;
     if (facts.way == Facts::Way::WRITES && !find_target(call)) return false;
     if (facts.way == Facts::Way::LISTS && !find_targets(call)) return false;
     if (!record(call)) return false;
     Stack arguments;  // the kernel takes those on the stack
     if (!device.is_cpu()) arguments.assign(stack->begin() + call.first, stack->end());
-    int64_t started = now_ns();
+    int64_t waited = turn.waited_ns, started = now_ns();
     int64_t ended = run(call, keys, gil, started);
     if (ended == 0) {  // out of memory
       stack->resize(call.first);
@@ -402,19 +433,19 @@ class Door {
       return false;
     }
     if (call.targets.empty() || facts.makes_tensors) enter(call, found);
+    call.made.clear();
     if (accounts_.number(ledger.resident_bytes) > accounts_.number(ledger.limit)) {
       c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
       Ref result = results(op.schema(), *stack);
       checked(PyObject_CallMethod(slow_path_.get(), "shrink", "OO", facts.operator_.get(), result.get()));
     }
-    if (is_first) {
+    if (is_first && !(turn.shared() && signatures_.find(missed) != nullptr)) {  // unless another thread's was
       first_calls_.made(found);
-      signatures_.add(missed_, found);
+      signatures_.add(missed, found);
     }
-    int64_t left = now_ns();
-    bookkeeping_ns += started - entered + left - ended;
+    left_ = now_ns();
+    bookkeeping_ns += started - entered + left_ - ended - (turn.waited_ns - waited);
     facts.native_calls++;
-    tick_after(left);
     return true;
   }
 
@@ -496,12 +527,13 @@ class Door {
     return true;
   }
 
-  // Brings the inputs back, and makes room. Returns the time in ns that is accounted for elsewhere.
-  int64_t make_ready(const Call& call) {
+  // Brings the inputs back, and makes room. Returns the time in ns that is accounted for elsewhere, or nothing if that is
+  // for Python.
+  std::optional<int64_t> make_ready(const Call& call) {
     PyObject* found = call.signature.get();
     if (call.whole && readiness_.is_ready(found)) return 0;
     c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
-    return readiness_.make_ready(call.inputs, call.whole, found);
+    return readiness_.make_ready(call.inputs, call.whole, found, call.turn.shared());
   }
 
   // `Mutation.prepare_writes`, before room is made: a leaf, or state that persists over steps, is a constant from now on,
@@ -534,14 +566,16 @@ class Door {
     return std::all_of(statistics.begin(), statistics.end(), [&](const Ref& one) { return is_free(one.get()); });
   }
   bool is_free(PyObject* constant) const {
-    return version.operation.is_none(constant) && version.needed_by.is_none(constant);
+    return version.operation.is_none(constant) && version.needed_by.is_none(constant) && !is_in_use(constant);
   }
+  // Whether an operator of another thread that is under way uses this memory.
+  bool is_in_use(PyObject* one) const { return shared_ && version.locks.number(one) != 0; }
 
   // Finds the version that an in-place operator writes to. Returns false if that is not for the fast path.
   bool find_target(Call& call) {
     PyObject* target = call.inputs[call.hole].get();
     const at::Tensor& tensor = call.argument(call.facts.written).toTensor();
-    if (call.facts.makes_tensors && version.operation.is_none(target)) return false;
+    if (is_in_use(target) || (call.facts.makes_tensors && version.operation.is_none(target))) return false;
     call.targets.push_back(target);
     call.overwrites = call.facts.overwrites && !call.settles;
     if (call.overwrites && !may_overwrite(tensor, call)) {
@@ -557,7 +591,7 @@ class Door {
     auto tensors = call.argument(0).toTensorVector();
     for (size_t i = 0; i < tensors.size(); i++) {
       PyObject* target = call.inputs[i].get();
-      if (version.operation.is_none(target) || !may_be_recorded(target, tensors[i])) return false;
+      if (is_in_use(target) || version.operation.is_none(target) || !may_be_recorded(target, tensors[i])) return false;
       call.targets.push_back(target);
     }
     return std::unordered_set(call.targets.begin(), call.targets.end()).size() == tensors.size();
@@ -626,11 +660,13 @@ class Door {
     try {
       if (device.is_cpu() && signature.calls.number(found) != 0 && signature.cost.number(found) < BRIEF_NS) {
         call.op.redispatchBoxed(keys & below, call.stack);
+        ended = now_ns();
       } else {
+        Others others(*this, call);
         Gil::Released released(gil);
         call.op.redispatchBoxed(keys & below, call.stack);
+        ended = now_ns();
       }
-      ended = now_ns();
       if (call.unpriced) first_calls_.price(found, call.facts, *call.unpriced, call.op.schema(), *call.stack);
       accounts_.ran(found, own.of(ended - started));
       operators_ns += ended - started;
@@ -641,14 +677,10 @@ class Door {
       if (call.targets.empty()) return ended;
       if (call.maker && has_recipe(call)) {
         mark_used(call.maker.get());
-        Ref outputs = checked(PyTuple_New(static_cast<Py_ssize_t>(call.targets.size())));
-        for (size_t i = 0; i < call.targets.size(); i++) {
-          Ref next = accounts_.supersede(call.targets[i], call.maker.get(), found);
-          Ref reference = checked(PyWeakref_NewRef(next.get(), nullptr));
-          Py_ssize_t place = call.hole + static_cast<Py_ssize_t>(i);
-          PyTuple_SET_ITEM(outputs.get(), i, checked(Py_BuildValue("(nO)", ~place, reference.get())).release());
-        }
-        operation.outputs.take(call.maker.get(), outputs.release());
+        for (size_t i = 0; i < call.targets.size(); i++)
+          call.made.emplace_back(~(call.hole + static_cast<Py_ssize_t>(i)),
+                                 accounts_.supersede(call.targets[i], call.maker.get(), found));
+        set_outputs(call.maker.get(), call.made);
       } else if (version.used.is_true(call.targets[0])) {
         accounts_.supersede(call.targets[0], nullptr, nullptr);
       }
@@ -668,6 +700,42 @@ class Door {
     }
     return ended;
   }
+
+  // While a kernel runs, other threads may have their turns, unless it writes to what is in the ledger, or draws from a
+  // generator. Nobody evicts what it reads meanwhile, or takes the room that was made for it.
+  class Others {
+   public:
+    Others(Door& door, Call& call) : door_(door), call_(call) {
+      may_go_on_ = call.turn.shared() && call.targets.empty() && call.statistics.empty() && !call.facts.random;
+      if (!may_go_on_) return;
+      key_ = checked(PyLong_FromVoidPtr(&call));
+      door.evictions_.reserve(key_.get(), door.signature.output_bytes.number(call.signature.get()));
+      if (call.maker) door.mark_used(call.maker.get());
+      each_input([&](PyObject* one) { door_.version.locks.add(one, 1); });
+      call.turn.pause();
+    }
+    ~Others() {
+      if (!may_go_on_) return;
+      call_.turn.resume();
+      each_input([&](PyObject* one) { door_.version.locks.add(one, -1); });
+      door_.evictions_.give_back(key_.get());
+      if (door_.waiting_.number(door_.slow_path_.get()) == 0) return;
+      if (!Ref(PyObject_CallMethod(door_.slow_path_.get(), "tell_waiting", nullptr))) PyErr_WriteUnraisable(nullptr);
+    }
+    Others(const Others&) = delete;
+
+   private:
+    template <class Function>
+    void each_input(const Function& function) {
+      for (const Ref& one : call_.inputs) function(one.get());
+      if (!call_.maker) return;  // which has taken them
+      for (PyObject* one : door_.operation.inputs(call_.maker.get())) function(one);
+    }
+    Door& door_;
+    Call& call_;
+    Ref key_;
+    bool may_go_on_;
+  };
 
   void half_written(const Call& call) {
     auto write = [&](PyObject* target) {
@@ -716,6 +784,17 @@ class Door {
     return kept;
   }
 
+  // Sets `Operation.outputs`, as `together` in core/graph.py makes them.
+  void set_outputs(PyObject* maker, const c10::SmallVector<std::pair<Py_ssize_t, Ref>, 2>& made) {
+    if (made.size() == 1) return operation.outputs.take(maker, checked(PyLong_FromSsize_t(made[0].first)).release());
+    Ref pairs = checked(PyTuple_New(static_cast<Py_ssize_t>(made.size())));
+    for (size_t i = 0; i < made.size(); i++) {
+      Ref reference = checked(PyWeakref_NewRef(made[i].second.get(), nullptr));
+      PyTuple_SET_ITEM(pairs.get(), i, checked(Py_BuildValue("(nO)", made[i].first, reference.get())).release());
+    }
+    operation.outputs.take(maker, pairs.release());
+  }
+
   // Some recipe reads the inputs of this operation.
   void mark_used(PyObject* maker) {
     for (PyObject* source : operation.inputs(maker)) version.used.set(source, true);
@@ -745,8 +824,6 @@ class Door {
       enter_in_python(call, found);
       return;
     }
-    Ref outputs;
-    if (writes) outputs = checked(PySequence_List(operation.outputs.get(call.maker.get())));
     PyObject* maker = facts.uninitialised ? nullptr : call.maker.get();
     bool any = writes;  // whether a version has the recipe
     int64_t total = 0;
@@ -755,16 +832,11 @@ class Door {
       c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
       if (accounts_.version_at(storage) != nullptr) continue;
       if (maker != nullptr && !std::exchange(any, true)) mark_used(maker);
-      if (!single && !outputs) outputs = checked(PyList_New(0));
       Ref made = accounts_.new_version(storage, maker, found, uninitialised_.get());
       total += version.nbytes.number(made.get());
-      if (!single) {
-        Ref reference = checked(PyWeakref_NewRef(made.get(), nullptr));
-        Ref pair = checked(Py_BuildValue("(nO)", static_cast<Py_ssize_t>(place), reference.get()));
-        PyList_Append(outputs.get(), pair.get());
-      }
+      if (!single) call.made.emplace_back(static_cast<Py_ssize_t>(place), std::move(made));
     }
-    if (!single && !tensors.empty() && any) operation.outputs.take(maker, PyList_AsTuple(outputs.get()));
+    if (!single && !tensors.empty() && any) set_outputs(maker, call.made);
     int64_t expected = signature.output_bytes.number(found);  // on a GPU with its workspace
     if (signature.guessed.is_true(found) && total == expected) {
       signature.guessed.set(found, false);
@@ -799,17 +871,19 @@ class Door {
   Operators operators_;
   Evictions evictions_;
   Workspaces workspaces_;
+  Lock lock_;
   Replays replays_;
   Rematerializations rematerializations_;
   Readiness readiness_;
   Dependents dependents_;
   ListUpdates lists_;
   FirstCalls first_calls_;
-  Slot any_reason_, home_, next_tick_, found_;
+  Slot any_reason_, home_, next_tick_, waiting_;
   Signatures signatures_;
-  Key key_, missed_;
+  Key key_;
   bool offsets_matter_ = true;
-  int64_t chain_limit_, next_look_ = 0;
+  bool shared_ = false;  // by several threads, whose turns `lock_` is for
+  int64_t chain_limit_, next_look_ = 0, left_ = 0;
 };
 
 }  // namespace dtrrun

@@ -31,15 +31,23 @@ class Evictions {
   // Whether something follows every single event, which only Python tells.
   bool observed() const { return fingerprints_ || PyList_GET_SIZE(observers_.get()) != 0; }
 
-  // Whether no other operator has reserved memory, and nothing is observed.
-  bool is_alone() const { return PyDict_GET_SIZE(reserved_.get()) == 0 && !observed(); }
+  // Whether operators that are under way have reserved memory (`Ledger.reserved`).
+  bool any_reserved() const { return PyDict_GET_SIZE(reserved_.get()) != 0; }
+  int64_t reserved_bytes() const { return attribute_number(accounts_.get(), "reserved_bytes"); }
+  void reserve(PyObject* key, int64_t nbytes) const {
+    Ref own = checked(Py_BuildValue("(kL)", PyThread_get_thread_ident(), static_cast<long long>(nbytes)));
+    if (PyDict_SetItem(reserved_.get(), key, own.get()) < 0) raise();
+  }
+  void give_back(PyObject* key) const {
+    if (PyDict_DelItem(reserved_.get(), key) < 0) PyErr_Clear();
+  }
 
   // -- room --
 
   // `Eviction.make_room`, for a call of this signature. Raises the budget error.
   void make_room(int64_t nbytes, PyObject* found) {
     accounts_.collect_dead();
-    bool alone = is_alone();
+    bool alone = !any_reserved() && !observed();
     if (alone && fits(nbytes)) return;
     Ref name = attribute(signature_.operator_.get(found), "name");
     const char* rest = alone ? "no_room" : "make_room";
@@ -273,13 +281,7 @@ class Evictions {
     Ref all = checked(PyTuple_New(static_cast<Py_ssize_t>(constants.size())));
     for (size_t i = 0; i < constants.size(); i++) PyTuple_SET_ITEM(all.get(), i, constants[i].release());
     operation_.constants.take(maker, all.release());
-    PyObject* outputs = operation_.outputs.get(maker);
-    if (outputs == Py_None) {
-      note_dependent(inputs, node);
-    } else {
-      for (PyObject* pair : Items(outputs))
-        if (PyObject* output = Accounts::referent(PyTuple_GET_ITEM(pair, 1))) note_dependent(inputs, output);
-    }
+    operation_.each_made(maker, node, [&](int64_t, PyObject* output) { note_dependent(inputs, output); });
     operation_.secured.set(maker, true);
   }
   // `_note_dependent`, for each of these.

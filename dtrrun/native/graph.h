@@ -269,6 +269,29 @@ struct OperationFields {
   Link<O, &O::kept_inputs> kept_inputs;
   Flag<O, &O::secured> secured;
 
+  // Calls function(where, version) for each version that it makes, `one` among them (`Operation.made`).
+  template <class Function>
+  static void each_made(PyObject* operation, PyObject* one, const Function& function) {
+    PyObject* outputs = reinterpret_cast<O*>(operation)->outputs;
+    if (outputs == nullptr || outputs == Py_None) return function(int64_t{0}, one);
+    if (PyLong_Check(outputs)) return function(as_number(outputs), one);
+    for (PyObject* pair : Items(outputs)) {
+      PyObject* made = PyWeakref_GetObject(PyTuple_GET_ITEM(pair, 1));
+      if (made != Py_None) function(as_number(PyTuple_GET_ITEM(pair, 0)), made);
+    }
+  }
+  // Calls function(place) for each of its tensors that it writes to.
+  template <class Function>
+  static void each_written(PyObject* operation, const Function& function) {
+    PyObject* outputs = reinterpret_cast<O*>(operation)->outputs;
+    if (outputs == nullptr || outputs == Py_None) return;
+    auto tell = [&](PyObject* where) {
+      if (as_number(where) < 0) function(~as_number(where));
+    };
+    if (PyLong_Check(outputs)) return tell(outputs);
+    for (PyObject* pair : Items(outputs)) tell(PyTuple_GET_ITEM(pair, 0));
+  }
+
   // The versions that it reads.
   static Items inputs(PyObject* operation) {
     auto* one = reinterpret_cast<O*>(operation);

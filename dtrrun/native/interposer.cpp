@@ -105,6 +105,12 @@ PyObject* known_signature(PyObject*, PyObject*) {
   });
 }
 
+// Calls like the one that Python handles in this thread may take the fast path.
+PyObject* remember(PyObject*, PyObject* signature) {
+  if (underway != nullptr) underway->signature = Ref::copy(signature);
+  Py_RETURN_NONE;
+}
+
 // Whether the operator that Python handles in this thread was called beneath these keys.
 PyObject* was_excluded(PyObject*, PyObject* name) {
   const char* text = PyUnicode_AsUTF8(name);
@@ -220,6 +226,11 @@ PyObject* swap(PyObject*, PyObject* args) {
   });
 }
 
+PyObject* share(PyObject*, PyObject*) {
+  if (door) door->share();
+  Py_RETURN_NONE;
+}
+
 PyObject* is_inside(PyObject*, PyObject*) { return PyBool_FromLong(door && door->is_inside()); }
 
 PyMethodDef methods[] = {
@@ -230,6 +241,7 @@ PyMethodDef methods[] = {
     {"is_on", is_on, METH_NOARGS, "Whether this thread's operators come to the session."},
     {"proceed", proceed, METH_NOARGS, "Run the kernel of the operator that is handled in this thread."},
     {"known_signature", known_signature, METH_NOARGS, "The signature of the operator that is handled, if it is known here."},
+    {"remember", remember, METH_O, "Later calls like the operator that is handled have this signature, and need not come."},
     {"was_excluded", was_excluded, METH_O, "Whether a dispatch key was excluded when that operator came."},
     {"materialize", materialize, METH_O, "See `core.backend.Shortcuts`."},
     {"evict_to", evict_to, METH_O, "See `core.backend.Shortcuts`."},
@@ -249,6 +261,7 @@ PyMethodDef methods[] = {
     {"cap_heap", cap_heap, METH_O, "How many bytes the heap's blocks and free pages may take; None: any number."},
     {"heap_figures", heap_figures, METH_NOARGS,
      "(bytes of blocks, of free pages, cleared by the system, returned to it) of the heap."},
+    {"share", share, METH_NOARGS, "Let several threads take turns on the fast path, where none may be."},
     {"is_inside", is_inside, METH_NOARGS, "Whether another thread is on the fast path."},
     {nullptr, nullptr, 0, nullptr},
 };

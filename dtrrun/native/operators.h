@@ -29,7 +29,8 @@ class Operators {
     Ref func = Ref::copy(torch::detail::getTorchApiFunction(op).ptr());
     if (facts.func.get() == func.get()) return facts;
     // New, or a library of the program's has been removed and its memory used again.
-    facts = learned(op, std::move(func));
+    Facts found = learned(op, std::move(func));
+    if (facts.func.get() != found.func.get()) facts = std::move(found);  // or another thread has learned it meanwhile
     return facts;
   }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "rematerialize.h"
+#include "turns.h"
 
 namespace dtrrun {
 
@@ -10,26 +11,29 @@ class Readiness {
  public:
   using Inputs = c10::SmallVector<Ref, 6>;  // versions
 
-  Readiness(PyObject* slow_path, Accounts& accounts, Evictions& evictions, Rematerializations& rematerializations,
-            const Replays& replays, const Workspaces& workspaces)
-      : slow_path_(Ref::copy(slow_path)), lock_(attribute(slow_path, "lock")), accounts_(accounts), evictions_(evictions),
+  Readiness(PyObject* slow_path, const Lock& lock, Accounts& accounts, Evictions& evictions,
+            Rematerializations& rematerializations, const Replays& replays, const Workspaces& workspaces)
+      : slow_path_(Ref::copy(slow_path)), lock_(lock), accounts_(accounts), evictions_(evictions),
         rematerializations_(rematerializations), replays_(replays), workspaces_(workspaces) {}
 
   // Whether a call whose inputs are in memory can run at once.
   bool is_ready(PyObject* found) const {
     int64_t needed = accounts_.number(ledger_.resident_bytes) + signature_.output_bytes.number(found);
+    if (evictions_.any_reserved()) needed += evictions_.reserved_bytes();
     return needed <= accounts_.number(ledger_.limit) &&
            !(accounts_.is_true(ledger_.pressure) && signature_.workspace.number(found) != 0);
   }
 
-  // found: the call's signature. whole: whether its inputs are in memory. Returns the time in ns that is accounted for
-  // elsewhere. Raises the budget error.
-  int64_t make_ready(const Inputs& inputs, bool whole, PyObject* found) {
+  // found: the call's signature. whole: whether its inputs are in memory. shared: whether other threads' operators may be
+  // under way. Returns the time in ns that is accounted for elsewhere, or nothing if Python has to wait until one of them
+  // ends. Raises the budget error.
+  std::optional<int64_t> make_ready(const Inputs& inputs, bool whole, PyObject* found, bool shared) {
     int64_t before = accounted();
     try {
-      if (natively(inputs, whole, found)) return accounted() - before;
+      if (natively(inputs, whole, found, shared)) return accounted() - before;
     } catch (const python_error& failure) {
       if (!rematerializations_.is_budget_error(failure)) throw;
+      if (shared && evictions_.any_reserved()) return std::nullopt;
       Ref error = as_error(std::current_exception());
       checked(PyObject_CallMethod(slow_path_.get(), "refuse", "OOO", error.get(), as_tuple(inputs).get(), found));
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
@@ -40,9 +44,9 @@ class Readiness {
 
  private:
   // Returns false, before anything has changed, if that is for Python.
-  bool natively(const Inputs& inputs, bool whole, PyObject* found) {
+  bool natively(const Inputs& inputs, bool whole, PyObject* found, bool shared) {
     accounts_.collect_dead();
-    if (!evictions_.is_alone()) return false;
+    if (evictions_.observed() || (evictions_.any_reserved() && !shared)) return false;
     Locked locked(inputs, accounts_.number(ledger_.clock));
     if (!whole && !bring_back(inputs)) return false;
     evictions_.make_room(signature_.output_bytes.number(found), found);
@@ -52,7 +56,7 @@ class Readiness {
 
   bool bring_back(const Inputs& inputs) {
     // Kernels run without the GIL, and another thread's slow path must wait until the plan is carried out.
-    Held held(lock_.get());
+    Held held(lock_);
     return rematerializations_.bring_back(inputs);
   }
 
@@ -76,20 +80,8 @@ class Readiness {
     const Inputs& inputs_;
   };
 
-  // While this thread holds a lock of Python's.
-  class Held {
-   public:
-    explicit Held(PyObject* lock) : lock_(lock) { checked(PyObject_CallMethod(lock, "acquire", nullptr)); }
-    ~Held() {
-      if (!Ref(PyObject_CallMethod(lock_, "release", nullptr))) PyErr_WriteUnraisable(lock_);
-    }
-    Held(const Held&) = delete;
-
-   private:
-    PyObject* lock_;
-  };
-
-  Ref slow_path_, lock_;
+  Ref slow_path_;
+  const Lock& lock_;
   Accounts& accounts_;
   Evictions& evictions_;
   Rematerializations& rematerializations_;

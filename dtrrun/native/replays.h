@@ -152,19 +152,15 @@ class Replays {
   // An operator that writes to an old version gets a copy of it, or its memory if no other recipe reads it.
   c10::SmallVector<Use, 6> uses_of(PyObject* maker, const Items& inputs) const {
     c10::SmallVector<Use, 6> uses(inputs.size(), Use::READ);
-    PyObject* outputs = operation.outputs.get(maker);
-    if (outputs == Py_None) return uses;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(outputs); i++) {
-      int64_t where = as_number(PyTuple_GET_ITEM(PyTuple_GET_ITEM(outputs, i), 0));
-      if (where >= 0) continue;
-      PyObject* target = inputs[~where];
+    operation.each_written(maker, [&](int64_t written) {
+      PyObject* target = inputs[written];
       Use use = may_take(target, maker) ? Use::TAKE : Use::COPY;
       for (size_t place = 0; place < uses.size(); place++) {
         if (inputs[place] != target) continue;
         uses[place] = use;
         use = Use::AGAIN;
       }
-    }
+    });
     return uses;
   }
   // Whether only this operation reads an old version (`read_by_others`).
@@ -251,18 +247,10 @@ class Replays {
                const c10::SmallVector<c10::Storage, 4>& targets) {
     auto results = tensors_in(recipe.handle.schema(), stack);
     c10::SmallVector<std::pair<Ref, c10::Storage>, 2> made;
-    PyObject* outputs = operation.outputs.get(maker);
-    if (outputs == Py_None) {
-      made.emplace_back(Ref::copy(wanted), results[0].storage());
-    } else {
-      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(outputs); i++) {
-        PyObject* pair = PyTuple_GET_ITEM(outputs, i);
-        int64_t where = as_number(PyTuple_GET_ITEM(pair, 0));
-        PyObject* one = Accounts::referent(PyTuple_GET_ITEM(pair, 1));
-        if (one == nullptr || version.resident.is_true(one)) continue;
-        made.emplace_back(Ref::copy(one), where < 0 ? targets[~where] : results[where].storage());
-      }
-    }
+    operation.each_made(maker, wanted, [&](int64_t where, PyObject* one) {
+      if (version.resident.is_true(one)) return;
+      made.emplace_back(Ref::copy(one), where < 0 ? targets[~where] : results[where].storage());
+    });
     accounts_.note_peak(accounts_.number(ledger.resident_bytes) + signature.output_bytes.number(found));
     for (auto& [one, storage] : made) give(wanted, one.get(), storage, recipe);
   }

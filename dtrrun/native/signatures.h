@@ -91,7 +91,7 @@ class Key {
     return words_.data() + std::exchange(size_, size_ + more);
   }
 
-  std::vector<uint64_t> words_ = std::vector<uint64_t>(64);
+  std::vector<uint64_t> words_;
   size_t size_ = 0;
 };
 

@@ -98,7 +98,7 @@ class Session:
             graph=graph,
             ledger_class=ledger_class,
             met_device=self._met_device,
-            room_given_back=self._room_given_back,
+            room_given_back=lambda: self.slow_path.tell_waiting(),
         )
         self.ledger = self.dtr.ledger
         costs: Costs = {}
@@ -281,8 +281,8 @@ class Session:
                 self.slow_path.home = threading.get_ident()
         if self.slow_path.home == threading.get_ident():
             return
-        self.slow_path.reasons.add("threads")
-        self._threads.wait_outside()
+        self.slow_path.shared = True
+        self._threads.share(self.slow_path.reasons)
 
     def warn(self, text: str) -> None:
         """Show the user one line, once; repetitions are counted."""
@@ -392,11 +392,6 @@ class Session:
         """Called after each operator that was run again: a rematerialization may take minutes."""
         if now_ns() > self.slow_path.next_tick:
             self._tick()
-
-    def _room_given_back(self) -> None:
-        """An operator has ended: others may be waiting for its room."""
-        if self.slow_path.reasons.any:
-            self._operator_ended.notify_all()
 
     def _compact(self) -> None:
         with self._lock:

@@ -1,7 +1,9 @@
 """What dtrrun adds to a training step whose time is the host's, with an ample budget and with a small one."""
 
 import contextlib
+import threading
 import time
+from collections.abc import Callable
 from statistics import median
 
 import torch
@@ -19,7 +21,8 @@ A recurrent network of LSTM cells with batch normalization on small tensors, tra
 tensor at a time: about 7,000 operators a step, each of a few µs. The table shows the processor time of a
 step after the third of a session, as a multiple of the plain step of the same round: the median of the
 rounds, with the least and the most in brackets. The losses must be the same to the last digit. Inside
-{SHARE:.0%} of the peak, a sixth of the operators run again, which is part of the time."""
+{SHARE:.0%} of the peak, a sixth of the operators run again, which is part of the time. In two threads at
+once, each trains a network of its own, and the table has the processor time of one of their steps."""
 
 WORDS, WIDTH, ROWS, LENGTH = 100, 32, 8, 60
 
@@ -61,6 +64,29 @@ def training():
     return step
 
 
+def in_two_threads(steps: int) -> tuple[list[float], float]:
+    """The losses of two trainings at once, and the processor time of one of their steps, after the third."""
+    both = [training(), training()]
+    together = threading.Barrier(2)
+    losses: list[list[float]] = [[], []]
+    times: list[float] = []
+
+    def work(step: Callable[[], float], own: list[float]) -> None:
+        own += [step() for _ in range(3)]
+        together.wait()
+        start = time.thread_time()
+        own += [step() for _ in range(steps)]
+        times.append((time.thread_time() - start) / steps)
+
+    threads = [threading.Thread(target=work, args=one) for one in zip(both, losses, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert losses[0] == losses[1]
+    return losses[0], sum(times) / 2
+
+
 def measure(quick: bool) -> Section:
     torch.set_num_threads(1)
     rounds, steps = (3, 2) if quick else (7, 5)
@@ -88,9 +114,21 @@ def measure(quick: bool) -> Section:
             expected = expected or losses
             if losses != expected:
                 raise AssertionError(f"{way}: {losses} instead of {expected}")
+    in_turns = {
+        "two threads, plain": ways["plain"],
+        "two threads, an ample budget": ways["an ample budget"],
+    }
+    for _ in range(rounds):
+        for way, context in in_turns.items():
+            with context():
+                losses, took_one = in_two_threads(steps)
+            times.setdefault(way, []).append(took_one)
+            if losses != expected:
+                raise AssertionError(f"{way}: {losses} instead of {expected}")
     section = Section("21. A step that is the host's", TEXT, ["", "Step", "Times the plain step", "At most"])
     for way, took in times.items():
-        ratios = [ours / plain for ours, plain in zip(took, times["plain"], strict=True)]
+        compared = "two threads, plain" if way in in_turns else "plain"
+        ratios = [ours / plain for ours, plain in zip(took, times[compared], strict=True)]
         limit = AT_MOST.get(way)
         found = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         section.rows.append([way, f"{median(took) * 1e3:.1f} ms", found, f"{limit}" if limit else ""])

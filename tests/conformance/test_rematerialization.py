@@ -1,5 +1,6 @@
 """How much is recomputed: not more than the recipes of what is evicted."""
 
+import gc
 import weakref
 
 import pytest
@@ -8,6 +9,7 @@ from faults import check_accounts
 from programs import assert_same, batch, plain, run_inside, train
 
 import dtrrun
+from dtrrun.core.graph import Version
 from dtrrun.core.rematerialize import Rematerializer
 from dtrrun.runtime.execute import Executor
 
@@ -165,7 +167,8 @@ def test_a_stolen_version_is_released_once_its_successor_is_back(monkeypatch):
         wanted, given, successor_was_back = [], set(), []
 
         def execute(executor, operation, mutated, taken, original=Executor.execute):
-            wanted[:] = [reference for _, reference in operation.outputs or ()]
+            makes = [one for one in gc.get_referrers(operation) if isinstance(one, Version)]
+            wanted[:] = [weakref.ref(one) for one in makes]
             given.clear()
             given.update(taken)
             return original(executor, operation, mutated, taken)

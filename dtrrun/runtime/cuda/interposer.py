@@ -15,7 +15,7 @@ from dtrrun.runtime import rng
 from dtrrun.runtime.cuda.oom_retry import requested
 from dtrrun.runtime.dispatch.interposer import NO_KEYWORDS, Interposer
 from dtrrun.runtime.dispatch.python_mode import threads
-from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.slow_path import Reasons, SlowPath
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.operators import Operator
 
@@ -39,7 +39,6 @@ class CudaInterposer(Interposer):
     def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         entered = now_ns()
         device, slow_path = self.device, self.slow_path
-        slow_path.found = None
         if not device.concerned(args, kwargs):
             return self.native.proceed()
         if self._place is None:
@@ -63,8 +62,11 @@ class CudaInterposer(Interposer):
 
     def overlap(self) -> None:
         """Operators of two threads are here at once: from now on all take the slow path, which locks."""
-        self.slow_path.reasons.add("threads")
-        self.wait_outside()
+        self.slow_path.shared = True
+        self.share(self.slow_path.reasons)
+
+    def share(self, reasons: Reasons) -> None:
+        threads.Threads.share(self, reasons)  # taking turns is for the CPU alone
 
     def forgives(self, operator: Operator | None, drawn: Any, error: Any) -> bool:
         """Return whether an operator that raised `error` has not begun to write, and will run again.

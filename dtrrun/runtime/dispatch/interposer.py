@@ -80,6 +80,7 @@ class Interposer(threads.Threads):
         self.updates = slow_path.signatures.updates
         self.mask, self.sticky = storage.MASK, frozenset(STICKY)
         self._patches = Patches()
+        self._is_shared = False
         self._operators_ns = self._bookkeeping_ns = 0
         self._ended = (0, 0)
         self._ended_calls: tuple[dict[str, int], dict[str, int]] = ({}, {})
@@ -135,7 +136,6 @@ class Interposer(threads.Threads):
     def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         entered = now_ns()
         slow_path = self.slow_path
-        slow_path.found = None
         operator = slow_path.operators.get(id(func)) or slow_path.learn(func)
         if get_ident() != slow_path.home:
             threads.joins()
@@ -228,6 +228,14 @@ class Interposer(threads.Threads):
         if not self.native.is_on():
             threads._here.guest = Joiner(self.noticed)
             self.native.switch(True)
+
+    def share(self, reasons: Reasons) -> None:
+        """Several threads use the session from now on: on the fast path they take turns."""
+        if not self._is_shared:
+            super().share(reasons)  # until nobody is there who knows of no turns
+            self.native.share()
+            self._is_shared = True
+            reasons.remove("threads")
 
     def wait_outside(self) -> None:
         threads.wait_while(self.native.is_inside)

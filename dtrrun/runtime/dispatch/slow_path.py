@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from dtrrun.core.dtr import DTR
-from dtrrun.core.graph import Operation, Signature, Version
+from dtrrun.core.graph import Operation, Signature, Version, together
 from dtrrun.core.locks import Locks
 from dtrrun.core.operator import Output
 from dtrrun.runtime import contention, rng
@@ -74,7 +74,7 @@ class Reasons:
 class SlowPath:
     """Handles any operator."""
 
-    __slots__ = ("__dict__", "found", "home", "next_tick")  # the native fast path reads these
+    __slots__ = ("__dict__", "home", "next_tick", "waiting")  # the native fast path reads these
 
     def __init__(
         self,
@@ -105,12 +105,12 @@ class SlowPath:
         self.tick, self._met_leaf, self._met_thread = tick, met_leaf, met_thread
         self.too_small = too_small
         self._native = native
-        self.found: Signature | None = None
-        """The last operator's, if calls with the same arguments may take the fast path."""
         self.operators: dict[int, Operator] = {}
         """By id of the overload, since hashing one is a call in Python; `operator_of` keeps it alive."""
         self.reasons = Reasons()
         self.next_tick = 0  # ns
+        self.waiting = 0  # threads that wait until an operator of another one ends
+        self.shared = False  # several threads have brought operators
         self.home: int | None = (
             None  # the thread that may use the fast path: the main one, or the first one seen
         )
@@ -246,13 +246,14 @@ class SlowPath:
         if counted:
             count_writes(counted)
         with self.lock:
-            drawn = call.rng is not None and operator.foreign and "threads" in self.reasons.all
+            drawn = call.rng is not None and operator.foreign and self.shared
             drawn = drawn and rng.moved(call.rng)
             call.result = result
             self._finish(call, args, kwargs, own)
             # On a GPU a signature's first calls are measured, here.
             ready = self.device is None or call.signature.calls >= Signature.SETTLED
-            self.found = call.signature if call.common and ready else None
+            if self._native is not None and call.common and ready:
+                self._native.remember(call.signature)
             if drawn:
                 self._keep_results(call, result)
         return result
@@ -470,7 +471,7 @@ class SlowPath:
             call.replayable = not inside_another_mode()  # a replay resolves lazy bits, their handler did not
         if operator.mutates or operator.collective:
             _find_written(call)
-            if operator.foreign and "threads" in self.reasons.all:
+            if operator.foreign and self.shared:
                 call.replayable = False
         if operator.statistics is not None:
             call.find_statistics()
@@ -603,7 +604,7 @@ class SlowPath:
                 version = self._operators.enter(storage, operation)
                 total += version.nbytes
                 made.append((where, weakref.ref(version)))
-        operation.outputs = tuple(made)
+        operation.outputs = together(made)
         signature = operation.signature
         learn(signature, operator, total, lower=signature.guessed and self.device is None)
 
@@ -630,7 +631,16 @@ class SlowPath:
         own = get_ident()
         if all(thread == own for thread, _ in self.ledger.reserved.values()):
             return False
-        return self._ended.wait(PATIENCE_SECONDS)
+        self.waiting += 1
+        try:
+            return self._ended.wait(PATIENCE_SECONDS)
+        finally:
+            self.waiting -= 1
+
+    def tell_waiting(self) -> None:
+        """Tell threads that wait, if there are any, that an operator has ended. The caller holds the lock."""
+        if self.waiting:
+            self._ended.notify_all()
 
     @contextmanager
     def telling(self) -> Iterator[None]:

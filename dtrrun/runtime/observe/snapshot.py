@@ -77,11 +77,7 @@ def state(dtr: DTR, numbers: dict[int, int]) -> Facts:
 def _told(operation: Operation, maker: Version, places: dict[int, int]) -> dict[str, Any]:
     outputs = None
     if operation.outputs is not None:
-        outputs = [
-            [where, places[id(version)]]
-            for where, reference in operation.outputs
-            if (version := reference()) is not None
-        ]
+        outputs = [[where, places[id(version)]] for where, version in operation.made(maker)]
     return {
         "operator": operation.signature.operator.name,
         "cost": operation.signature.cost,

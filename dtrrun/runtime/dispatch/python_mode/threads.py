@@ -18,12 +18,15 @@ import threading
 from collections.abc import Callable
 from time import monotonic, sleep
 from types import CodeType, FrameType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtrrun.runtime.dispatch.python_mode import compiler, modes, visits
 from dtrrun.runtime.tracebacks import hide
+
+if TYPE_CHECKING:
+    from dtrrun.runtime.dispatch.slow_path import Reasons
 
 PATIENCE_SECONDS = 30.0  # for an operator that does not return
 LOOK_SECONDS = 20e-6
@@ -200,6 +203,11 @@ class Threads:
         _here.leaver = Leaver(guest, self._entered.discard)  # replaces that of an earlier session
         _here.guest = guest
         modes.put_under(guest)
+
+    def share(self, reasons: Reasons) -> None:
+        """Several threads use the session from now on: none may be on the fast path, which has no lock."""
+        reasons.add("threads")
+        self.wait_outside()
 
     def wait_outside(self) -> None:
         """Wait until no other thread is on the fast path."""

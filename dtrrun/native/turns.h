@@ -1,0 +1,81 @@
+// Turns at the ledger, where several threads bring operators: whose turn it is has the slow path's lock.
+#pragma once
+
+#include <exception>
+
+#include "attributes.h"
+
+namespace dtrrun {
+
+// The lock of the slow path, which a thread may take more than once. Waiting for it gives up the GIL.
+class Lock {
+ public:
+  explicit Lock(PyObject* slow_path)
+      : acquire_(attribute(attribute(slow_path, "lock").get(), "acquire")),
+        release_(attribute(attribute(slow_path, "lock").get(), "release")) {}
+
+  // Returns how long that took, in ns. Raises what the handler of a signal raises meanwhile.
+  int64_t acquire() const {
+    if (checked(PyObject_CallOneArg(acquire_.get(), Py_False)).get() == Py_True) return 0;
+    int64_t started = now_ns();
+    checked(PyObject_CallNoArgs(acquire_.get()));
+    return now_ns() - started;
+  }
+  void release() const {
+    if (!Ref(PyObject_CallNoArgs(release_.get()))) PyErr_WriteUnraisable(release_.get());
+  }
+
+ private:
+  Ref acquire_, release_;
+};
+
+class Held {
+ public:
+  explicit Held(const Lock& lock) : lock_(lock) { lock.acquire(); }
+  ~Held() { lock_.release(); }
+  Held(const Held&) = delete;
+
+ private:
+  const Lock& lock_;
+};
+
+// The turn of one operator.
+class Turn {
+ public:
+  // shared: whether there are other threads. Otherwise there is nothing to wait for.
+  Turn(const Lock& lock, bool shared) : lock_(lock), shared_(shared) {
+    if (shared) waited_ns = lock.acquire();
+  }
+  ~Turn() {
+    if (shared_) lock_.release();
+  }
+  Turn(const Turn&) = delete;
+
+  bool shared() const { return shared_; }
+
+  // Others may have their turns until `resume`.
+  void pause() const { lock_.release(); }
+  void resume() {
+    while (true) {
+      try {
+        waited_ns += lock_.acquire();
+        return;
+      } catch (const python_error&) {  // the operator has run, and must be entered first
+        interrupt_ = std::current_exception();
+      }
+    }
+  }
+  // Raises an interrupt that came while the operator waited to resume its turn.
+  void raise_interrupt() const {
+    if (interrupt_) std::rethrow_exception(interrupt_);
+  }
+
+  int64_t waited_ns = 0;
+
+ private:
+  const Lock& lock_;
+  bool shared_;
+  std::exception_ptr interrupt_;
+};
+
+}  // namespace dtrrun
