@@ -74,10 +74,14 @@ def measured(name: str, share: float, rounds: int) -> list[str]:
             report = session.report()
         again = report["rematerializations"] / (rounds + 1)
         flushes = torch.cuda.memory_stats()["num_alloc_retries"] - flushes
-        last = [f"{inside:.0f}", f"{again:.0f}", f"{flushes / (rounds + 1):.1f}"]
+        last = [shown(inside), f"{again:.0f}", f"{flushes / (rounds + 1):.1f}"]
     except dtrrun.BudgetError as error:
         last = [f"needs {error.least_budget_bytes / 1e9:.1f} GB", "–", "–"]
-    return [case.title, f"{counter.count}", f"{plain:.0f}", f"{empty:.0f}", f"{counting:.0f}", *last]
+    return [case.title, f"{counter.count}", shown(plain), shown(empty), shown(counting), *last]
+
+
+def shown(ms: float) -> str:
+    return f"{ms:.0f}" if ms >= 20 else f"{ms:.1f}"
 
 
 def main() -> None:
