@@ -47,7 +47,8 @@ class Door {
         ambient_(attribute(attribute(slow_path_.get(), "ambient").get(), "readers").get(), this->device.is_cpu()),
         accounts_(ledger_.get(), classes, as_number(attribute(mode, "mask").get())),
         evictions_(dtr_.get(), classes, accounts_), workspaces_(mode, accounts_, this->device),
-        lock_(slow_path_.get()), replays_(mode, dtr_.get(), classes, accounts_, evictions_, ambient_, workspaces_, operators_, this->device),
+        lock_(slow_path_.get()),
+        replays_(mode, dtr_.get(), classes, accounts_, evictions_, ambient_, workspaces_, operators_, this->device),
         rematerializations_(slow_path_.get(), dtr_.get(), classes, accounts_, evictions_, replays_, this->device,
                             above | DispatchKeySet(KEY)),
         readiness_(slow_path_.get(), lock_, accounts_, evictions_, rematerializations_, replays_, workspaces_),
@@ -86,11 +87,9 @@ class Door {
     }
     Visit visit(*this);
     Key missed;  // of a call that is the first of its kind
-    if (facts.way != Facts::Way::PYTHON && may_be_fast()) {
-      if (in_turn(facts, op, keys, stack, gil, entered, missed)) {
-        tick_after(left_);
-        return;
-      }
+    if (facts.way != Facts::Way::PYTHON && may_be_fast() && in_turn(facts, op, keys, stack, gil, entered, missed)) {
+      tick_after(left_);
+      return;
     }
     in_python(facts, op, keys, stack, missed);
   }
@@ -129,6 +128,7 @@ class Door {
     if (!plain(gradient) || !is_plain_kind(gradient) || !may_be_fast() || evictions_.observed()) return false;
     if (inside_ != 0) return false;  // a kernel has begun a backward pass of its own
     Turn turn(lock_, shared_);
+    if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // since it waits
     Inside inside(*this);
     accounts_.collect_dead();
     PyObject* found = accounts_.version_of(gradient);
@@ -186,13 +186,10 @@ class Door {
   // Returns false if that is for Python.
   bool in_turn(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, int64_t entered,
                Key& missed) {
-    if (!shared_) {
-      Inside inside(*this);
-      Turn turn(lock_, false);
-      return natively(facts, op, keys, stack, gil, entered, missed, turn);
-    }
-    if (facts.foreign) return false;  // it may wait for another thread
-    Turn turn(lock_, true);
+    if (shared_ && facts.foreign) return false;  // it may wait for another thread
+    Turn turn(lock_, shared_);
+    Inside inside(*this);
+    if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // since it waits
     bool done;
     try {
       done = natively(facts, op, keys, stack, gil, entered + turn.waited_ns, missed, turn);
@@ -439,7 +436,7 @@ class Door {
       Ref result = results(op.schema(), *stack);
       checked(PyObject_CallMethod(slow_path_.get(), "shrink", "OO", facts.operator_.get(), result.get()));
     }
-    if (is_first && !(turn.shared() && signatures_.find(missed) != nullptr)) {  // unless another thread's was
+    if (is_first && signatures_.find(missed) == nullptr) {  // otherwise another thread's call was the first
       first_calls_.made(found);
       signatures_.add(missed, found);
     }

@@ -4,6 +4,7 @@ import _thread
 import concurrent.futures
 import multiprocessing.pool
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -310,6 +311,96 @@ def test_long_kernels_of_several_threads_inside_a_small_budget(budget):
         assert session.ledger.reserved == {}
     for seed in range(3):
         assert_same(expected[seed], found[seed], f"thread {seed}")
+
+
+@pytest.mark.skipif(os.environ.get("NATIVE") == "off", reason="in the Python mode all of it is in Python")
+def test_who_has_waited_for_a_turn_looks_again_whether_it_may_be_native(extension):
+    """Something that wants to see all operators has begun meanwhile, such as the log of a step."""
+    with dtrrun.budget("1GB", native="require") as session:
+        kept = torch.ones(4) + 1
+        in_a_thread(lambda: kept + 1)
+        begun, before = threading.Event(), sum(session.mode.python_calls.values())
+
+        def work():
+            begun.set()
+            kept + 1
+
+        thread = threading.Thread(target=work)
+        with session.slow_path.lock:
+            thread.start()
+            begun.wait()
+            time.sleep(0.1)  # until it waits
+            session.slow_path.reasons.add("a test")
+        thread.join()
+        assert sum(session.mode.python_calls.values()) == before + 1
+
+
+def test_an_operator_that_fails_beside_others_leaves_nothing_locked():
+    def work(failures):
+        x = torch.ones(300, 300)
+        for size in range(2, 12):
+            kept = x * size
+            try:
+                kept @ torch.ones(size, 4)
+            except RuntimeError:
+                failures.append(size)
+            assert torch.equal(kept, torch.full((300, 300), float(size)))
+
+    with dtrrun.budget("2MB") as session:
+        in_a_thread(lambda: torch.ones(4) + 1)
+        found = [[] for _ in range(3)]
+        threads = [threading.Thread(target=work, args=(one,)) for one in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [list(range(2, 12))] * 3
+        assert session.ledger.reserved == {}
+        assert sum(version.locks for version in session.ledger.versions.values()) == 0
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer's signals")
+def test_interrupts_while_threads_take_turns():
+    """Wherever one comes, each operator has run or not, and no other thread waits for a lock for ever."""
+
+    class Interrupt(Exception):
+        pass
+
+    def interrupt(*_):
+        raise Interrupt
+
+    def beside():
+        y = torch.ones(200, 200)
+        while not stop:
+            y = torch.tanh(y @ y).mul_(0.5)
+
+    stop, interrupts = [], 0
+    before = signal.signal(signal.SIGALRM, interrupt)
+    with dtrrun.budget("64MB") as session:
+        threads = [threading.Thread(target=beside) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            for step in range(300):
+                x = torch.full((200, 200), float(step))
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 1e-4 + step * 1e-5)
+                    for _ in range(20):
+                        x = x @ torch.eye(200)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except Interrupt:
+                    interrupts += 1
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                assert torch.equal(x, torch.full((200, 200), float(step)))
+        finally:
+            signal.signal(signal.SIGALRM, before)
+            stop.append(True)
+            for thread in threads:
+                thread.join(60)
+        assert interrupts > 0
+        assert not any(thread.is_alive() for thread in threads)
+        assert session.ledger.reserved == {}
+        assert sum(version.locks for version in session.ledger.versions.values()) == 0
 
 
 def test_a_thread_waits_for_the_room_that_anothers_operator_has():
