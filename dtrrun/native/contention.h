@@ -8,27 +8,49 @@
 
 namespace dtrrun {
 
+struct Usage {  // of this thread
+  Usage() = default;
+  explicit Usage(int64_t now) : at(now), valid_until(now) {
+    rusage usage;
+    getrusage(RUSAGE_THREAD, &usage);
+    interruptions = usage.ru_nivcsw;
+    used_ns = (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1'000'000'000ll +
+              (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1'000ll;
+  }
+  int64_t at = 0, valid_until = 0;  // until when no interruption can have escaped notice
+  int64_t interruptions = 0, used_ns = 0;
+};
+
+// To ask the system takes longer than many operators. So nobody asks after a call that was brief, since hardly anything
+// can have come between, and calls that follow one another closely share the reading before them.
 class OwnTime {
  public:
-  explicit OwnTime(bool wanted) : wanted_(wanted) {
-    if (wanted_) getrusage(RUSAGE_THREAD, &before_);
+  // started: when the call begins.
+  OwnTime(bool wanted, int64_t started) : wanted_(wanted), started_(started) {
+    if (!wanted_) return;
+    if (started - last_.valid_until > NOTICED_NS) last_ = Usage(started);
+    before_ = last_;
   }
-  // ns: what has passed since then.
+  // ns: what has passed since the call began.
   int64_t of(int64_t ns) const {
     if (!wanted_) return ns;
-    rusage now;
-    getrusage(RUSAGE_THREAD, &now);
-    return now.ru_nivcsw == before_.ru_nivcsw ? ns : std::min(ns, used(now) - used(before_));
+    int64_t ended = started_ + ns;
+    if (ns <= NOTICED_NS) {
+      last_.valid_until = ended;
+      return ns;
+    }
+    last_ = Usage(ended);
+    if (last_.interruptions == before_.interruptions) return ns;
+    return std::clamp<int64_t>(last_.used_ns - before_.used_ns - (started_ - before_.at), 0, ns);
   }
 
  private:
-  static int64_t used(const rusage& usage) {
-    return (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1'000'000'000ll +
-           (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1'000ll;
-  }
+  static constexpr int64_t NOTICED_NS = 20'000;
+  static inline thread_local Usage last_;
 
   bool wanted_;
-  rusage before_;
+  int64_t started_;
+  Usage before_;
 };
 
 }  // namespace dtrrun

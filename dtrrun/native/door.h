@@ -653,7 +653,7 @@ class Door {
     if (call.facts.unversioned)
       for (const at::Tensor& tensor : call.argument(0).toTensorVector()) writes.note(tensor);
     int64_t ended = 0;
-    OwnTime own(signature.calls.number(found) < SETTLED);
+    OwnTime own(signature.calls.number(found) < SETTLED, started);
     try {
       if (device.is_cpu() && signature.calls.number(found) != 0 && signature.cost.number(found) < BRIEF_NS) {
         call.op.redispatchBoxed(keys & below, call.stack);

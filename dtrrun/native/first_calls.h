@@ -83,6 +83,7 @@ class FirstCalls {
   Ref blank(const Facts& facts, Ref geometries) const {
     auto* type = reinterpret_cast<PyTypeObject*>(signature_class_.get());
     Ref made = checked(type->tp_alloc(type, 0));
+    PyObject_GC_UnTrack(made.get());
     signature_.operator_.set(made.get(), facts.operator_.get());
     signature_.geometries.take(made.get(), geometries.release());
     return made;
@@ -90,10 +91,9 @@ class FirstCalls {
 
   // statistics: two places to leave out, or null.
   Ref geometries_of(const IValue* values, size_t count, const int* statistics) const {
-    Ref all = checked(PyList_New(0));
+    c10::SmallVector<Ref, 4> all;
     auto add = [&](const at::Tensor& tensor) {
-      if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return;
-      if (PyList_Append(all.get(), geometry_of(tensor).get()) < 0) raise();
+      if (tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number()) all.push_back(geometry_of(tensor));
     };
     for (size_t place = 0; place < count; place++) {
       const IValue& value = values[place];
@@ -104,19 +104,29 @@ class FirstCalls {
       if (value.isOptionalTensorList())
         for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) add(tensor.value_or(at::Tensor()));
     }
-    return checked(PyList_AsTuple(all.get()));
+    return unwatched(&PyTuple_Type, all.size(), [&](size_t i) { return all[i].release(); });
   }
   // `geometry_of` in dispatch/arguments.py, of a tensor without lazy bits.
   Ref geometry_of(const at::Tensor& tensor) const {
-    auto numbers = [](c10::IntArrayRef all) {
-      Ref tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(all.size())));
-      for (size_t i = 0; i < all.size(); i++) PyTuple_SET_ITEM(tuple.get(), i, PyLong_FromLongLong(all[i]));
-      return tuple;
+    auto numbers = [](PyTypeObject* type, c10::IntArrayRef all) {
+      return unwatched(type, all.size(), [&](size_t i) { return PyLong_FromLongLong(all[i]); });
     };
-    Ref size = checked(PyObject_CallOneArg(size_class_.get(), numbers(tensor.sizes()).get()));
-    auto* dtype = reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()));
-    return checked(Py_BuildValue("(OOLO)", size.get(), numbers(tensor.strides()).get(),
-                                 static_cast<long long>(tensor.storage_offset()), dtype));
+    return unwatched(&PyTuple_Type, 4, [&](size_t i) {
+      if (i == 0) return numbers(reinterpret_cast<PyTypeObject*>(size_class_.get()), tensor.sizes()).release();
+      if (i == 1) return numbers(&PyTuple_Type, tensor.strides()).release();
+      if (i == 2) return PyLong_FromLongLong(tensor.storage_offset());
+      return Py_NewRef(reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type())));
+    });
+  }
+  // A tuple, or a `torch.Size`, that cannot be part of a cycle: the garbage collector would visit it for nothing, and a
+  // program whose calls all differ makes five of them for each. item: makes the one at a place.
+  template <class Item>
+  static Ref unwatched(PyTypeObject* type, size_t size, const Item& item) {
+    auto count = static_cast<Py_ssize_t>(size);
+    Ref tuple = checked(type == &PyTuple_Type ? PyTuple_New(count) : type->tp_alloc(type, count));
+    for (size_t i = 0; i < size; i++) PyTuple_SET_ITEM(tuple.get(), i, item(i));
+    PyObject_GC_UnTrack(tuple.get());
+    return tuple;
   }
 
   Ref mode_, signatures_, made_, signature_class_, size_class_;
