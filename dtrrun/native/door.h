@@ -15,6 +15,7 @@
 #include "pytorch.h"
 #include "ready.h"
 #include "signatures.h"
+#include "stopwatch.h"
 #include "turns.h"
 
 namespace dtrrun {
@@ -66,7 +67,7 @@ class Door {
     running_ = checked(PyUnicode_InternFromString("running statistics"));
   }
 
-  void handle(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, int64_t entered) {
+  void handle(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, Stopwatch& watch) {
     if (!device.is_cpu() && !is_used_by(op, *stack)) {
       Off off;
       Gil::Released released(gil);
@@ -87,7 +88,7 @@ class Door {
     }
     Visit visit(*this);
     Key missed;  // of a call that is the first of its kind
-    if (facts.way != Facts::Way::PYTHON && may_be_fast() && in_turn(facts, op, keys, stack, gil, entered, missed)) {
+    if (facts.way != Facts::Way::PYTHON && may_be_fast() && in_turn(facts, op, keys, stack, gil, watch, missed)) {
       tick_after(left_);
       return;
     }
@@ -184,15 +185,16 @@ class Door {
   };
 
   // Returns false if that is for Python.
-  bool in_turn(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, int64_t entered,
+  bool in_turn(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, Stopwatch& watch,
                Key& missed) {
     if (shared_ && facts.foreign) return false;  // it may wait for another thread
     Turn turn(lock_, shared_);
+    watch.leave_out(turn.waited_ns);
     Inside inside(*this);
     if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // since it waits
     bool done;
     try {
-      done = natively(facts, op, keys, stack, gil, entered + turn.waited_ns, missed, turn);
+      done = natively(facts, op, keys, stack, gil, watch, missed, turn);
     } catch (...) {
       turn.raise_interrupt();
       throw;
@@ -200,12 +202,12 @@ class Door {
     turn.raise_interrupt();
     return done;
   }
-  bool natively(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, int64_t entered,
-                Key& missed, Turn& turn) {
-    if (facts.way == Facts::Way::VIEW) return view(facts, op, keys, stack, entered);
-    if (facts.way != Facts::Way::LISTS) return fast(facts, op, keys, stack, gil, entered, missed, turn);
-    return update_lists(facts, op, keys, stack, gil, entered) ||
-           (facts.recorded && lists_.recomputable && fast(facts, op, keys, stack, gil, entered, missed, turn));
+  bool natively(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
+                Stopwatch& watch, Key& missed, Turn& turn) {
+    if (facts.way == Facts::Way::VIEW) return view(facts, op, keys, stack, watch);
+    if (facts.way != Facts::Way::LISTS) return fast(facts, op, keys, stack, gil, watch, missed, turn);
+    return update_lists(facts, op, keys, stack, gil, watch) ||
+           (facts.recorded && lists_.recomputable && fast(facts, op, keys, stack, gil, watch, missed, turn));
   }
 
   // -- an operator in Python -----------------------------------------------------------------------
@@ -285,19 +287,18 @@ class Door {
 
   // -- views -----------------------------------------------------------------------------------------
 
-  bool view(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, int64_t entered) {
+  bool view(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Stopwatch& watch) {
     accounts_.collect_dead();
     const IValue& first = (*stack)[stack->size() - op.schema().arguments().size()];
     if (!first.isTensor() || !plain(first.toTensor())) return false;
     PyObject* found = known_or_adopted(first.toTensor());
     if (found == nullptr || !(version.resident.is_true(found) || facts.untouching)) return false;
     version.last_access.set_number(found, accounts_.number(ledger.clock));
-    int64_t started = now_ns();
+    int64_t started = watch.read_if(watch.is_on());
     op.redispatchBoxed(keys & below, stack);  // too short to give up the GIL for
-    int64_t ended = now_ns();
+    if (watch.is_on()) operators_ns += Stopwatch::EACH * (now_ns() - started);
     accounts_.add(ledger.age, 1);
-    operators_ns += ended - started;
-    bookkeeping_ns += started - entered;
+    bookkeeping_ns += watch.before(started);
     facts.native_calls++;
     return true;
   }
@@ -305,7 +306,7 @@ class Door {
   // -- lists -----------------------------------------------------------------------------------------
 
   bool update_lists(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
-                    int64_t entered) {
+                    const Stopwatch& watch) {
     const IValue* values = stack->data() + (stack->size() - op.schema().arguments().size());
     if (!lists_.prepare(facts, op.schema(), values)) return false;
     int64_t started = now_ns(), ended = 0;
@@ -322,7 +323,7 @@ class Door {
       throw;
     }
     operators_ns += ended - started;
-    bookkeeping_ns += started - entered;
+    bookkeeping_ns += watch.before(started);
     facts.native_calls++;
     left_ = ended;
     return true;
@@ -394,7 +395,7 @@ class Door {
     const IValue& argument(size_t place) const { return (*stack)[first + place]; }
   };
 
-  bool fast(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, int64_t entered,
+  bool fast(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, Stopwatch& watch,
             Key& missed, Turn& turn) {
     accounts_.collect_dead();
     Call call{facts, op, stack, turn};
@@ -413,18 +414,19 @@ class Door {
     call.state = Ref::copy(ambient_.read(facts.family.get(), facts.state, facts.general));
     if (facts.way == Facts::Way::WRITES && !prepare_write(call)) return false;
     if (facts.updates && !prepare_statistics(call)) return false;
-    auto accounted = make_ready(call);
-    if (!accounted) return false;
-    entered += *accounted;
+    auto taken = make_ready(call);
+    if (!taken) return false;
+    watch.leave_out(*taken);
     if (facts.updates && !are_free(call.statistics)) return false;
     if (facts.way == Facts::Way::WRITES && !find_target(call)) return false;
     if (facts.way == Facts::Way::LISTS && !find_targets(call)) return false;
     if (!record(call)) return false;
     Stack arguments;  // the kernel takes those on the stack
     if (!device.is_cpu()) arguments.assign(stack->begin() + call.first, stack->end());
-    int64_t waited = turn.waited_ns, started = now_ns();
-    int64_t ended = run(call, keys, gil, started);
-    if (ended == 0) {  // out of memory
+    bool settled = signature.calls.number(found) >= SETTLED;
+    bool brief = settled && signature.cost.number(found) < BRIEF_NS, timed = watch.is_on() || !brief;
+    int64_t waited = turn.waited_ns, started = watch.read_if(timed), ended = 0;
+    if (!run(call, keys, gil, started, ended)) {  // out of memory
       stack->resize(call.first);
       stack->insert(stack->end(), arguments.begin(), arguments.end());
       return false;
@@ -440,8 +442,12 @@ class Door {
       first_calls_.made(found);
       signatures_.add(missed, found);
     }
-    left_ = now_ns();
-    bookkeeping_ns += started - entered + left_ - ended - (turn.waited_ns - waited);
+    if (timed) {
+      left_ = now_ns();
+      operators_ns += (brief ? Stopwatch::EACH : 1) * (ended - started);
+      if (watch.is_on())
+        bookkeeping_ns += watch.before(started) + Stopwatch::EACH * (left_ - ended - (turn.waited_ns - waited));
+    }
     facts.native_calls++;
     return true;
   }
@@ -524,13 +530,18 @@ class Door {
     return true;
   }
 
-  // Brings the inputs back, and makes room. Returns the time in ns that is accounted for elsewhere, or nothing if that is
-  // for Python.
+  // Brings the inputs back, and makes room. Returns the time in ns that this has taken, which is accounted for, or nothing if
+  // that is for Python.
   std::optional<int64_t> make_ready(const Call& call) {
     PyObject* found = call.signature.get();
     if (call.whole && readiness_.is_ready(found)) return 0;
     c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
-    return readiness_.make_ready(call.inputs, call.whole, found, call.turn.shared());
+    int64_t began = now_ns();
+    auto elsewhere = readiness_.make_ready(call.inputs, call.whole, found, call.turn.shared());
+    if (!elsewhere) return elsewhere;
+    int64_t taken = now_ns() - began;
+    bookkeeping_ns += taken - *elsewhere;
+    return taken;
   }
 
   // `Mutation.prepare_writes`, before room is made: a leaf, or state that persists over steps, is a constant from now on,
@@ -645,33 +656,35 @@ class Door {
     return call.targets.empty() || call.overwrites || !version.operation.is_none(call.targets[0]);
   }
 
-  // Runs the kernel, and makes the versions of what it has written to. Returns the time when the kernel ended, or 0 if
-  // it did not begin for want of a GPU's memory: then Python will run it again.
-  int64_t run(Call& call, DispatchKeySet keys, const Gil& gil, int64_t started) {
+  // Runs the kernel, and makes the versions of what it has written to. Returns false if it did not begin for want of a GPU's
+  // memory: then Python will run it again. started: when it begins, or 0 if nobody wants to know when it ended.
+  bool run(Call& call, DispatchKeySet keys, const Gil& gil, int64_t started, int64_t& ended) {
     PyObject* found = call.signature.get();
     Writes writes;
     if (call.facts.unversioned)
       for (const at::Tensor& tensor : call.argument(0).toTensorVector()) writes.note(tensor);
-    int64_t ended = 0;
     OwnTime own(signature.calls.number(found) < SETTLED, started);
+    bool has_run = false;
+    auto run_kernel = [&] {
+      call.op.redispatchBoxed(keys & below, call.stack);
+      has_run = true;
+      if (started != 0) ended = now_ns();
+    };
     try {
       if (device.is_cpu() && signature.calls.number(found) != 0 && signature.cost.number(found) < BRIEF_NS) {
-        call.op.redispatchBoxed(keys & below, call.stack);
-        ended = now_ns();
+        run_kernel();
       } else {
         Others others(*this, call);
         Gil::Released released(gil);
-        call.op.redispatchBoxed(keys & below, call.stack);
-        ended = now_ns();
+        run_kernel();
       }
       if (call.unpriced) first_calls_.price(found, call.facts, *call.unpriced, call.op.schema(), *call.stack);
       accounts_.ran(found, own.of(ended - started));
-      operators_ns += ended - started;
       accounts_.collect_dead();
       if (call.facts.updates)
         for (const Ref& one : call.statistics)
           if (version.used.is_true(one.get())) accounts_.supersede(one.get(), nullptr, nullptr);
-      if (call.targets.empty()) return ended;
+      if (call.targets.empty()) return true;
       if (call.maker && has_recipe(call)) {
         mark_used(call.maker.get());
         for (size_t i = 0; i < call.targets.size(); i++)
@@ -686,16 +699,16 @@ class Door {
       bool forgiven = false;
       try {
         PyObject *operator_ = call.facts.operator_.get(), *rng = call.rng.get();
-        forgiven = !device.is_cpu() && ended == 0 && forgives(mode_.get(), operator_, rng);
+        forgiven = !device.is_cpu() && !has_run && forgives(mode_.get(), operator_, rng);
       } catch (const python_error&) {  // an interrupt
         half_written(call);
         throw;
       }
-      if (forgiven) return 0;
+      if (forgiven) return false;
       half_written(call);
       throw;
     }
-    return ended;
+    return true;
   }
 
   // While a kernel runs, other threads may have their turns, unless it writes to what is in the ledger, or draws from a

@@ -32,10 +32,10 @@ void interpose(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     keys = keys.remove(DispatchKey::Python);
   }
   if (is_open) {
-    int64_t entered = now_ns();
+    Stopwatch watch;
     Gil gil;
     if (auto session = door) {  // kept by us, since another thread may end it while we run a kernel
-      session->handle(op, keys, stack, gil, entered);
+      session->handle(op, keys, stack, gil, watch);
       return;
     }
   }

@@ -216,11 +216,12 @@ class Session:
         self._threads.end()
         fork.unwatch()
         try:
-            self.ledger.small_constants.clear()
-            self.ledger.collect_dead()
-            self.ledger.set_budget(None)
-            self.device.set_budget(None)
-            lost = self.dtr.rematerializer.restore_all() if self.device.usable() else None
+            with self._lock:
+                self.ledger.small_constants.clear()
+                self.ledger.collect_dead()
+                self.ledger.set_budget(None)
+                self.device.set_budget(None)
+                lost = self.dtr.rematerializer.restore_all() if self.device.usable() else None
             if lost:
                 self.warn(f"{len(lost)} storages could not be brought back at the session's end")
         finally:

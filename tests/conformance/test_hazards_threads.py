@@ -512,6 +512,28 @@ def test_a_thread_that_outlives_the_session():
     assert session.ledger.age == operators > 0
 
 
+def test_a_session_ends_only_when_nobody_is_in_the_ledger():
+    """A thread in the middle of an eviction may do anything to it."""
+    told, inside, go_on = [], threading.Event(), threading.Event()
+
+    def work():
+        with session.slow_path.lock:
+            inside.set()
+            go_on.wait(10)
+            told.append("thread")
+
+    with dtrrun.budget("1GB") as session:
+        torch.ones(3) + 1
+        set_budget = session.ledger.set_budget
+        session.ledger.set_budget = lambda size: (told.append("end"), set_budget(size))
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert inside.wait(10)
+        threading.Timer(0.2, go_on.set).start()
+    thread.join()
+    assert told == ["thread", "end"]
+
+
 def test_the_mode_comes_off_in_threads_too():
     """`mode_checks`: formulas that compute other bits under any mode, in a backward pass of a thread."""
 

@@ -436,3 +436,16 @@ def test_the_garbage_collector_may_find_a_storage():
             gc.collect()
             torch.ones(2)
         assert session.report()["live_storages"] <= before + 2
+
+
+def test_the_operators_that_are_not_timed_are_counted():
+    """One in four brief operators is, and stands for the others."""
+    one = torch.ones(4, 4)
+    with dtrrun.budget("1GB", native="require") as session:
+        for _ in range(20_000):
+            torch.add(one, one)
+        (add,) = [found for found in session.slow_path.signatures.all() if found.operator.name == "aten.add"]
+        counted = session.report()
+    assert add.calls == add.SETTLED
+    least = 20_000 * add.cost  # the cost is the least of the first calls
+    assert 0.6 * least < counted["operators_ns"] < counted["wall_ns"]

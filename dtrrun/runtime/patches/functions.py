@@ -44,7 +44,8 @@ class Functions:
         def backward(original: Function) -> Function:
             def apply(node: Any, *args: Any) -> Any:
                 outer = getattr(frames, "unlocks", None)
-                frames.unlocks = [lock([arg for arg in args if isinstance(arg, torch.Tensor)])]
+                gradients = args[0] if len(args) == 1 and isinstance(args[0], list) else args
+                frames.unlocks = [lock([one for one in gradients if isinstance(one, torch.Tensor)])]
                 try:
                     return original(node, *args)
                 finally:
@@ -66,6 +67,7 @@ class Functions:
 
         self._patches.wrap(torch.autograd.Function, "apply", forward)
         self._patches.wrap(BackwardCFunction, "apply", backward)
+        self._patches.wrap(BackwardCFunction, "apply_boxed", backward)  # since 2.15, with a list
         self._patches.wrap(BackwardCFunction, "saved_tensors", saved)
 
     def remove(self) -> None:

@@ -190,7 +190,11 @@ class StandIn:
         _dress(call, original)  # tensors' methods are made from it
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.call(*args, **kwargs)
+        try:
+            return self.call(*args, **kwargs)
+        except BaseException as error:
+            hide(error)
+            raise
 
     def __eq__(self, other: object) -> bool:
         if issubclass(type(other), StandIn):  # isinstance() would ask for __class__
@@ -244,7 +248,12 @@ class ClassMethodStandIn(MethodStandIn):
     __module__ = vars(StandIn)["__module__"]
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return MethodType(self.call, type(instance) if owner is None else owner)
+        cls = type(instance) if owner is None else owner
+        bound = StandIn.__new__(StandIn)
+        bound.__wrapped__ = self.__wrapped__.__get__(None, cls)
+        bound._owner, bound._name = cls, self._name
+        bound.call = functools.partial(self, cls)
+        return bound
 
 
 class _Attribute:
