@@ -14,12 +14,21 @@ TEXT = f"""\
 The figures are the mean processor time of the steps after the second, divided by that of the plain run of the
 same round: the median of the rounds, with the least and the most in brackets. In each round, the three kinds
 of run take turns. "Recomputed" is the share of its own operators' time for which the run inside {HALF} % ran
-operators again. That and {BESIDE_RECOMPUTATION * 100:.0f} % of a plain step are what it may take longer."""
+operators again in these steps. That and {BESIDE_RECOMPUTATION * 100:.0f} % of a plain step are what it may
+take longer."""
 
 
 def recomputed(run: Run) -> float:
-    seconds = run.report["seconds"]
-    return seconds["rematerialization"] / seconds["operators"]
+    """In the steps that `Run.step_seconds` counts, of which one may be two of the report: a GAN's."""
+    (process,) = run.report["timeline"]["processes"]
+    steps = process["steps"]
+    skipped = 2 * round(steps["last"][-1] / len(run.capture["step_seconds"]))
+
+    def total(part: str) -> float:
+        counted = zip(steps["first"], steps["seconds"][part], strict=True)
+        return sum(seconds for first, seconds in counted if first > skipped)
+
+    return total("rematerialization") / total("operators")
 
 
 def measure(quick: bool) -> Section:
