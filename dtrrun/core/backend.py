@@ -58,8 +58,11 @@ class Executor(Protocol):
         It is entered twice, because of interrupts.
         """
 
-    def quietly(self, function: Any, *args: Any) -> None:
+    def quietly(self, function: Any, *args: Any) -> Any:
         """Call a function that runs operators, without the warnings that they give."""
+
+    def hold(self, operation: Operation) -> Sequence[Any] | None:
+        """Return references to the memory of its inputs, or None if one of them has gone."""
 
     def execute(
         self, operation: Operation, mutated: set[int], taken: dict[int, Any]

@@ -222,7 +222,8 @@ class Rematerializer:
                         continue
                     self._unplan(plan, operation)
                     try:
-                        self._run(version, operation)
+                        if not self._run(version, operation):
+                            continue  # an input has gone
                         if self._between is not None:
                             self._between()
                     except eviction.BudgetError:
@@ -325,14 +326,18 @@ class Rematerializer:
 
     # -- one operation ---------------------------------------------------------------------------
 
-    def run_alone(self, wanted: Version, operation: Operation) -> None:
-        """Run one operation whose inputs are locked, for the native extension. Raises the budget error."""
-        self._executor.quietly(self._run_below, wanted, operation)
+    def run_alone(self, wanted: Version, operation: Operation) -> bool:
+        """Run one operation whose inputs are locked, for the native extension.
 
-    def _run_below(self, wanted: Version, operation: Operation) -> None:
+        Returns False if an input has gone. Raises the budget error.
+        """
+        done: bool = self._executor.quietly(self._run_below, wanted, operation)
+        return done
+
+    def _run_below(self, wanted: Version, operation: Operation) -> bool:
         guard = self._executor.below()
         with guard, guard:  # twice, because of interrupts
-            self._run(wanted, operation)
+            return self._run(wanted, operation)
 
     @staticmethod
     def refuse(version: Version) -> NoReturn:
@@ -341,8 +346,11 @@ class Rematerializer:
             raise LostError
         raise AssertionError("dtrrun: a storage was evicted that can't be recomputed")
 
-    def _run(self, wanted: Version, operation: Operation) -> None:
+    def _run(self, wanted: Version, operation: Operation) -> bool:
         ledger, signature = self._ledger, operation.signature
+        held = self._executor.hold(operation)  # until it has run
+        if held is None:
+            return False
         mutated = operation.mutated()
         need, given = self._needs(wanted, operation, mutated)
         # An error's traceback holds this frame while locks are released: what it refers to counts as read.
@@ -351,6 +359,7 @@ class Rematerializer:
         started = now_ns() if ledger.observers else 0
         taken = {id(operation.tensors[place]): self._take(operation.tensors[place]) for place in given}
         results, targets, cost = self._executor.execute(operation, mutated, taken)
+        del held
         self.operators_ns += cost
         ledger.clock += signature.cost
         self._collect(wanted, operation, results, targets)
@@ -362,6 +371,7 @@ class Rematerializer:
         tally[2] += wanted.nbytes
         for observer in ledger.observers:
             observer.rematerialized(wanted, operation, started, cost)
+        return True
 
     def _needs(self, wanted: Version, operation: Operation, mutated: set[int]) -> tuple[int, list[int]]:
         """Return the bytes that a run needs, and places of tensors that it may overwrite.

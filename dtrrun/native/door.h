@@ -188,7 +188,9 @@ class Door {
   bool in_turn(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, Stopwatch& watch,
                Key& missed) {
     if (shared_ && facts.foreign) return false;  // it may wait for another thread
-    Turn turn(lock_, shared_);
+    bool begun = shared_ && lock_.try_acquire();
+    if (shared_ && !begun && facts.way == Facts::Way::VIEW && view_out_of_turn(facts, op, keys, stack)) return true;
+    Turn turn(lock_, shared_, begun);
     watch.leave_out(turn.waited_ns);
     Inside inside(*this);
     if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // since it waits
@@ -303,6 +305,18 @@ class Door {
     return true;
   }
 
+  // The same in another thread's turn, without a trace. To wait gives up the GIL. The caller may have it and a mutex of
+  // PyTorch's for which others wait who have the GIL then: as when it asks a view for its `grad_fn`.
+  bool view_out_of_turn(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    const IValue& first = (*stack)[stack->size() - op.schema().arguments().size()];
+    if (!first.isTensor() || !plain(first.toTensor())) return false;
+    PyObject* found = accounts_.version_of(first.toTensor());
+    if (found == nullptr || !(version.resident.is_true(found) || facts.untouching)) return false;
+    op.redispatchBoxed(keys & below, stack);
+    facts.native_calls++;
+    return true;
+  }
+
   // -- lists -----------------------------------------------------------------------------------------
 
   bool update_lists(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
@@ -376,7 +390,7 @@ class Door {
     size_t count = op.schema().arguments().size(), first = stack->size() - count;  // of its arguments
     int64_t clock = 0;                               // when it came
     c10::SmallVector<Ref, 6> inputs;                 // the versions of its tensors; afterwards the recipe's
-    bool whole = true;                               // whether these are resident
+    bool whole = false;                              // whether these are resident
     bool excludes = false;                           // it updates running statistics, which a replay leaves out
     c10::SmallVector<int, 8> holes = c10::SmallVector<int, 8>(count, VALUE);  // as in `Recipe`
     c10::SmallVector<std::pair<size_t, IValue>, 1> gaps;  // which items of a list of tensors there are
@@ -401,6 +415,9 @@ class Door {
     Call call{facts, op, stack, turn};
     call.clock = accounts_.number(ledger.clock);
     if (!describe(call)) return false;
+    // Only now: room is made for a constant that has just been met, and the inputs before it have not been locked.
+    call.whole = are_resident(call.inputs);
+    if (!are_resident(call.statistics)) return false;
     // The table may be cleared while the operator runs.
     call.signature = Ref::copy(signatures_.find(key_));
     bool is_first = !call.signature;
@@ -523,21 +540,27 @@ class Door {
     if (!plain(tensor) || !device.has(tensor.device())) return false;
     PyObject* found = known_or_adopted(tensor);
     if (found == nullptr || version.escaped.is_true(found)) return false;
-    call.whole = call.whole && version.resident.is_true(found);
     version.last_access.set_number(found, call.clock);
     key_.add(tensor, offsets_matter_);
     call.inputs.push_back(Ref::copy(found));
     return true;
   }
 
+  template <class Versions>
+  bool are_resident(const Versions& all) const {
+    return std::all_of(all.begin(), all.end(), [&](const Ref& one) { return version.resident.is_true(one.get()); });
+  }
+
   // Brings the inputs back, and makes room. Returns the time in ns that this has taken, which is accounted for, or nothing if
   // that is for Python.
   std::optional<int64_t> make_ready(const Call& call) {
     PyObject* found = call.signature.get();
-    if (call.whole && readiness_.is_ready(found)) return 0;
+    if (!are_resident(call.statistics)) return std::nullopt;
+    bool whole = are_resident(call.inputs);  // what is written to may have been rescued since
+    if (whole && readiness_.is_ready(found)) return 0;
     c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
     int64_t began = now_ns();
-    auto elsewhere = readiness_.make_ready(call.inputs, call.whole, found, call.turn.shared());
+    auto elsewhere = readiness_.make_ready(call.inputs, whole, found, call.turn.shared());
     if (!elsewhere) return elsewhere;
     int64_t taken = now_ns() - began;
     bookkeeping_ns += taken - *elsewhere;

@@ -188,8 +188,7 @@ class Rematerializations {
       }
       unplan(plan, maker.get());
       try {
-        if (!replays_.run(version.get(), maker.get(), without_workspace.get() == maker.get()))
-          checked(PyObject_CallMethod(rematerializer_.get(), "run_alone", "OO", version.get(), maker.get()));
+        if (!run(version.get(), maker.get(), without_workspace.get() == maker.get())) continue;
       } catch (const python_error& error) {
         if (!is_budget_error(error)) throw;
         if ((entered.size() < 2 && plan.empty()) || relaxations == 0) {
@@ -209,6 +208,13 @@ class Rematerializations {
       leave(entered);
       evictions_.came_back(maker.get());
     }
+  }
+
+  // Returns false if an input has gone.
+  bool run(PyObject* version, PyObject* maker, bool without_workspace) {
+    Replays::End end = replays_.run(version, maker, without_workspace);
+    if (end != Replays::End::FOR_PYTHON) return end == Replays::End::DONE;
+    return checked(PyObject_CallMethod(rematerializer_.get(), "run_alone", "OO", version, maker)).get() == Py_True;
   }
 
   // `Rematerializer._without_workspace`, which `run_alone` reads.

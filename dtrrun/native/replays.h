@@ -97,30 +97,36 @@ class Replays {
     return signature.workspace.number(operation.signature.get(maker)) != 0;
   }
 
-  // Runs an operation whose inputs are locked, for a version that it makes. Returns false if that is for Python: before
-  // anything has changed, but for what was evicted. Raises the budget error.
-  bool run(PyObject* wanted, PyObject* maker, bool without_workspace) {
-    if (operation.recipe(maker) == nullptr || evictions_.observed()) return false;
+  // How an attempt to run an operation ended. For Python, as it is when an input has gone, nothing has changed but for what
+  // was evicted.
+  enum class End : uint8_t { DONE, FOR_PYTHON, INPUT_GONE };
+
+  // Runs an operation whose inputs are locked, for a version that it makes. Raises the budget error.
+  End run(PyObject* wanted, PyObject* maker, bool without_workspace) {
+    if (operation.recipe(maker) == nullptr || evictions_.observed()) return End::FOR_PYTHON;
     const Recipe& recipe = *operation.recipe(maker);
-    if (recipe.rng || !operation.tensors.is_none(maker)) return false;
+    if (recipe.rng || !operation.tensors.is_none(maker)) return End::FOR_PYTHON;
     Items inputs = operation.inputs(maker);
     Facts* known = operators_.find(recipe.handle);
-    if (known == nullptr || known->func.get() != recipe.func.get()) return false;
+    if (known == nullptr || known->func.get() != recipe.func.get()) return End::FOR_PYTHON;
     Facts& facts = *known;
     PyObject* found = operation.signature.get(maker);
     auto geometries = geometries_of(found);
     auto count = static_cast<size_t>(inputs.size());
-    if (geometries == nullptr || geometries->size() != count) return false;
+    if (geometries == nullptr || geometries->size() != count) return End::FOR_PYTHON;
     for (size_t i = 0; i < count; i++)
-      if (version.escaped.is_true(inputs[i])) return false;
+      if (version.escaped.is_true(inputs[i])) return End::FOR_PYTHON;
     PyObject* state = ambient_.read(facts.family.get(), facts.state, facts.general);
     if (state != recipe.state.get()) {
       int equal = PyObject_RichCompareBool(state, recipe.state.get(), Py_EQ);
       if (equal < 0) raise();
-      if (equal == 0) return false;
+      if (equal == 0) return End::FOR_PYTHON;
     }
     auto uses = uses_of(maker, inputs);
-    if (!device_.is_cpu() && std::find(uses.begin(), uses.end(), Use::COPY) != uses.end()) return false;
+    if (!device_.is_cpu() && std::find(uses.begin(), uses.end(), Use::COPY) != uses.end()) return End::FOR_PYTHON;
+    c10::SmallVector<c10::Storage, 6> held;  // a garbage collection while room is made would take those that cycles hold
+    for (PyObject* source : inputs)
+      if (!held.emplace_back(accounts_.memory_of(source))) return End::INPUT_GONE;
     make_room(inputs, uses, found, without_workspace);
     workspaces_.provide(found);
 
@@ -131,18 +137,19 @@ class Replays {
     try {
       call(recipe, found, &stack);
     } catch (...) {
-      if (!device_.is_cpu() && forgives(mode_.get(), facts.operator_.get())) return false;
+      if (!device_.is_cpu() && forgives(mode_.get(), facts.operator_.get())) return End::FOR_PYTHON;
       drop(taken);
       throw;
     }
     int64_t cost = now_ns() - started;
+    held.clear();
     drop(taken);
     operators_ns_.set_number(rematerializer_.get(), operators_ns_.number(rematerializer_.get()) + cost);
     accounts_.add(ledger.clock, signature.cost.number(found));
     collect(wanted, maker, recipe, found, stack, targets);
     for (const Ref& source : taken) accounts_.rule.released(source.get());  // only now: nothing evicted depends on it
     tally(facts, cost, version.nbytes.number(wanted));
-    return true;
+    return End::DONE;
   }
 
  private:

@@ -32,9 +32,15 @@ class Executor:
         below: AbstractContextManager[None] = self._device.below()
         return below
 
-    def quietly(self, function: Callable[..., None], *args: Any) -> None:
+    def quietly(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` without the warnings that its operators give."""
-        silently(function, *args)
+        return silently(function, *args)
+
+    def hold(self, operation: Operation) -> list[torch.UntypedStorage] | None:
+        """Return the storages of its inputs; None if one has gone: what only a cycle of references holds does
+        so at any time, and at the latest when the collector is asked to make room."""
+        held = [source.memory() for source in operation.inputs]
+        return None if any(one is None for one in held) else held
 
     def execute(
         self, operation: Operation, mutated: set[int], taken: dict[int, torch.UntypedStorage]

@@ -48,6 +48,7 @@ from dtrrun.runtime.patches.gradients import Gradients
 from dtrrun.runtime.patches.reducers import Reducers
 from dtrrun.runtime.patches.resizes import Resizes
 from dtrrun.runtime.patches.scripts import Scripts
+from dtrrun.runtime.patches.seeds import Seeds
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import as_bytes
 from dtrrun.telemetry.advice import FOR_A_BLOCK, FOR_A_COMMAND
@@ -167,6 +168,7 @@ class Session:
             Backwards(self._no_optimizer, self._access.pin, self._met_leaf, self._backward_ended),
             Reducers(self.slow_path),
             Scripts(),
+            Seeds(self._lock),
             self._threads,
             # Before `steps`, whose callback may end the program.
             *optional.training_state(settings, self._access.hold),
@@ -418,10 +420,10 @@ class Session:
                 self.steps.last["peak_bytes"] = self.ledger.step_peak_bytes
             self.ledger.step_peak_bytes = self.ledger.resident_bytes
             self.device.step_ended()
+            if self.steps.count <= LEARNING:
+                self.slow_path.signatures.measure_again()
         assert self.steps.last is not None
         self._thrashing.watch(self.steps.last)
-        if self.steps.count <= LEARNING:
-            self.slow_path.signatures.measure_again()
         self._measure_dispatch()
         if self.settings.max_steps is not None and self.steps.count >= self.settings.max_steps:
             self._publish()

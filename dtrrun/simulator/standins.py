@@ -100,8 +100,12 @@ class StandInExecutor:
         return nullcontext()
 
     @staticmethod
-    def quietly(function: Callable[..., None], *args: Any) -> None:
-        function(*args)
+    def quietly(function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+    @staticmethod
+    def hold(_operation: Operation) -> tuple[()]:
+        return ()
 
     def execute(
         self, operation: Operation, mutated: set[int], taken: dict[int, Content]

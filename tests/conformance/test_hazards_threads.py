@@ -21,6 +21,7 @@ from torch import nn
 
 import dtrrun
 from dtrrun.runtime.dispatch.python_mode import modes
+from dtrrun.runtime.dispatch.signatures import Signatures
 
 
 @pytest.mark.parametrize("verify", [True, False])
@@ -902,3 +903,103 @@ def test_forks_while_another_thread_is_in_the_ledger():
         finally:
             stop.set()
             thread.join()
+
+
+@pytest.mark.parametrize("call", ["seed and draw", "state"])
+def test_a_replay_in_another_thread_leaves_the_programs_generator_alone(call):
+    """To seed a generator, or to ask for its state, is not an operator."""
+
+    def program():
+        torch.manual_seed(1)
+        x, found, ended = torch.ones(200, 200), set(), threading.Event()
+        drops = [torch.nn.functional.dropout(x, 0.5) for _ in range(60)]
+
+        def read():
+            for _ in range(8):
+                sum((drop * 2).sum() for drop in drops)
+            ended.set()
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        while not ended.is_set():
+            if call == "state":
+                found.add(bytes(torch.get_rng_state()[:5000].tolist()))
+            else:
+                torch.manual_seed(5)
+                found.add(tuple(torch.rand(4).tolist()))
+        reader.join()
+        return found
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with dtrrun.budget(2_000_000, over_budget="warn") as session:
+            found = program()
+    finally:
+        sys.setswitchinterval(interval)
+    assert session.report()["rematerializations"] > 60
+    assert len(found) == 1
+
+
+def test_a_step_ends_while_another_thread_meets_new_signatures(monkeypatch):
+    """The table of signatures must not grow while a step's end goes through it."""
+    held = []
+
+    def measure_again(signatures, original=Signatures.measure_again):
+        held.append(session.slow_path.lock._is_owned())
+        original(signatures)
+
+    monkeypatch.setattr(Signatures, "measure_again", measure_again)
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    with dtrrun.budget("1GB") as session:
+        (weight * 2).sum().backward()
+        optimizer.step()
+    assert held
+    assert all(held)
+
+
+VIEWS = """
+import faulthandler, sys, threading, torch, dtrrun
+
+faulthandler.dump_traceback_later(60, exit=True)
+sys.setswitchinterval(1e-5)
+ended = []
+x = torch.randn(20, 20, dtype=torch.complex64, requires_grad=True)
+
+def compute():
+    z = torch.ones(150, 150)
+    while not ended:
+        z = torch.tanh(z @ z)
+        z.mul_(0.5)
+
+def ask():
+    together.wait()
+    for view in views:
+        view.grad_fn.name()
+
+with dtrrun.budget("64MB"):
+    computing = [threading.Thread(target=compute) for _ in range(2)]
+    for thread in computing:
+        thread.start()
+    for _ in range(400):
+        y = x * 2
+        views = [torch.view_as_real(y) for _ in range(10)]
+        y.mul_(1.5)
+        together = threading.Barrier(2)
+        asking = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join()
+    ended.append(True)
+    for thread in computing:
+        thread.join()
+print("done")
+"""
+
+
+def test_threads_ask_a_view_how_it_was_made():
+    """PyTorch runs the view again, and holds a mutex of the tensor meanwhile."""
+    run = subprocess.run([sys.executable, "-c", VIEWS], capture_output=True, text=True, timeout=100)
+    assert run.stdout == "done\n", run.stderr

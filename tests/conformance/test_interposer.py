@@ -449,3 +449,19 @@ def test_the_operators_that_are_not_timed_are_counted():
     assert add.calls == add.SETTLED
     least = 20_000 * add.cost  # the cost is the least of the first calls
     assert 0.6 * least < counted["operators_ns"] < counted["wall_ns"]
+
+
+@pytest.mark.parametrize("over_budget", ["error", "warn"])
+def test_an_input_stays_in_memory_while_another_is_met(over_budget):
+    """Room is made for a constant that comes from outside, and the first input has not been locked yet."""
+    known, new = torch.full((250_000,), 1.0), torch.arange(250_000.0)
+    spare = 4_500_000 if over_budget == "error" else 1_500_000
+    with dtrrun.budget("1GB", native="require", over_budget=over_budget) as session:
+        for _ in range(3):
+            torch.dot(known * 2, known)
+        dear = torch.linalg.matrix_exp(torch.eye(500))
+        cheap = torch.full((250_000,), 2.0)
+        session.set_budget(spare)
+        found = torch.dot(cheap, new)
+        del dear
+    assert torch.equal(found, torch.dot(torch.full((250_000,), 2.0), new))

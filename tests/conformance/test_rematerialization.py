@@ -240,3 +240,49 @@ def test_what_dies_while_it_is_recomputed_is_counted_once(monkeypatch):
         version.locks -= 1
         check_accounts(session)
         assert torch.equal(result, x.sin().exp())
+
+
+@pytest.mark.parametrize("recorded", ["on the fast path", "in Python"])
+def test_what_a_cycle_alone_holds_may_go_while_room_is_made_for_its_reader(recorded):
+    """The collector runs before a budget is found to be too small, and may take such an input."""
+    a, others = torch.arange(250_000.0), [torch.ones(250_000) for _ in range(2)]
+    expected = (a * 2).sin().sum()
+    with dtrrun.budget(4_300_000) as session:
+        for _ in range(3 if recorded == "on the fast path" else 0):
+            (a * 2).sin()
+        x = a * 2
+        y = x.sin()
+        cycle = [x, others.pop()]
+        cycle.append(cycle)
+        assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(y))
+        for constant in (*others, cycle[1]):
+            session.slow_path.version_of(constant)
+        del x, cycle, constant
+        assert torch.equal(y.sum(), expected)
+        assert session.report()["rematerializations"] >= 1
+        check_accounts(session)
+
+
+@pytest.mark.python_mode
+def test_an_input_that_has_gone_is_brought_back_for_its_reader(monkeypatch):
+    """The collector may run at any time, also after the inputs have been looked at."""
+    a = torch.arange(100.0)
+    had_gone = []
+
+    def hold(executor, operation, original=Executor.hold):
+        if operation.signature.operator.name != "aten.sin":
+            return original(executor, operation)
+        keeps.clear()  # and with it the input's storage
+        held = original(executor, operation)
+        had_gone.append(held is None)
+        return held
+
+    monkeypatch.setattr(Executor, "hold", hold)
+    with dtrrun.budget("1GB", native="off") as session:
+        keeps = [a * 2]
+        y = keeps[0].sin()
+        assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(y))
+        assert torch.equal(y, (a * 2).sin())
+        assert had_gone == [True, False]
+        assert session.report()["rematerializations"] == 2
+        check_accounts(session)

@@ -1,0 +1,40 @@
+"""Seeds of the default generators wait until no other thread runs a random operator again.
+
+A replay puts the generator into the state that its operator saw, and the program's state back afterwards
+(`runtime.rng`). Random operators of other threads wait for their turn meanwhile, but to seed a generator, or
+to ask for its state, is not an operator.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from dtrrun.runtime.patches.registry import Function, Patches
+
+NAMES = ("get_rng_state", "initial_seed", "manual_seed", "seed", "set_rng_state")
+
+
+class Seeds:
+    """Patches them while installed."""
+
+    def __init__(self, lock: AbstractContextManager[Any]) -> None:
+        """lock: of the slow path, in which replays run."""
+        self._lock = lock
+        self._patches = Patches()
+
+    def install(self) -> None:
+        def waiting(original: Function) -> Function:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                with self._lock:
+                    return original(*args, **kwargs)
+
+            return call
+
+        for name in NAMES:
+            self._patches.wrap(torch.random, name, waiting)
+
+    def remove(self) -> None:
+        self._patches.undo()
