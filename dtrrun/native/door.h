@@ -188,9 +188,9 @@ class Door {
   bool in_turn(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, Stopwatch& watch,
                Key& missed) {
     if (shared_ && facts.foreign) return false;  // it may wait for another thread
-    bool begun = shared_ && lock_.try_acquire();
-    if (shared_ && !begun && facts.way == Facts::Way::VIEW && view_out_of_turn(facts, op, keys, stack)) return true;
-    Turn turn(lock_, shared_, begun);
+    if (shared_ && facts.way == Facts::Way::VIEW && gil.held_before() && view_out_of_turn(facts, op, keys, stack))
+      return true;
+    Turn turn(lock_, shared_);
     watch.leave_out(turn.waited_ns);
     Inside inside(*this);
     if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // since it waits
@@ -305,11 +305,13 @@ class Door {
     return true;
   }
 
-  // The same in another thread's turn, without a trace. To wait gives up the GIL. The caller may have it and a mutex of
-  // PyTorch's for which others wait who have the GIL then: as when it asks a view for its `grad_fn`.
+  // The same whoever's turn it is, without a trace. The caller has the GIL, as when it asks a view for its `grad_fn`, and may
+  // have a mutex of PyTorch's, too. To wait for a turn gives up the GIL, and so may any Python code, to a thread that waits
+  // for that mutex and keeps the GIL meanwhile.
   bool view_out_of_turn(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     const IValue& first = (*stack)[stack->size() - op.schema().arguments().size()];
     if (!first.isTensor() || !plain(first.toTensor())) return false;
+    accounts_.some_died();  // so that the table knows
     PyObject* found = accounts_.version_of(first.toTensor());
     if (found == nullptr || !(version.resident.is_true(found) || facts.untouching)) return false;
     op.redispatchBoxed(keys & below, stack);

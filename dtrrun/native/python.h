@@ -106,6 +106,8 @@ class Gil {
   ~Gil() { PyGILState_Release(state_); }
   Gil(const Gil&) = delete;
 
+  bool held_before() const { return held_before_; }
+
   class Released {
    public:
     explicit Released(const Gil& gil) : saved_(gil.held_before_ ? nullptr : PyEval_SaveThread()) {}

@@ -14,11 +14,9 @@ class Lock {
       : acquire_(attribute(attribute(slow_path, "lock").get(), "acquire")),
         release_(attribute(attribute(slow_path, "lock").get(), "release")) {}
 
-  // Without waiting. Returns whether it is ours.
-  bool try_acquire() const { return checked(PyObject_CallOneArg(acquire_.get(), Py_False)).get() == Py_True; }
   // Returns how long that took, in ns. Raises what the handler of a signal raises meanwhile.
   int64_t acquire() const {
-    if (try_acquire()) return 0;
+    if (checked(PyObject_CallOneArg(acquire_.get(), Py_False)).get() == Py_True) return 0;
     int64_t started = now_ns();
     checked(PyObject_CallNoArgs(acquire_.get()));
     return now_ns() - started;
@@ -44,9 +42,9 @@ class Held {
 // The turn of one operator.
 class Turn {
  public:
-  // shared: whether there are other threads. Otherwise there is nothing to wait for. begun: whether the lock is ours already.
-  Turn(const Lock& lock, bool shared, bool begun = false) : lock_(lock), shared_(shared) {
-    if (shared && !begun) waited_ns = lock.acquire();
+  // shared: whether there are other threads. Otherwise there is nothing to wait for.
+  Turn(const Lock& lock, bool shared) : lock_(lock), shared_(shared) {
+    if (shared) waited_ns = lock.acquire();
   }
   ~Turn() {
     if (shared_) lock_.release();
