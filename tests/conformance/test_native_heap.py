@@ -221,6 +221,9 @@ print(sum(one.sum().item() for one in kept))
 """
 
 
+@pytest.mark.skipif(
+    "asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer takes address space of its own"
+)
 def test_address_space_that_is_limited_is_enough():
     """Where there is none for a segment, the C library's allocator serves."""
     run = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=100)
