@@ -296,7 +296,7 @@ class Door {
     PyObject* found = known_or_adopted(first.toTensor());
     if (found == nullptr || !(version.resident.is_true(found) || facts.untouching)) return false;
     version.last_access.set_number(found, accounts_.number(ledger.clock));
-    int64_t started = watch.read_if(watch.is_on());
+    int64_t started = watch.is_on() ? now_ns() : 0;
     op.redispatchBoxed(keys & below, stack);  // too short to give up the GIL for
     if (watch.is_on()) operators_ns += Stopwatch::EACH * (now_ns() - started);
     accounts_.add(ledger.age, 1);
@@ -436,6 +436,7 @@ class Door {
     auto taken = make_ready(call);
     if (!taken) return false;
     watch.leave_out(*taken);
+    if (!are_resident(call.statistics)) return false;  // which were not locked while room was made
     if (facts.updates && !are_free(call.statistics)) return false;
     if (facts.way == Facts::Way::WRITES && !find_target(call)) return false;
     if (facts.way == Facts::Way::LISTS && !find_targets(call)) return false;
@@ -444,7 +445,7 @@ class Door {
     if (!device.is_cpu()) arguments.assign(stack->begin() + call.first, stack->end());
     bool settled = signature.calls.number(found) >= SETTLED;
     bool brief = settled && signature.cost.number(found) < BRIEF_NS, timed = watch.is_on() || !brief;
-    int64_t waited = turn.waited_ns, started = watch.read_if(timed), ended = 0;
+    int64_t waited = turn.waited_ns, started = timed ? now_ns() : 0, ended = 0;
     if (!run(call, keys, gil, started, ended)) {  // out of memory
       stack->resize(call.first);
       stack->insert(stack->end(), arguments.begin(), arguments.end());
@@ -557,7 +558,6 @@ class Door {
   // that is for Python.
   std::optional<int64_t> make_ready(const Call& call) {
     PyObject* found = call.signature.get();
-    if (!are_resident(call.statistics)) return std::nullopt;
     bool whole = are_resident(call.inputs);  // what is written to may have been rescued since
     if (whole && readiness_.is_ready(found)) return 0;
     c10::impl::ExcludeDispatchKeyGuard only_kernels(above);

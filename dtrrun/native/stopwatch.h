@@ -20,7 +20,6 @@ class Stopwatch {
     if (next >> 30 == 0) entered_ = now_ns();
   }
   bool is_on() const { return entered_ != 0; }
-  int64_t read_if(bool wanted) const { return wanted ? now_ns() : 0; }
   // ns: accounted for elsewhere, of the time before it runs.
   void leave_out(int64_t ns) {
     if (is_on()) entered_ += ns;

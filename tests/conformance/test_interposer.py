@@ -465,3 +465,32 @@ def test_an_input_stays_in_memory_while_another_is_met(over_budget):
         found = torch.dot(cheap, new)
         del dear
     assert torch.equal(found, torch.dot(torch.full((250_000,), 2.0), new))
+
+
+def test_statistics_stay_in_memory_while_room_is_made():
+    """Those that an operator takes, but neither reads nor writes, are not among its inputs."""
+    channels, backward = 50_000, torch.ops.aten.native_batch_norm_backward
+    x, gradient = torch.randn(2, channels), torch.randn(2, channels)
+    saved = x.mean(0), x.var(0)
+
+    def statistics():
+        return torch.full((channels,), 1.0) * 2, torch.full((channels,), 2.0) * 2
+
+    def call(mean, variance):
+        wanted = [True, False, False]
+        return backward(gradient, x, None, mean, variance, *saved, True, 1e-5, wanted)[0]
+
+    expected, equal = call(*statistics()), []
+    for budget in range(2_200_000, 1_500_000, -100_000):
+        with dtrrun.budget("1GB", native="require") as session:
+            for _ in range(3):
+                call(*statistics())
+            mean, variance = statistics()
+            try:
+                session.set_budget(budget)
+                equal.append(torch.equal(call(mean, variance), expected))
+            except dtrrun.BudgetError:
+                equal.append(None)
+    assert False not in equal
+    assert equal[0]
+    assert equal[-1] is None
