@@ -67,6 +67,13 @@ def extension():
 
 
 @pytest.fixture(autouse=True)
+def spoiled():
+    """What is evicted is overwritten, so that whoever still reads at its former address gets other bits."""
+    if "torch" in sys.modules and os.environ.get("NATIVE") != "off":
+        build.load(print).spoil_evicted(True)
+
+
+@pytest.fixture(autouse=True)
 def the_way_operators_come(monkeypatch, request):
     """NATIVE says how operators come to the sessions of this process, in place of the default.
 

@@ -34,6 +34,9 @@ class Memory(Protocol):
     def empty(self, storage: Any) -> None:
         """Give the memory back to the allocator; the storage keeps its identity."""
 
+    def is_empty(self, storage: Any) -> bool:
+        """Return whether the allocator has its memory."""
+
     def refill(self, storage: Any, source: Any) -> None:
         """Hand the memory of `source` to an emptied storage."""
 

@@ -185,10 +185,11 @@ class Foreign:
             region.usable = False
             region.sealed = None
 
-    def _written_unseen(self, version: Version, region: Region) -> None:
-        """What was computed from the old content stays if it is in memory, and is lost if not."""
-        region.usable = False
-        region.sealed = None
+    def lose_dependents(self, version: Version) -> None:
+        """The content of a constant has changed unseen.
+
+        What was computed from it stays if it is in memory, and is lost if not.
+        """
         recipes = self._recipes
         stack = [version]
         while stack:
@@ -203,8 +204,13 @@ class Foreign:
                     node.pin = LOST
                     stack.append(node)
         version.needed_by = None
+
+    def _written_unseen(self, version: Version, region: Region) -> None:
+        region.usable = False
+        region.sealed = None
+        self.lose_dependents(version)
         why = version.pin or "foreign memory"
         for observer in self._ledger.observers:
             observer.changes(ESCAPES, version, why=why)
-        recipes.make_constant(version, why)
+        self._recipes.make_constant(version, why)
         version.escaped, version.pin = True, why

@@ -434,7 +434,7 @@ class Rematerializer:
                     memory.refill(emptied, storage)
                     ledger.restored(version)
                 except BaseException:  # an interrupt may come after it has got its memory
-                    if not version.resident and memory.size_of(emptied):
+                    if not version.resident and not memory.is_empty(emptied):
                         ledger.restored(version)
                     raise
             elif version is wanted or version.locks:

@@ -6,6 +6,7 @@
 
 #include <memory>
 
+#include "bodies.h"
 #include "contention.h"
 #include "device.h"
 #include "first_calls.h"
@@ -75,11 +76,22 @@ class Door {
       return;
     }
     Facts& facts = operators_.of(op);
-    if (facts.composite) {
+    Body* body = Body::innermost;
+    if (facts.composite || (body != nullptr && facts.foreign)) {
       take_apart(facts, op, keys, stack, gil);
       return;
     }
     Off off;
+    if (body != nullptr) {
+      accounts_.collect_dead();
+      body->calls(op, *stack, accounts_);
+      {
+        Gil::Released released(gil);
+        op.redispatchBoxed(keys & below, stack);
+      }
+      body->made(op, *stack);
+      return;
+    }
     if (facts.way == Facts::Way::NO_TENSORS) {  // the profiler's marks, in every step of an optimizer
       facts.native_calls++;
       Gil::Released released(gil);
@@ -117,6 +129,28 @@ class Door {
   std::optional<bool> evict_to(int64_t most) {
     if (evictions_.observed()) return std::nullopt;
     return evictions_.evict_to(most);
+  }
+
+  // Code that is not an operator touches the memory of an evicted storage, and waits for it (`Access.touched`). Returns false if
+  // the storage is none of the session's.
+  bool touched(const Placeholders::Claim& claim) {
+    PyObject* found = accounts_.version_at(claim.storage);
+    if (found == nullptr || !Accounts::has_storage(found)) return false;
+    Ref kept = Ref::copy(found);
+    auto* outer = std::exchange(touched_, &claim);
+    struct Ends {
+      const Placeholders::Claim* outer;
+      ~Ends() { touched_ = outer; }
+    } ends{outer};
+    checked(PyObject_CallMethod(mode_.get(), "touched", "O", kept.get()));
+    return Placeholders::own().is_memory(claim);
+  }
+  // Moves its memory to where that code looks for it. Returns false if the system has none.
+  bool settle() {
+    PyObject* found = touched_ == nullptr ? nullptr : accounts_.version_at(touched_->storage);
+    StorageRef storage = found == nullptr ? StorageRef() : Accounts::storage_of(found);
+    if (!storage || is_empty(storage.get())) return false;
+    return Placeholders::own().is_memory(*touched_) || Placeholders::own().make_memory(*touched_, storage.get());
   }
 
   Ref carried(int64_t cut_age) const { return dtrrun::carried(accounts_.versions(), cut_age); }
@@ -891,6 +925,8 @@ class Door {
                                 PyTuple_GET_ITEM(recorded.get(), 2), inputs.get(), call.state.get(),
                                 call.rng ? call.rng.get() : Py_None));
   }
+
+  static inline thread_local const Placeholders::Claim* touched_ = nullptr;  // what this thread waits for
 
   Ref mode_, handle_, slow_path_, ledger_, dtr_, recipes_, reasons_, kernels_;
   Ambient ambient_;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "ledger.h"
+#include "placeholders.h"
 
 namespace dtrrun {
 
@@ -168,12 +169,6 @@ class Evictions {
       accounts_.rule.evicted(one);
     }
     accounts_.freed(nbytes);
-  }
-
-  // As `UntypedStorage.resize_(0)` does.
-  static void empty(c10::StorageImpl* storage) {
-    storage->set_data_ptr_noswap(at::DataPtr(nullptr, storage->device()));
-    storage->set_nbytes(0);
   }
 
   // `Deallocation.sweep`.

@@ -43,6 +43,9 @@ class Heap final : public c10::Allocator {
     return arena_.figures();
   }
 
+  // Whether a block is in the arena.
+  bool has(const void* block) const { return arena_.has(block); }
+
   c10::DataPtr allocate(size_t nbytes) override {
     void* block = nullptr;
     if (nbytes >= LARGE) {

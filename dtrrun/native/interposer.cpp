@@ -13,8 +13,10 @@
 #include <memory>
 
 #include "door.h"
+#include "faults.h"
 #include "heap.h"
 #include "pytorch.h"
+#include "registrations.h"
 
 namespace dtrrun {
 namespace {
@@ -43,6 +45,11 @@ void interpose(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   op.redispatchBoxed(keys & below, stack);
 }
 
+bool bring_back(const Placeholders::Claim& claim) {
+  auto session = door;
+  return session && session->touched(claim);
+}
+
 // -- for Python ------------------------------------------------------------------------------------------
 
 PyObject* open_door(PyObject*, PyObject* args) {
@@ -56,12 +63,14 @@ PyObject* open_door(PyObject*, PyObject* args) {
     hole = placeholder;
     door = std::make_shared<Door>(mode, handle, classes, chain_limit, device);
     is_open = true;
+    Faults::watch(&bring_back);
     Py_RETURN_NONE;
   });
 }
 
 PyObject* close_door(PyObject*, PyObject*) {
   is_open = false;
+  Faults::unwatch();
   door.reset();
   Py_RETURN_NONE;
 }
@@ -94,6 +103,39 @@ PyObject* proceed(PyObject*, PyObject*) {
     }
     call.done = true;
     return shown_results(call.op->schema(), stack).release();
+  });
+}
+
+// The same for one that is not PyTorch's own. Returns its results, whether it has read something of the session's beside its
+// arguments, and which tensors it has kept.
+PyObject* proceed_watched(PyObject*, PyObject* args) {
+  PyObject* touch;
+  int counts;
+  if (!PyArg_ParseTuple(args, "Op", &touch, &counts)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    if (underway == nullptr) throw std::runtime_error("dtrrun: no operator is under way");
+    Underway& call = *underway;
+    std::optional<Keeping> keeping;
+    if (counts) keeping.emplace(call.values, call.count);
+    Stack& stack = call.results;
+    stack.assign(call.values, call.values + call.count);
+    bool reads_unseen;
+    {
+      Body body(touch, call.values, call.count);
+      auto seen = call.program;
+      seen.excluded_ = seen.excluded_.remove(KEY);
+      c10::impl::ForceDispatchKeyGuard program(seen);
+      WithoutGil released;
+      call.op->redispatchBoxed(call.keys & below, &stack);
+      reads_unseen = body.reads_unseen();
+    }
+    call.done = true;
+    Ref kept = checked(PyList_New(0));
+    if (keeping)
+      for (const at::Tensor& tensor : keeping->kept(stack))
+        if (PyList_Append(kept.get(), to_python(shown(tensor), Enumeration::NONE).get()) < 0) raise();
+    return Py_BuildValue("(NOO)", shown_results(call.op->schema(), stack).release(), reads_unseen ? Py_True : Py_False,
+                         kept.get());
   });
 }
 
@@ -226,6 +268,47 @@ PyObject* swap(PyObject*, PyObject* args) {
   });
 }
 
+PyObject* evict(PyObject*, PyObject* storage) {
+  return guarded([&]() -> PyObject* {
+    THPStorage_assertNotNull(storage);
+    empty(THPStorage_Unpack(storage).unsafeGetStorageImpl());
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* is_evicted(PyObject*, PyObject* storage) {
+  return guarded([&]() -> PyObject* {
+    THPStorage_assertNotNull(storage);
+    return PyBool_FromLong(is_empty(THPStorage_Unpack(storage).unsafeGetStorageImpl()));
+  });
+}
+
+PyObject* settle(PyObject*, PyObject*) {
+  return guarded([]() -> PyObject* {
+    auto session = door;
+    return PyBool_FromLong(session && session->settle());
+  });
+}
+
+PyObject* watch_faults(PyObject*, PyObject*) {
+  if (is_open) Faults::watch(&bring_back);
+  Py_RETURN_NONE;
+}
+
+PyObject* spoil_evicted(PyObject*, PyObject* on) {
+  spoils_evicted = PyObject_IsTrue(on);
+  Py_RETURN_NONE;
+}
+
+PyObject* faults(PyObject*, PyObject*) { return PyLong_FromLongLong(Faults::count()); }
+
+PyObject* watch_registrations(PyObject*, PyObject* callback) {
+  return guarded([&]() -> PyObject* {
+    Registrations::watch(callback);
+    Py_RETURN_NONE;
+  });
+}
+
 PyObject* share(PyObject*, PyObject*) {
   if (door) door->share();
   Py_RETURN_NONE;
@@ -240,6 +323,8 @@ PyMethodDef methods[] = {
     {"switch", switch_on, METH_O, "Let this thread's operators come to the session, or not."},
     {"is_on", is_on, METH_NOARGS, "Whether this thread's operators come to the session."},
     {"proceed", proceed, METH_NOARGS, "Run the kernel of the operator that is handled in this thread."},
+    {"proceed_watched", proceed_watched, METH_VARARGS,
+     "proceed_watched(touch, counts): the same for one that is not PyTorch's own, as (results, reads unseen, kept)."},
     {"known_signature", known_signature, METH_NOARGS, "The signature of the operator that is handled, if it is known here."},
     {"remember", remember, METH_O, "Later calls like the operator that is handled have this signature, and need not come."},
     {"was_excluded", was_excluded, METH_O, "Whether a dispatch key was excluded when that operator came."},
@@ -256,11 +341,19 @@ PyMethodDef methods[] = {
     {"living", living, METH_NOARGS, "(versions, operations) that exist, which the garbage collector does not know."},
     {"storage_of", storage_of_tensor, METH_O, "A tensor's storage, of whose object PyTorch does not know."},
     {"swap", swap, METH_VARARGS, "swap(storage, storage): each has what the other one held."},
+    {"evict", evict, METH_O, "Give a storage's memory back. What touches it from now on is told by `Interposer.touched`."},
+    {"is_evicted", is_evicted, METH_O, "Whether a storage has no memory."},
+    {"settle", settle, METH_NOARGS, "Move the memory that has been touched, and is back, to where it was looked for. False: there is none."},
+    {"watch_faults", watch_faults, METH_NOARGS, "Make sure that what touches evicted storages is still told."},
+    {"spoil_evicted", spoil_evicted, METH_O, "For tests: overwrite what is evicted, or not."},
+    {"faults", faults, METH_NOARGS, "How often code that is no operator has touched an evicted storage in this process."},
     {"key_of", key_of_storage, METH_O, "The key of a storage's versions."},
     {"use_heap", use_heap, METH_O, "Let tensors' memory come from our heap, or not. False if PyTorch has an allocator of others."},
     {"cap_heap", cap_heap, METH_O, "How many bytes the heap's blocks and free pages may take; None: any number."},
     {"heap_figures", heap_figures, METH_NOARGS,
      "(bytes of blocks, of free pages, cleared by the system, returned to it) of the heap."},
+    {"watch_registrations", watch_registrations, METH_O,
+     "Call a function with the names of operators that exist, and of those that are registered later; None: no more."},
     {"share", share, METH_NOARGS, "Let several threads take turns on the fast path, where none may be."},
     {"is_inside", is_inside, METH_NOARGS, "Whether another thread is on the fast path."},
     {nullptr, nullptr, 0, nullptr},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -16,6 +17,10 @@ from dtrrun.runtime.storage import storage_of
 
 unseen = torch._C.DisableTorchFunction
 """Context that hides what we do with tensors from the program's function modes and subclasses."""
+
+RECENT = (64, 16, 4)
+"""How many versions that were used last stay while one comes back that native code is waiting for: if all of
+them need too much room, fewer."""
 
 Reach = Callable[[torch.Tensor, bool, bool], Callable[[], None]]
 """reach(tensor, writes, escapes) makes the memory safe to access. Returns a function that ends the access.
@@ -106,6 +111,37 @@ class Access:
                 unlock()
                 raise
         return unlock
+
+    def touched(self, version: Version, settle: Callable[[], bool]) -> None:
+        """Code that is not an operator touches the memory of an evicted storage, by its address.
+
+        settle: moves the memory, once it is back, to that address, where it stays. Returns False if the
+        system has none. Raises BudgetError, and MemoryError.
+        """
+        with unseen(), self._slow_path.lock, Locks() as locks:
+            joins()
+            self._bring_back(version, locks)
+            if not settle():
+                raise MemoryError("the system has no memory for it")
+            self._dtr.mutation.written_outside(version, "read by address", escapes=True)
+
+    def _bring_back(self, version: Version, locks: Locks) -> None:
+        """Lock a version in memory, beside those that the program has used last.
+
+        The code that is waiting for it may have taken their addresses already.
+        """
+        self._ledger.collect_dead()
+        resident = [one for one in self._ledger.versions.values() if one.resident]
+        for count in RECENT:
+            recent = Locks()
+            with recent:
+                recent.take(heapq.nlargest(count, resident, key=lambda one: (one.last_access, one.age)))
+                try:
+                    return self._dtr.rematerializer.lock([version], locks)
+                except BudgetError:
+                    locks()
+                    if count == RECENT[-1]:
+                        raise
 
     def _keep(self, tensor: torch.Tensor) -> None:
         with self._slow_path.lock:

@@ -88,7 +88,7 @@ _COLLECTIVE_NAMESPACES = {
 
 
 # Operators in other namespaces are not PyTorch's: their tags may be incomplete.
-_OWN_NAMESPACES = {"aten", "prim", "prims", "rngprims", *_COLLECTIVE_NAMESPACES}
+OWN_NAMESPACES = {"aten", "prim", "prims", "rngprims", *_COLLECTIVE_NAMESPACES}
 
 
 # Their kernels allocate a result of the inputs' size, and finally shrink the tensor but not the storage.
@@ -250,7 +250,7 @@ class Operator:
         name: str = schema.name
         namespace = name.partition("::")[0]
         tags = func.tags
-        self.foreign = namespace not in _OWN_NAMESPACES
+        self.foreign = namespace not in OWN_NAMESPACES
         self.name = name.replace("::", ".")
         # Inference mode passes these on whole; decomposed, their parts reach us one by one.
         self.composite = _has_kernel(func, "CompositeImplicitAutograd") and not (

@@ -43,6 +43,7 @@ from dtrrun.runtime.patches import fork
 from dtrrun.runtime.patches.backwards import Backwards
 from dtrrun.runtime.patches.composites import Composites
 from dtrrun.runtime.patches.escapes import Escapes
+from dtrrun.runtime.patches.foreign_composites import ForeignComposites
 from dtrrun.runtime.patches.functions import Functions
 from dtrrun.runtime.patches.gradients import Gradients
 from dtrrun.runtime.patches.reducers import Reducers
@@ -146,6 +147,8 @@ class Session:
         self._thrashing = Thrashing(settings, self.warn, self._publish)
         self.steps = StepClock(lambda: publish.totals(self), self._step_ended)
         self._access = Access(self.slow_path)
+        if isinstance(self.mode, Interposer):
+            self.mode.touch = self._access.touched
         self._gradients = Gradients(self._access.pin, self._native)
         self._notices = notices.Notices(self.warn)
         self._launcher = Launcher(settings.record_dir)
@@ -157,6 +160,11 @@ class Session:
         self._parts: list[Any] = [
             Escapes(self._access.reach),
             Composites(self._access.reach, kernels, backends),
+            *(
+                [ForeignComposites(self.slow_path, self._native, kernels, backends)]
+                if self._native is not None
+                else []
+            ),
             Resizes(self.slow_path),
             self._gradients,
             Functions(self._access.lock),

@@ -89,7 +89,32 @@ def device_type_of(storage: torch.UntypedStorage) -> str:
 
 def empty(storage: torch.UntypedStorage) -> None:
     """Free the memory at once. Tensors over the storage keep sizes, strides and identity."""
+    _empty(storage)
+
+
+def is_empty(storage: torch.UntypedStorage) -> bool:
+    """Return whether a storage has no memory."""
+    return _is_empty(storage)
+
+
+def _empty_by_resize(storage: torch.UntypedStorage) -> None:
     resize(storage, 0)
+
+
+def _has_no_bytes(storage: torch.UntypedStorage) -> bool:
+    return storage.nbytes() == 0
+
+
+_empty: Callable[[torch.UntypedStorage], None] = _empty_by_resize
+_is_empty: Callable[[torch.UntypedStorage], bool] = _has_no_bytes
+
+
+def use_placeholders(native: Any) -> None:
+    """Let evicted storages keep their sizes, and point where nobody can read (`native/placeholders.h`); None:
+    they are resized to nothing."""
+    global _empty, _is_empty
+    _empty = _empty_by_resize if native is None else native.evict
+    _is_empty = _has_no_bytes if native is None else native.is_evicted
 
 
 def refill_by_swap(storage: Any, source: torch.UntypedStorage) -> None:
@@ -100,6 +125,7 @@ def refill_by_swap(storage: Any, source: torch.UntypedStorage) -> None:
 def refill_by_copy(storage: Any, source: torch.UntypedStorage) -> None:
     """Copy `source` into the emptied `storage`; both are allocated temporarily."""
     try:
+        resize(storage, 0)  # or else it copies what the storage held before
         resize(storage, source.nbytes())
         storage.copy_(source)
     except BaseException:  # an interrupt may come when it has its size but not its content

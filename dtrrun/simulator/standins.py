@@ -53,6 +53,10 @@ class StandInMemory:
         pass
 
     @staticmethod
+    def is_empty(content: Content) -> bool:
+        return False  # asked after an interrupt alone, of which there are none here
+
+    @staticmethod
     def refill(content: Content, source: Content) -> None:
         pass
 

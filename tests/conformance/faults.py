@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dtrrun.runtime import storage as memory
 from dtrrun.runtime.dispatch.python_mode import modes
 from dtrrun.runtime.execute import Executor
 from tests.python_core import use_python_core
@@ -127,10 +128,10 @@ def check_accounts(session: Any) -> None:
         storage = record()
         assert storage is not None
         if record.resident:
-            assert storage.nbytes() or not record.nbytes, "counted as resident, but empty"
+            assert not memory.is_empty(storage) or not record.nbytes, "counted as resident, but empty"
             resident += (storage.nbytes() + 63) // 64 * 64
         else:
-            assert storage.nbytes() == 0, "counted as evicted, but in memory"
+            assert memory.is_empty(storage), "counted as evicted, but in memory"
             evicted += record.nbytes
     held = sum(record.nbytes for record in ledger.scratch.values())
     assert ledger.scratch_bytes == held

@@ -19,7 +19,7 @@ from torch import nn
 import dtrrun
 from dtrrun.core.graph import Operation, Version
 from dtrrun.runtime.session import Session
-from dtrrun.runtime.storage import REFILL_COPIES
+from dtrrun.runtime.storage import REFILL_COPIES, is_empty, own_storage_of
 
 Program = Callable[[], Any]
 Report = dict[str, Any]
@@ -103,13 +103,18 @@ def assert_same(expected: list[Any], found: list[Any], when: str) -> None:
 
 
 def run_inside(
-    program: Program, budget_bytes: int | None, **options: Any
+    program: Program, budget_bytes: int | None, *, by_address: bool = False, **options: Any
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Run under dtrrun; the bits after the session's end, which equal those inside of it, and the report."""
+    """Run under dtrrun; the bits after the session's end, which equal those inside of it, and the report.
+
+    by_address: whether native code may touch evicted memory, which is then brought back for it.
+    """
     with dtrrun.budget(budget_bytes, **{"verify": True, **options}) as session:
         result, inside = outcome(program)
         report = session.report()
         generator = torch.get_rng_state()
+    native = report["native"]
+    assert by_address or native is None or native["read_by_address"] == 0, "read without an operator"
     mismatches = session.report()["mismatches"]
     assert mismatches == [], mismatches
     torch.set_rng_state(generator)
@@ -120,7 +125,7 @@ def run_inside(
 
 
 def check_stress(
-    program: Program, expected: list[Any] | None = None, *, evictions: int = 1
+    program: Program, expected: list[Any] | None = None, *, by_address: bool = False
 ) -> dict[str, Any]:
     """Under a budget of one byte, where everything is evicted that can be: the same bits.
 
@@ -128,7 +133,7 @@ def check_stress(
     """
     expected = plain(program) if expected is None else expected
     for verify in (False, True):
-        found, report = run_inside(program, 1, over_budget="warn", verify=verify)
+        found, report = run_inside(program, 1, over_budget="warn", verify=verify, by_address=by_address)
         assert_same(expected, found, f"under stress, verify={verify}")
         assert report["evictions"] > 0, "nothing was evicted: the test does not bite"
     return report
@@ -176,6 +181,11 @@ def train(
         optimizer.step()
         losses.append(loss)
     return {"losses": losses, "model": model, "optimizer": optimizer}
+
+
+def in_memory(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is not evicted, without bringing it back."""
+    return not is_empty(own_storage_of(tensor))
 
 
 def living_nodes(session: Session) -> tuple[int, int]:

@@ -27,6 +27,7 @@ PINS = {
     "input lost": "made from a constant that the program let go of before memory ran short",
     "uninitialised": "memory that nothing has been written to yet",
     "read unseen": "small, and looked into by PyTorch before any operator reads it",
+    "read by address": "brought back for native code that reads it without an operator",
     "no plain storage": "sparse, nested and quantized tensors: more than a geometry over a storage",
     "shared with a tensor without plain storage": "what such a tensor was made from",
 }
@@ -164,6 +165,8 @@ def judge(case: Any) -> Verdict:
             verdict.status = FAILED
             return verdict
         pins |= probe.pins
+        if report["native"] is not None and report["native"]["read_by_address"]:
+            pins.add("read by address")
     if not repeats:
         return Verdict(NONDETERMINISTIC, ["other bits each time"], verdict.evicted)
     if pins:
@@ -187,6 +190,8 @@ def inside(program: Program, way: Way) -> tuple[list[Any], Probe, dict[str, Any]
     _scramble()
     try:
         with dtrrun.budget(way.budget_bytes, "cpu", over_budget="warn", verify=way.verify) as session:
+            if session._native is not None:
+                session._native.spoil_evicted(True)
             # A program that trains: else all gradients would stay in memory, and none be recomputed.
             torch.optim.SGD([torch.zeros(1, requires_grad=True)])
             probe = Probe(session)

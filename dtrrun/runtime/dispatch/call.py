@@ -29,6 +29,7 @@ class TensorCall(Call):
         "func",
         "generators",
         "identity",
+        "kept",
         "kwargs",
         "measured",
         "needed",
@@ -69,6 +70,8 @@ class TensorCall(Call):
     """Bytes of its inputs without plain storage."""
     counted: int
     """Bytes of its results without plain storage."""
+    kept: list[torch.Tensor]
+    """Its tensors that native code has kept, if it is not PyTorch's own."""
     result: Any
     """Its result, once it has run."""
     measured: bool
@@ -84,7 +87,7 @@ class TensorCall(Call):
         """device_type: the session's."""
         super().__init__()
         self.func, self.operator, self.device_type = func, operator, device_type
-        self.template, self.kwargs, self.tensors = [], {}, []
+        self.template, self.kwargs, self.tensors, self.kept = [], {}, [], []
         self.writes = self.generators = self.autocast = ()
         self.rng = self.identity = self.result = None
         self.complex = self.common = self.measured = False

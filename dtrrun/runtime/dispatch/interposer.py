@@ -79,9 +79,11 @@ class Interposer(threads.Threads):
         self.ledger, self.recipes = slow_path.ledger, slow_path.dtr.recipes
         self.updates = slow_path.signatures.updates
         self.mask, self.sticky = storage.MASK, frozenset(STICKY)
+        self.touch: Callable[[Version, Callable[[], bool]], None] | None = None
         self._patches = Patches()
         self._is_shared = False
         self._operators_ns = self._bookkeeping_ns = 0
+        self._faults = native.faults()
         self._ended = (0, 0)
         self._ended_calls: tuple[dict[str, int], dict[str, int]] = ({}, {})
 
@@ -121,6 +123,12 @@ class Interposer(threads.Threads):
     def python_calls(self) -> dict[str, int]:
         """How often each of the other operators has gone to Python, by name."""
         found: dict[str, int] = self.native.python_calls() if self.running else self._ended_calls[1]
+        return found
+
+    @property
+    def read_by_address(self) -> int:
+        """How often code that is not an operator has touched an evicted storage."""
+        found: int = self.native.faults() - self._faults
         return found
 
     # -- operators -------------------------------------------------------------------------------
@@ -176,6 +184,11 @@ class Interposer(threads.Threads):
         """Return the state of the generator from which an operator is about to draw `nbytes` bytes."""
         return rng.capture(CPU, None, nbytes)
 
+    def touched(self, version: Version) -> None:
+        """Code that is not an operator touches the memory of an evicted storage, and waits for it."""
+        assert self.touch is not None
+        self.touch(version, self.native.settle)
+
     @staticmethod
     def overwriting(inputs: tuple[Version, ...]) -> list[Any]:
         """Return a recipe's tensors for an operator that overwrites the first of these."""
@@ -190,8 +203,10 @@ class Interposer(threads.Threads):
         # Operators of higher order (`torch.cond`) look for a kernel in Python for each key that is on.
         self._patches.wrap(torch._ops, "key_extractor", _without_our_key)
         storage.use_swap(self.native.swap)
+        storage.use_placeholders(self.native)
 
     def remove(self) -> None:
+        storage.use_placeholders(None)
         storage.use_swap(None)
         self._patches.undo()
         super().remove()
@@ -236,6 +251,10 @@ class Interposer(threads.Threads):
             self.native.share()
             self._is_shared = True
             reasons.remove("threads")
+
+    def look(self) -> None:
+        super().look()
+        self.native.watch_faults()  # the program may have put another handler in place of ours
 
     def wait_outside(self) -> None:
         threads.wait_while(self.native.is_inside)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from itertools import chain
 from threading import get_ident
 from time import perf_counter_ns as now_ns
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -33,6 +33,7 @@ from dtrrun.runtime.dispatch.arguments import (
     outputs_of,
     parts_of,
 )
+from dtrrun.runtime.dispatch.bodies import Body, has_python_kernel, takes_objects
 from dtrrun.runtime.dispatch.call import TensorCall, autograd_versions, count_writes, learn
 from dtrrun.runtime.dispatch.lists import key_of
 from dtrrun.runtime.dispatch.outputs import new_storages
@@ -69,6 +70,16 @@ class Reasons:
     def remove(self, why: str) -> None:
         self.all.discard(why)
         self.any = bool(self.all)
+
+
+class NativeComposite(Protocol):
+    """Follows what a composite operator of a native library calls."""
+
+    thread: int
+
+    def about_to_finish(self, call: TensorCall) -> None: ...
+
+    def finished(self, call: TensorCall, result: Any) -> None: ...
 
 
 class SlowPath:
@@ -116,6 +127,10 @@ class SlowPath:
         )
         self.under_modes = False  # entered before the session: results may be of any kind
         self.capturing = False  # a CUDA graph: no eviction, no replay
+        self.stateful: set[str] = set()
+        """Namespaces of operators of which one has kept a tensor: what they make may depend on it."""
+        self.composites: list[NativeComposite] = []
+        """Composite operators of native libraries that are under way, in any thread."""
         self.checks_modes = False  # an operator whose gradient formula asks for modes has run
 
     def learn(self, func: Any) -> Operator:
@@ -235,7 +250,7 @@ class SlowPath:
         if self.device is not None:
             result = self.device.call(call, args, kwargs)
         elif self._native is not None:
-            result = self._native.proceed()
+            result = self._proceed(call)
         elif call.complex or call.autocast or operator.views_unsaid:
             result = call_operator(call, args, kwargs)
         else:
@@ -249,18 +264,52 @@ class SlowPath:
             drawn = call.rng is not None and operator.foreign and self.shared
             drawn = drawn and rng.moved(call.rng)
             call.result = result
+            composites = [one for one in self.composites if one.thread == get_ident()]
+            for one in composites:
+                one.about_to_finish(call)
             self._finish(call, args, kwargs, own)
+            for one in composites:
+                one.finished(call, result)
             # On a GPU a signature's first calls are measured, here.
             ready = self.device is None or call.signature.calls >= Signature.SETTLED
             if self._native is not None and call.common and ready:
                 self._native.remember(call.signature)
             if drawn:
                 self._keep_results(call, result)
+            if call.kept:  # results are constants, and have not been evicted
+                self._hand_out(call.kept)
         return result
 
     def call(self, call: TensorCall, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operator's kernel."""
-        return call_operator(call, args, kwargs) if self._native is None else self._native.proceed()
+        return call_operator(call, args, kwargs) if self._native is None else self._proceed(call)
+
+    def _proceed(self, call: TensorCall) -> Any:
+        """Run the kernel of the operator that the interposer has brought."""
+        if not call.operator.foreign:
+            return self._native.proceed()
+        body = Body(self.dtr, self.lock)
+        with body.locks:
+            result, reads_unseen, call.kept = self._native.proceed_watched(
+                body.touch, not has_python_kernel(call.func)
+            )
+        if call.kept:
+            self.stateful.add(namespace_of(call.operator))
+        if reads_unseen or call.kept:  # calling it again might give something else
+            call.recordable = False
+            with self.lock:
+                given = {version.key: version for version in call.versions}
+                keys = [self.ledger.key_of(storage_of(tensor)) for tensor in call.kept]
+                call.handed_out = [given[key] for key in keys if key in given]
+                for holes in call.written.values():
+                    if not call.versions[holes[0]].used:
+                        self.dtr.recipes.make_constant(call.versions[holes[0]], "not replayable")
+        return result
+
+    def _hand_out(self, tensors: list[torch.Tensor]) -> None:
+        """Native code has kept some of what a call has made: it can reach the memory from now on."""
+        versions = [version for tensor in tensors if (version := self.version_of(tensor)) is not None]
+        self.dtr.mutation.escape_together(versions, "kept by native code")
 
     def _finish(self, call: TensorCall, args: Any, kwargs: dict[str, Any], ns: int) -> None:
         """Record the cost of a call that has run, and enter its outputs."""
@@ -467,6 +516,9 @@ class SlowPath:
             and not self.under_modes
             and not call.opaque
         )
+        if operator.foreign and self._native is not None:
+            stateful = namespace_of(operator) in self.stateful or takes_objects(func, args, kwargs)
+            call.replayable = call.replayable and not stateful
         if call.complex and call.replayable:
             call.replayable = not inside_another_mode()  # a replay resolves lazy bits, their handler did not
         if operator.mutates or operator.collective:
@@ -670,6 +722,11 @@ def _find_written(call: TensorCall) -> None:
     for hole in holes:
         call.written.setdefault(id(call.versions[hole]), []).append(hole)
     call.writes = list(call.written.values())
+
+
+def namespace_of(operator: Operator) -> str:
+    namespace: str = operator.name.partition(".")[0]
+    return namespace
 
 
 def is_parameter(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,134 @@
+// What the kernel of an operator that is not PyTorch's own touches while it runs: a table, a buffer or a closed-over tensor that
+// is not among its arguments, and tensors that it keeps for later.
+//
+// Such a kernel runs with our key on, so that the operators that it calls come here. They are not recorded: a recipe calls the
+// whole kernel. But it can be called again only if it has read nothing of the session's beside its arguments, since that may
+// change.
+#pragma once
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include "ledger.h"
+
+namespace dtrrun {
+
+// One kernel that runs in this thread.
+class Body {
+ public:
+  // touch(version, writes): brings a version back and keeps it until the kernel has ended. values: the operator's arguments.
+  Body(PyObject* touch, const c10::IValue* values, size_t count) : touch_(touch), outer_(std::exchange(innermost, this)) {
+    for (size_t place = 0; place < count; place++)
+      each_tensor(values[place], [&](const at::Tensor& tensor) { known_.insert(storage_of(tensor)); });
+  }
+  ~Body() { innermost = outer_; }
+  Body(const Body&) = delete;
+
+  static inline thread_local Body* innermost = nullptr;
+
+  // The kernel is about to call an operator. Raises the budget error.
+  void calls(const c10::OperatorHandle& op, const Stack& stack, Accounts& accounts) {
+    const auto& arguments = op.schema().arguments();
+    size_t first = stack.size() - arguments.size();
+    bool makes_constant = op.schema().name() == "aten::lift_fresh";  // `torch.tensor`, of what has just been made
+    for (size_t place = 0; place < arguments.size(); place++) {
+      bool writes = arguments[place].alias_info() != nullptr && arguments[place].alias_info()->isWrite();
+      each_tensor(stack[first + place], [&](const at::Tensor& tensor) {
+        const c10::StorageImpl* storage = storage_of(tensor);
+        if (storage == nullptr || known_.count(storage) != 0) return;
+        PyObject* found = accounts.version_at(storage);
+        if (found == nullptr) {  // nothing of the session's so far; a module's own tensor, unless it is not PyTorch's memory
+          if (!makes_constant && storage->resizable()) reads_unseen_ = true;
+          return;
+        }
+        reads_unseen_ = true;
+        if (!writes && told_.count(storage) != 0) return;
+        told_.insert(storage);
+        checked(PyObject_CallFunctionObjArgs(touch_, Ref::copy(found).get(), writes ? Py_True : Py_False, nullptr));
+      });
+    }
+  }
+  // It has returned. What it has made is the kernel's.
+  void made(const c10::OperatorHandle& op, const Stack& stack) {
+    size_t count = op.schema().returns().size();
+    for (size_t place = stack.size() - count; place < stack.size(); place++)
+      each_tensor(stack[place], [&](const at::Tensor& tensor) {
+        const c10::StorageImpl* storage = storage_of(tensor);
+        if (told_.count(storage) == 0) known_.insert(storage);
+      });
+  }
+
+  bool reads_unseen() const { return reads_unseen_; }
+
+  template <class Function>
+  static void each_tensor(const c10::IValue& value, const Function& function) {
+    if (value.isTensor()) {
+      if (value.toTensor().defined()) function(value.toTensor());
+    } else if (value.isTensorList() || value.isOptionalTensorList()) {
+      for (const c10::IValue& item : value.toListRef())
+        if (item.isTensor() && item.toTensor().defined()) function(item.toTensor());
+    }
+  }
+  static c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    return impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+  }
+
+ private:
+  PyObject* touch_;
+  Body* outer_;
+  std::unordered_set<const c10::StorageImpl*> known_;  // of its arguments, and of what it has made
+  std::unordered_set<const c10::StorageImpl*> told_;
+  bool reads_unseen_ = false;
+};
+
+// Finds which of an operator's tensors its kernel has kept: somebody refers to them or to their storages who did not before.
+class Keeping {
+ public:
+  // Before the kernel runs. values: its arguments.
+  Keeping(const c10::IValue* values, size_t count) : given_(values, values + count) {
+    for (size_t place = 0; place < count; place++)
+      Body::each_tensor(values[place], [&](const at::Tensor& tensor) {
+        tensors_.emplace(tensor.unsafeGetTensorImpl(), tensor.use_count());
+        if (c10::StorageImpl* storage = Body::storage_of(tensor))
+          storages_.emplace(storage, c10::raw::intrusive_ptr::use_count(storage));
+      });
+  }
+
+  // After it has run. results: what it has returned, to which nobody else refers yet.
+  std::vector<at::Tensor> kept(const Stack& results) const {
+    // What the results account for.
+    std::unordered_map<const c10::TensorImpl*, size_t> returned;
+    std::unordered_map<const c10::StorageImpl*, size_t> over;
+    std::vector<at::Tensor> made;
+    for (const IValue& value : results)
+      Body::each_tensor(value, [&](const at::Tensor& tensor) {
+        const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+        if (returned[impl]++ == 0 && tensors_.count(impl) == 0)
+          if (const c10::StorageImpl* storage = Body::storage_of(tensor)) over[storage]++;
+      });
+    std::vector<at::Tensor> found;
+    auto look = [&](const at::Tensor& tensor) {
+      const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+      auto before = [](const auto& counts, const auto* one) {
+        auto known = counts.find(one);
+        return known == counts.end() ? size_t{0} : known->second;
+      };
+      if (tensor.use_count() > before(tensors_, impl) + before(returned, impl)) return found.push_back(tensor);
+      c10::StorageImpl* storage = Body::storage_of(tensor);
+      if (storage == nullptr) return;
+      if (c10::raw::intrusive_ptr::use_count(storage) > before(storages_, storage) + before(over, storage))
+        found.push_back(tensor);
+    };
+    for (const IValue& value : given_) Body::each_tensor(value, look);
+    for (const IValue& value : results) Body::each_tensor(value, look);
+    return found;
+  }
+
+ private:
+  Stack given_;
+  std::unordered_map<const c10::TensorImpl*, size_t> tensors_;
+  std::unordered_map<const c10::StorageImpl*, size_t> storages_;
+};
+
+}  // namespace dtrrun

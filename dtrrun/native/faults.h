@@ -1,0 +1,161 @@
+// Brings an evicted storage back when code that is not an operator touches its memory.
+//
+// A placeholder (`placeholders.h`) can neither be read nor written, so the system stops the thread that tries, by a signal. The
+// handler brings the storage back in that thread, puts its memory where the placeholder was, and lets the thread go on. The
+// storage stays there from then on, like one whose address the program has asked for.
+//
+// Unlike most signals this one comes from the very instruction that touches the memory: C++ code that is reading a tensor. It
+// is not inside of the C library's allocator, nor of the interpreter, so both can be used.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <signal.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+#include "placeholders.h"
+#include "python.h"
+
+namespace dtrrun {
+
+class Faults {
+ public:
+  // Brings back the storage of a claim, and returns true once its memory is where its placeholder was. Called with the GIL; may
+  // set a Python error.
+  using BringBack = bool (*)(const Placeholders::Claim& claim);
+
+  // Handles faults at placeholders from now on. Called again from time to time, since the program may have put another handler
+  // in place of ours.
+  static void watch(BringBack bring_back) {
+    bring_back_ = bring_back;
+    struct sigaction now, own {};
+    sigaction(SIGSEGV, nullptr, &now);
+    if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == &handle) return;
+    others_ = now;
+    own.sa_sigaction = &handle;
+    own.sa_flags = SA_SIGINFO | SA_NODEFER;  // to bring one back may touch another; on the thread's stack, which is large
+    sigemptyset(&own.sa_mask);
+    sigaction(SIGSEGV, &own, nullptr);
+  }
+  static void unwatch() {
+    struct sigaction now;
+    sigaction(SIGSEGV, nullptr, &now);
+    if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == &handle) sigaction(SIGSEGV, &others_, nullptr);
+  }
+
+  // How often storages have been brought back here.
+  static int64_t count() { return count_; }
+
+ private:
+  static void handle(int signal, siginfo_t* info, void* context) {
+    auto address = reinterpret_cast<uintptr_t>(info->si_addr);
+    bool ours = info->si_code > 0 && Placeholders::own().has(address);  // and not sent by a process
+    int error_number = errno;
+    if (ours && is_brought_back(address)) {
+      errno = error_number;
+      return;
+    }
+    if ((others_.sa_flags & SA_SIGINFO) != 0) {
+      others_.sa_sigaction(signal, info, context);
+    } else if (others_.sa_handler != SIG_DFL && others_.sa_handler != SIG_IGN) {
+      others_.sa_handler(signal);
+    } else {
+      sigaction(signal, &others_, nullptr);
+      if (info->si_code <= 0) ::raise(signal);  // otherwise the thread comes to the same instruction again
+    }
+  }
+
+  static bool is_brought_back(uintptr_t address) {
+    Placeholders::Claim claim = Placeholders::own().claim(address);
+    if (claim.first == 0) return refuse("it has been brought back to another place since its address was taken");
+    struct Release {
+      const Placeholders::Claim& claim;
+      ~Release() { Placeholders::own().release(claim); }
+    } release{claim};
+    if (claim.is_memory) return true;
+    if (!Py_IsInitialized()) return refuse("the interpreter has ended");
+    // A part of a parallel region runs other kernels in one thread, which may sum up in another order.
+    if (at::in_parallel_region() && at::get_num_threads() > 1)
+      return refuse("several threads are reading it at once (OMP_NUM_THREADS=1 would help)");
+    Watchdog watchdog;
+    PyGILState_STATE state = PyGILState_Ensure();
+    watchdog.end();
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    bool done = false, interrupted = false;
+    std::string why = "the session has ended";
+    for (int attempt = 0; attempt < 2 && !done; attempt++) {
+      try {
+        done = bring_back_ != nullptr && bring_back_(claim);
+      } catch (...) {
+        torch::translate_exception_to_python(std::current_exception());
+      }
+      if (!PyErr_Occurred()) break;
+      bool again = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
+      interrupted = interrupted || again;
+      why = take_error();
+      if (!again) break;
+    }
+    if (interrupted) PyErr_SetInterrupt();  // for the program, once it is back in Python
+    PyErr_Restore(type, value, traceback);
+    PyGILState_Release(state);
+    if (!done) return refuse(why.c_str());
+    count_++;
+    return true;
+  }
+
+  // The text of the Python error that is set, which is cleared.
+  static std::string take_error() {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    Ref types(type), values(value), frames(traceback), text(value == nullptr ? nullptr : PyObject_Str(value));
+    const char* found = text ? PyUnicode_AsUTF8(text.get()) : nullptr;
+    std::string why = found == nullptr ? "an error" : found;
+    PyErr_Clear();
+    return why;
+  }
+
+  static bool refuse(const char* why) {
+    std::string text = "dtrrun: error: native code reads the memory of an evicted tensor without an operator, and dtrrun cannot "
+                       "bring the tensor back: ";
+    text += why;
+    text += ". Keep such tensors in memory with session.pin(tensor).\n";
+    if (write(STDERR_FILENO, text.data(), text.size()) < 0) return false;
+    return false;
+  }
+
+  // Ends the process if the GIL does not come: a worker thread of a function that waits for it, and has the GIL meanwhile, would
+  // wait forever.
+  class Watchdog {
+   public:
+    Watchdog() {
+      if (PyGILState_GetThisThreadState() != nullptr) return;  // a thread of Python's, which waits for nobody below it
+      has_ended_ = std::make_shared<std::atomic<bool>>(false);
+      std::thread([has_ended = has_ended_] {
+        for (int tenths = 0; tenths < 300; tenths++) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(100));
+          if (*has_ended) return;
+        }
+        refuse("the thread that reads it waits for one that waits for it");
+        std::abort();
+      }).detach();
+    }
+    void end() {
+      if (has_ended_) *has_ended_ = true;
+    }
+
+   private:
+    std::shared_ptr<std::atomic<bool>> has_ended_;
+  };
+
+  static inline BringBack bring_back_ = nullptr;
+  static inline struct sigaction others_ {};
+  static inline std::atomic<int64_t> count_{0};
+};
+
+}  // namespace dtrrun

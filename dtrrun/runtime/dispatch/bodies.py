@@ -1,0 +1,54 @@
+"""What the kernel of an operator that is not PyTorch's own touches beside its arguments.
+
+Such a kernel may read a table or a buffer of its module, or keep an argument for later. The native interposer
+sees the operators that it calls (`native/bodies.h`) and tells what they touch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.library import _impls as in_python
+
+from dtrrun.core.dtr import DTR
+from dtrrun.core.graph import Version
+from dtrrun.core.locks import Locks
+
+# PyTorch's own, although their namespaces are none of its standard ones. Their objects never change.
+_PACKED = ("quantized", "_quantized", "prepacked", "mkldnn_prepacked", "xnnpack", "onednn")
+
+
+def has_python_kernel(func: Any) -> bool:
+    """Return whether an operator's kernel is a function in Python: what that keeps, operators will read."""
+    schema = func._schema
+    namespace, _, name = schema.name.partition("::")
+    if schema.overload_name:
+        name = f"{name}.{schema.overload_name}"
+    keys = ("CPU", "CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    return any(f"{namespace}/{name}/{key}" in in_python for key in keys)
+
+
+def takes_objects(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Return whether a call receives an object of a library's own class, which may change unnoticed."""
+    return func._schema.name.partition("::")[0] not in _PACKED and any(
+        isinstance(arg, torch.ScriptObject) for arg in (*args, *kwargs.values())
+    )
+
+
+class Body:
+    """While one such kernel runs."""
+
+    def __init__(self, dtr: DTR, lock: Any) -> None:
+        self.locks = Locks()
+        self._dtr, self._lock = dtr, lock
+
+    def touch(self, version: Version, writes: bool) -> None:
+        """Bring back what the kernel is about to read or write beside its arguments.
+
+        It stays until the kernel has ended. Raises BudgetError.
+        """
+        with self._lock:
+            self._dtr.rematerializer.lock([version], self.locks)
+            if writes:
+                self._dtr.mutation.written_outside(version, "written by another operator", escapes=False)

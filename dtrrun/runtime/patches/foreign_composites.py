@@ -1,0 +1,194 @@
+"""Composite operators of native libraries may work by address between the operators that they call.
+
+`m.def("f", &f)` registers a C++ function that PyTorch runs above autograd, as those of torch_scatter and
+torchvision are. It may fill a tensor by an operator and go on through `data_ptr()`: a recipe that knows the
+operator alone would make something else. So while such a function runs, what it uses stays in memory, and
+what its operators have made is compared with what is there in the end. What has changed becomes a constant.
+
+The functions are replaced at autograd's key, like those of `composites.py`, as soon as they are registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import get_ident
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.library import _impls as in_python
+
+from dtrrun.core.graph import Version
+from dtrrun.core.locks import Locks
+from dtrrun.runtime.access import unseen
+from dtrrun.runtime.dispatch.arguments import flatten_into, outputs_of
+from dtrrun.runtime.dispatch.call import TensorCall
+from dtrrun.runtime.dispatch.python_mode.threads import joins
+from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.operators import OWN_NAMESPACES
+from dtrrun.runtime.patches.composites import COMPOSITE, Kernel
+from dtrrun.runtime.tracebacks import hiding
+
+REASON = "a composite operator of a native library"
+WRITTEN = "written by native code"
+
+
+class ForeignComposites:
+    """The kernels of one session."""
+
+    def __init__(
+        self, slow_path: SlowPath, native: ModuleType, kernels: dict[Any, Kernel], devices: Sequence[str]
+    ) -> None:
+        """native: the extension. kernels, devices: as of `Composites`."""
+        self._slow_path, self._native = slow_path, native
+        self._kernels, self._devices = kernels, devices
+        self._libraries: list[Any] = []
+        self._unready: list[str] = []
+
+    def install(self) -> None:
+        self._native.watch_registrations(self._registered)
+
+    def remove(self) -> None:
+        self._native.watch_registrations(None)
+        for library in self._libraries:
+            library.reset()
+        self._libraries.clear()
+
+    def _registered(self, names: Sequence[str]) -> None:
+        """Operators with these names have been registered; their kernels may not be yet."""
+        names, self._unready = [*self._unready, *names], []
+        for name in names:
+            namespace, _, rest = name.partition("::")
+            if namespace in OWN_NAMESPACES:
+                continue
+            if not torch._C._dispatch_has_kernel(name):
+                self._unready.append(name)
+            elif _is_native_composite(name):
+                packet, _, overload = rest.partition(".")
+                self._replace(getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default"))
+
+    def _replace(self, func: Any) -> None:
+        namespace, _, name = func._schema.name.partition("::")
+        if func._overloadname != "default":
+            name = f"{name}.{func._overloadname}"
+        kernel = self._kernels[func] = hiding(self._watching(func))
+        # Not a `torch.library.Library`, which would keep the program from registering a kernel there itself.
+        library = torch._C._dispatch_library("IMPL", namespace, "", __file__, 0)
+        for device in self._devices:
+            library.impl(name, f"Autograd{device}", kernel)
+        self._libraries.append(library)
+
+    def _watching(self, func: Any) -> Kernel:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            with unseen():
+                tensors: list[torch.Tensor] = []
+                flatten_into((*args, *kwargs.values()), [], tensors)
+                ours = self._slow_path.ledger.device_type
+                if not all(type(one) in _PLAIN and one.device.type == ours for one in tensors):
+                    return func._op_dk(COMPOSITE, *args, **kwargs)
+                with Running(self._slow_path, tensors):
+                    return func._op_dk(COMPOSITE, *args, **kwargs)
+
+        return kernel
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def _is_native_composite(name: str) -> bool:
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    if not has(name, "CompositeImplicitAutograd") or has(name, "CPU") or has(name, "CUDA"):
+        return False
+    namespace, _, rest = name.partition("::")
+    return f"{namespace}/{rest}/CompositeImplicitAutograd" not in in_python
+
+
+class Running:
+    """While one of them runs: a context."""
+
+    def __init__(self, slow_path: SlowPath, tensors: list[torch.Tensor]) -> None:
+        """tensors: its arguments."""
+        self.thread = get_ident()
+        self._slow_path, self._tensors = slow_path, tensors
+        self._ledger, self._dtr = slow_path.ledger, slow_path.dtr
+        self._locks = Locks()
+        self._given: dict[int, tuple[Version, int]] = {}
+        self._made: dict[int, tuple[Version, int]] = {}
+        """By key of their storages: versions, and what they held when an operator had made them."""
+
+    def __enter__(self) -> None:
+        slow_path = self._slow_path
+        joins()
+        with slow_path.lock:
+            try:
+                versions = [
+                    one for tensor in self._tensors if (one := slow_path.version_of(tensor)) is not None
+                ]
+                with slow_path.telling():
+                    self._dtr.rematerializer.lock(versions, self._locks)
+                for version in versions:
+                    self._given[version.key] = version, self._content(version)
+            except BaseException:
+                self._locks()
+                raise
+            slow_path.composites.append(self)
+            slow_path.reasons.add(REASON)
+
+    def __exit__(self, *exc: object) -> None:
+        slow_path = self._slow_path
+        with slow_path.lock:
+            slow_path.composites.remove(self)
+            if not slow_path.composites:
+                slow_path.reasons.remove(REASON)
+            try:
+                self._compare()
+            finally:
+                self._locks()
+
+    def about_to_finish(self, call: TensorCall) -> None:
+        """Unlock what an operator has written to, so that others need not be using it."""
+        for holes in call.written.values():
+            for version in [one for one in self._locks if one is call.versions[holes[0]]]:
+                version.locks -= 1
+                self._locks.remove(version)
+
+    def finished(self, call: TensorCall, result: Any) -> None:
+        """Keep in memory what an operator has used and made: the address of any of it may be taken now."""
+        versions = self._ledger.versions
+        used = [versions[version.key] for version in call.versions if version.key in versions]
+        made = [
+            one
+            for tensor in outputs_of(result, [])
+            if (one := self._slow_path.version_of(tensor)) is not None
+        ]
+        written = {call.versions[holes[0]].key for holes in call.written.values()}
+        self._locks.take(version for version in (*used, *made) if version.resident)
+        for version in (*made, *(one for one in used if one.key in written)):
+            self._given.pop(version.key, None)
+            self._made[version.key] = version, self._content(version)
+
+    def _content(self, version: Version) -> int:
+        storage = version()
+        return 0 if storage is None or not version.resident else self._ledger.memory.checksum(storage)
+
+    def _compare(self) -> None:
+        """Find what native code has written to: it differs from what was given, or made by operators."""
+        ledger, recipes = self._ledger, self._dtr.recipes
+        ledger.collect_dead()
+        for key, (version, content) in self._made.items():
+            recorded = ledger.versions.get(key) is version and version.operation is not None
+            if recorded and self._content(version) != content:
+                self._dtr.mutation.written_outside(version, WRITTEN, escapes=False)
+        changed = [
+            version
+            for key, (version, content) in self._given.items()
+            if ledger.versions.get(key) is version and self._content(version) != content
+        ]
+        if not changed:
+            return
+        for version, _ in self._made.values():  # perhaps from the old content, perhaps from the new
+            recipes.make_constant(version, WRITTEN)
+        for version in changed:
+            if version.operation is None:
+                recipes.foreign.lose_dependents(version)
+            recipes.supersede(version, None, 0)

@@ -1,0 +1,82 @@
+// Operators as native libraries have them; compiled by test_hazards_native_code.py.
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <algorithm>
+
+namespace {
+
+// The maximum of each column: fills its result by an operator, and goes on by address (as torch_scatter's).
+at::Tensor column_max(const at::Tensor& x) {
+  auto source = x.contiguous();
+  auto result = at::full({source.size(1)}, -1e30, source.options());
+  const float* from = source.data_ptr<float>();
+  float* to = result.data_ptr<float>();
+  for (int64_t i = 0; i < source.size(0); i++)
+    for (int64_t j = 0; j < source.size(1); j++) to[j] = std::max(to[j], from[i * source.size(1) + j]);
+  return result;
+}
+
+// Adds to an argument by address, which its schema does not say, and computes from it before and after.
+at::Tensor add_by_address(const at::Tensor& x, at::Tensor total) {
+  auto before = total.sin();
+  for (int64_t i = 0; i < x.numel(); i++) total.data_ptr<float>()[i] += x.data_ptr<float>()[i];
+  return before + total.cos();
+}
+
+// Its backward pass works by address as well.
+struct Doubled : torch::autograd::Function<Doubled> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
+    context->save_for_backward({x});
+    return x * 2;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    auto x = context->get_saved_variables()[0];
+    auto gradient = gradients[0].contiguous();
+    auto result = at::zeros_like(x);
+    for (int64_t i = 0; i < x.numel(); i++)
+      result.data_ptr<float>()[i] += 2 * gradient.data_ptr<float>()[i] + 0 * x.data_ptr<float>()[i];
+    return {result};
+  }
+};
+at::Tensor doubled(const at::Tensor& x) { return Doubled::apply(x); }
+
+// Keeps its argument; `plus_kept` reads it by address, `times_kept` by an operator.
+at::Tensor kept;
+void keep(const at::Tensor& x) { kept = x; }
+at::Tensor plus_kept(const at::Tensor& x) {
+  auto result = at::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); i++)
+    result.data_ptr<float>()[i] = x.data_ptr<float>()[i] + kept.data_ptr<float>()[i];
+  return result;
+}
+at::Tensor times_kept(const at::Tensor& x) { return x * kept; }
+void forget() { kept = at::Tensor(); }
+
+// An operator with a kernel for the CPU that does nothing of this kind.
+at::Tensor halved(const at::Tensor& x) {
+  auto result = at::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); i++) result.data_ptr<float>()[i] = x.data_ptr<float>()[i] / 2;
+  return result;
+}
+
+}  // namespace
+
+TORCH_LIBRARY(dtrrun_tests, m) {
+  m.def("column_max", &column_max);
+  m.def("add_by_address", &add_by_address);
+  m.def("doubled", &doubled);
+  m.def("keep(Tensor x) -> ()");
+  m.def("plus_kept(Tensor x) -> Tensor");
+  m.def("times_kept(Tensor x) -> Tensor");
+  m.def("forget() -> ()", &forget);
+}
+TORCH_LIBRARY_IMPL(dtrrun_tests, CPU, m) {
+  m.impl("keep", &keep);
+  m.impl("plus_kept", &plus_kept);
+  m.impl("times_kept", &times_kept);
+}
+TORCH_LIBRARY(dtrrun_plain, m) { m.def("halved(Tensor x) -> Tensor"); }
+TORCH_LIBRARY_IMPL(dtrrun_plain, CPU, m) { m.impl("halved", &halved); }

@@ -1,0 +1,243 @@
+"""Operators that are not PyTorch's own, and native code that reads a tensor's memory without any operator."""
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from programs import bits, chain, check, check_stress, in_memory
+
+import dtrrun
+from dtrrun.native import build
+
+pytestmark = pytest.mark.usefixtures("native_way")
+
+SOURCE = Path(__file__).with_name("native_library.cpp")
+
+
+@pytest.fixture
+def native_way(extension, the_way_operators_come):
+    """The Python mode sees none of this: see docs/limits.md."""
+    with dtrrun.budget(None) as session:
+        if session._native is None:
+            pytest.skip("needs the native path")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """The path of the compiled library."""
+    path = tmp_path_factory.mktemp("library") / "operators.so"
+    command = [*build.compiler(), str(SOURCE), "-o", str(path), *build.flags()]
+    subprocess.run([argument.replace("-O2", "-O0") for argument in command], check=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def operators(library):
+    torch.ops.load_library(library)
+    return torch.ops.dtrrun_tests
+
+
+@pytest.fixture(scope="module")
+def custom():
+    """Operators in Python that use a table beside their arguments."""
+    tables = {}
+
+    @torch.library.custom_op("dtrrun_custom::rotate", mutates_args=())
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        return x * tables["factor"]
+
+    rotate.register_autograd(lambda ctx, gradient: gradient * tables["factor"])
+
+    @torch.library.custom_op("dtrrun_custom::add_to", mutates_args={"total"})
+    def add_to(total: torch.Tensor, x: torch.Tensor) -> None:
+        total.add_(x * tables["factor"])
+        tables["calls"].add_(1)
+
+    @torch.library.custom_op("dtrrun_custom::through_numpy", mutates_args=())
+    def through_numpy(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(x.numpy() * 3).clone()
+
+    yield rotate, add_to, through_numpy, tables
+    tables.clear()
+
+
+def test_a_custom_operator_reads_a_table_that_is_evicted_and_changes_later(custom):
+    rotate, _, through_numpy, tables = custom
+
+    def program():
+        tables["factor"] = torch.randn(64, 32).sin()
+        weight = torch.randn(64, 32, requires_grad=True)
+        kept = chain(weight)
+        early = rotate(kept[-1])
+        kept += chain(early)
+        tables["factor"].mul_(2)
+        late = rotate(kept[-1])
+        kept += [late, through_numpy(late.detach()), *chain(late)]
+        sum(one.sum() for one in kept).backward()
+        return [kept, weight.grad, tables.pop("factor")]
+
+    check(program)
+
+
+def test_a_custom_operator_writes_to_a_buffer_beside_its_arguments(custom):
+    _, add_to, _, tables = custom
+
+    def program():
+        tables["factor"] = torch.randn(64, 32).sin()
+        calls = tables["calls"] = torch.zeros(64, 32) + 1
+        before = calls.exp()
+        total = torch.randn(64, 32).exp()
+        for _ in range(3):
+            add_to(total, torch.randn(64, 32))
+            chain(total)
+        kept = chain(calls)
+        calls.mul_(2)
+        return [before, total, kept, tables.pop("calls"), tables.pop("factor")]
+
+    check(program)
+
+
+def test_a_composite_operator_of_a_library_writes_by_address(operators):
+    def program():
+        x = torch.randn(64, 32).sin()
+        kept = [operators.column_max(x), *chain(x)]
+        total = torch.zeros(64, 32) + 1
+        seen = total.exp()
+        kept += [operators.add_by_address(x, total), seen, total, *chain(total)]
+        with torch.inference_mode():
+            kept += [operators.column_max(x * 2), *chain(x)]
+        return kept
+
+    check(program)
+
+
+def test_a_parameter_that_is_written_by_address_is_no_longer_recomputed_from(operators):
+    def program():
+        total = torch.zeros(64, 32)
+        early = total + 1  # perhaps evicted: its old value cannot be had any more
+        operators.add_by_address(torch.randn(64, 32), total)
+        return [chain(total), total, early[:0]]
+
+    check_stress(program)
+
+
+def test_an_operator_keeps_its_argument(operators):
+    def program():
+        operators.forget()
+        x = torch.randn(64, 32).sin()
+        operators.keep(x)
+        del x
+        kept = chain(torch.randn(64, 32))
+        kept += [operators.plus_kept(kept[-1]), operators.times_kept(kept[-1])]
+        kept += chain(kept[-1])
+        operators.keep(torch.randn(64, 32).cos())
+        kept += [operators.plus_kept(kept[-1]), *chain(kept[-1])]
+        operators.forget()
+        return kept
+
+    check(program)
+
+
+def test_what_an_ordinary_operator_makes_can_still_be_evicted(operators):
+    with dtrrun.budget(None) as session:
+        x = torch.randn(64, 32)
+        made = torch.ops.dtrrun_plain.halved(x)
+        expected = bits(made)
+        assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(made))
+        assert not in_memory(made)
+        assert bits(made) == expected
+        assert session.report()["native"]["read_by_address"] == 0
+
+
+def test_a_library_that_is_loaded_during_the_session(library):
+    program = f"""
+import torch, dtrrun
+with dtrrun.budget(1, over_budget="warn", native="require", device="cpu"):
+    torch.ops.load_library({str(library)!r})
+    x = torch.randn(64, 32).sin()
+    most = torch.ops.dtrrun_tests.column_max(x)
+    torch.randn(64, 32).exp()
+    assert torch.equal(most, x.max(0).values)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# Functions of PyTorch's own that read by address what no operator has brought back.
+BY_ADDRESS = {
+    "choose_qparams_optimized": lambda x: torch.choose_qparams_optimized(x, x.numel(), 200, 0.16, 8),
+    "sparse_coo_tensor": lambda x: torch.sparse_coo_tensor((x > 0).nonzero().t() * 1, x[x > 0]).to_dense(),
+    "set_state": lambda x: torch.Generator().set_state(torch.get_rng_state() + 0).initial_seed(),
+    "quantize_per_channel": lambda x: torch.quantize_per_channel(
+        x, x[:, 0].abs() + 1, (x[:, 1] * 0).long(), 0, torch.qint8
+    ).dequantize(),
+}
+
+
+@pytest.mark.parametrize("name", BY_ADDRESS)
+def test_native_code_reads_an_evicted_tensor_by_its_address(name):
+    def program():
+        x = torch.randn(64, 32).sin()
+        kept = chain(torch.randn(64, 32))
+        return [BY_ADDRESS[name](x), *kept, *chain(x)]
+
+    check_stress(program, by_address=True)
+
+
+def test_memory_that_is_read_by_address_is_the_same_from_then_on():
+    """Reads and writes at the address of an evicted tensor, which native code has kept."""
+    address_of = torch._C.TensorBase.data_ptr  # not patched
+    with dtrrun.budget(None) as session:
+        x = torch.arange(1 << 20).sin()
+        expected = x.tolist()[4095]
+        y = x.exp()
+        assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(x))
+        assert not in_memory(x)
+        address = address_of(x)
+        memory = (ctypes.c_float * (1 << 20)).from_address(address)
+        assert memory[4095] == pytest.approx(expected)
+        memory[0] = 5
+        assert in_memory(x)
+        assert address_of(x) == address
+        assert x[0].item() == 5
+        assert session.report()["native"]["read_by_address"] == 1
+        assert {"reason": "read by address", "bytes": 4 << 20, "storages": 1} in session.report()["pinned"]
+        before = session.report()["resident_bytes"]
+        del x
+        assert session.report()["resident_bytes"] == before - (4 << 20)
+    assert y[0].item() == 1
+
+
+def test_what_cannot_be_brought_back_ends_with_a_line_that_says_why():
+    program = """
+import ctypes, torch, dtrrun
+with dtrrun.budget("13MB", native="require", device="cpu") as session:
+    x = torch.arange(1 << 20).float().sin()
+    assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(x))
+    address = torch._C.TensorBase.data_ptr(x)
+    kept = torch.empty(2 << 20)
+    ctypes.c_float.from_address(address).value
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == -11
+    assert (
+        "dtrrun: error: native code reads the memory of an evicted tensor without an operator" in done.stderr
+    )
+    assert "too small" in done.stderr
+    assert "session.pin(tensor)" in done.stderr
+
+
+def test_a_crash_of_the_programs_own_is_still_one():
+    program = """
+import ctypes, faulthandler, torch, dtrrun
+faulthandler.enable()
+with dtrrun.budget("9MB", native="require", device="cpu"):
+    torch.ones(3)
+    ctypes.string_at(8)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == -11
+    assert "Fatal Python error: Segmentation fault" in done.stderr
+    assert "dtrrun:" not in done.stderr
