@@ -110,13 +110,16 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
     }
 
 
+NATIVE_COUNTS = ("operators", "in_python", "read_by_address")
+
+
 def _native(snapshots: Sequence[Snapshot]) -> dict[str, Any] | None:
     """Return the sums over the processes that had the native fast path; null if none had."""
     found = [native for one in snapshots if isinstance(native := one.tables.get("native"), dict)]
     if not found:
         return None
     return {
-        **{name: sum(native.get(name) or 0 for native in found) for name in ("operators", "in_python")},
+        **{name: sum(native.get(name) or 0 for native in found) for name in NATIVE_COUNTS},
         "calls": merged((row for native in found for row in native.get("calls") or []), "name", "count"),
     }
 

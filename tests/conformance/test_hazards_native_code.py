@@ -1,6 +1,7 @@
 """Operators that are not PyTorch's own, and native code that reads a tensor's memory without any operator."""
 
 import ctypes
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,21 @@ def test_a_parameter_that_is_written_by_address_is_no_longer_recomputed_from(ope
     check_stress(program)
 
 
+def test_a_backward_pass_of_a_library_writes_by_address(operators):
+    def program():
+        weight = torch.randn(64, 32, requires_grad=True)
+        kept = chain(operators.doubled(operators.doubled(weight) + 1))
+        gradients = []
+        hidden = kept[-1]
+        for _ in range(2):
+            (gradient,) = torch.autograd.grad(hidden.sum(), weight, retain_graph=True)
+            gradients.append(gradient * 1)
+            chain(gradient)
+        return [kept, gradients]
+
+    check(program)
+
+
 def test_an_operator_keeps_its_argument(operators):
     def program():
         operators.forget()
@@ -241,3 +257,51 @@ with dtrrun.budget("9MB", native="require", device="cpu"):
     assert done.returncode == -11
     assert "Fatal Python error: Segmentation fault" in done.stderr
     assert "dtrrun:" not in done.stderr
+
+
+def test_a_storage_that_was_taken_before_the_session():
+    """What the program reads and writes through it is not seen."""
+
+    def program(buffer, handle):
+        buffer.fill_(1.5)
+        doubled = buffer * 2
+        kept = chain(torch.randn(64, 32))
+        size, handle_bytes = handle.nbytes(), handle[:4]
+        handle.fill_(0)
+        return [buffer, doubled, kept, *chain(buffer), size, list(handle_bytes)]
+
+    def outside():
+        buffer = torch.zeros(64, 32)
+        return buffer, buffer.untyped_storage()
+
+    torch.manual_seed(0)
+    expected = bits(program(*outside()))
+    for budget in (1, None):
+        given = outside()
+        torch.manual_seed(0)
+        with dtrrun.budget(budget, over_budget="warn") as session:
+            assert bits(program(*given)) == expected
+            assert session.report()["evictions"] > 0 or budget is None
+
+
+def test_a_scripted_module_is_saved_with_buffers_that_were_evicted(tmp_path):
+    class Encoding(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("table", torch.arange(2048.0).sin())
+
+        def forward(self, x):
+            return x + self.table
+
+    with dtrrun.budget(1, over_budget="warn") as session:
+        module = torch.jit.script(Encoding())
+        chain(torch.randn(64, 32))
+        assert not in_memory(module.table)
+        torch.jit.save(module, tmp_path / "module.pt")
+        chain(torch.randn(64, 32))
+        buffer = io.BytesIO()
+        torch.jit.save(module, buffer)
+        buffer.seek(0)
+        saved = torch.jit.load(tmp_path / "module.pt"), torch.jit.load(buffer)
+        assert all(torch.equal(one.table, module.table) for one in saved)
+        assert session.report()["native"]["read_by_address"] == 0

@@ -21,7 +21,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "report.md"
 TABLES = {
     "pinned": [{"reason": "gradient", "bytes": 5, "storages": 2}],
     "warnings": [{"text": EVIL, "count": 3}],
-    "native": {"operators": 9, "in_python": 2, "calls": [{"name": "my.op", "count": 2}]},
+    "native": {
+        "operators": 9,
+        "in_python": 2,
+        "read_by_address": 1,
+        "calls": [{"name": "my.op", "count": 2}],
+    },
     "rule": {"heuristic": "size", "since_step": 3, "source": "searched", "predicted": 1.5, "share": "wrong"},
     "mismatches": [{"operator": "my.op", "bytes": 7, "count": 1}],
     "error": {
@@ -115,7 +120,14 @@ def test_on_the_cpu_there_is_no_driver() -> None:
 
 def native(*calls: tuple[str, int], operators: int) -> dict[str, Any]:
     rows = [{"name": name, "count": count} for name, count in calls]
-    return {"native": {"operators": operators, "in_python": sum(n for _, n in calls), "calls": rows}}
+    return {
+        "native": {
+            "operators": operators,
+            "in_python": sum(n for _, n in calls),
+            "read_by_address": 0,
+            "calls": rows,
+        }
+    }
 
 
 def test_which_operators_went_to_python() -> None:

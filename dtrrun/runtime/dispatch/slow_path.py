@@ -42,7 +42,7 @@ from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import as_without_mode, below, composite, inside_another_mode, program_autocast
 from dtrrun.runtime.operators import Operator, operator_of
 from dtrrun.runtime.patches.passing import until_return
-from dtrrun.runtime.storage import device_type_of, place_of, rounded, storage_of, type_of
+from dtrrun.runtime.storage import device_type_of, is_held, place_of, rounded, storage_of, type_of
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 UNPLAIN = "no plain storage"
@@ -435,7 +435,10 @@ class SlowPath:
             return None
         version = self.ledger.version_of(storage)
         if version is None:
+            held = is_held(storage)
             version = self._operators.adopt(storage)
+            if held and not version.escaped:  # through which the program can read and write unseen
+                version.escaped, version.pin = True, "handed out"
             if tensor.is_neg():
                 self.reasons.add("lazy bits")  # negative views of it may predate the session
             if tensor.requires_grad and is_leaf(tensor):

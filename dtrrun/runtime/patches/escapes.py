@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.jit._script import RecursiveScriptModule
 
 from dtrrun.runtime.access import Reach
 from dtrrun.runtime.patches.passing import FUNCTIONS as PASSING
@@ -48,6 +49,14 @@ EXPOSES = (
 EXPOSING_FUNCTIONS = ((torch._C, "_to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"))
 """One function under three names."""
 
+SCRIPTS_SAVED = (
+    "save",
+    "save_to_buffer",
+    "_save_for_lite_interpreter",
+    "_save_to_buffer_for_lite_interpreter",
+)
+"""Methods of scripted modules that write the memory of their tensors to a file, in C++."""
+
 STATES: tuple[tuple[Any, str], ...] = ((torch.random, "set_rng_state"), (torch.cuda, "set_rng_state"))
 """These read the state of a random generator from a tensor. `Generator.set_state` cannot be replaced."""
 
@@ -75,6 +84,8 @@ class Escapes:
             self._wrap(owner, name, writes=False, exposes=False)
         for owner, name in PASSING:
             self._wrap(owner, name, writes=False, exposes=False, around=passing)
+        for name in SCRIPTS_SAVED:
+            self._patches.wrap(RecursiveScriptModule, name, self._saved)
         [(owner, name), *aliases] = EXPOSING_FUNCTIONS
         self._wrap(owner, name, *aliases, writes=True, exposes=True)
 
@@ -112,6 +123,19 @@ class Escapes:
             return patched
 
         self._patches.wrap(owner, name, make, *aliases)
+
+    def _saved(self, original: Function) -> Function:
+        def patched(module: Any, *args: Any, **kwargs: Any) -> Any:
+            ends = []
+            try:
+                for tensor in (*module.parameters(), *module.buffers()):
+                    ends.append(self._reach(tensor, False, False))
+                return original(module, *args, **kwargs)
+            finally:
+                for end in ends:
+                    end()
+
+        return patched
 
     def _below_modes(self, original: Function) -> Function:
         reach = self._reach

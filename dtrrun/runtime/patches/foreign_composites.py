@@ -10,7 +10,7 @@ The functions are replaced at autograd's key, like those of `composites.py`, as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from types import ModuleType
 from typing import Any
@@ -44,6 +44,7 @@ class ForeignComposites:
         self._kernels, self._devices = kernels, devices
         self._libraries: list[Any] = []
         self._unready: list[str] = []
+        self._backward: list[Running] = []
 
     def install(self) -> None:
         self._native.watch_registrations(self._registered)
@@ -53,6 +54,8 @@ class ForeignComposites:
         for library in self._libraries:
             library.reset()
         self._libraries.clear()
+        while self._backward:
+            self._backward.pop().__exit__()
 
     def _registered(self, names: Sequence[str]) -> None:
         """Operators with these names have been registered; their kernels may not be yet."""
@@ -86,10 +89,65 @@ class ForeignComposites:
                 ours = self._slow_path.ledger.device_type
                 if not all(type(one) in _PLAIN and one.device.type == ours for one in tensors):
                     return func._op_dk(COMPOSITE, *args, **kwargs)
-                with Running(self._slow_path, tensors):
-                    return func._op_dk(COMPOSITE, *args, **kwargs)
+                with Running(self._slow_path, tensors) as running:
+                    result = func._op_dk(COMPOSITE, *args, **kwargs)
+                    if torch.is_grad_enabled():
+                        self._watch_backward(outputs_of(result, []), tensors, running.keys())
+                    return result
 
         return kernel
+
+    def _watch_backward(
+        self, results: list[torch.Tensor], given: list[torch.Tensor], keys: list[int]
+    ) -> None:
+        """Let the library's own autograd functions be watched like the operator that has called them.
+
+        keys: of the storages that they may have saved.
+        """
+        ends = {tensor.grad_fn for tensor in given}
+        nodes = [tensor.grad_fn for tensor in results]
+        seen = set()
+        while nodes:
+            node = nodes.pop()
+            if node is None or node in ends or node in seen:
+                continue
+            seen.add(node)
+            nodes += [function for function, _ in node.next_functions]
+            if type(node).__name__ == "CppFunction":
+                before, after = self._around(keys)
+                node.register_prehook(before)
+                node.register_hook(after)
+
+    def _around(self, keys: list[int]) -> tuple[Callable[[Any], None], Callable[[Any, Any], None]]:
+        """Return hooks for before and after a node of the graph."""
+        slow_path = self._slow_path
+
+        def before(gradients: Any) -> None:
+            if not self._libraries:  # the session has ended
+                return
+            self._leave_failed()
+            with unseen():
+                running = Running(slow_path, outputs_of(list(gradients), []), keys)
+                self._backward.append(running.__enter__())
+
+        def after(inputs: Any, outputs: Any) -> None:
+            for running in [one for one in self._backward if one.is_in(_task())][-1:]:
+                self._backward.remove(running)
+                running.__exit__()
+
+        return before, after
+
+    def _leave_failed(self) -> None:
+        """End those of this thread whose backward pass has raised."""
+        thread, task = _task()
+        for running in [one for one in self._backward if one.thread == thread and one.task != task]:
+            self._backward.remove(running)
+            running.__exit__()
+
+
+def _task() -> tuple[int, int]:
+    """Return what tells this thread's backward pass from others."""
+    return get_ident(), torch._C._current_graph_task_id()
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -106,9 +164,10 @@ def _is_native_composite(name: str) -> bool:
 class Running:
     """While one of them runs: a context."""
 
-    def __init__(self, slow_path: SlowPath, tensors: list[torch.Tensor]) -> None:
-        """tensors: its arguments."""
-        self.thread = get_ident()
+    def __init__(self, slow_path: SlowPath, tensors: list[torch.Tensor], keys: Sequence[int] = ()) -> None:
+        """tensors: its arguments. keys: of other storages that it may read."""
+        self.thread, self.task = _task()
+        self._keys = keys
         self._slow_path, self._tensors = slow_path, tensors
         self._ledger, self._dtr = slow_path.ledger, slow_path.dtr
         self._locks = Locks()
@@ -116,14 +175,21 @@ class Running:
         self._made: dict[int, tuple[Version, int]] = {}
         """By key of their storages: versions, and what they held when an operator had made them."""
 
-    def __enter__(self) -> None:
+    def is_in(self, task: tuple[int, int]) -> bool:
+        return (self.thread, self.task) == task
+
+    def keys(self) -> list[int]:
+        """Return the keys of the storages that it was given and has made so far."""
+        return [*self._given, *self._made]
+
+    def __enter__(self) -> Running:
         slow_path = self._slow_path
         joins()
         with slow_path.lock:
             try:
-                versions = [
-                    one for tensor in self._tensors if (one := slow_path.version_of(tensor)) is not None
-                ]
+                given = map(slow_path.version_of, self._tensors)
+                others = map(self._ledger.versions.get, self._keys)
+                versions = [one for one in (*given, *others) if one is not None]
                 with slow_path.telling():
                     self._dtr.rematerializer.lock(versions, self._locks)
                 for version in versions:
@@ -133,6 +199,7 @@ class Running:
                 raise
             slow_path.composites.append(self)
             slow_path.reasons.add(REASON)
+        return self
 
     def __exit__(self, *exc: object) -> None:
         slow_path = self._slow_path
