@@ -60,6 +60,9 @@ class Eviction:
             ledger.collect_dead()
         if ledger.reserved:
             nbytes += ledger.reserved_bytes
+        if ledger.resident_bytes + nbytes <= ledger.limit:
+            return
+        ledger.look_outside()
         if ledger.resident_bytes + nbytes <= ledger.limit or self._evict_to(ledger.limit - nbytes):
             return
         self.no_room(nbytes, operator)

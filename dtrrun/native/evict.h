@@ -17,6 +17,7 @@ class Evictions {
       : eviction_(attribute(dtr, "eviction")), deallocation_(attribute(dtr, "deallocation")),
         recipes_(attribute(dtr, "recipes")), foreign_(attribute(recipes_.get(), "foreign")),
         observers_(attribute(accounts.get(), "observers")), reserved_(attribute(accounts.get(), "reserved")),
+        overhead_(attribute(accounts.get(), "overhead")),
         evicted_by_(attribute(eviction_.get(), "evicted_by")), came_back_(attribute(deallocation_.get(), "_came_back")),
         may_be_evicted_(attribute(eviction_.get(), "may_be_evicted")),
         fingerprints_(attribute(accounts.get(), "fingerprints").get() != Py_None),
@@ -144,8 +145,15 @@ class Evictions {
  private:
   // Whether so much more fits into the budget, once others are evicted. The caller is alone.
   bool fits(int64_t nbytes) {
-    int64_t most = accounts_.number(ledger_.limit) - nbytes;
-    return accounts_.number(ledger_.resident_bytes) <= most || evict_to(most);
+    if (room_for(nbytes)) return true;
+    if (PyDict_GET_SIZE(overhead_.get()) != 0) {  // some of it may have been freed
+      checked(PyObject_CallMethod(accounts_.get(), "look_outside", nullptr));
+      if (room_for(nbytes)) return true;
+    }
+    return evict_to(accounts_.number(ledger_.limit) - nbytes);
+  }
+  bool room_for(int64_t nbytes) const {
+    return accounts_.number(ledger_.resident_bytes) + nbytes <= accounts_.number(ledger_.limit);
   }
 
   void add(const Slot& counter, int64_t more) {
@@ -317,7 +325,7 @@ class Evictions {
       if (PyObject* node = Accounts::referent(reference)) function(node);
   }
 
-  Ref eviction_, deallocation_, recipes_, foreign_, observers_, reserved_, evicted_by_, came_back_, may_be_evicted_;
+  Ref eviction_, deallocation_, recipes_, foreign_, observers_, reserved_, overhead_, evicted_by_, came_back_, may_be_evicted_;
   bool fingerprints_, warn_only_;
   Ref garbage_, rematerializer_;
   Accounts& accounts_;

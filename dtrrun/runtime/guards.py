@@ -83,6 +83,11 @@ def interposed() -> Iterator[None]:
         _C._dispatch_tls_set_dispatch_key_excluded(_INTERPOSER, excluded)
 
 
+def unseen() -> Any:
+    """Context: what this thread does comes to no interposer."""
+    return _C._ExcludeDispatchKeyGuard(INTERPOSER)
+
+
 class below:
     """Context: operators run on plain tensors, hidden from modes and not recorded by autograd.
 

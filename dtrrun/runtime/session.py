@@ -39,6 +39,7 @@ from dtrrun.runtime.observe.expected import expected_budget
 from dtrrun.runtime.observe.steps import StepClock
 from dtrrun.runtime.observe.thrashing import GRACE_NS, Thrashing
 from dtrrun.runtime.observe.training_memory import find_training
+from dtrrun.runtime.outside import Outside
 from dtrrun.runtime.patches import fork
 from dtrrun.runtime.patches.backwards import Backwards
 from dtrrun.runtime.patches.composites import Composites
@@ -180,7 +181,7 @@ class Session:
             self.device,
         ]
         self._learning = optional.learning(self, settings)
-        optionals = (self._where, self._recorder, self._heap, self._learning)
+        optionals = (self._where, self._recorder, self._heap, self._outside(), self._learning)
         self._parts += [part for part in optionals if part is not None]
         self.writer: Any = None
         self._pid = os.getpid()
@@ -190,6 +191,10 @@ class Session:
             return None
         mode = self.settings.return_memory
         return Heap(mode) if self._native is None else NativeHeap(mode, self._native)
+
+    def _outside(self) -> Outside | None:
+        cpu = self.device.type == "cpu"
+        return Outside(self.slow_path, self._native) if cpu and self._native is not None else None
 
     # -- on and off ------------------------------------------------------------------------------
 
