@@ -114,6 +114,16 @@ class Fingerprints(Protocol):
         """Check a version that is in memory again, if it has a fingerprint."""
 
 
+class Outside(Protocol):
+    """Storages that no version counts yet, though they take a part of the budget."""
+
+    def met(self, storage: Any) -> None:
+        """A version is about to count this storage."""
+
+    def look(self) -> None:
+        """Set the limit again: some may have been freed."""
+
+
 class Heap(Protocol):
     """The allocator below. It is occasionally told how much has been freed."""
 

@@ -9,12 +9,14 @@ Each part refers only to parts made before it.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
 from dtrrun.core.backend import Executor, Fingerprints, Heap, Memory, Shortcuts
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.evict import Eviction
+from dtrrun.core.garbage import Garbage
 from dtrrun.core.graph import Graph
 from dtrrun.core.history import History
 from dtrrun.core.ledger import Ledger, SlottedLedger
@@ -39,7 +41,7 @@ class DTR:
         out_of_memory: type[Exception],
         device_type: str = "cpu",
         warn_only: bool = False,
-        collects_garbage: bool = True,
+        collect_garbage: Callable[[], Any] | None = gc.collect,
         fingerprints: Fingerprints | None = None,
         heap: Heap | None = None,
         between_replays: Callable[[], None] | None = None,
@@ -61,13 +63,14 @@ class DTR:
         )
         self.recipes = Recipes(self.ledger)
         self.deallocation = Deallocation(self.ledger)
+        self.garbage = Garbage(self.ledger, lambda: self.rematerializer.operators_ns, collect_garbage)
         self.eviction = Eviction(
             self.ledger,
             self.recipes,
             self.deallocation,
             budget_error=budget_error,
             warn_only=warn_only,
-            collects_garbage=collects_garbage,
+            garbage=self.garbage,
             shortcuts=shortcuts,
         )
         self.rematerializer = Rematerializer(
@@ -80,7 +83,7 @@ class DTR:
             between=between_replays,
             shortcuts=shortcuts,
         )
-        self.mutation = Mutation(self.ledger, self.recipes, self.rematerializer)
+        self.mutation = Mutation(self.ledger, self.recipes, self.rematerializer, self.garbage)
         self.history = History(
             self.ledger, self.recipes, self.deallocation, self.eviction, self.rematerializer, shortcuts
         )

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from time import perf_counter_ns as now_ns
 from typing import Any
 
 from dtrrun.core.backend import Shortcuts
 from dtrrun.core.deallocation import Deallocation
+from dtrrun.core.garbage import Garbage
 from dtrrun.core.graph import Version
 from dtrrun.core.ledger import Ledger
 from dtrrun.core.locks import Locks
 from dtrrun.core.recipes import Recipes
-
-COLLECT_EVERY = 1000  # operators
 
 
 class Eviction:
@@ -36,14 +34,14 @@ class Eviction:
         *,
         budget_error: type[Any],
         warn_only: bool = False,
-        collects_garbage: bool = True,
+        garbage: Garbage,
         shortcuts: Shortcuts | None = None,
     ) -> None:
         """budget_error: called with the operator, the bytes that it needs, the budget, the least sufficient
         budget, and the bytes that can't be evicted, by reason. warn_only: exceed the budget and count it
         instead of raising."""
         self._ledger, self._recipes, self._deallocation = ledger, recipes, deallocation
-        self._shortcuts = shortcuts
+        self._shortcuts, self.garbage = shortcuts, garbage
         self.BudgetError = budget_error
         self.warn_only = warn_only
         self.replaying = 0  # rematerializations in progress
@@ -51,7 +49,6 @@ class Eviction:
         self.evictions = self.evicted_bytes_total = self.over_budget = 0
         self.evicted_by: dict[str, int] = {}
         self.making_room_ns = 0
-        self._next_collection = 0 if collects_garbage else 1 << 62
 
     def make_room(self, nbytes: int, operator: str) -> None:
         """Evict until `nbytes` more fit into the budget.
@@ -63,6 +60,9 @@ class Eviction:
             ledger.collect_dead()
         if ledger.reserved:
             nbytes += ledger.reserved_bytes
+        if ledger.resident_bytes + nbytes <= ledger.limit:
+            return
+        ledger.look_outside()
         if ledger.resident_bytes + nbytes <= ledger.limit or self._evict_to(ledger.limit - nbytes):
             return
         self.no_room(nbytes, operator)
@@ -101,6 +101,8 @@ class Eviction:
         ledger = self._ledger
         started = now_ns()
         ledger.begin_pressure()
+        if not self.replaying and self.garbage.recomputed_ns() >= self.garbage.due_ns:
+            self.garbage.when_due()
         fits = True
         while ledger.resident_bytes > most:
             if self._deallocation.sweep(self.evictions):
@@ -111,7 +113,7 @@ class Eviction:
                     self.evict(victim)
             elif ledger.dead:
                 ledger.collect_dead()
-            elif not self._collect_garbage():
+            elif not self.collect_garbage():
                 fits = False
                 break
         self.making_room_ns += now_ns() - started
@@ -146,16 +148,11 @@ class Eviction:
         self.evict(version)
         return True
 
-    def _collect_garbage(self) -> bool:
-        """Before giving up, collect tensors in cycles, at most every `COLLECT_EVERY` operators."""
-        ledger = self._ledger
-        if ledger.age < self._next_collection:
-            return False
-        self._next_collection = ledger.age + COLLECT_EVERY
-        before = ledger.resident_bytes
-        gc.collect()
-        ledger.collect_dead()
-        return ledger.resident_bytes < before
+    def collect_garbage(self) -> bool:
+        """Nothing is left to evict. Returns whether a garbage collection has freed memory."""
+        # Otherwise something else is tried first, or the program goes on.
+        certain = not (self.replaying or self.warn_only or self.reach >= 0)
+        return self.garbage.without_room(certain=certain)
 
     def evict(self, version: Version) -> None:
         """Free the memory of a version whose recipe is secured (App. C.4)."""

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dtrrun.core.backend import Fingerprints, Heap, Memory
+from dtrrun.core.backend import Fingerprints, Heap, Memory, Outside
 from dtrrun.core.graph import Graph, Version
 from dtrrun.core.observer import RESIZED, Observer
 from dtrrun.core.pool import Policy
@@ -69,6 +69,8 @@ class Ledger:
             self.dead.append
         )  # at any moment and in any thread, so it only queues
         self.versions: dict[int, Version] = graph.versions(self.dead)
+        self.outside: Outside | None = None
+        self.overhead: dict[str, int] = {}  # bytes of the budget that are not tensors, by kind
         self.pressure = False  # whether memory ever ran short; before that the policy is told nothing
         self._no_eviction = 0
         self.set_budget(budget_bytes)
@@ -78,7 +80,6 @@ class Ledger:
         self.resident_bytes = self.peak_bytes = self.evicted_bytes = self.step_peak_bytes = 0
         self.reserved: dict[int, tuple[int, int]] = {}
         """For operators in progress, by the id of their call: the thread, and the reserved bytes."""
-        self.overhead: dict[str, int] = {}  # bytes of the budget that are not tensors, by kind
         self.freed_bytes = 0
 
     # -- the budget ------------------------------------------------------------------------------
@@ -87,6 +88,7 @@ class Ledger:
         """Change the budget. This evicts nothing by itself."""
         self.budget_bytes = budget_bytes
         self.set_limit(UNLIMITED if budget_bytes is None else budget_bytes)
+        self.look_outside()
         # Smaller storages are not worth a search, unless the budget requires it.
         self.least_bytes = min(1024, self._limit // 10_000)
         if self.pressure:
@@ -98,6 +100,11 @@ class Ledger:
         """Set what tensors may take: the budget, or on a GPU what it leaves for them."""
         self._limit = nbytes
         self.limit = UNLIMITED if self._no_eviction else nbytes
+
+    def look_outside(self) -> None:
+        """Take from the limit what storages that have not been met take of the budget now."""
+        if self.outside is not None:
+            self.outside.look()
 
     def no_eviction(self) -> NoEviction:
         """Disable eviction until the returned object is called or its context ends."""

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from dtrrun.core.foreign import LostError
+from dtrrun.core.garbage import Garbage
 from dtrrun.core.graph import Version
 from dtrrun.core.ledger import INPUT_MUTATED, Ledger
 from dtrrun.core.locks import Locks
@@ -36,9 +37,11 @@ class Writes(Protocol):
 class Mutation:
     """Decides which mutations get a recipe, and rescues versions that the others would make unrecoverable."""
 
-    def __init__(self, ledger: Ledger, recipes: Recipes, rematerializer: Rematerializer) -> None:
+    def __init__(
+        self, ledger: Ledger, recipes: Recipes, rematerializer: Rematerializer, garbage: Garbage
+    ) -> None:
         self._ledger, self._recipes, self._rematerializer = ledger, recipes, rematerializer
-        self._foreign = recipes.foreign
+        self._foreign, self._garbage = recipes.foreign, garbage
 
     # -- by operators ----------------------------------------------------------------------------
 
@@ -148,6 +151,8 @@ class Mutation:
             evicted, released = self._dependents(version)
             if not evicted:
                 break
+            if self._garbage.before_rescue(sum([node.nbytes for node in evicted])):
+                continue  # the program may not have them any more
             locks = Locks()
             with locks:
                 locks.take(evicted)

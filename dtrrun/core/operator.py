@@ -357,6 +357,8 @@ class Operators:
                 self._mutation.escape(other, "foreign memory")
         elif pin == "constant" and 0 < version.nbytes <= SMALL_CONSTANT:
             ledger.small_constants.append(storage)
+        if ledger.outside is not None:
+            ledger.outside.met(storage)
         if ledger.resident_bytes + version.nbytes > ledger.limit:
             # The memory exists already, so evict something else for it.
             try:

@@ -33,6 +33,7 @@ class Arena {
     size_t warm = 0;      // free, and not given back
     size_t cleared = 0;   // by the system, for blocks, since the beginning
     size_t returned = 0;  // to the system, since the beginning
+    size_t most = 0;      // blocks at once, since the last `count_anew`
   };
 
   Arena() = default;
@@ -56,6 +57,7 @@ class Arena {
     cut(place, place + nbytes);
     taken_.emplace(place, nbytes);
     figures_.taken += nbytes;
+    figures_.most = std::max(figures_.most, figures_.taken);
     keep_to_cap();
     return reinterpret_cast<void*>(place);
   }
@@ -75,6 +77,7 @@ class Arena {
   }
 
   const Figures& figures() const { return figures_; }
+  void count_anew() { figures_.most = figures_.taken; }
 
  private:
   using BySize = std::set<std::pair<size_t, uintptr_t>>;

@@ -18,15 +18,17 @@ class Evictions {
       : eviction_(attribute(dtr, "eviction")), deallocation_(attribute(dtr, "deallocation")),
         recipes_(attribute(dtr, "recipes")), foreign_(attribute(recipes_.get(), "foreign")),
         observers_(attribute(accounts.get(), "observers")), reserved_(attribute(accounts.get(), "reserved")),
+        overhead_(attribute(accounts.get(), "overhead")),
         evicted_by_(attribute(eviction_.get(), "evicted_by")), came_back_(attribute(deallocation_.get(), "_came_back")),
         may_be_evicted_(attribute(eviction_.get(), "may_be_evicted")),
         fingerprints_(attribute(accounts.get(), "fingerprints").get() != Py_None),
-        warn_only_(truth(eviction_.get(), "warn_only")),
-        accounts_(accounts),
+        warn_only_(truth(eviction_.get(), "warn_only")), garbage_(attribute(dtr, "garbage")),
+        rematerializer_(attribute(dtr, "rematerializer")), accounts_(accounts),
         count_(type_of(classes, "Eviction"), "evictions"),
         nbytes_(type_of(classes, "Eviction"), "evicted_bytes_total"),
         making_room_ns_(type_of(classes, "Eviction"), "making_room_ns"),
-        replaying_(type_of(classes, "Eviction"), "replaying"), swept_(type_of(classes, "Deallocation"), "swept"),
+        replaying_(type_of(classes, "Eviction"), "replaying"), due_ns_(type_of(classes, "Garbage"), "due_ns"),
+        recomputed_ns_(type_of(classes, "Rematerializer"), "operators_ns"), swept_(type_of(classes, "Deallocation"), "swept"),
         gradient_(checked(PyUnicode_InternFromString("gradient"))) {}
 
   // Whether something follows every single event, which only Python tells.
@@ -59,6 +61,8 @@ class Evictions {
   bool evict_to(int64_t most) {
     int64_t started = now_ns();
     if (!accounts_.is_true(ledger_.pressure)) checked(PyObject_CallMethod(accounts_.get(), "begin_pressure", nullptr));
+    if (!any_replaying() && recomputed_ns_.number(rematerializer_.get()) >= due_ns_.number(garbage_.get()))
+      checked(PyObject_CallMethod(garbage_.get(), "when_due", nullptr));
     bool fits = true;
     while (accounts_.number(ledger_.resident_bytes) > most) {
       if (sweep()) continue;
@@ -69,13 +73,21 @@ class Evictions {
         if (secure(victim.get())) evict(victim.get(), storage.get());
       } else if (accounts_.some_died()) {
         accounts_.collect_dead();
-      } else if (checked(PyObject_CallMethod(eviction_.get(), "_collect_garbage", nullptr)).get() != Py_True) {
+      } else if (checked(PyObject_CallMethod(eviction_.get(), "collect_garbage", nullptr)).get() != Py_True) {
         fits = false;
         break;
       }
     }
     add(making_room_ns_, now_ns() - started);
     return fits;
+  }
+
+  // Whether a garbage collection gives reason to try once more what the program has asked for since this time, in ns.
+  bool found_garbage(int64_t since) {
+    int64_t started = now_ns();
+    bool found = checked(PyObject_CallMethod(garbage_.get(), "before_refusing", "L", static_cast<long long>(since))).get() == Py_True;
+    add(making_room_ns_, now_ns() - started);
+    return found;
   }
 
   // ns so far.
@@ -134,8 +146,15 @@ class Evictions {
  private:
   // Whether so much more fits into the budget, once others are evicted. The caller is alone.
   bool fits(int64_t nbytes) {
-    int64_t most = accounts_.number(ledger_.limit) - nbytes;
-    return accounts_.number(ledger_.resident_bytes) <= most || evict_to(most);
+    if (room_for(nbytes)) return true;
+    if (PyDict_GET_SIZE(overhead_.get()) != 0) {  // some of it may have been freed
+      checked(PyObject_CallMethod(accounts_.get(), "look_outside", nullptr));
+      if (room_for(nbytes)) return true;
+    }
+    return evict_to(accounts_.number(ledger_.limit) - nbytes);
+  }
+  bool room_for(int64_t nbytes) const {
+    return accounts_.number(ledger_.resident_bytes) + nbytes <= accounts_.number(ledger_.limit);
   }
 
   void add(const Slot& counter, int64_t more) {
@@ -301,14 +320,15 @@ class Evictions {
       if (PyObject* node = Accounts::referent(reference)) function(node);
   }
 
-  Ref eviction_, deallocation_, recipes_, foreign_, observers_, reserved_, evicted_by_, came_back_, may_be_evicted_;
+  Ref eviction_, deallocation_, recipes_, foreign_, observers_, reserved_, overhead_, evicted_by_, came_back_, may_be_evicted_;
   bool fingerprints_, warn_only_;
+  Ref garbage_, rematerializer_;
   Accounts& accounts_;
   VersionFields version_;
   OperationFields operation_;
   SignatureFields signature_;
   CounterFields ledger_;
-  Slot count_, nbytes_, making_room_ns_, replaying_, swept_;
+  Slot count_, nbytes_, making_room_ns_, replaying_, due_ns_, recomputed_ns_, swept_;
   Ref gradient_;
 };
 

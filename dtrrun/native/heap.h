@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "arena.h"
+#include "outside.h"
 
 namespace dtrrun {
 
@@ -24,12 +25,15 @@ class Heap final : public c10::Allocator {
 
   // Returns false if PyTorch has an allocator that we do not know.
   bool install() {
-    if (plain_->raw_deleter() == nullptr || c10::GetCPUAllocator() != plain_) return false;
+    if (own_->raw_deleter() == nullptr || c10::GetCPUAllocator() != own_) return false;
     c10::SetCPUAllocator(this);
-    return c10::GetCPUAllocator() == this;  // another one may have precedence
+    if (c10::GetCPUAllocator() != this) return false;  // another one has precedence
+    use_table(own_, passing_on_);
+    return true;
   }
   void remove() {
-    if (c10::GetCPUAllocator() == this) c10::SetCPUAllocator(plain_);
+    use_table(own_, plain_table_);
+    if (c10::GetCPUAllocator() == this) c10::SetCPUAllocator(own_);
     set_cap(0);  // free pages go back to the system, and so do blocks from now on
   }
 
@@ -42,12 +46,20 @@ class Heap final : public c10::Allocator {
     std::lock_guard<std::mutex> guard(mutex_);
     return arena_.figures();
   }
+  // The most bytes of blocks at once since the last call.
+  size_t most() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    size_t found = arena_.figures().most;
+    arena_.count_anew();
+    return found;
+  }
 
   // Whether a block is in the arena.
   bool has(const void* block) const { return arena_.has(block); }
 
   c10::DataPtr allocate(size_t nbytes) override {
     void* block = nullptr;
+    bool outside = Outside::own().asks(nbytes);
     if (nbytes >= LARGE) {
       std::lock_guard<std::mutex> guard(mutex_);
       block = arena_.take(nbytes);
@@ -57,6 +69,7 @@ class Heap final : public c10::Allocator {
     } else {
       block = plain_->raw_allocate(nbytes);  // or its error
     }
+    if (outside) Outside::own().note(block, nbytes);
     return {block, block, &free_block, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
@@ -65,15 +78,38 @@ class Heap final : public c10::Allocator {
  private:
   static constexpr size_t LARGE = size_t{32} << 10;
 
-  Heap() : plain_(c10::GetCPUAllocator()) {
+  // Storages that Python makes (`torch.UntypedStorage(n)`) ask PyTorch's own allocator, whatever allocator has been set. So
+  // that object gets the table of virtual functions of this class while we are installed. It has no members.
+  class PassingOn final : public c10::Allocator {
+   public:
+    c10::DataPtr allocate(size_t nbytes) override { return own().allocate(nbytes); }
+    c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
+    void copy_data(void* to, const void* from, size_t nbytes) const override { default_copy_data(to, from, nbytes); }
+  };
+  using Table [[gnu::may_alias]] = void*;  // of virtual functions, to which an object's first word points
+  static Table& table_of(c10::Allocator* allocator) { return *reinterpret_cast<Table*>(allocator); }
+  static void use_table(c10::Allocator* allocator, Table table) {
+    __atomic_store_n(&table_of(allocator), table, __ATOMIC_RELAXED);
+  }
+
+  Heap()
+      : own_(c10::GetDefaultCPUAllocator()), plain_table_(table_of(own_)), passing_on_(table_of(new PassingOn)),
+        plain_(reinterpret_cast<c10::Allocator*>(new Table(plain_table_))) {
     // A child inherits the lock, but not the thread that would unlock it.
-    auto lock = [] { own().mutex_.lock(); };
-    auto unlock = [] { own().mutex_.unlock(); };
+    auto lock = [] {
+      own().mutex_.lock();
+      Outside::own().lock();
+    };
+    auto unlock = [] {
+      Outside::own().unlock();
+      own().mutex_.unlock();
+    };
     pthread_atfork(lock, unlock, unlock);
   }
 
   static void free_block(void* block) {
     Heap& heap = own();
+    Outside::own().leave(block);
     if (!heap.arena_.has(block)) {
       heap.plain_->raw_deallocate(block);
       return;
@@ -85,7 +121,9 @@ class Heap final : public c10::Allocator {
 
   std::mutex mutex_;
   Arena arena_;
-  c10::Allocator* plain_;
+  c10::Allocator* own_;  // PyTorch's, and the tables that it has had and may have
+  Table plain_table_, passing_on_;
+  c10::Allocator* plain_;  // another like it, whose table stays
 };
 
 }  // namespace dtrrun

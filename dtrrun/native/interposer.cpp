@@ -257,6 +257,23 @@ PyObject* heap_figures(PyObject*, PyObject*) {
   return Py_BuildValue("(nnnn)", of.taken, of.warm, of.cleared, of.returned);
 }
 
+PyObject* heap_most(PyObject*, PyObject*) { return PyLong_FromSize_t(Heap::own().most()); }
+
+PyObject* ask_for_room(PyObject*, PyObject* ask) {
+  Outside::own().listen(ask == Py_None ? nullptr : ask);
+  Py_RETURN_NONE;
+}
+
+PyObject* outside(PyObject*, PyObject*) { return PyLong_FromSize_t(Outside::own().nbytes()); }
+
+PyObject* met_outside(PyObject*, PyObject* storage) {
+  return guarded([&]() -> PyObject* {
+    if (!THPStorage_Check(storage)) return PyLong_FromLong(0);
+    THPStorage_assertNotNull(storage);
+    return PyLong_FromSize_t(Outside::own().leave(THPStorage_Unpack(storage).data()));
+  });
+}
+
 PyObject* swap(PyObject*, PyObject* args) {
   PyObject *one, *other;
   if (!PyArg_ParseTuple(args, "O!O!", &THPStorageType, &one, &THPStorageType, &other)) return nullptr;
@@ -354,6 +371,11 @@ PyMethodDef methods[] = {
      "(bytes of blocks, of free pages, cleared by the system, returned to it) of the heap."},
     {"watch_registrations", watch_registrations, METH_O,
      "Call a function with the names of operators that exist, and of those that are registered later; None: no more."},
+    {"heap_most", heap_most, METH_NOARGS, "The most bytes of blocks at once since the last call."},
+    {"ask_for_room", ask_for_room, METH_O,
+     "Call this with the bytes of each block that is about to be allocated while no operator is under way; None: nothing."},
+    {"outside", outside, METH_NOARGS, "The bytes of such blocks that no version counts."},
+    {"met_outside", met_outside, METH_O, "A version counts this storage from now on. The bytes that it had among those."},
     {"share", share, METH_NOARGS, "Let several threads take turns on the fast path, where none may be."},
     {"is_inside", is_inside, METH_NOARGS, "Whether another thread is on the fast path."},
     {nullptr, nullptr, 0, nullptr},

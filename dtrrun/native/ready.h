@@ -28,21 +28,30 @@ class Readiness {
   // under way. Returns the time in ns that is accounted for elsewhere, or nothing if Python has to wait until one of them
   // ends. Raises the budget error.
   std::optional<int64_t> make_ready(const Inputs& inputs, bool whole, PyObject* found, bool shared) {
-    int64_t before = accounted();
-    try {
-      if (natively(inputs, whole, found, shared)) return accounted() - before;
-    } catch (const python_error& failure) {
-      if (!rematerializations_.is_budget_error(failure)) throw;
-      if (shared && evictions_.any_reserved()) return std::nullopt;
-      Ref error = as_error(std::current_exception());
-      checked(PyObject_CallMethod(slow_path_.get(), "refuse", "OOO", error.get(), as_tuple(inputs).get(), found));
-      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
-      raise();
-    }
+    int64_t before = accounted(), began = now_ns();
+    do {
+      Ref error;
+      try {
+        if (natively(inputs, whole, found, shared)) return accounted() - before;
+        break;
+      } catch (const python_error& failure) {
+        if (!rematerializations_.is_budget_error(failure)) throw;
+        if (shared && evictions_.any_reserved()) return std::nullopt;
+        error = as_error(std::current_exception());
+      }
+      if (!evictions_.found_garbage(began)) refuse(std::move(error), inputs, found);
+      whole = std::all_of(inputs.begin(), inputs.end(), [&](const Ref& one) { return version_.resident.is_true(one.get()); });
+    } while (true);
     return as_number(checked(PyObject_CallMethod(slow_path_.get(), "make_ready", "OO", as_tuple(inputs).get(), found)).get());
   }
 
  private:
+  [[noreturn]] void refuse(Ref error, const Inputs& inputs, PyObject* found) {
+    checked(PyObject_CallMethod(slow_path_.get(), "refuse", "OOO", error.get(), as_tuple(inputs).get(), found));
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
+    raise();
+  }
+
   // Returns false, before anything has changed, if that is for Python.
   bool natively(const Inputs& inputs, bool whole, PyObject* found, bool shared) {
     accounts_.collect_dead();
@@ -88,6 +97,7 @@ class Readiness {
   const Replays& replays_;
   const Workspaces& workspaces_;
   CounterFields ledger_;
+  VersionFields version_;
   SignatureFields signature_;
 };
 

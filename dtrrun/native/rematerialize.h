@@ -29,6 +29,7 @@ class Rematerializations {
   template <class Refs>
   bool bring_back(const Refs& targets) {
     PyObject* self = rematerializer_.get();
+    Off off;
     if (!began_.is_none(self) || !may_run() || truth(memory_.get(), "REFILL_COPIES")) return false;
     c10::SmallVector<PyObject*, 6> missing;
     for (const Ref& one : targets)
@@ -48,6 +49,7 @@ class Rematerializations {
 
   // The same, for Python, which has begun it.
   bool run_for_python(PyObject* targets) {
+    Off off;
     if (!may_run()) return false;
     c10::SmallVector<PyObject*, 6> missing;
     for (PyObject* one : Items(targets))

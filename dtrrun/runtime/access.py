@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from contextlib import suppress
+from time import perf_counter_ns as now_ns
 
 import torch
 
@@ -77,6 +78,7 @@ class Access:
     def _locked(self, tensors: list[torch.Tensor]) -> Locks:
         """Return locks on the versions of tensors, which are resident."""
         locks = Locks()
+        began = now_ns()
         while True:
             self._ledger.collect_dead()  # a new storage may have the id of one that died
             versions = [version for tensor in tensors if (version := self._version(tensor)) is not None]
@@ -84,7 +86,7 @@ class Access:
                 self._dtr.rematerializer.lock(versions, locks)
                 return locks
             except BudgetError as error:
-                if not self._slow_path.others_end():
+                if not (self._slow_path.others_end() or self._slow_path.found_garbage(began)):
                     self._slow_path.too_small(error)
                     raise
 

@@ -42,6 +42,7 @@ _LAZY = _keys("Conjugate", "Negative", "ZeroTensor")
 _VIEWS = _keys("ADInplaceOrView")
 _SNAPSHOT = _keys("PythonTLSSnapshot")
 _OURS = "dtrrun.runtime."
+_INTERPOSER: Any = _C._dispatch_key_parse("Fake")
 INTERPOSER = _keys("Fake")  # the dispatch key of the native interposer
 _INCLUDED = _keys("BackendSelect")
 _EXCLUDED = _keys(
@@ -69,6 +70,22 @@ _EXCLUDED = _keys(
     "Functionalize",
     "Fake",  # the native interposer's
 )
+
+
+@contextmanager
+def interposed() -> Iterator[None]:
+    """Context, while the interposer handles an operator: those of this thread come to it nonetheless."""
+    excluded = _C._dispatch_tls_is_dispatch_key_excluded(_INTERPOSER)
+    _C._dispatch_tls_set_dispatch_key_excluded(_INTERPOSER, False)
+    try:
+        yield
+    finally:
+        _C._dispatch_tls_set_dispatch_key_excluded(_INTERPOSER, excluded)
+
+
+def unseen() -> Any:
+    """Context: what this thread does comes to no interposer."""
+    return _C._ExcludeDispatchKeyGuard(INTERPOSER)
 
 
 class below:

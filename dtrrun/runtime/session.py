@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
 import warnings as python_warnings
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from time import perf_counter_ns as now_ns
 from typing import Any
 from zlib import crc32
@@ -18,7 +19,6 @@ from dtrrun.runtime import device as devices
 from dtrrun.runtime import optional, shapes, weak
 from dtrrun.runtime.access import Access
 from dtrrun.runtime.ambient import Ambient
-from dtrrun.runtime.collector import Collector
 from dtrrun.runtime.costs import Costs, read_costs
 from dtrrun.runtime.dispatch import native
 from dtrrun.runtime.dispatch.interposer import Interposer
@@ -30,7 +30,7 @@ from dtrrun.runtime.dispatch.signatures import Signatures
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.execute import Executor
-from dtrrun.runtime.guards import below
+from dtrrun.runtime.guards import below, interposed
 from dtrrun.runtime.heap import Heap
 from dtrrun.runtime.launcher import Launcher
 from dtrrun.runtime.native_heap import NativeHeap
@@ -39,6 +39,7 @@ from dtrrun.runtime.observe.expected import expected_budget
 from dtrrun.runtime.observe.steps import StepClock
 from dtrrun.runtime.observe.thrashing import GRACE_NS, Thrashing
 from dtrrun.runtime.observe.training_memory import find_training
+from dtrrun.runtime.outside import Outside
 from dtrrun.runtime.patches import fork
 from dtrrun.runtime.patches.backwards import Backwards
 from dtrrun.runtime.patches.composites import Composites
@@ -99,6 +100,7 @@ class Session:
             shortcuts=self._native,
             graph=graph,
             ledger_class=ledger_class,
+            collect_garbage=self._collect_garbage,
             met_device=self._met_device,
             room_given_back=lambda: self.slow_path.tell_waiting(),
         )
@@ -184,11 +186,10 @@ class Session:
             self.steps,
             compiler.CompileNotice(self._warn_once_a_run, forbid=self._native is not None),
             self._notices,
-            Collector(),
             self.device,
         ]
         self._learning = optional.learning(self, settings)
-        optionals = (self._where, self._recorder, self._heap, self._learning)
+        optionals = (self._where, self._recorder, self._heap, self._outside(), self._learning)
         self._parts += [part for part in optionals if part is not None]
         self.writer: Any = None
         self._pid = os.getpid()
@@ -198,6 +199,10 @@ class Session:
             return None
         mode = self.settings.return_memory
         return Heap(mode) if self._native is None else NativeHeap(mode, self._native)
+
+    def _outside(self) -> Outside | None:
+        cpu = self.device.type == "cpu"
+        return Outside(self.slow_path, self._native) if cpu and self._native is not None else None
 
     # -- on and off ------------------------------------------------------------------------------
 
@@ -338,6 +343,12 @@ class Session:
             "training": error.training,
             "expected_bytes": error.expected_bytes,
         }
+
+    def _collect_garbage(self) -> None:
+        # Finalizers of the program run in here. Their operators come to us as others do, but not in the
+        # middle of a rematerialization.
+        with nullcontext() if self._native is None or self.dtr.eviction.replaying else interposed():
+            gc.collect()
 
     # -- time ------------------------------------------------------------------------------------
 

@@ -196,7 +196,7 @@ class _Run:
             out_of_memory=OutOfBudget,
             device_type="ours",
             warn_only=warn_only,
-            collects_garbage=False,
+            collect_garbage=None,
             graph=graph,
         )
         self.ledger = ledger = self.dtr.ledger

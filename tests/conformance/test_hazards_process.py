@@ -320,17 +320,10 @@ def test_an_import_of_deepspeed_is_noticed_once(capsys, monkeypatch):
     assert capsys.readouterr().err.count("DeepSpeed") == 1
 
 
-def test_the_garbage_collector_s_threshold_is_put_back():
+def test_the_garbage_collector_runs_as_often_as_without_a_session():
     before = gc.get_threshold()
     with dtrrun.budget("1GB"):
-        assert gc.get_threshold()[0] > before[0]
-    assert gc.get_threshold() == before
-    try:
-        with dtrrun.budget("1GB"):
-            gc.set_threshold(900, 5, 5)
-        assert gc.get_threshold() == (900, 5, 5)
-    finally:
-        gc.set_threshold(*before)
+        assert gc.get_threshold() == before
 
 
 def test_nothing_of_the_program_is_kept_alive():

@@ -20,7 +20,7 @@ class Program:
             budget_error=OutOfBudget,
             out_of_memory=OutOfBudget,
             device_type="ours",
-            collects_garbage=False,
+            collect_garbage=None,
         )
         self.dtr.ledger.begin_pressure()
         self.contents = {"weight": Content(NBYTES)}

@@ -17,6 +17,7 @@ import torch
 
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.evict import Eviction
+from dtrrun.core.garbage import Garbage
 from dtrrun.core.graph import HOLE, Overwritten, Signature, Version
 from dtrrun.core.ledger import Block
 from dtrrun.core.mutation import CHAIN_LIMIT, STICKY
@@ -37,6 +38,7 @@ CLASSES = {
         Block,
         Deallocation,
         Eviction,
+        Garbage,
         Rematerializer,
         Reasons,
         SlowPath,

@@ -209,7 +209,7 @@ class SlowPath:
                         break
                     except BudgetError:
                         operators.abandon(call)
-                        if not self.others_end():
+                        if not (self.others_end() or self.found_garbage(entered)):
                             raise
                 # While it is written to, the memory still counts as the version before: no other thread may
                 # recompute anything from it. A program's own kernel may wait for another thread.
@@ -583,17 +583,21 @@ class SlowPath:
         """
         eviction, rematerializer = self._eviction, self._rematerializer
         accounted = eviction.making_room_ns + rematerializer.operators_ns
+        began = now_ns()
         with self.lock:
             locks = Locks()
-            try:
-                with locks:
-                    self._rematerializer.lock(inputs, locks)
-                    self._eviction.make_room(signature.output_bytes, signature.operator.name)
-                    if signature.workspace:
-                        self.device.provide(signature)
-            except BudgetError as error:
-                self.refuse(error, inputs, signature)
-                raise
+            while True:
+                try:
+                    with locks:
+                        self._rematerializer.lock(inputs, locks)
+                        self._eviction.make_room(signature.output_bytes, signature.operator.name)
+                        if signature.workspace:
+                            self.device.provide(signature)
+                    break
+                except BudgetError as error:
+                    if not self.found_garbage(began):
+                        self.refuse(error, inputs, signature)
+                        raise
         return eviction.making_room_ns + rematerializer.operators_ns - accounted
 
     def refuse(self, error: BudgetError, inputs: Sequence[Version], signature: Signature) -> None:
@@ -691,6 +695,10 @@ class SlowPath:
             return self._ended.wait(PATIENCE_SECONDS)
         finally:
             self.waiting -= 1
+
+    def found_garbage(self, since_ns: int) -> bool:
+        """Return whether a garbage collection gives reason to try once more what was begun at that time."""
+        return self.dtr.garbage.before_refusing(since_ns)
 
     def tell_waiting(self) -> None:
         """Tell threads that wait, if there are any, that an operator has ended. The caller holds the lock."""

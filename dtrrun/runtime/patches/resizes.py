@@ -15,7 +15,7 @@ from dtrrun.core.locks import Locks
 from dtrrun.runtime import storage as memory
 from dtrrun.runtime.dispatch.python_mode.threads import joins
 from dtrrun.runtime.dispatch.slow_path import SlowPath
-from dtrrun.runtime.guards import below
+from dtrrun.runtime.guards import below, unseen
 from dtrrun.runtime.patches.registry import Function, Patches
 from dtrrun.runtime.storage import rounded
 
@@ -46,7 +46,8 @@ class Resizes:
                 version = self._taken_over(version)
                 self._make_room(rounded(size) - version.nbytes)
                 try:
-                    return original(storage, size)
+                    with unseen():  # the allocator would ask for room once more
+                        return original(storage, size)
                 finally:  # also if interrupted after the resize
                     ledger.resized(version, memory.size_of(storage))
 
