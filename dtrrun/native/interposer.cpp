@@ -105,6 +105,12 @@ PyObject* known_signature(PyObject*, PyObject*) {
   });
 }
 
+// Whether a tensor of the operator that Python handles in this thread stands for a number, and Python got it as a tensor.
+PyObject* has_numbers(PyObject*, PyObject*) {
+  auto session = door;
+  return PyBool_FromLong(session && underway != nullptr && session->has_numbers(*underway));
+}
+
 // Calls like the one that Python handles in this thread may take the fast path.
 PyObject* remember(PyObject*, PyObject* signature) {
   if (underway != nullptr) underway->signature = Ref::copy(signature);
@@ -242,6 +248,7 @@ PyMethodDef methods[] = {
     {"proceed", proceed, METH_NOARGS, "Run the kernel of the operator that is handled in this thread."},
     {"known_signature", known_signature, METH_NOARGS, "The signature of the operator that is handled, if it is known here."},
     {"remember", remember, METH_O, "Later calls like the operator that is handled have this signature, and need not come."},
+    {"has_numbers", has_numbers, METH_NOARGS, "Whether a tensor of that operator's stands for a number."},
     {"was_excluded", was_excluded, METH_O, "Whether a dispatch key was excluded when that operator came."},
     {"materialize", materialize, METH_O, "See `core.backend.Shortcuts`."},
     {"evict_to", evict_to, METH_O, "See `core.backend.Shortcuts`."},

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -12,10 +12,19 @@ from dtrrun.core.locks import Locks
 from dtrrun.runtime.dispatch.python_mode.threads import joins
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.errors import BudgetError
+from dtrrun.runtime.guards import untraced
 from dtrrun.runtime.storage import storage_of
 
 unseen = torch._C.DisableTorchFunction
 """Context that hides what we do with tensors from the program's function modes and subclasses."""
+
+
+@contextmanager
+def _unnoticed() -> Iterator[None]:
+    """`unseen`, and hidden from `torch.jit.trace` as well."""
+    with unseen(), untraced():
+        yield
+
 
 Reach = Callable[[torch.Tensor, bool, bool], Callable[[], None]]
 """reach(tensor, writes, escapes) makes the memory safe to access. Returns a function that ends the access.
@@ -42,7 +51,7 @@ class Access:
 
     def pin(self, tensor: torch.Tensor, why: str) -> None:
         """Keep a tensor's storage in memory from now on. Raises BudgetError."""
-        with unseen():
+        with _unnoticed():
             self._pin(tensor, why)
 
     def _pin(self, tensor: torch.Tensor, why: str) -> None:
@@ -53,7 +62,7 @@ class Access:
 
     def lock(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
         """Keep storages in memory until the returned function is called. Raises BudgetError."""
-        with unseen():
+        with _unnoticed():
             self._join(tensors)
             with self._slow_path.lock:
                 unlock = self._locked(tensors)
@@ -87,7 +96,7 @@ class Access:
         """Like `lock`, but does not enter storages unknown to the ledger, since they are in memory."""
         known = []
         for tensor in tensors:
-            with unseen(), suppress(NotImplementedError, RuntimeError):  # sparse, or opaque
+            with _unnoticed(), suppress(NotImplementedError, RuntimeError):  # sparse, or opaque
                 if self._ledger.version_of(storage_of(tensor)) is not None:
                     known.append(tensor)
         return self.lock(known)
@@ -97,7 +106,7 @@ class Access:
         unlock = self.lock([tensor])
         if writes or escapes:
             try:
-                with unseen():
+                with _unnoticed():
                     if writes:
                         self._hand_out(tensor, escapes)
                     else:
