@@ -278,12 +278,23 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_dtrrun_native", nullptr, -1, meth
 }  // namespace
 }  // namespace dtrrun
 
-TORCH_LIBRARY_IMPL(_, Fake, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&dtrrun::interpose>());
+// Registers the fallback, for as long as the process lives. Not when the library is loaded: an exception would end the
+// process there, and there is one if somebody else has registered a fallback for the key.
+static bool register_fallback() {
+  using namespace dtrrun;
+  try {
+    static auto& library = *new torch::Library(torch::Library::IMPL, "_", KEY, __FILE__, __LINE__);
+    library.fallback(torch::CppFunction::makeFromBoxedFunction<&interpose>());
+    return true;
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_ImportError, error.what());
+    return false;
+  }
 }
 
 PyMODINIT_FUNC PyInit__dtrrun_native() {
   using namespace dtrrun;
+  if (!register_fallback()) return nullptr;
   nothing = PyTuple_New(0);
   version_type = make_version_type();
   operation_type = make_operation_type();
