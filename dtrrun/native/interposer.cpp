@@ -12,6 +12,7 @@
 #include <atomic>
 #include <memory>
 
+#include "dlpack.h"
 #include "door.h"
 #include "heap.h"
 #include "pytorch.h"
@@ -232,6 +233,12 @@ PyObject* swap(PyObject*, PyObject* args) {
   });
 }
 
+PyObject* guard_exports(PyObject*, PyObject* args) {
+  PyObject *capsule, *reach;
+  if (!PyArg_ParseTuple(args, "OO", &capsule, &reach)) return nullptr;
+  return guarded([&] { return Exports::guard(capsule, reach); });
+}
+
 PyObject* share(PyObject*, PyObject*) {
   if (door) door->share();
   Py_RETURN_NONE;
@@ -268,6 +275,8 @@ PyMethodDef methods[] = {
     {"cap_heap", cap_heap, METH_O, "How many bytes the heap's blocks and free pages may take; None: any number."},
     {"heap_figures", heap_figures, METH_NOARGS,
      "(bytes of blocks, of free pages, cleared by the system, returned to it) of the heap."},
+    {"guard_exports", guard_exports, METH_VARARGS,
+     "guard_exports(capsule, reach): DLPack's table calls reach(tensor) before a tensor is exported; None: nothing."},
     {"share", share, METH_NOARGS, "Let several threads take turns on the fast path, where none may be."},
     {"is_inside", is_inside, METH_NOARGS, "Whether another thread is on the fast path."},
     {nullptr, nullptr, 0, nullptr},

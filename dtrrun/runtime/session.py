@@ -43,6 +43,7 @@ from dtrrun.runtime.patches import fork
 from dtrrun.runtime.patches.backwards import Backwards
 from dtrrun.runtime.patches.composites import Composites
 from dtrrun.runtime.patches.escapes import Escapes
+from dtrrun.runtime.patches.exports import Exports
 from dtrrun.runtime.patches.functions import Functions
 from dtrrun.runtime.patches.gradients import Gradients
 from dtrrun.runtime.patches.reducers import Reducers
@@ -156,6 +157,7 @@ class Session:
         backends = sorted({"CPU", self.device.type.upper()})
         self._parts: list[Any] = [
             Escapes(self._access.reach),
+            Exports(self._access.reach, self._native),
             Composites(self._access.reach, kernels, backends),
             Resizes(self.slow_path),
             self._gradients,
