@@ -6,6 +6,9 @@
 #include <ATen/core/jit_type.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Export.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
 
 #include "python.h"
 
@@ -21,6 +24,8 @@ struct THPLayout;
 namespace torch {
 TORCH_PYTHON_API THPDtype* getTHPDtype(at::ScalarType type);
 TORCH_PYTHON_API THPLayout* getTHPLayout(at::Layout layout);
+// Of torch/csrc/utils/python_arg_parser.h.
+TORCH_PYTHON_API bool should_allow_numbers_as_tensors(const std::string& name);
 }  // namespace torch
 namespace torch::utils {
 TORCH_PYTHON_API PyObject* getTHPMemoryFormat(at::MemoryFormat format);
@@ -31,12 +36,24 @@ namespace dtrrun {
 using c10::IValue;
 using torch::jit::Stack;
 
-enum class Enumeration : uint8_t { NONE, DTYPE, LAYOUT, MEMORY_FORMAT };
+// What Python gets in place of a plain conversion. TENSOR: a tensor even if it stands for a number.
+enum class Enumeration : uint8_t { NONE, DTYPE, LAYOUT, MEMORY_FORMAT, TENSOR };
 
-inline Enumeration enumeration_of(const c10::Argument& argument) {
+// Whether Python may call an operator with numbers in place of tensors. To others, PyTorch's conversion would show a tensor
+// that stands for a number (`is_wrapped_number`) as that number, and they would refuse it.
+inline bool takes_numbers(const c10::OperatorName& name) {
+  constexpr std::string_view ATEN = "aten::";
+  return name.name.starts_with("prims::") ||
+         (name.name.starts_with(ATEN) && torch::should_allow_numbers_as_tensors(name.name.substr(ATEN.size())));
+}
+
+inline Enumeration enumeration_of(const c10::Argument& argument, bool takes_numbers) {
   c10::TypePtr type = argument.real_type();
-  if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  while (type->kind() == c10::TypeKind::OptionalType || type->kind() == c10::TypeKind::ListType)
+    type = type->containedType(0);
   switch (type->kind()) {
+    case c10::TypeKind::TensorType:
+      return takes_numbers ? Enumeration::NONE : Enumeration::TENSOR;
     case c10::TypeKind::ScalarTypeType:
       return Enumeration::DTYPE;
     case c10::TypeKind::LayoutType:
@@ -48,8 +65,25 @@ inline Enumeration enumeration_of(const c10::Argument& argument) {
   }
 }
 
+inline bool stands_for_number(const IValue& value) {
+  return value.isTensor() && value.toTensor().unsafeGetTensorImpl()->is_wrapped_number();
+}
+
+inline bool any_stands_for_number(const IValue& list) {
+  auto items = list.toListRef();
+  return std::any_of(items.begin(), items.end(), stands_for_number);
+}
+
 inline Ref to_python(const IValue& value, Enumeration enumeration) {
-  if (enumeration != Enumeration::NONE && value.isInt()) {
+  if (enumeration == Enumeration::TENSOR) {
+    if (stands_for_number(value)) return checked(THPVariable_Wrap(value.toTensor()));
+    if (value.isList() && any_stands_for_number(value)) {
+      auto items = value.toListRef();
+      Ref list = checked(PyList_New(static_cast<Py_ssize_t>(items.size())));
+      for (size_t i = 0; i < items.size(); i++) PyList_SET_ITEM(list.get(), i, to_python(items[i], enumeration).release());
+      return list;
+    }
+  } else if (enumeration != Enumeration::NONE && value.isInt()) {
     int64_t number = value.toInt();
     PyObject* found = nullptr;
     if (enumeration == Enumeration::DTYPE)
@@ -146,10 +180,10 @@ inline Ref shown_results(const c10::FunctionSchema& schema, const Stack& stack) 
 inline Ref results(const c10::FunctionSchema& schema, const Stack& stack) {
   size_t count = schema.returns().size(), first = stack.size() - count;
   if (count == 0) return Ref::copy(Py_None);
-  if (count == 1) return to_python(stack[first], Enumeration::NONE);
+  if (count == 1) return to_python(stack[first], Enumeration::TENSOR);
   Ref tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(count)));
   for (size_t place = 0; place < count; place++)
-    PyTuple_SET_ITEM(tuple.get(), place, to_python(stack[first + place], Enumeration::NONE).release());
+    PyTuple_SET_ITEM(tuple.get(), place, to_python(stack[first + place], Enumeration::TENSOR).release());
   return tuple;
 }
 

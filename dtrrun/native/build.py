@@ -49,6 +49,10 @@ NO_COMPILER = "no C++ compiler was found", "install one (apt install g++), or na
 NO_SUCH_COMPILER = "CXX names {}, which is not there", "name a C++ compiler, or unset it"
 NO_HEADERS = "Python's headers are missing", "install them (apt install python{}.{}-dev)"
 NO_TORCH_HEADERS = "PyTorch's headers are missing", "install PyTorch as pip does, with its C++ headers"
+TAKEN = (
+    "another extension has registered a fallback at PyTorch's dispatch key Fake",
+    "run without that extension if you need the speed",
+)
 TOO_OLD = "PyTorch {} is too old for the native fast path", "install 2.10 or later"
 NO_ROOM = "make room there, or name another folder in XDG_CACHE_HOME"
 
@@ -138,7 +142,7 @@ def is_whole(path: Path) -> bool:
 
 def build(say: Callable[[str], None]) -> Path:
     """Return the path of the extension, after building it if need be. Raises CannotBuild."""
-    _check_version()
+    _check_place()
     target = built()
     if is_whole(target):
         return target
@@ -158,9 +162,18 @@ def build(say: Callable[[str], None]) -> Path:
     return target
 
 
-def _check_version() -> None:
+def _check_place() -> None:
+    """Raise CannotBuild if this PyTorch has no place for the extension."""
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
         raise CannotBuild(TOO_OLD[0].format(torch.__version__), TOO_OLD[1])
+    if NAME not in sys.modules and is_taken():
+        raise CannotBuild(*TAKEN)
+
+
+def is_taken() -> bool:
+    """Return whether somebody has registered a fallback at the dispatch key of the extension."""
+    key: Any = torch._C._dispatch_key_parse("Fake")
+    return torch._C._dispatch_has_backend_fallback(key)
 
 
 def outlook() -> dict[str, Any]:
@@ -172,7 +185,7 @@ def outlook() -> dict[str, Any]:
     target = built()
     found: dict[str, Any] = {"path": str(target), "built": False, "compiler": None, "why": None, "do": None}
     try:
-        _check_version()
+        _check_place()
         if is_whole(target):
             found["built"] = True
             _import(target)
@@ -278,10 +291,13 @@ def _import(path: Path) -> ModuleType:
     )
     assert spec is not None
     assert spec.loader is not None
+    taken = is_taken()  # perhaps since we looked
     try:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except (ImportError, RuntimeError) as error:
+        if taken:
+            raise CannotBuild(*TAKEN) from None
         why = f"it cannot be loaded: {str(error).splitlines()[0]}"
         raise CannotBuild(why, f"remove {path.parent}, so that it is built anew") from None
     return module

@@ -123,6 +123,16 @@ class Door {
     return Ref::copy(describe(call) ? signatures_.find(key_) : nullptr);
   }
 
+  bool has_numbers(const Underway& underway) {
+    const auto& enumerations = *operators_.of(*underway.op).enumerations;
+    for (size_t place = 0; place < underway.count; place++) {
+      const IValue& value = underway.values[place];
+      if (enumerations[place] != Enumeration::TENSOR) continue;
+      if (stands_for_number(value) || (value.isList() && any_stands_for_number(value))) return true;
+    }
+    return false;
+  }
+
   bool materialize(PyObject* targets) { return rematerializations_.run_for_python(targets); }
 
   // Whether it now fits; nothing if that is for Python.
@@ -265,6 +275,7 @@ class Door {
       struct Ends {
         ~Ends() { underway = underway->outer; }
       } ends;
+      Untraced untraced;
       c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
       PyObject* given[] = {facts.func.get(), args.get(), kwargs ? kwargs.get() : Py_None};
       result = checked(PyObject_Vectorcall(handle_.get(), given, 3, nullptr));
@@ -391,8 +402,9 @@ class Door {
     if (!tensor.unsafeGetTensorImpl()->has_storage() || !is_plain_kind(tensor) || tensor.requires_grad() ||
         tensor.is_conj() || tensor.is_neg())
       return nullptr;
+    Untraced untraced;
     c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
-    Ref object = to_python(shown(tensor), Enumeration::NONE);
+    Ref object = to_python(shown(tensor), Enumeration::TENSOR);
     checked(PyObject_CallMethod(slow_path_.get(), "version_of", "O", object.get()));
     bool fits = accounts_.number(ledger.resident_bytes) <= accounts_.number(ledger.limit);
     return fits ? accounts_.version_of(tensor) : nullptr;  // Python raises the error
@@ -555,7 +567,7 @@ class Door {
     if (!tensor.defined()) {
       key_.add(IValue());
     } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {  // a number of the program's, for Python too
-      if (!tensor.device().is_cpu()) return false;
+      if (!tensor.device().is_cpu() || (*facts.enumerations)[place] == Enumeration::TENSOR) return false;
       key_.add(number_in(tensor));
     } else if (kwarg_only) {
       return false;
@@ -702,7 +714,7 @@ class Door {
     auto* recipe = new (place_behind) Recipe(call.op, facts.enumerations, func, call.state.get(), call.count);
     maker->has_recipe = true;
     for (size_t place = 0; place < call.count; place++) {
-      if (call.holes[place] == VALUE) recipe->values()[place] = call.argument(place);
+      if (call.holes[place] == VALUE) recipe->values()[place] = to_keep(call.argument(place));
       recipe->holes()[place] = call.holes[place] == STATISTICS ? VALUE : call.holes[place];
     }
     for (auto& [place, given] : call.gaps) recipe->values()[place] = std::move(given);
@@ -916,6 +928,7 @@ class Door {
   }
 
   void enter_in_python(const Call& call, PyObject* found) {
+    Untraced untraced;
     c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
     const Recipe& recipe = *operation.recipe(call.maker.get());
     Ref recorded = as_sequence(recipe), result = results(call.op.schema(), *call.stack);

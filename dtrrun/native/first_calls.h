@@ -3,6 +3,7 @@
 
 #include "formulas.h"
 #include "ledger.h"
+#include "pytorch.h"
 
 namespace dtrrun {
 
@@ -56,6 +57,7 @@ class FirstCalls {
   // It has run, and its results are on the top of the stack.
   void price(PyObject* made, const Facts& facts, const Unpriced& call, const c10::FunctionSchema& schema,
              const Stack& stack) const {
+    Untraced untraced;
     Ref results = shown_results(schema, Stack(stack.end() - static_cast<Py_ssize_t>(schema.returns().size()), stack.end()));
     checked(PyObject_CallMethod(mode_.get(), "price", "OOOOOL", made, facts.func.get(), call.args.get(),
                                 call.kwargs ? call.kwargs.get() : Py_None, results.get(), static_cast<long long>(call.read)));

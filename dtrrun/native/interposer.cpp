@@ -12,6 +12,7 @@
 #include <atomic>
 #include <memory>
 
+#include "dlpack.h"
 #include "door.h"
 #include "faults.h"
 #include "heap.h"
@@ -145,6 +146,12 @@ PyObject* known_signature(PyObject*, PyObject*) {
     Ref found = session && underway != nullptr ? session->known_signature(*underway) : Ref();
     return found ? found.release() : Ref::copy(Py_None).release();
   });
+}
+
+// Whether a tensor of the operator that Python handles in this thread stands for a number, and Python got it as a tensor.
+PyObject* has_numbers(PyObject*, PyObject*) {
+  auto session = door;
+  return PyBool_FromLong(session && underway != nullptr && session->has_numbers(*underway));
 }
 
 // Calls like the one that Python handles in this thread may take the fast path.
@@ -326,6 +333,12 @@ PyObject* watch_registrations(PyObject*, PyObject* callback) {
   });
 }
 
+PyObject* guard_exports(PyObject*, PyObject* args) {
+  PyObject *capsule, *reach;
+  if (!PyArg_ParseTuple(args, "OO", &capsule, &reach)) return nullptr;
+  return guarded([&] { return Exports::guard(capsule, reach); });
+}
+
 PyObject* share(PyObject*, PyObject*) {
   if (door) door->share();
   Py_RETURN_NONE;
@@ -344,6 +357,7 @@ PyMethodDef methods[] = {
      "proceed_watched(touch, counts): the same for one that is not PyTorch's own, as (results, reads unseen, kept)."},
     {"known_signature", known_signature, METH_NOARGS, "The signature of the operator that is handled, if it is known here."},
     {"remember", remember, METH_O, "Later calls like the operator that is handled have this signature, and need not come."},
+    {"has_numbers", has_numbers, METH_NOARGS, "Whether a tensor of that operator's stands for a number."},
     {"was_excluded", was_excluded, METH_O, "Whether a dispatch key was excluded when that operator came."},
     {"materialize", materialize, METH_O, "See `core.backend.Shortcuts`."},
     {"evict_to", evict_to, METH_O, "See `core.backend.Shortcuts`."},
@@ -376,6 +390,8 @@ PyMethodDef methods[] = {
      "Call this with the bytes of each block that is about to be allocated while no operator is under way; None: nothing."},
     {"outside", outside, METH_NOARGS, "The bytes of such blocks that no version counts."},
     {"met_outside", met_outside, METH_O, "A version counts this storage from now on. The bytes that it had among those."},
+    {"guard_exports", guard_exports, METH_VARARGS,
+     "guard_exports(capsule, reach): DLPack's table calls reach(tensor) before a tensor is exported; None: nothing."},
     {"share", share, METH_NOARGS, "Let several threads take turns on the fast path, where none may be."},
     {"is_inside", is_inside, METH_NOARGS, "Whether another thread is on the fast path."},
     {nullptr, nullptr, 0, nullptr},
@@ -386,12 +402,23 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_dtrrun_native", nullptr, -1, meth
 }  // namespace
 }  // namespace dtrrun
 
-TORCH_LIBRARY_IMPL(_, Fake, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&dtrrun::interpose>());
+// Registers the fallback, for as long as the process lives. Not when the library is loaded: an exception would end the
+// process there, and there is one if somebody else has registered a fallback for the key.
+static bool register_fallback() {
+  using namespace dtrrun;
+  try {
+    static auto& library = *new torch::Library(torch::Library::IMPL, "_", KEY, __FILE__, __LINE__);
+    library.fallback(torch::CppFunction::makeFromBoxedFunction<&interpose>());
+    return true;
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_ImportError, error.what());
+    return false;
+  }
 }
 
 PyMODINIT_FUNC PyInit__dtrrun_native() {
   using namespace dtrrun;
+  if (!register_fallback()) return nullptr;
   nothing = PyTuple_New(0);
   version_type = make_version_type();
   operation_type = make_operation_type();

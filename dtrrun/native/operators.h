@@ -96,7 +96,8 @@ class Operators {
     if (formula.get() != Py_None) facts.formula = formula_named(PyUnicode_AsUTF8(formula.get()));
     facts.family = attribute(learned.get(), "family");
     facts.general = PyUnicode_CompareWithASCIIString(facts.family.get(), "general") == 0;
-    for (const auto& argument : op.schema().arguments()) facts.enumerations->push_back(enumeration_of(argument));
+    bool numbers = takes_numbers(op.operator_name());
+    for (const auto& argument : op.schema().arguments()) facts.enumerations->push_back(enumeration_of(argument, numbers));
     facts.operator_ = std::move(learned);
     facts.func = std::move(func);
     return facts;

@@ -9,6 +9,14 @@
 #include <torch/csrc/PyInterpreter.h>
 
 #include <algorithm>
+#include <memory>
+
+// Of torch/csrc/jit/frontend/tracer.h.
+namespace torch::jit::tracer {
+struct TracingState;
+TORCH_API const std::shared_ptr<TracingState>& getTracingState();
+TORCH_API void setTracingState(std::shared_ptr<TracingState> state);
+}  // namespace torch::jit::tracer
 
 namespace dtrrun {
 
@@ -41,6 +49,29 @@ inline void switch_key(bool on) {
   c10::impl::tls_set_dispatch_key_included(KEY, on);
   if (ABOVE_PYTHON && on && Off::none()) c10::impl::tls_set_dispatch_key_excluded(KEY, false);
 }
+
+// `torch.jit.trace` also records what is asked of a tensor without an operator, its sizes for one. While Python code of ours
+// looks at the program's tensors, nothing is traced.
+class Untraced {
+ public:
+  Untraced() : state_(torch::jit::tracer::getTracingState()) {
+    if (state_) set(nullptr);
+  }
+  ~Untraced() {
+    if (state_) set(state_);
+  }
+  Untraced(const Untraced&) = delete;
+
+ private:
+  using State = std::shared_ptr<torch::jit::tracer::TracingState>;
+  static void set(const State& state) {
+    bool excluded = c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Tracer);
+    c10::impl::tls_set_dispatch_key_excluded(DispatchKey::Tracer, false);  // PyTorch refuses it otherwise
+    torch::jit::tracer::setTracingState(state);
+    c10::impl::tls_set_dispatch_key_excluded(DispatchKey::Tracer, excluded);
+  }
+  State state_;
+};
 
 inline bool has_python_key(const at::Tensor& tensor) {
   return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(DispatchKey::Python);

@@ -14,6 +14,11 @@ namespace dtrrun {
 
 enum Hole : int { VALUE = -1, TENSOR = -2, STATISTICS = -3 };  // otherwise: so many tensors in a list
 
+// A value for a recipe to keep. TorchScript passes the program's own lists, which it may change later.
+inline IValue to_keep(const IValue& value) {
+  return value.isList() && value.use_count() > 1 ? value.deepcopy() : value;
+}
+
 // Of so many arguments. Followed by their values and holes, in one piece of memory: most operators have few.
 class Recipe {
  public:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from time import perf_counter_ns as now_ns
 
 import torch
@@ -14,6 +14,7 @@ from dtrrun.core.locks import Locks
 from dtrrun.runtime.dispatch.python_mode.threads import joins
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.errors import BudgetError
+from dtrrun.runtime.guards import untraced
 from dtrrun.runtime.storage import storage_of
 
 unseen = torch._C.DisableTorchFunction
@@ -22,6 +23,14 @@ unseen = torch._C.DisableTorchFunction
 RECENT = (64, 16, 4)
 """How many versions that were used last stay while one comes back that native code is waiting for: if all of
 them need too much room, fewer."""
+
+
+@contextmanager
+def _unnoticed() -> Iterator[None]:
+    """`unseen`, and hidden from `torch.jit.trace` as well."""
+    with unseen(), untraced():
+        yield
+
 
 Reach = Callable[[torch.Tensor, bool, bool], Callable[[], None]]
 """reach(tensor, writes, escapes) makes the memory safe to access. Returns a function that ends the access.
@@ -48,7 +57,7 @@ class Access:
 
     def pin(self, tensor: torch.Tensor, why: str) -> None:
         """Keep a tensor's storage in memory from now on. Raises BudgetError."""
-        with unseen():
+        with _unnoticed():
             self._pin(tensor, why)
 
     def _pin(self, tensor: torch.Tensor, why: str) -> None:
@@ -59,7 +68,7 @@ class Access:
 
     def lock(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
         """Keep storages in memory until the returned function is called. Raises BudgetError."""
-        with unseen():
+        with _unnoticed():
             self._join(tensors)
             with self._slow_path.lock:
                 unlock = self._locked(tensors)
@@ -94,7 +103,7 @@ class Access:
         """Like `lock`, but does not enter storages unknown to the ledger, since they are in memory."""
         known = []
         for tensor in tensors:
-            with unseen(), suppress(NotImplementedError, RuntimeError):  # sparse, or opaque
+            with _unnoticed(), suppress(NotImplementedError, RuntimeError):  # sparse, or opaque
                 if self._ledger.version_of(storage_of(tensor)) is not None:
                     known.append(tensor)
         return self.lock(known)
@@ -104,7 +113,7 @@ class Access:
         unlock = self.lock([tensor])
         if writes or escapes:
             try:
-                with unseen():
+                with _unnoticed():
                     if writes:
                         self._hand_out(tensor, escapes)
                     else:
@@ -120,7 +129,7 @@ class Access:
         settle: moves the memory, once it is back, to that address, where it stays. Returns False if the
         system has none. Raises BudgetError, and MemoryError.
         """
-        with unseen(), self._slow_path.lock, Locks() as locks:
+        with _unnoticed(), self._slow_path.lock, Locks() as locks:
             joins()
             self._bring_back(version, locks)
             if not settle():

@@ -28,6 +28,7 @@ _pop = _C._pop_torch_dispatch_stack
 _push = _C._push_on_torch_dispatch_stack
 _set_eval_frame = _C._dynamo.eval_frame.set_eval_frame
 _NOTHING = (None,)
+is_tracing = _C._is_tracing
 
 
 def _keys(*names: str) -> Any:
@@ -41,6 +42,7 @@ def _keys(*names: str) -> Any:
 _LAZY = _keys("Conjugate", "Negative", "ZeroTensor")
 _VIEWS = _keys("ADInplaceOrView")
 _SNAPSHOT = _keys("PythonTLSSnapshot")
+_TRACER = _keys("Tracer")
 _OURS = "dtrrun.runtime."
 _INTERPOSER: Any = _C._dispatch_key_parse("Fake")
 INTERPOSER = _keys("Fake")  # the dispatch key of the native interposer
@@ -245,6 +247,29 @@ def only_our_mode() -> bool:
     if _C._len_torch_dispatch_stack() != 1:
         return False
     return type(_C._get_dispatch_stack_at(0)).__module__.startswith(_OURS)
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Context in which `torch.jit.trace` records nothing.
+
+    It also records what is asked of a tensor without an operator, such as its sizes.
+    """
+    state = _C._get_tracing_state() if is_tracing() else None
+    if state is None:
+        yield
+        return
+    _set_tracing_state(None)
+    try:
+        yield
+    finally:
+        _set_tracing_state(state)
+
+
+def _set_tracing_state(state: Any) -> None:
+    included, excluded = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
+    with _C._ForceDispatchKeyGuard(included, excluded - _TRACER):  # PyTorch refuses it beneath the tracer
+        _C._set_tracing_state(state)
 
 
 @contextmanager

@@ -76,6 +76,11 @@ _UNREPLAYABLE = {
 }
 _UNREPLAYABLE_NAMESPACES = {"fsdp", "profiler"}
 
+# Objects that a recipe cannot copy, and that anyone may change: an operator that takes one is not replayed.
+_OBJECTS = "__torch__", "PyObject", "Any"
+# PyTorch's weights that are packed once, and only read.
+_PACKED_NAMESPACES = {"quantized", "sparse", "prepacked", "mkldnn_prepacked", "mkl_prepacked"}
+
 # Other processes read and write the memory, also after the operator has returned, and most of the schemas do
 # not declare which tensors are written to.
 _COLLECTIVE_NAMESPACES = {
@@ -121,6 +126,23 @@ _CHECKS_MODES_OF_ALL = {"aten::max", "aten::min", "aten::median", "aten::nanmedi
 
 # Their kernels take another path if the same tensor is given twice, and then compute different bits.
 _COMPARES_TENSORS = {"aten::_native_multi_head_attention"}
+
+# Python may call these with numbers in place of tensors (`should_allow_numbers_as_tensors` in
+# torch/csrc/utils/python_arg_parser.cpp).
+_TAKES_NUMBERS = {
+    "add",
+    "copy",
+    "div",
+    "divide",
+    "floor_divide",
+    "mul",
+    "multiply",
+    "sub",
+    "subtract",
+    "to",
+    "_to_copy",
+    "true_divide",
+}
 
 # These return views without declaring it. Autograd must not know, except in inference mode.
 _VIEWS_UNSAID = {"aten::unsafe_split", "aten::unsafe_split_with_sizes"}
@@ -187,6 +209,7 @@ class Operator:
     `generator`: position and name of the generator argument. `makes_tensors`: some result is a tensor that is
     not an argument. `tracks_views`: autograd tracks its views and mutations above us. `only_views`: its
     results are views; a composite view (`reshape`) may copy. `simple`: suitable for the fast path.
+    `tensors_at`: the places of tensors that must not be numbers, unless it writes to them.
     """
 
     __slots__ = (
@@ -220,12 +243,14 @@ class Operator:
         "reduces",
         "replayable",
         "reshapes_storage",
+        "returns_tensor",
         "shares_memory",
         "simple",
         "simple_beneath_modes",
         "sized_by_numbers",
         "statistics",
         "takes_storage",
+        "tensors_at",
         "tracks_views",
         "uninitialised",
         "untouching",
@@ -245,6 +270,8 @@ class Operator:
             self.name = func.name()
             self.simple = self.lazy_bits = self.checks_modes = self.foreign = False
             self.updates_lists = self.views_unsaid = self.simple_beneath_modes = False
+            self.tensors_at: tuple[int, ...] = ()
+            self.returns_tensor = False
             return
         schema = func._schema
         name: str = schema.name
@@ -285,6 +312,16 @@ class Operator:
         self.makes_tensors = any(
             "Tensor" in str(result.type) and result.alias_info is None for result in schema.returns
         )
+        takes_numbers = namespace == "prims" or (
+            namespace == "aten" and name.partition("::")[2].removesuffix("_") in _TAKES_NUMBERS
+        )
+        self.tensors_at = tuple(
+            position
+            for position, argument in enumerate(schema.arguments)
+            if str(argument.type) in ("Tensor", "Optional[Tensor]")
+            and not (takes_numbers or position in self.mutates)
+        )
+        self.returns_tensor = [str(result.type) for result in schema.returns] == ["Tensor"]
         self.sized_by_numbers = self.foreign or name in _SIZED_BY_NUMBERS
         self.reshapes_storage = name in _RESHAPES_STORAGE
         out = any(argument.is_out for argument in schema.arguments)  # the tag is new in PyTorch 2.13
@@ -313,7 +350,10 @@ class Operator:
         self.dynamic = torch.Tag.dynamic_output_shape in tags
         self.collective = namespace in _COLLECTIVE_NAMESPACES
         self.replayable = not (
-            self.collective or name in _UNREPLAYABLE or namespace in _UNREPLAYABLE_NAMESPACES
+            self.collective
+            or name in _UNREPLAYABLE
+            or namespace in _UNREPLAYABLE_NAMESPACES
+            or (self.foreign and namespace not in _PACKED_NAMESPACES and _takes_objects(schema))
         )
         self.statistics = _STATISTICS.get(name) if func._overloadname == "default" else None
         if self.statistics is not None:
@@ -379,6 +419,10 @@ class Operator:
 def operator_of(func: Any) -> Operator:
     """Return the facts about `func`, which sessions share."""
     return Operator(func)
+
+
+def _takes_objects(schema: Any) -> bool:
+    return any(kind in str(argument.type) for argument in schema.arguments for kind in _OBJECTS)
 
 
 def _has_kernel(func: Any, key: str) -> bool:

@@ -44,6 +44,7 @@ from dtrrun.runtime.patches import fork
 from dtrrun.runtime.patches.backwards import Backwards
 from dtrrun.runtime.patches.composites import Composites
 from dtrrun.runtime.patches.escapes import Escapes
+from dtrrun.runtime.patches.exports import Exports
 from dtrrun.runtime.patches.foreign_composites import ForeignComposites
 from dtrrun.runtime.patches.functions import Functions
 from dtrrun.runtime.patches.gradients import Gradients
@@ -161,6 +162,7 @@ class Session:
         backends = sorted({"CPU", self.device.type.upper()})
         self._parts: list[Any] = [
             Escapes(self._access.reach),
+            Exports(self._access.reach, self._native),
             Composites(self._access.reach, kernels, backends),
             *(
                 [ForeignComposites(self.slow_path, self._native, kernels, backends)]

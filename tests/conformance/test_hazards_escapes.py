@@ -3,6 +3,7 @@
 import copy
 import ctypes
 import io
+import os
 import pickle
 
 import numpy as np
@@ -35,6 +36,31 @@ def saved(x):
 def by_address(x):
     return bytes((ctypes.c_char * x.numel() * 4).from_address(x.data_ptr())).hex()
 
+
+# Of DLPack's C exchange: which words of the table export a tensor, and what they write.
+EXPORTS = {"with its memory": 3, "for a call": 5}
+_export = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+
+
+def exchange() -> list[int]:
+    """The table, as a consumer that keeps the functions has it."""
+    find = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+        ("PyCapsule_GetPointer", ctypes.pythonapi)
+    )
+    address = find(torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
+    return [word or 0 for word in (ctypes.c_void_p * 7).from_address(address)]
+
+
+def exported(x, kind, table=None):
+    """What a consumer without Python reads."""
+    made = (ctypes.c_void_p * 8)()
+    assert _export((table or exchange())[EXPORTS[kind]])(x, ctypes.addressof(made)) == 0
+    address = made[0] if kind == "for a call" else ctypes.c_void_p.from_address(made[0] + 32).value
+    return bytes((ctypes.c_char * (x.numel() * x.element_size())).from_address(address)).hex()
+
+
+EXCHANGE = "__dlpack_c_exchange_api__"
+needs_exchange = pytest.mark.skipif(not hasattr(torch.Tensor, EXCHANGE), reason="new in PyTorch 2.10")
 
 READS = {
     "tolist": lambda x: x.tolist(),
@@ -96,6 +122,29 @@ def test_reads(read):
         return kept
 
     check_stress(program)
+
+
+@needs_exchange
+@pytest.mark.parametrize("kind", EXPORTS)
+def test_exports_by_functions_in_c(kind):
+    """Consumers keep them, while the session runs and longer."""
+    before = exchange()
+    with dtrrun.budget(None):
+        during = exchange()
+    assert during != before
+    assert exchange() == before
+    x = torch.arange(512.0)
+
+    def program():
+        kept = []
+        for step in range(3):
+            for table in (during, None):
+                y = evicted(step)
+                kept += [exported(y, kind, table), y, y * 2, exported(evicted(step), kind, table)]
+        return kept
+
+    check_stress(program)
+    assert exported(x, kind, during) == exported(x, kind, before) == x.numpy().tobytes().hex()
 
 
 def test_reading_a_scalar_for_the_generator():
@@ -207,11 +256,14 @@ TOUCHES = {
     "apply_": lambda x: x.apply_(abs),
     "tolist": lambda x: x.tolist(),
     "data_ptr": lambda x: x.data_ptr(),
+    "C exchange": lambda x: exported(x, "for a call"),
 }
 
 
 @pytest.mark.parametrize("touch", TOUCHES)
 def test_budget_error_in_an_escape_leaves_no_trace(touch):
+    if touch == "C exchange" and (os.environ.get("NATIVE") == "off" or not hasattr(torch.Tensor, EXCHANGE)):
+        pytest.skip("without the native extension the error is printed")
     x = torch.randn(64, 64)
     expected = bits([x, x * 2, x * 3])
     with dtrrun.budget(1 << 20) as session:

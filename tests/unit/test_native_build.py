@@ -28,6 +28,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delitem(sys.modules, build.NAME, raising=False)  # another test has loaded it
+    monkeypatch.setattr(build, "is_taken", lambda: False)
     build._loaded.cache_clear()
     yield tmp_path / "cache" / "dtrrun" / "native"
     build._loaded.cache_clear()

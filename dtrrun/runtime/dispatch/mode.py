@@ -31,6 +31,7 @@ from dtrrun.runtime.dispatch.arguments import (
 )
 from dtrrun.runtime.dispatch.python_mode import compiler
 from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.guards import is_tracing, untraced
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.storage import own_storage_of as storage_of  # Python's versions are told by their ids
 from dtrrun.runtime.tracebacks import hide
@@ -70,6 +71,9 @@ class DTRMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
+            if is_tracing():
+                with untraced():
+                    return self.dispatch(func, types, args, kwargs)
             return self.dispatch(func, types, args, kwargs)
         except BaseException as error:
             hide(error)

@@ -37,6 +37,7 @@ from dtrrun.runtime.dispatch.bodies import Body, has_python_kernel, takes_object
 from dtrrun.runtime.dispatch.call import TensorCall, autograd_versions, count_writes, learn
 from dtrrun.runtime.dispatch.lists import key_of
 from dtrrun.runtime.dispatch.outputs import new_storages
+from dtrrun.runtime.dispatch.python_mode.scalars import as_tensor, stands_for_number, with_tensors
 from dtrrun.runtime.dispatch.signatures import Signatures
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import as_without_mode, below, composite, inside_another_mode, program_autocast
@@ -162,6 +163,11 @@ class SlowPath:
             # Some PyTorch functions hide from function modes, and call us with one active.
             with torch._C.DisableTorchFunction():
                 return self.run(mode, operator, func, types, args, kwargs, entered)
+        if operator.tensors_at and self._native is None:
+            given = with_tensors(operator.tensors_at, args)
+            if given is not args:
+                result = self.run(mode, operator, func, types, given, kwargs, entered)
+                return as_tensor(result) if operator.returns_tensor else result
         if not self.reasons.any and self.device is None and get_ident() != self.home:
             self._met_thread()  # not from Python, or it had a stand-in mode: TorchScript's `fork`
         plain = not types or types == PLAIN
@@ -433,6 +439,8 @@ class SlowPath:
             return None
         if tensor.is_nested or tensor.is_quantized:  # not a plain tensor over a storage
             return None
+        if self.ledger.dead:
+            self.ledger.collect_dead()  # a new storage may have the id of one that died
         version = self.ledger.version_of(storage)
         if version is None:
             held = is_held(storage)
@@ -518,6 +526,7 @@ class SlowPath:
             and not elsewhere
             and not self.under_modes
             and not call.opaque
+            and not self._has_numbers(tensors)
         )
         if operator.foreign and self._native is not None:
             stateful = namespace_of(operator) in self.stateful or takes_objects(func, args, kwargs)
@@ -539,6 +548,13 @@ class SlowPath:
             if not (call.opaque or call.complex or measured):
                 self.signatures.updates[key_of(func, tensors, call.versions)] = call.signature
         return call
+
+    def _has_numbers(self, tensors: list[torch.Tensor]) -> bool:
+        """Return whether one of a call's tensors stands for a number: in a replay, it would not."""
+        if self._native is None:
+            return any(map(stands_for_number, tensors))
+        found: bool = self._native.has_numbers()
+        return found
 
     def _look_up(self, call: TensorCall) -> list[Any]:
         """Find the versions of a call's tensors. Returns the tensors' geometries."""

@@ -3,18 +3,23 @@
 Everything else that a compiled function reads reaches the mode. A function with a `tolist` is replaced by a
 copy whose graph has an operator before each one: a view, which brings the storage back. Function modes of the
 program see nothing of what compiled code does, and must not see how we inspect its tensors.
+
+The tracer names a tensor after the variable that holds it in the innermost frame, which may be one of ours.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.jit
 
 from dtrrun.runtime.patches.registry import Function, Patches
 
 _C: Any = torch._C
+_OURS = "dtrrun.runtime."
 
 
 class Scripts:
@@ -27,6 +32,7 @@ class Scripts:
     def install(self) -> None:
         self._patches.wrap(_C.ScriptFunction, "__call__", self._calling)
         self._patches.wrap(_C.ScriptMethod, "__call__", self._calling)
+        self._patches.wrap(torch.jit._trace, "_create_interpreter_name_lookup_fn", _naming)
 
     def remove(self) -> None:
         self._patches.undo()
@@ -64,6 +70,19 @@ class Scripts:
         if twin is not None:
             self._twins[twin] = None
         return twin
+
+
+def _naming(original: Function) -> Function:
+    def create(frames_up: int = 1) -> Function:
+        def name_of(tensor: torch.Tensor) -> Any:
+            ours, frame = 0, sys._getframe(1)
+            while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
+                ours, frame = ours + 1, frame.f_back
+            return original(frames_up + 1 + ours)(tensor)
+
+        return name_of
+
+    return create
 
 
 def _completed(script: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
