@@ -134,7 +134,7 @@ PyObject* proceed_watched(PyObject*, PyObject* args) {
     Ref kept = checked(PyList_New(0));
     if (keeping)
       for (const at::Tensor& tensor : keeping->kept(stack))
-        if (PyList_Append(kept.get(), to_python(shown(tensor), Enumeration::NONE).get()) < 0) raise();
+        if (PyList_Append(kept.get(), to_python(shown(tensor), Enumeration::TENSOR).get()) < 0) raise();
     return Py_BuildValue("(NOO)", shown_results(call.op->schema(), stack).release(), reads_unseen ? Py_True : Py_False,
                          kept.get());
   });
