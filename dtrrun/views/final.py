@@ -205,4 +205,8 @@ def _pinned(rows: list[dict[str, Any]]) -> Table:
 
 
 def _too_small(report: dict[str, Any]) -> Text:
-    return Text.assemble(("budget too small  ", "bold red"), f"It takes {least_budget(report)}.")
+    went_on = "" if report["exit_code"] else "The program went on after that. "
+    return Text.assemble(
+        ("budget too small  ", "yellow" if went_on else "bold red"),
+        f"{went_on}It takes {least_budget(report)}.",
+    )
