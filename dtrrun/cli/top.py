@@ -54,7 +54,7 @@ def top(given: Top, _: Sequence[str]) -> int:
     """Show your runs of dtrrun on this machine, or the live table of one of them.
 
     It reads the small file in which each training process keeps its figures. So it also works for runs that
-    were started without a live table, and costs them nothing. Budget, resident and peak are of one process of
+    were started without a live table, and costs them nothing. Budget, tensors and peak are of one process of
     the run, the largest.
     """
     pid = given.pid
@@ -68,7 +68,7 @@ def top(given: Top, _: Sequence[str]) -> int:
     def look() -> RenderableType | None:
         runs = _wanted(pid)
         if pid is None:
-            return runs_table(runs)
+            return runs_table(runs, console.width)
         return run_picture(runs[0], rates, sys.stdout, console.width, console.height) if runs else None
 
     first = look()

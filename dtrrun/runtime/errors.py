@@ -14,8 +14,15 @@ SHOWN = 4
 """How many reasons why memory cannot be evicted the message lists."""
 
 
+CPU_WORDS = "DefaultCPUAllocator: can't allocate memory"
+"""What PyTorch says where the CPU has no memory left."""
+
+
 class BudgetError(torch.OutOfMemoryError):
     """The budget is too small for one operator. The program's state is intact.
+
+    Its text begins with PyTorch's words for a device without memory, and on a CPU ends with its allocator's:
+    programs that go on with a smaller batch look for these in a RuntimeError's text, and not for its class.
 
     `operator`: its name. `needed_bytes`: what it had to allocate (0 if it had already allocated).
     `least_budget_bytes`: the least budget that would have sufficed at this point; a later operator may need
@@ -23,8 +30,8 @@ class BudgetError(torch.OutOfMemoryError):
     operator, which differs from `operator` if an input had to be recomputed. `called_bytes`: the bytes of its
     inputs, its results and all that cannot be evicted, 0 if unknown. `training`: the approximate bytes of
     parameters, gradients and optimizer state (see `Training.totals`), or None. `expected_bytes`: the budget
-    that is expected to be enough for the whole program, as far as it is known, 0 if unknown. `explained`:
-    whether `explain` has been called with what the session knows.
+    that is expected to be enough for the whole program, as far as it is known, 0 if unknown.
+    `device_type`: the session's. `explained`: whether `explain` has been called with what the session knows.
     """
 
     def __init__(
@@ -46,6 +53,7 @@ class BudgetError(torch.OutOfMemoryError):
         self.called, self.called_bytes = self.operator, 0
         self.training: dict[str, int | None] | None = None
         self.expected_bytes = 0
+        self.device_type = "cpu"
         self.explained = told
         self.args = (operator if told else self._text(FOR_A_COMMAND),)
 
@@ -54,9 +62,11 @@ class BudgetError(torch.OutOfMemoryError):
         training: dict[str, int | None] | None,
         expected_bytes: int,
         how: tuple[str, str] = FOR_A_COMMAND,
+        device_type: str = "cpu",
     ) -> None:
         """Add to the message what training needs in any case, and which budget to try."""
         self.training, self.expected_bytes, self.explained = training, expected_bytes, True
+        self.device_type = device_type
         self.args = (self._text(how),)
 
     @property
@@ -67,7 +77,7 @@ class BudgetError(torch.OutOfMemoryError):
     def __reduce__(self) -> Any:
         """Support pickling: the workers of a pool send errors to another process."""
         given = (self.operator, self.needed_bytes, self.budget_bytes, self.least_budget_bytes, self.pinned)
-        names = ("called", "called_bytes", "training", "expected_bytes", "explained", "args")
+        names = ("called", "called_bytes", "training", "expected_bytes", "device_type", "explained", "args")
         state = {name: getattr(self, name) for name in names}
         return type(self), given, state
 
@@ -92,7 +102,12 @@ class BudgetError(torch.OutOfMemoryError):
             what = f"{self.called} needs {self.operator} to run again, and {what}"
         least = advice(self.called, self.least_bytes, self.training, self.expected_bytes, how)
         budget = format_size(self.budget_bytes)
-        return f"{rank}dtrrun's budget of {budget} is too small: {what}, and {evictable}. It takes {least}."
+        full = f"{rank}{self.device_type.upper()} out of memory. "
+        in_pytorch = f" [{CPU_WORDS}]" if self.device_type == "cpu" else ""
+        return (
+            f"{full}dtrrun's budget of {budget} is too small: {what}, and {evictable}. "
+            f"It takes {least}.{in_pytorch}"
+        )
 
 
 BudgetError.__module__ = "dtrrun"  # the name that the program uses, also shown in tracebacks

@@ -331,9 +331,9 @@ class Session:
         try:
             training = find_training(self.ledger.device_type)
             expected = expected_budget(self.ledger, self.slow_path.signatures.all(), training, error)
-            error.explain(training.totals(), expected, how)
+            error.explain(training.totals(), expected, how, self.ledger.device_type)
         except Exception:  # optimizers and tensors may be of any kind, and it must get this error
-            error.explain(None, 0, how)
+            error.explain(None, 0, how, self.ledger.device_type)
         self._notices.budget_error = str(error)
         self.error = {
             "operator": error.operator,

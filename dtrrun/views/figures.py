@@ -33,6 +33,15 @@ def slowdown(seconds: Mapping[str, float]) -> float | None:
     return seconds["wall"] / own if own > 0 else None
 
 
+def step_slowdown(snapshots: Iterable[Snapshot]) -> float | None:
+    """Return the median slowdown of the steps after the first, of the slowest process; None if none made two.
+
+    It is what a long run comes to: that of a whole run counts the start of PyTorch as the program's own time.
+    """
+    told = (snapshot.tables.get("step_slowdown") for snapshot in snapshots)
+    return max((float(one) for one in told if isinstance(one, (int, float))), default=None)
+
+
 def merged(rows: Iterable[Row], key: str, order: str) -> list[Row]:
     """Merge rows with equal `key` by adding their numbers; largest `order` first."""
     found: dict[Any, Row] = {}

@@ -16,12 +16,24 @@ from dtrrun.views.panels import (
     breakdown_table,
     columns_table,
     console_for,
+    fitting,
     operators_table,
     places_table,
     print_to,
     rematerialized,
 )
-from dtrrun.views.text import SOURCE, counts_of, duration, least_budget, plain, rate, times
+from dtrrun.views.text import (
+    SOURCE,
+    counts_of,
+    duration,
+    least_budget,
+    native_share,
+    plain,
+    rate,
+    rule_of,
+    rule_words,
+    times,
+)
 
 MOST = 6
 """Maximum rows of each list; `--json` has them all."""
@@ -46,7 +58,7 @@ def print_final(report: dict[str, Any], stream: TextIO, *, width: int | None = N
 def _sections(report: dict[str, Any], width: int) -> Iterator[RenderableType]:
     yield _summary(report)
     yield ""
-    yield breakdown_table([("in all", report["seconds"])], short=width < WIDE)
+    yield breakdown_table([("in all", report["seconds"])], width, short=width < WIDE)
     if costliest := rematerialized(report["operators"]):
         yield ""
         yield operators_table(costliest, MOST, width)
@@ -55,7 +67,7 @@ def _sections(report: dict[str, Any], width: int) -> Iterator[RenderableType]:
         yield places_table(report["places"], MOST, width)
     if len(report["processes"]) > 1:
         yield ""
-        yield _processes(report["processes"])
+        yield _processes(report["processes"], width)
     if report["verify"]["mismatches"]:
         yield ""
         yield _mismatches(report["verify"])
@@ -75,14 +87,16 @@ def _summary(report: dict[str, Any]) -> Table:
     seconds, budget, verify = report["seconds"], report["budget_bytes"], report["verify"]
     rows = {"peak": _peak(report["peak_bytes"], budget)}
     if report["process_peak_bytes"] and report["driver_peak_bytes"] is None:
-        rows["resident set"] = f"{format_size(report['process_peak_bytes'])}  (the process's peak)"
+        rows["process"] = (
+            f"{format_size(report['process_peak_bytes'])}  (its peak, with Python and libraries)"
+        )
     if report["driver_peak_bytes"] is not None:
         shown = _peak(report["driver_peak_bytes"], budget).removesuffix(")")
         rows["driver's peak"] = f"{shown}; {SOURCE[report['driver_source']]})"
         if report["violations"]["count"]:
             rows["violations"] = _violations(report["violations"])
-    if rule := next((rule for one in report["processes"] if (rule := one.get("rule"))), None):
-        rows["heuristic"] = _rule(rule)
+    if rule := rule_of(report):
+        rows["heuristic"] = rule_words(rule)
     rows["evictions"] = f"{report['evictions']:,}"
     if report["evictions"]:
         rows["evictions"] += f"  ({format_size(report['evicted_bytes'])})"
@@ -98,15 +112,17 @@ def _summary(report: dict[str, Any]) -> Table:
         longest = max(process["seconds"]["wall"] for process in report["processes"])
         speed = f"  ({rate(report['steps'] / longest)})" if longest > 0 else ""
         rows["steps"] = f"{report['steps']:,}{speed}"
+    of_steps = report["step_slowdown_estimate"]
+    if of_steps is not None:
+        rows["slowdown"] = f"about {_times(of_steps, report)} × per step  (median without the first)"
     if report["slowdown_estimate"] is not None:
         ours = f"{duration(sum(seconds[part] for part in PARTS[1:]))} of {duration(seconds['wall'])}"
         estimated = report["dispatch_seconds"]
-        digits = ".2f" if estimated < seconds["wall"] / 20 else ".2g"  # estimates justify fewer
-        some = f", {duration(estimated)} of it estimated" if digits == ".2g" else ""
-        rows["slowdown"] = f"about {report['slowdown_estimate']:{digits}} ×  ({ours}{some})"
-    if (native := report["native"]) and native["operators"]:
-        share = 100 * (1 - native["in_python"] / native["operators"])
-        rows["native"] = f"{share:.1f} % of {times(native['operators'], 'operator')}"
+        some = f", {duration(estimated)} of it estimated" if _estimated(report) else ""
+        label, start = ("slowdown", "") if of_steps is None else ("in all", ", with the start")
+        rows[label] = f"about {_times(report['slowdown_estimate'], report)} ×  ({ours}{some}{start})"
+    if native := native_share(report):
+        rows["native"] = native
     if verify["enabled"]:
         wrong = f"{verify['mismatches']:,} differ" if verify["mismatches"] else "all equal"
         rows["verify"] = f"{times(verify['storages'], 'storage')} compared, {wrong}"
@@ -121,28 +137,13 @@ def _summary(report: dict[str, Any]) -> Table:
     return table
 
 
-FROM = {
-    "first": "as at the beginning",
-    "remembered": "from an earlier run",
-    "searched": "found on logged steps",
-    "varying": "no step is like another",
-    "worse": "another one was tried, and was worse",
-    "thrashing": "with the one before, a step went on recomputing",
-}
+def _estimated(report: dict[str, Any]) -> bool:
+    """Return whether much of the time is estimated."""
+    return bool(report["dispatch_seconds"] >= report["seconds"]["wall"] / 20 > 0)
 
 
-def _rule(rule: dict[str, Any]) -> str:
-    """Return the heuristic that a run with `auto` has come to, and what it is good for."""
-    facts = [FROM.get(rule["source"], plain(rule["source"], 30))]
-    if (since := rule["since_step"]) is not None and since > 1:
-        facts.append(f"since step {since:,}")
-    if (share := rule["share"]) is not None:
-        before = rule["share_before"]
-        instead = "" if before is None else f" instead of {before:.0%}"
-        facts.append(f"{share:.0%} of the step's own work is recomputed{instead}")
-    elif (predicted := rule["predicted"]) is not None:
-        facts.append(f"predicted: {max(predicted - 1, 0):.0%} of the step's own work is recomputed")
-    return f"{plain(rule['heuristic'], 60)}  ({'; '.join(facts)})"
+def _times(slowdown: float, report: dict[str, Any]) -> str:
+    return f"{slowdown:{'.2g' if _estimated(report) else '.2f'}}"  # estimates justify fewer digits
 
 
 def _peak(peak: int, budget: int | None) -> str:
@@ -156,22 +157,47 @@ def _violations(violations: dict[str, Any]) -> str:
     return f"{times(violations['count'], 'time')} over the budget, by {most} at most"
 
 
-def _processes(processes: list[dict[str, Any]]) -> RenderableType:
-    on_gpu = any(process["driver_source"] for process in processes)
-    driver = ("driver", "source") if on_gpu else ()
-    operators = "remat." if on_gpu else "rematerializations"
-    table = columns_table("process", "peak", *driver, "evictions", operators, "cost", "steps", "slowdown", "")
-    for process in processes[: 2 * MOST]:
-        rank = process["rank"]
-        table.add_row(
-            f"pid {process['pid']}" if rank is None else f"rank {plain(rank, 8)}",
-            format_size(process["peak_bytes"]),
-            *(_shown(process) if on_gpu else ()),
-            *counts_of(process),
-            _status(process["status"]),
-        )
+def _processes(processes: list[dict[str, Any]], width: int) -> RenderableType:
+    """Return one line per process, without the least important figures if there is no room for them."""
+    rows = [_cells(process) for process in processes[: 2 * MOST]]
+    left_out = ["rematerializations"]
+    if not any(process["driver_source"] for process in processes):
+        left_out += ["driver", "source"]
+    names = [name for name in rows[0] if name not in left_out]
+    first = [name if name != "remat." else "rematerializations" for name in names]
+    tables = [] if "driver" in names else [_table(rows, first)]
+    for name in ("", "source", "evictions", "cost", "remat.", "steps"):
+        names = [one for one in names if one != name]
+        tables.append(_table(rows, names))
+    table = fitting(width, *tables)
     left = len(processes) - 2 * MOST
     return Group(table, Text(f"… and {left} more", style="dim")) if left > 0 else table
+
+
+def _table(rows: list[dict[str, str | Text]], names: list[str]) -> Table:
+    table = columns_table(*("" if name == "status" else name for name in names))
+    for row in rows:
+        table.add_row(*(row[name] for name in names))
+    return table
+
+
+def _cells(process: dict[str, Any]) -> dict[str, str | Text]:
+    rank = process["rank"]
+    peak, source = _shown(process)
+    evictions, found, cost, steps, slowdown = counts_of(process)
+    return {
+        "process": f"pid {process['pid']}" if rank is None else f"rank {plain(rank, 8)}",
+        "peak": format_size(process["peak_bytes"]),
+        "driver": peak,
+        "source": source,
+        "evictions": evictions,
+        "rematerializations": found,
+        "remat.": found,
+        "cost": cost,
+        "steps": steps,
+        "slowdown": slowdown,
+        "status": _status(process["status"]),
+    }
 
 
 def _status(status: str) -> Text:
@@ -180,7 +206,7 @@ def _status(status: str) -> Text:
     return Text(plain(status, 20), style="dim" if status in HARMLESS else "red")
 
 
-def _shown(process: dict[str, Any]) -> tuple[RenderableType, str]:
+def _shown(process: dict[str, Any]) -> tuple[str | Text, str]:
     if process["driver_source"] is None:
         return "–", ""
     style = "red" if process["violations"]["count"] else ""
@@ -205,4 +231,8 @@ def _pinned(rows: list[dict[str, Any]]) -> Table:
 
 
 def _too_small(report: dict[str, Any]) -> Text:
-    return Text.assemble(("budget too small  ", "bold red"), f"It takes {least_budget(report)}.")
+    went_on = "" if report["exit_code"] else "The program went on after that. "
+    return Text.assemble(
+        ("budget too small  ", "yellow" if went_on else "bold red"),
+        f"{went_on}It takes {least_budget(report)}.",
+    )

@@ -65,6 +65,12 @@ def columns_table(*labels: str) -> Table:
     return table
 
 
+def fitting(width: int, *tables: Table) -> Table:
+    """Return the first table that fits into `width` columns, the last one if none does."""
+    unlimited = Console(width=10_000)
+    return next((one for one in tables if unlimited.measure(one).maximum <= width), tables[-1])
+
+
 def memory_bar(pinned: int, evictable: int, resident: int, whole: int, width: int) -> Text:
     """Return a bar of resident bytes relative to the budget (`whole`)."""
     scale = width / max(whole, resident, 1)
@@ -77,15 +83,40 @@ def memory_bar(pinned: int, evictable: int, resident: int, whole: int, width: in
     )
 
 
-def breakdown_table(rows: Sequence[tuple[str, Mapping[str, float]]], short: bool = False) -> Table:
-    """Return one line per row: its total time, and the percentage of each part."""
+OURS = ("scoring", "search", "bookkeeping")
+"""Parts that are shown as one where there is little room."""
+
+
+def breakdown_table(
+    rows: Sequence[tuple[str, Mapping[str, float]]], width: int, short: bool = False
+) -> Table:
+    """Return one line per row: its total time, and the percentage of each part.
+
+    short: with short names, even if there is room.
+    """
+    each: dict[tuple[str, ...], tuple[str, str, str]] = {(part,): one for part, one in PARTS_SHOWN.items()}
+    few: dict[tuple[str, ...], tuple[str, str, str]] = {}
+    for part, shown in PARTS_SHOWN.items():
+        if part not in OURS:
+            few[part,] = shown
+        elif OURS not in few:
+            few[OURS] = ("dtrrun", "dtrrun", "cyan")
+    tables = [_breakdown(rows, each, short=True), _breakdown(rows, few, short=True)]
+    return fitting(width, *([] if short else [_breakdown(rows, each, short=False)]), *tables)
+
+
+def _breakdown(
+    rows: Sequence[tuple[str, Mapping[str, float]]],
+    shown: Mapping[tuple[str, ...], tuple[str, str, str]],
+    short: bool,
+) -> Table:
     table = columns_table("time", "")
-    for label, short_label, colour in PARTS_SHOWN.values():
+    for label, short_label, colour in shown.values():
         table.add_column(
             Text(short_label if short else label, style=colour), justify="right", no_wrap=True, min_width=5
         )
     for label, seconds in rows:
-        shares = (share(seconds[part], seconds["wall"]) for part in PARTS_SHOWN)
+        shares = (share(sum(seconds[part] for part in parts), seconds["wall"]) for parts in shown)
         table.add_row(Text(label), duration(seconds["wall"]), *shares)
     return table
 

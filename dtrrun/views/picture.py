@@ -14,7 +14,7 @@ from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.record import Snapshot
 from dtrrun.telemetry.times import breakdown
-from dtrrun.views.figures import operators, table, total
+from dtrrun.views.figures import operators, step_slowdown, table, total
 from dtrrun.views.panels import (
     BAR,
     EVICTABLE,
@@ -23,6 +23,7 @@ from dtrrun.views.panels import (
     breakdown_table,
     columns_table,
     console_for,
+    fitting,
     memory_bar,
     operators_table,
     rematerialized,
@@ -34,10 +35,9 @@ LEFT, GAP, RIGHT = 76, 2, 42
 """Columns of the two halves, if the terminal is wide enough to show the operators on the right."""
 NARROW = 60
 """Below this many columns there is only one line."""
-WIDE_ON_GPU = 100
-"""From this many columns on, the lines of processes on GPUs have all their figures."""
 MOST_OPERATORS = 8
 EVENTS = ("evictions", "rematerializations")
+SHORT = ("evictions", "remat.")
 
 
 def running(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
@@ -53,14 +53,24 @@ def line(snapshot: Snapshot, rates: Rates) -> str:
     use = snapshot.driver
     driver = f"driver {format_size(use.nbytes)} ({SOURCE[use.source]}), " if use else ""
     return (
-        f"dtrrun {name(snapshot)}: resident {format_size(counters['resident_bytes'])}{of_budget}, {driver}"
+        f"dtrrun {name(snapshot)}: tensors {format_size(counters['resident_bytes'])}{of_budget}, {driver}"
         f"{times(counters['steps'], 'step')} in {duration(counters['wall_ns'] / 1e9)} "
         f"({rate(rates.steps(pid))}), " + ", ".join(_events(snapshot, rates))
     )
 
 
-def _events(snapshot: Snapshot, rates: Rates) -> list[str]:
-    return [f"{what} {snapshot.counters[what]:,} ({rate(rates.rate(snapshot.pid, what))})" for what in EVENTS]
+def _events(snapshot: Snapshot, rates: Rates, columns: int | None = None) -> list[str]:
+    """Return the counts of events and the slowdown, in short words if the others have no room."""
+    found = step_slowdown([snapshot])
+    slow = [] if found is None else [f"slowdown {found:.2f} ×"]
+    for names in (EVENTS, SHORT):
+        events = [
+            f"{shown} {snapshot.counters[what]:,} ({rate(rates.rate(snapshot.pid, what))})"
+            for shown, what in zip(names, EVENTS, strict=True)
+        ]
+        if columns is None or cell_len("  ".join([*events, *slow])) <= columns:
+            break
+    return [*events, *slow]
 
 
 def name(snapshot: Snapshot) -> str:
@@ -97,7 +107,7 @@ def picture(
         times_of.insert(0, ("last step", breakdown(step)))
     times_of = times_of[-max(1, room - used - 1) :]
     if used + 1 + len(times_of) <= room:
-        parts.append(breakdown_table(times_of, short=True))
+        parts.append(breakdown_table(times_of, LEFT if wide else columns, short=True))
         used += 1 + len(times_of)
 
     warning = _warning(shown)
@@ -146,10 +156,10 @@ def _memory(snapshot: Snapshot, rates: Rates, columns: int) -> Group:
     pinned, evictable = counters["pinned_bytes"], counters["evictable_bytes"]
     against = f" of {format_size(budget)}" if budget else ", no budget"
     resident = f"  {format_size(counters['resident_bytes'])}{against}"
-    room = max(10, columns - len("resident ") - 24)
+    room = max(10, columns - len("tensors  ") - 24)
     return Group(
         Text.assemble(
-            ("resident ", "dim"),
+            ("tensors  ", "dim"),
             memory_bar(pinned, evictable, counters["resident_bytes"], budget or counters["peak_bytes"], room),
             (resident, "bold"),
         ),
@@ -161,7 +171,7 @@ def _memory(snapshot: Snapshot, rates: Rates, columns: int) -> Group:
             f"evicted {format_size(counters['evicted_bytes'])}  ",
             f"peak {format_size(counters['peak_bytes'])}",
         ),
-        Text.assemble("         ", "  ".join(_events(snapshot, rates))),
+        Text.assemble("         ", "  ".join(_events(snapshot, rates, columns - 9))),
         *_driver(snapshot, budget),
     )
 
@@ -184,29 +194,54 @@ def _driver(snapshot: Snapshot, budget: int | None) -> list[Text]:
 
 
 def _processes(shown: Sequence[Snapshot], rates: Rates, most: int, columns: int) -> Table:
-    """Return one line per process, with events per second, and one for all of them, with total events."""
-    on_gpu = any(snapshot.driver for snapshot in shown)
-    kinds = ["pinned", "evictable", "evicted"]
-    if on_gpu and columns < WIDE_ON_GPU:
-        kinds = ["evicted"]
-    driver = ("driver", "source") if on_gpu else ()
-    rows = columns_table("process", "resident", *driver, "budget", *kinds, "evictions", "remat.", "steps")
+    """Return one line per process, with events per second, and one for all of them, with total events.
 
-    def add(label: str, counters: Mapping[str, int], use: tuple[str, str], *events: str) -> None:
-        budget = format_size(counters["budget_bytes"]) if counters["budget_bytes"] > 0 else "–"
-        sizes = (format_size(counters[f"{what}_bytes"]) for what in kinds)
-        resident = format_size(counters["resident_bytes"])
-        rows.add_row(Text(label), resident, *(use if on_gpu else ()), budget, *sizes, *events)
-
+    The least important figures are left out if there is no room for them.
+    """
+    rows = []
     for snapshot in shown[:most]:
-        speeds = (rate(rates.rate(snapshot.pid, what)) for what in EVENTS)
+        speeds = [rate(rates.rate(snapshot.pid, what)) for what in EVENTS]
         use = snapshot.driver
-        shows = (format_size(use.nbytes), SOURCE[use.source]) if use else ("–", "")
-        add(name(snapshot), snapshot.counters, shows, *speeds, rate(rates.steps(snapshot.pid)))
+        driver = (format_size(use.nbytes), SOURCE[use.source]) if use else ("–", "")
+        events = [*speeds, rate(rates.steps(snapshot.pid))]
+        rows.append(_cells(name(snapshot), snapshot.counters, driver, events, step_slowdown([snapshot])))
     counters = total(shown)
-    shows = (format_size(sum(s.driver.nbytes for s in shown if s.driver)), "")
-    add(f"all {len(shown)}", counters, shows, *(f"{counters[what]:,}" for what in (*EVENTS, "steps")))
-    return rows
+    driver = (format_size(sum(s.driver.nbytes for s in shown if s.driver)), "")
+    events = [f"{counters[what]:,}" for what in (*EVENTS, "steps")]
+    rows.append(_cells(f"all {len(shown)}", counters, driver, events, step_slowdown(shown)))
+    names = list(rows[0])
+    if not any(snapshot.driver for snapshot in shown):
+        names = [one for one in names if one not in ("driver", "source")]
+    tables = []
+    for left_out in ("", "pinned", "evictable", "source", "slowdown", "evicted", "budget", "evictions"):
+        names = [one for one in names if one != left_out]
+        tables.append(columns_table(*names))
+        for row in rows:
+            tables[-1].add_row(*(row[one] for one in names))
+    return fitting(columns, *tables)
+
+
+def _cells(
+    label: str,
+    counters: Mapping[str, int],
+    driver: tuple[str, str],
+    events: Sequence[str],
+    slowdown: float | None,
+) -> dict[str, str]:
+    budget = counters["budget_bytes"]
+    evictions, rematerializations, steps = events
+    return {
+        "process": label,
+        "tensors": format_size(counters["resident_bytes"]),
+        "driver": driver[0],
+        "source": driver[1],
+        "budget": format_size(budget) if budget > 0 else "–",
+        **{what: format_size(counters[f"{what}_bytes"]) for what in ("pinned", "evictable", "evicted")},
+        "evictions": evictions,
+        "remat.": rematerializations,
+        "steps": steps,
+        "slowdown": "–" if slowdown is None else f"{slowdown:.2f} ×",
+    }
 
 
 def _warning(shown: Sequence[Snapshot]) -> list[Text]:

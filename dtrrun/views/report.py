@@ -10,7 +10,15 @@ from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.driver import SOURCES
 from dtrrun.telemetry.record import Snapshot
 from dtrrun.telemetry.times import breakdown
-from dtrrun.views.figures import merged, operators, places, slowdown, table, total
+from dtrrun.views.figures import (
+    merged,
+    operators,
+    places,
+    slowdown,
+    step_slowdown,
+    table,
+    total,
+)
 
 SCHEMA = "dtrrun.report/1"
 
@@ -95,6 +103,7 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
         "seconds": seconds,
         "dispatch_seconds": dispatch,
         "slowdown_estimate": slowdown(seconds),
+        "step_slowdown_estimate": step_slowdown(snapshots),
         "native": _native(snapshots),
         "operators": operators(snapshots),
         "places": places(snapshots),

@@ -2,56 +2,83 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import TextIO
 
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.run import Run
 from dtrrun.telemetry.times import breakdown
-from dtrrun.views.figures import slowdown, total
-from dtrrun.views.panels import columns_table
+from dtrrun.views.figures import slowdown, step_slowdown, total
+from dtrrun.views.panels import columns_table, fitting
 from dtrrun.views.picture import picture, running
 from dtrrun.views.rates import Rates
 from dtrrun.views.text import duration, plain, words_of
 
-COLUMNS = ("pid", "procs", "device", "budget", "resident", "peak", "steps", "slowdown", "time", "target")
+COLUMNS = ("pid", "procs", "device", "budget", "tensors", "peak", "steps", "slowdown", "time", "target")
+LEFT_OUT = ("", "device", "tensors", "time", "steps", "procs", "budget", "slowdown")
+"""What has no room is left out in this order."""
+TARGET = 16
+"""Columns that the target's name has at least, if it is that long."""
 
 
-def runs_table(runs: Sequence[Run]) -> RenderableType:
+def runs_table(runs: Sequence[Run], width: int) -> RenderableType:
     """Return one line per run.
 
-    Budget, resident and peak are of one process, as the budget is: the largest figures of the live ones.
+    Budget, tensors and peak are of one process, as the budget is: the largest figures of the live ones. So is
+    the slowdown: that of its steps, or of the whole run before there were two.
     """
     if not runs:
         return Text("no run of dtrrun is under way")
-    table = columns_table(*COLUMNS)
+    rows = [dict(zip(COLUMNS, _cells(run), strict=True)) for run in runs]
+    names, tables = list(COLUMNS), []
+    for left_out in LEFT_OUT:
+        names = [one for one in names if one != left_out]
+        tables.append(_table(rows, names, TARGET))
+    needed = fitting(width, *tables)
+    table = _table(rows, [str(column.header) for column in needed.columns], None)
     last = table.columns[-1]  # if there is little room, the target's name is truncated
     last.justify, last.no_wrap = "left", False
-    for run in runs:
-        shown = running(run.snapshots)
-        most = {
-            name: max(snapshot.counters[name] for snapshot in shown)
-            for name in ("budget_bytes", "resident_bytes", "peak_bytes", "steps")
-        }
-        found = slowdown(breakdown(total(shown)))
-        table.add_row(
-            str(run.pid),
-            processes(run),
-            Text(plain(shown[0].meta.get("device") or "", 12)),
-            format_size(most["budget_bytes"]) if most["budget_bytes"] > 0 else "–",
-            format_size(most["resident_bytes"]),
-            format_size(most["peak_bytes"]),
-            f"{most['steps']:,}",
-            "–" if found is None else f"{found:.2f}",
-            duration(time.time() - run.start),
-            Text(target(run), no_wrap=True, overflow="ellipsis"),
-        )
     return table
+
+
+def _table(rows: Sequence[dict[str, str | Text]], names: Sequence[str], longest: int | None) -> Table:
+    """Return a table of these columns. longest: of the target's name."""
+    table = columns_table(*names)
+    for row in rows:
+        *cells, last = (row[one] for one in names)
+        assert isinstance(last, Text)
+        table.add_row(*cells, last if longest is None else last[:longest])
+    return table
+
+
+def _cells(run: Run) -> tuple[str | Text, ...]:
+    shown = running(run.snapshots)
+    most = {
+        name: max(snapshot.counters[name] for snapshot in shown)
+        for name in ("budget_bytes", "resident_bytes", "peak_bytes", "steps")
+    }
+    found = step_slowdown(shown)
+    if found is None:
+        found = slowdown(breakdown(total(shown)))
+    return (
+        str(run.pid),
+        processes(run),
+        Text(plain(shown[0].meta.get("device") or "", 12)),
+        format_size(most["budget_bytes"]) if most["budget_bytes"] > 0 else "–",
+        format_size(most["resident_bytes"]),
+        format_size(most["peak_bytes"]),
+        f"{most['steps']:,}",
+        "–" if found is None else f"{found:.2f} ×",
+        duration(time.time() - run.start),
+        Text(target(run), no_wrap=True, overflow="ellipsis"),
+    )
 
 
 def processes(run: Run) -> Text:
@@ -71,8 +98,12 @@ def settings_of(run: Run) -> RuntimeSettings:
 
 
 def target(run: Run) -> str:
-    """Return the words of the target."""
-    return words_of(run.command, 60)
+    """Return the words of the target, without the folders of its scripts and commands."""
+    words = [
+        os.path.basename(word) if not place or word.endswith((".py", ".sh")) else word
+        for place, word in enumerate(run.command)
+    ]
+    return words_of(words, 60)
 
 
 def run_picture(run: Run, rates: Rates, stream: TextIO, columns: int, height: int) -> RenderableType:

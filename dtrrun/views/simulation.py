@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +15,10 @@ from dtrrun.views.panels import console_for, print_to
 from dtrrun.views.text import duration, plain
 
 Row = Mapping[str, Any]
+LEAST = 4
+"""Columns of a budget's figures."""
+NOT_RUN = Text("–", style="dim")
+"""In place of a figure if the sweep was interrupted."""
 BAD = {"oom": "red", "thrash": "yellow", "n/a": "dim"}
 
 
@@ -47,10 +51,10 @@ def _sections(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]
             yield settings_table(found)
         if plans := [row for row in result.get("plans", ()) if row["log"] == log["log"]]:
             yield ""
-            yield plans_table(plans)
+            yield plans_table(plans, width)
         if any(row.get("accesses") is not None for row in rows):
             yield ""
-            yield accesses_table([row for row in rows if row.get("accesses") is not None])
+            yield accesses_table([row for row in rows if row.get("accesses") is not None], width)
 
 
 def label(row: Row, first: Row) -> str:
@@ -67,17 +71,11 @@ def series(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def overhead_table(rows: Sequence[Row], width: int) -> Table:
+def overhead_table(rows: Sequence[Row], width: int) -> RenderableType:
     """Return one line per heuristic, one column per budget: total time over the time without a budget."""
-    budgets = _budgets(rows)
-    table = _table("overhead", budgets)
     names = series(rows)
-    room = width - max(map(len, names)) - 2
-    short = sum(max(map(_length, column)) + 1 for column in _columns(names, budgets)) > room
-    for name, found in names.items():
-        cells = {_budget(row): row for row in found}
-        table.add_row(Text(plain(name, 40)), *(_overhead(cells.get(budget), short) for budget in budgets))
-    return table
+    cells = {name: {_budget(row): _overhead(row) for row in found} for name, found in names.items()}
+    return _tables("overhead", _budgets(rows), cells, width)
 
 
 def settings_table(rows: Sequence[Row]) -> Table:
@@ -90,34 +88,27 @@ def settings_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def plans_table(rows: Sequence[Row]) -> Table:
+def plans_table(rows: Sequence[Row], width: int) -> RenderableType:
     """Return one line per static planner: overhead of its plan, with `=` if optimal, `≥` for a bound."""
-    budgets = _budgets(rows)
-    table = _table("static planners", budgets)
-    for name in dict.fromkeys(row["planner"] for row in rows):
-        cells = {_budget(row): row for row in rows if row["planner"] == name}
-        table.add_row(Text(plain(name, 40)), *(_plan(cells.get(budget)) for budget in budgets))
-    return table
+    planners = dict.fromkeys(row["planner"] for row in rows)
+    cells = {one: {_budget(row): _plan(row) for row in rows if row["planner"] == one} for one in planners}
+    return _tables("static planners", _budgets(rows), cells, width)
 
 
-def _plan(row: Row | None) -> Text:
-    if row is None or row["overhead"] is None:
-        return _overhead(row, short=False)
+def _plan(row: Row) -> Text:
+    if row["overhead"] is None:
+        return _overhead(row)
     mark = {"o": "=", "l": "≥"}.get(row["claim"][:1], "")  # optimal among …, lower bound on …, feasible
     return Text(f"{mark}{row['overhead']:.2f}")
 
 
-def accesses_table(rows: Sequence[Row]) -> Table:
+def accesses_table(rows: Sequence[Row], width: int) -> RenderableType:
     """Storage accesses (App. D.3), in the same layout."""
-    budgets = _budgets(rows)
-    table = _table("accesses", budgets)
-    for name, found in series(rows).items():
-        cells = {_budget(row): row.get("accesses") for row in found}
-        table.add_row(
-            Text(plain(name, 40)),
-            *("" if cells.get(one) is None else count(int(cells[one] or 0)) for one in budgets),
-        )
-    return table
+    cells = {
+        name: {_budget(row): Text(count(int(row["accesses"] or 0))) for row in found}
+        for name, found in series(rows).items()
+    }
+    return _tables("accesses", _budgets(rows), cells, width, missing=Text())
 
 
 def count(number: int) -> str:
@@ -130,12 +121,35 @@ def count(number: int) -> str:
     return f"{number / unit:.1f}{letter}" if number < 9.95 * unit else f"{number / unit:.0f}{letter}"
 
 
-def _table(head: str, budgets: Sequence[tuple[float, int]]) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column(head, no_wrap=True, overflow="ellipsis")
+def _tables(
+    head: str,
+    budgets: Sequence[tuple[float, int]],
+    cells: Mapping[str, Mapping[tuple[float, int], Text]],
+    width: int,
+    missing: Text = NOT_RUN,
+) -> RenderableType:
+    """Return a table of `cells` by line and budget, or several below each other if it is too wide for one."""
+    first = max(map(len, [head, *cells])) + 1
+    groups: list[list[tuple[float, int]]] = []
+    room = 0
     for budget in budgets:
-        table.add_column(_share(*budget), justify="right", no_wrap=True, min_width=4)
-    return table
+        values = [found.get(budget, missing) for found in cells.values()]
+        needed = max(LEAST, len(_share(*budget)), *map(len, values)) + 1
+        if not groups or needed > room:
+            groups.append([])
+            room = width + 1 - first
+        groups[-1].append(budget)
+        room -= needed
+    tables = []
+    for group in groups:
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+        table.add_column(head, no_wrap=True, overflow="ellipsis", min_width=first - 1)
+        for budget in group:
+            table.add_column(_share(*budget), justify="right", no_wrap=True, min_width=LEAST)
+        for name, found in cells.items():
+            table.add_row(Text(plain(name, 40)), *(found.get(budget, missing) for budget in group))
+        tables.append(table)
+    return Group(*tables)
 
 
 def _share(ratio: float, nbytes: int) -> str:
@@ -151,19 +165,8 @@ def _budget(row: Row) -> tuple[float, int]:
     return row["budget_ratio"], row["budget_bytes"]
 
 
-def _columns(names: Mapping[str, list[Row]], budgets: Sequence[tuple[float, int]]) -> Iterator[list[Row]]:
-    for budget in budgets:
-        yield [row for rows in names.values() for row in rows if _budget(row) == budget]
-
-
-def _length(row: Row) -> int:
-    return len(_overhead(row, short=False))
-
-
-def _overhead(row: Row | None, short: bool) -> Text:
-    if row is None:  # not run: interrupted
-        return Text("–", style="dim")
+def _overhead(row: Row) -> Text:
     if row["overhead"] is None:
         status = str(row["status"])
-        return Text(status[:3] + "." if short and len(status) > 4 else status, style=BAD.get(status, "red"))
+        return Text(status, style=BAD.get(status, "red"))
     return Text(f"{row['overhead']:.2f}")

@@ -86,9 +86,56 @@ def least_budget(report: Mapping[str, Any]) -> str:
     return plain(advice_of(error, report["least_budget_bytes"] or 0), 400)
 
 
+def slowdown_of(report: Mapping[str, Any]) -> float | None:
+    """Return the slowdown of the steps, or of the whole run if it made too few."""
+    of_steps: float | None = report.get("step_slowdown_estimate")  # missing in reports of older versions
+    return report["slowdown_estimate"] if of_steps is None else of_steps
+
+
+def native_share(report: Mapping[str, Any]) -> str | None:
+    """`96.2 % of 1,300 operators`: what was handled in C++; None without it."""
+    native = report.get("native")
+    if not native or not native["operators"]:
+        return None
+    percent = 100 * (1 - native["in_python"] / native["operators"])
+    return f"{percent:.1f} % of {times(native['operators'], 'operator')}"
+
+
+RULES = {
+    "first": "default",
+    "remembered": "learned by an earlier run",
+    "searched": "learned from logged steps",
+    "varying": "the one for steps that differ",
+    "worse": "kept, another one was worse",
+    "thrashing": "changed, a step went on recomputing",
+}
+
+
+def rule_of(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the rule of the first process that has one."""
+    return next((rule for one in report["processes"] if (rule := one.get("rule"))), None)
+
+
+def rule_words(rule: Mapping[str, Any]) -> str:
+    """Say where the heuristic of a run with `auto` comes from, and what it is good for.
+
+    Its formula is in the JSON.
+    """
+    words, facts = RULES.get(rule["source"], plain(rule["source"], 30)), []
+    if (since := rule["since_step"]) is not None and since > 1:
+        facts.append(f"since step {since:,}")
+    if (share := rule["share"]) is not None:
+        before = rule["share_before"]
+        instead = "" if before is None else f" instead of {before:.0%}"
+        facts.append(f"{share:.0%} of the step's own work is recomputed{instead}")
+    elif (predicted := rule["predicted"]) is not None:
+        facts.append(f"predicted: {max(predicted - 1, 0):.0%} of the step's own work is recomputed")
+    return f"{words}  ({'; '.join(facts)})" if facts else words
+
+
 def counts_of(process: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a report's process: evictions, rematerializations and their time, steps, slowdown."""
-    estimate = process["slowdown_estimate"]
+    estimate = slowdown_of(process)
     return (
         f"{process['evictions']:,}",
         f"{process['rematerializations']:,}",

@@ -192,7 +192,7 @@ def test_a_budget_error_ends_in_the_program(program, way):
     assert not any(filename.startswith(PACKAGE) for filename, _ in shown)
     assert len(shown) <= (6 if program is backwards else 3)
     text = traceback.format_exception(error)
-    assert text[-1].startswith("dtrrun.BudgetError: dtrrun's budget of 100 kB is too small: ")
+    assert text[-1].startswith("dtrrun.BudgetError: CPU out of memory. dtrrun's budget of 100 kB ")
     assert text[-1].count("\n") == 1
 
 

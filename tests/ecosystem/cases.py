@@ -36,6 +36,13 @@ CASES = (
     Case("gpt2-checkpointing", "GPT-2, `gradient_checkpointing`", "gpt2.py", **CHECKPOINTING, percent=80),
     Case("gpt2-ddp", "GPT-2, `Trainer` by `torchrun`, 2 processes", "gpt2.py", **HUGGING_FACE, **TWO),
     Case("accelerate", "BERT by `accelerate launch`", "bert.py", launcher=ACCELERATE, **HUGGING_FACE),
+    Case(
+        "find-batch",
+        "`find_executable_batch_size` of accelerate",
+        "find_batch.py",
+        packages=("accelerate",),
+        percent=20,
+    ),
     Case("gcn", "GCN of torch_geometric", "gcn.py", packages=("torch_geometric",), percent=80),
     Case("ddp", "DDP by `torchrun`, gloo, 2 processes", "ddp.py", **TWO),
     Case("fsdp", "FSDP2 (`fully_shard`) by `torchrun`, gloo, 2 processes", "fsdp.py", **TWO, percent=70),

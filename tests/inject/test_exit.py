@@ -277,7 +277,7 @@ def test_a_budget_error_that_torchscript_hides_is_shown(program, dtrrun):
     ended = dtrrun("--quiet", "--budget", "1MB", "scripted.py")
     assert ended.status == 1
     assert "BudgetError" not in ended.err
-    assert ended.err.count("It was: dtrrun's budget of 1 MB is too small: aten.stack") == 1
+    assert ended.err.count("It was: CPU out of memory. dtrrun's budget of 1 MB is too small: aten.stack") == 1
 
 
 def test_native_code_that_reads_an_evicted_tensor_is_explained(program, dtrrun):

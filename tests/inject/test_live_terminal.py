@@ -142,7 +142,7 @@ def test_a_bar_and_the_table(tmux: Tmux, columns: int, rows: int) -> None:
     assert bar < table
     assert len(lines[table]) == columns
     assert len(lines) == rows  # down to the last row
-    assert lines[table + 1].startswith("resident ██████")
+    assert lines[table + 1].startswith("tensors  ██████")
     assert lines[table + 1].rstrip(" ").find("150 MB of 200 MB") > 0
     assert not any(line.startswith("épochs") for line in lines[bar + 1 :])
     tmux.seen()

@@ -73,6 +73,7 @@ def snapshot(
         tables={
             "operators": operators,
             "step": step,
+            "step_slowdown": 1.8,
             "warnings": [],
             "pinned": [],
             "mismatches": [],

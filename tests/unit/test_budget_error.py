@@ -151,7 +151,7 @@ def test_the_message_says_what_is_true():
     error = too_small(lambda: model(torch.ones(4096, 128)).sum().backward())
     del optimizer
     text = str(error)
-    assert text.startswith("dtrrun's budget of 100 kB is too small: ")
+    assert text.startswith("CPU out of memory. dtrrun's budget of 100 kB is too small: ")
     assert f"at least {format_size_up(error.least_budget_bytes)} for {error.operator}" in text
     assert "parameters, gradients and the optimizer's state need about " in text
     assert error.training["optimizer"] >= 2 * 4 * SIZE
@@ -211,6 +211,42 @@ def test_tensors_without_plain_storage_are_in_what_it_takes():
     plain, more = too_small(lambda: program(False)), too_small(lambda: program(True))
     assert (plain.called, more.called) == ("aten.cat", "aten.cat")
     assert more.called_bytes >= plain.called_bytes + 2000 * (4 + 8)
+
+
+ON_A_CPU = "DefaultCPUAllocator: can't allocate memory"
+
+
+def accelerate(text):
+    return " out of memory." in text or ON_A_CPU in text
+
+
+def lightning(text):
+    return (
+        "CUDA" in text and "out of memory" in text
+    ) or "DefaultCPUAllocator: can't allocate memory" in text
+
+
+def fairseq(text):
+    return "out of memory" in text
+
+
+def detectron2(text):
+    return "CUDA out of memory. " in text
+
+
+@pytest.mark.parametrize(
+    ("device", "finders"),
+    [("cpu", [accelerate, lightning, fairseq]), ("cuda", [accelerate, lightning, fairseq, detectron2])],
+)
+def test_batch_size_finders_recognise_it(device, finders):
+    """They look into the text of a RuntimeError with one argument, and go on with a smaller batch."""
+    error = too_small(lambda: torch.ones(1000, 1000))
+    error.explain(error.training, error.expected_bytes, device_type=device)
+    assert isinstance(error, RuntimeError)
+    (text,) = error.args
+    assert [finder.__name__ for finder in finders if not finder(text)] == []
+    assert ("DefaultCPUAllocator" in text) == (device == "cpu")  # nothing that is not so
+    assert "\n" not in text
 
 
 def test_it_goes_to_another_process():

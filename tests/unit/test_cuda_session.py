@@ -321,6 +321,10 @@ def test_an_allocator_without_statistics(monkeypatch, capsys):
 def test_a_budget_error_names_its_rank(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    assert str(dtrrun.BudgetError("aten.mm", 1, 2, 3, {})).startswith("rank 1: dtrrun's budget of 2 B")
+    assert str(dtrrun.BudgetError("aten.mm", 1, 2, 3, {})).startswith(
+        "rank 1: CPU out of memory. dtrrun's budget of 2 B"
+    )
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert str(dtrrun.BudgetError("aten.mm", 1, 2, 3, {})).startswith("dtrrun's budget of 2 B")
+    assert str(dtrrun.BudgetError("aten.mm", 1, 2, 3, {})).startswith(
+        "CPU out of memory. dtrrun's budget of 2 B"
+    )

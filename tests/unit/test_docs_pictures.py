@@ -41,7 +41,7 @@ def test_the_tables_are_whole(tmp_path):
     found = draw("tables.py", tmp_path / "1")
     for name in ("live-80.svg", "live-120.svg"):
         text = re.sub(r"<[^>]+>", "", found[name]).replace("&#160;", " ")
-        for word in ("resident", "peak 210 MB", "evictions", "last step", "aten.addmm", "step 6 loss"):
+        for word in ("tensors", "peak 210 MB", "evictions", "last step", "aten.addmm", "step 6 loss"):
             assert word in text, f"{name}: {word}"
     assert "slowdown" in found["final-80.svg"]
     assert "/tmp" not in (PICTURES / "runs.json").read_text()

@@ -10,6 +10,7 @@ from view_snapshots import check
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.record import Snapshot
 from dtrrun.views.final import print_final
+from dtrrun.views.html.tables import tables
 from dtrrun.views.report import build_report
 
 PINNED = [
@@ -97,7 +98,7 @@ def shown(case: str, width: int, encoding: str = "utf-8") -> str:
     return written(to)
 
 
-@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("case", CASES)
 def test_looks_as_it_did(case: str, width: int) -> None:
     text = shown(case, width)
@@ -138,3 +139,49 @@ def test_nothing_where_there_was_no_training_process() -> None:
     report: dict[str, Any] = build_report([], SETTINGS, 0, ["true"], 0.1)
     print_final(report, to)
     assert written(to) == ""
+
+
+RULE = {"heuristic": "h_chain(c=ancestors,s=0.6,next=0,released=alike)", "since_step": 1, "source": "first"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (RULE, "default"),
+        (RULE | {"source": "remembered"}, "learned by an earlier run"),
+        (
+            RULE | {"source": "searched", "since_step": 9, "share": 0.1, "share_before": 0.2},
+            "learned from logged steps  (since step 9; "
+            "10% of the step's own work is recomputed instead of 20%)",
+        ),
+    ],
+)
+def test_says_where_the_heuristic_comes_from_and_not_its_formula(rule: Any, words: str) -> None:
+    native = {"operators": 1000, "in_python": 35, "calls": []}
+    report = build_report(
+        [snapshot(ended=True, tables={"rule": rule, "native": native})], SETTINGS, 0, ["train.py"], 25.0
+    )
+    to = stream()
+    print_final(report, to, width=120)
+    (line,) = (line for line in written(to).splitlines() if line.startswith("heuristic"))
+    assert line.removeprefix("heuristic").strip() == words
+    assert report["processes"][0]["rule"]["heuristic"] == RULE["heuristic"]
+    page = tables(report)["figures"]
+    assert ("native", "96.5 %", "of 1,000 operators") in page
+    shown = [f"{value}  ({remark})" if remark else value for name, value, remark in page if name == line[:9]]
+    assert shown == [words]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_figure_loses_its_unit(width: int) -> None:
+    long = {"peak_bytes": 123_456_789_012, "evictions": 1_234_567, "rematerializations": 1_234_567}
+    ranks = [snapshot(100 + rank, rank, alive=False, **long) for rank in range(4)]
+    to = stream()
+    print_final(build_report(ranks, SETTINGS, 137, ["train.py"], 25.0), to, width=width)
+    rows = [line for line in written(to).splitlines() if line.startswith("rank ")]
+    assert len(rows) == 4
+    for row in rows:
+        assert "123 GB" in row
+        assert "1.80 ×" in row
+        assert row.endswith("killed")
+        assert "…" not in row

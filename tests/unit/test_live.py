@@ -54,14 +54,14 @@ def test_nothing_before_there_is_a_training_process(screen: Screen) -> None:
 def test_draws_four_times_a_second_at_most(screen: Screen, clock: list[float]) -> None:
     table = LiveTable(SETTINGS, screen.stream)
     table.update([snapshot()])
-    assert "resident" in screen.sent()
+    assert "tensors" in screen.sent()
     assert table.rows > 0
     clock[0] += 0.2
     table.update([snapshot(seconds=0.2)])
     assert screen.sent() == ""
     clock[0] += 0.1
     table.update([snapshot(seconds=0.3)])
-    assert "resident" in screen.sent()
+    assert "tensors" in screen.sent()
     table.close()
 
 
@@ -131,7 +131,7 @@ def test_lines(clock: list[float]) -> None:
     lines.close()
     text = written(to).splitlines()
     assert len(text) == 2
-    assert "resident 187 MB of 200 MB" in text[0]
+    assert "tensors 187 MB of 200 MB" in text[0]
     assert "(56/s)" in text[1]
     assert lines.rows == 0
 

@@ -92,5 +92,5 @@ def test_processes_that_have_ended_are_not_shown() -> None:
 
 def test_one_line() -> None:
     text = line(snapshot(rank=3), Rates())
-    assert text.startswith("dtrrun rank 3: resident 187 MB of 200 MB, 42 steps in 23.4 s")
+    assert text.startswith("dtrrun rank 3: tensors 187 MB of 200 MB, 42 steps in 23.4 s")
     assert "pid 4711" in line(snapshot(), Rates())

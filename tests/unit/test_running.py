@@ -88,13 +88,13 @@ def a_run(*snapshots, command=("/usr/bin/python3", "train.py", "--lr", "1")):
 
 
 def test_a_line_a_run():
-    text = shown(runs_table([a_run(snapshot()), a_run(snapshot(1, 0), snapshot(2, 1))]))
+    text = shown(runs_table([a_run(snapshot()), a_run(snapshot(1, 0), snapshot(2, 1))], 120))
     assert "200 MB" in text
     assert "train.py --lr 1" in text
     assert "python3" not in text
     assert "65 s" in text
     assert len(text.splitlines()) == 3
-    assert shown(runs_table([])).strip() == "no run of dtrrun is under way"
+    assert shown(runs_table([], 120)).strip() == "no run of dtrrun is under way"
 
 
 def test_one_process_is_shown_beside_its_budget_and_what_has_become_of_the_others():
@@ -104,29 +104,40 @@ def test_one_process_is_shown_beside_its_budget_and_what_has_become_of_the_other
         snapshot(4, 3, alive=False, ended=True),
         snapshot(5, 4, alive=False, ended=True, tables={"error": {"operator": "aten.mm"}}),
     ]
-    header, line = shown(runs_table([a_run(*living, *others)]), 160).splitlines()
+    header, line = shown(runs_table([a_run(*living, *others)], 160), 160).splitlines()
     row = dict(zip(header.split(), re.split(r" {2,}", line.strip()), strict=True))
     assert row["procs"] == "2, 1 killed, 1 without room"
-    assert (row["budget"], row["resident"], row["peak"]) == ("200 MB", "190 MB", "200 MB")
-    header, line = shown(runs_table([a_run(others[0])]), 160).splitlines()
+    assert (row["budget"], row["tensors"], row["peak"]) == ("200 MB", "190 MB", "200 MB")
+    header, line = shown(runs_table([a_run(others[0])], 160), 160).splitlines()
     assert line.split()[1] == "0,"
 
 
-def test_where_there_is_little_room_the_target_is_cut():
-    run = a_run(snapshot(), command=["python", "/some/where/far/away/in/a/deep/folder/train.py"])
-    header, line = shown(runs_table([run]), 80).splitlines()
-    assert header.split() == [*COLUMNS]
-    assert line.split()[:3] == ["4000", "1", "cpu"]
-    assert "…" in line.split()[-1]
-    assert max(map(len, (header, line))) <= 80
+@pytest.mark.parametrize(("width", "left_out"), [(60, 5), (80, 2), (120, 0)])
+def test_where_there_is_little_room_the_script_is_shown_before_other_figures(width, left_out):
+    command = [
+        "/usr/bin/python",
+        "/some/where/far/away/in/a/deep/folder/train.py",
+        "--data",
+        "/in/some/folder/x",
+    ]
+    run = a_run(snapshot(tables={"step_slowdown": 1.8}), command=command)
+    header, line = shown(runs_table([run], width), width).splitlines()
+    names = header.split()
+    assert [name for name in COLUMNS if name in names] == names
+    assert len(COLUMNS) - len(names) <= left_out
+    cells = dict(zip(names, re.split(r" {2,}", line.strip()), strict=True))
+    assert cells["pid"] == "4000"
+    assert cells["target"].startswith("train.py")
+    assert {"peak": "200 MB", "slowdown": "1.80 ×"}.items() <= cells.items()  # none is cut
+    assert max(map(len, (header, line))) <= width
 
 
 def test_what_the_script_is_called_cannot_play_tricks():
-    text = shown(runs_table([a_run(snapshot(), command=["x", EVIL])]))
+    text = shown(runs_table([a_run(snapshot(), command=["x", EVIL])], 120))
     assert "\x1b" not in text
     assert "[bold red]mine[/]" in text
     assert target(a_run(snapshot(), command=[])) == ""
-    assert target(a_run(snapshot(), command=["./train"])) == "./train"
+    assert target(a_run(snapshot(), command=["./train"])) == "train"
 
 
 def test_the_picture_of_one_run():

@@ -81,11 +81,17 @@ def test_plans_say_what_they_are():
     check("simulation_plans", show([row("lru", 1.0)], plans=plans))
 
 
-def test_thrash_is_cut_where_there_is_no_room():
-    rows = [row("h_dtr_local", ratio, "thrash") for ratio in RATIOS]
-    assert "thr." in show(rows, 70)
-    assert "thrash" in show(rows, 90)
-    assert max(map(len, show(rows, 70).splitlines())) <= 70
+@pytest.mark.parametrize("width", [40, 60, 70, 90])
+def test_budgets_that_have_no_room_go_into_another_table(width):
+    """The words and figures stay what they are."""
+    rows = [row("h_dtr_local", ratio, "thrash") for ratio in RATIOS] + [row("lru", 0.5, overhead=1.25)]
+    text = show(rows, width)
+    assert text.count("thrash") == len(RATIOS)
+    assert text.count("%") == len(RATIOS)
+    assert "1.25" in text
+    assert "…" not in text
+    assert text.count("overhead") == {40: 3, 60: 2, 70: 2, 90: 1}[width]
+    assert max(map(len, text.splitlines())) <= width
 
 
 @pytest.mark.parametrize(

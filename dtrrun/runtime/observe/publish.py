@@ -96,6 +96,7 @@ def tables(session: Session) -> dict[str, Any]:
             for reason, (nbytes, count) in sorted(pinned.items(), key=lambda item: -item[1][0])
         ],
         "step": session.steps.last,
+        "step_slowdown": session.steps.slowdowns.median(),
         "latest_steps": list(session.steps.latest),
         "mismatches": [
             {"operator": name, "bytes": nbytes, "count": count}

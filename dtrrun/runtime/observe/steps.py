@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
+from statistics import median
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from dtrrun.telemetry.fields import OVERHEADS
+from dtrrun.telemetry.fields import OVERHEADS, PARTS
+from dtrrun.telemetry.times import breakdown
 
 KEPT = 32
+SAMPLED = 256
+MOST = 999.0
+"""With several threads, the overheads can add up to more than the time."""
 
 
 class StepClock:
@@ -22,6 +27,7 @@ class StepClock:
         self.count = 0
         self.last: dict[str, int] | None = None
         self.latest: deque[dict[str, int]] = deque(maxlen=KEPT)
+        self.slowdowns = Sample()
         self._totals = totals
         self._ended = ended
         self._before: dict[str, int] = totals()
@@ -35,6 +41,8 @@ class StepClock:
             self.last["ended_ns"] = now["wall_ns"]
             self._before = now
             self.latest.append(self.last)
+            if self.count > 1:  # the first one includes the start of the program, and of PyTorch
+                self.slowdowns.add(_estimated(self.last))
             self._ended()
 
         self._handle = register_optimizer_step_post_hook(stepped)
@@ -50,6 +58,35 @@ class StepClock:
         """Return the figures of the current step so far."""
         now = self._totals()
         return {name: now[name] - self._before[name] for name in now} | {"index": self.count + 1}
+
+
+class Sample:
+    """Evenly spaced values of a series of any length, `SAMPLED` at most."""
+
+    def __init__(self) -> None:
+        self._values: list[float] = []
+        self._stride = 1
+        self._seen = 0
+
+    def add(self, value: float) -> None:
+        if self._seen % self._stride == 0:
+            if len(self._values) == SAMPLED:
+                del self._values[1::2]
+                self._stride *= 2
+            if self._seen % self._stride == 0:
+                self._values.append(value)
+        self._seen += 1
+
+    def median(self) -> float | None:
+        """Return None if there are no values."""
+        return median(self._values) if self._values else None
+
+
+def _estimated(step: dict[str, int]) -> float:
+    """Like `slowdown`, with the estimate of what PyTorch takes to pass operators to us."""
+    seconds = breakdown(step)
+    own = seconds["wall"] - sum(seconds[part] for part in PARTS[1:])
+    return min(seconds["wall"] / max(own, 1e-9), MOST)
 
 
 def overhead_ns(step: dict[str, int]) -> int:

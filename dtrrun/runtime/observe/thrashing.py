@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dtrrun.runtime.observe.steps import overhead_ns, slowdown
+from dtrrun.runtime.observe.steps import MOST, overhead_ns, slowdown
 from dtrrun.settings import RuntimeSettings
 
 THRASHING = 10.0  # the slowdown that causes a warning by default
@@ -36,7 +36,7 @@ class Thrashing:
             step, self._window = self._window, {}
         if overhead_ns(step) <= grace_ns or not (step["evictions"] or step["rematerializations"]):
             return  # without evictions the budget is not the cause
-        found = min(slowdown(step), 999.0)  # with several threads the overheads can add up to more
+        found = min(slowdown(step), MOST)
         if found <= (most or THRASHING):
             return
         if most is not None and self._settings.on_thrash == "stop":

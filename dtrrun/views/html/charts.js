@@ -54,7 +54,7 @@ const dtrrunCharts = (() => {
       { label: "time", value: (_, v) => seconds(v) },
       mark("evictions", "eviction"),
       mark("rematerializations", "rematerialization"),
-      line("resident, most", "resident"),
+      line("in memory, most", "resident"),
       line("least", "resident", { width: 0.75 }),
       line("evictable", "evictable"),
       line("pinned", "pinned"),

@@ -13,8 +13,12 @@ from dtrrun.views.text import (
     counts_of,
     duration,
     least_budget,
+    native_share,
     plain,
+    rule_of,
+    rule_words,
     share,
+    slowdown_of,
     times,
     words_of,
 )
@@ -69,9 +73,18 @@ def _figures(report: Row) -> Iterable[tuple[str, str, str]]:
         source = SOURCE.get(report["driver_source"], plain(report["driver_source"], 20))
         yield "driver's peak", format_size(report["driver_peak_bytes"]), source
     elif report.get("process_peak_bytes"):  # missing in reports of older versions
-        yield "resident set", format_size(report["process_peak_bytes"]), "the process's peak"
-    if report["slowdown_estimate"] is not None:
-        yield "slowdown", f"{report['slowdown_estimate']:.2f} ×", "estimated"
+        yield "process", format_size(report["process_peak_bytes"]), "its peak, with Python and libraries"
+    if (found := slowdown_of(report)) is not None:
+        per_step = report.get("step_slowdown_estimate") is not None
+        yield "slowdown", f"{found:.2f} ×", "per step, median without the first" if per_step else "estimated"
+        if per_step and report["slowdown_estimate"] is not None:
+            yield "in all", f"{report['slowdown_estimate']:.2f} ×", "with the start"
+    if rule := rule_of(report):
+        words, _, facts = rule_words(rule).partition("  (")
+        yield "heuristic", words, facts.removesuffix(")")
+    if native := native_share(report):
+        share_of, _, rest = native.partition(" of ")
+        yield "native", share_of, f"of {rest}"
     yield "evictions", f"{report['evictions']:,}", format_size(report["evicted_bytes"])
     found = report["rematerializations"]
     yield "rematerializations", f"{found:,}", f"in {duration(report['seconds']['rematerialization'])}"
