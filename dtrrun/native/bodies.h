@@ -30,15 +30,18 @@ class Body {
   void calls(const c10::OperatorHandle& op, const Stack& stack, Accounts& accounts) {
     const auto& arguments = op.schema().arguments();
     size_t first = stack.size() - arguments.size();
-    bool makes_constant = op.schema().name() == "aten::lift_fresh";  // `torch.tensor`, of what has just been made
+    bool is_new = op.schema().name() == "aten::lift_fresh";  // `torch.tensor`: it has just been made
     for (size_t place = 0; place < arguments.size(); place++) {
       bool writes = arguments[place].alias_info() != nullptr && arguments[place].alias_info()->isWrite();
       each_tensor(stack[first + place], [&](const at::Tensor& tensor) {
         const c10::StorageImpl* storage = storage_of(tensor);
-        if (storage == nullptr || known_.count(storage) != 0) return;
+        if (storage == nullptr || known_.count(storage) != 0 || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return;
         PyObject* found = accounts.version_at(storage);
-        if (found == nullptr) {  // nothing of the session's so far; a module's own tensor, unless it is not PyTorch's memory
-          if (!makes_constant && storage->resizable()) reads_unseen_ = true;
+        if (found == nullptr) {
+          // Nothing that the session has met. Perhaps a module's own tensor, unless it is not PyTorch's memory, or a few numbers
+          // that the kernel has made without an operator.
+          bool is_own = storage->resizable() && (writes || storage->nbytes() > FEW_BYTES || tensor.requires_grad());
+          if (!is_new && is_own) reads_unseen_ = true;
           return;
         }
         reads_unseen_ = true;
@@ -75,6 +78,8 @@ class Body {
   }
 
  private:
+  static constexpr size_t FEW_BYTES = 4096;
+
   PyObject* touch_;
   Body* outer_;
   std::unordered_set<const c10::StorageImpl*> known_;  // of its arguments, and of what it has made

@@ -33,6 +33,7 @@ class Faults {
   // in place of ours.
   static void watch(BringBack bring_back) {
     bring_back_ = bring_back;
+    Placeholders::own();  // made now, not in the handler: a crash may come from the C library's allocator
     struct sigaction now, own {};
     sigaction(SIGSEGV, nullptr, &now);
     if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == &handle) return;

@@ -97,7 +97,7 @@ class Placeholders {
   static constexpr size_t AT_ONCE = size_t{64} << 10;
 
  private:
-  static constexpr size_t RESERVED[] = {size_t{1} << 42, size_t{1} << 36, size_t{1} << 30};
+  static constexpr size_t RESERVED[] = {size_t{1} << 40, size_t{1} << 36, size_t{1} << 30};
 
   struct Range {
     size_t nbytes;

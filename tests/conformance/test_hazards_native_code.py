@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from programs import bits, chain, check, check_stress, in_memory
@@ -157,10 +158,19 @@ def test_an_operator_keeps_its_argument(operators):
     check(program)
 
 
-def test_what_an_ordinary_operator_makes_can_still_be_evicted(operators):
+@torch.library.custom_op("dtrrun_plain_custom::shifted", mutates_args=())
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    made = torch.zeros_like(x)
+    made[0] = 2 * x[1] - torch.tensor(3.0) + torch.as_tensor([0.5] * 32)
+    return made + torch.from_numpy(np.ones(32)).mul(0.5) + torch.arange(32.0)
+
+
+@pytest.mark.parametrize("name", ["dtrrun_plain.halved", "dtrrun_plain_custom.shifted"])
+def test_what_an_ordinary_operator_makes_can_still_be_evicted(operators, name):
+    namespace, _, operator = name.partition(".")
     with dtrrun.budget(None) as session:
         x = torch.randn(64, 32)
-        made = torch.ops.dtrrun_plain.halved(x)
+        made = getattr(getattr(torch.ops, namespace), operator)(x)
         expected = bits(made)
         assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(made))
         assert not in_memory(made)

@@ -15,8 +15,8 @@ from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Version
 from dtrrun.core.locks import Locks
 
-# PyTorch's own, although their namespaces are none of its standard ones. Their objects never change.
-_PACKED = ("quantized", "_quantized", "prepacked", "mkldnn_prepacked", "xnnpack", "onednn")
+PACKED = ("quantized", "_quantized", "prepacked", "mkldnn_prepacked", "xnnpack", "onednn")
+"""Namespaces of PyTorch's own operators that keep weights in objects, which never change."""
 
 
 def has_python_kernel(func: Any) -> bool:
@@ -31,7 +31,7 @@ def has_python_kernel(func: Any) -> bool:
 
 def takes_objects(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Return whether a call receives an object of a library's own class, which may change unnoticed."""
-    return func._schema.name.partition("::")[0] not in _PACKED and any(
+    return func._schema.name.partition("::")[0] not in PACKED and any(
         isinstance(arg, torch.ScriptObject) for arg in (*args, *kwargs.values())
     )
 

@@ -33,7 +33,7 @@ from dtrrun.runtime.dispatch.arguments import (
     outputs_of,
     parts_of,
 )
-from dtrrun.runtime.dispatch.bodies import Body, has_python_kernel, takes_objects
+from dtrrun.runtime.dispatch.bodies import PACKED, Body, has_python_kernel, takes_objects
 from dtrrun.runtime.dispatch.call import TensorCall, autograd_versions, count_writes, learn
 from dtrrun.runtime.dispatch.lists import key_of
 from dtrrun.runtime.dispatch.outputs import new_storages
@@ -299,7 +299,7 @@ class SlowPath:
             result, reads_unseen, call.kept = self._native.proceed_watched(
                 body.touch, not has_python_kernel(call.func)
             )
-        if call.kept:
+        if call.kept and namespace_of(call.operator) not in PACKED:
             self.stateful.add(namespace_of(call.operator))
         if reads_unseen or call.kept:  # calling it again might give something else
             call.recordable = False
