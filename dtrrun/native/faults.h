@@ -80,16 +80,31 @@ class Faults {
     } release{claim};
     if (claim.is_memory) return true;
     if (!Py_IsInitialized()) return refuse("the interpreter has ended");
-    // A part of a parallel region runs other kernels in one thread, which may sum up in another order.
-    if (at::in_parallel_region() && at::get_num_threads() > 1)
-      return refuse("several threads are reading it at once (OMP_NUM_THREADS=1 would help)");
+    std::string why;
+    bool done = at::in_parallel_region() ? asks_elsewhere(claim, why) : asks(claim, why);
+    if (!done) return refuse(why.c_str());
+    count_++;
+    return true;
+  }
+
+  // A part of a parallel region runs other kernels in one thread, which may sum up in another order. So they run in a thread that
+  // is in none.
+  static bool asks_elsewhere(const Placeholders::Claim& claim, std::string& why) {
+    bool done = false;
+    PyThreadState* saved = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+    std::thread([&] { done = asks(claim, why); }).join();
+    if (saved != nullptr) PyEval_RestoreThread(saved);
+    return done;
+  }
+
+  static bool asks(const Placeholders::Claim& claim, std::string& why) {
     Watchdog watchdog;
     PyGILState_STATE state = PyGILState_Ensure();
     watchdog.end();
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     bool done = false, interrupted = false;
-    std::string why = "the session has ended";
+    why = "the session has ended";
     for (int attempt = 0; attempt < 2 && !done; attempt++) {
       try {
         done = bring_back_ != nullptr && bring_back_(claim);
@@ -105,9 +120,7 @@ class Faults {
     if (interrupted) PyErr_SetInterrupt();  // for the program, once it is back in Python
     PyErr_Restore(type, value, traceback);
     PyGILState_Release(state);
-    if (!done) return refuse(why.c_str());
-    count_++;
-    return true;
+    return done;
   }
 
   // The text of the Python error that is set, which is cleared.
@@ -130,8 +143,8 @@ class Faults {
     return false;
   }
 
-  // Ends the process if the GIL does not come: a worker thread of a function that waits for it, and has the GIL meanwhile, would
-  // wait forever.
+  // Ends the process if the GIL does not come. A worker thread would wait forever if the function that it works for has the GIL
+  // while it waits for its workers.
   class Watchdog {
    public:
     Watchdog() {

@@ -2,6 +2,7 @@
 
 import ctypes
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -191,8 +192,29 @@ with dtrrun.budget(1, over_budget="warn", native="require", device="cpu"):
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+def packed_sequence(x):
+    """The backward pass reads lengths that a hook has replaced by a tensor of the session's."""
+    rows = x.clone().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: one + 0, lambda one: one):
+        lengths = torch.arange(8, 0, -1)
+        data = torch.nn.utils.rnn.pack_padded_sequence(rows.view(8, 8, 32), lengths).data.sin()
+    chain(data)
+    return [data, *torch.autograd.grad(data.sum(), rows)]
+
+
+def eight_bits(x):
+    """Threads of a parallel region read it."""
+    weight, offsets, scale, zero = torch.fbgemm_linear_quantize_weight(x)
+    packed = torch.fbgemm_pack_quantized_matrix(weight)
+    given = torch.randn(256, 32).sin()
+    bias = torch.randn(64).sin()
+    return torch.fbgemm_linear_int8_weight_fp32_activation(given, weight, packed, offsets, scale, zero, bias)
+
+
 # Functions of PyTorch's own that read by address what no operator has brought back.
 BY_ADDRESS = {
+    "pack_padded_sequence": packed_sequence,
+    "fbgemm_linear_int8_weight_fp32_activation": eight_bits,
     "choose_qparams_optimized": lambda x: torch.choose_qparams_optimized(x, x.numel(), 200, 0.16, 8),
     "sparse_coo_tensor": lambda x: torch.sparse_coo_tensor((x > 0).nonzero().t() * 1, x[x > 0]).to_dense(),
     "set_state": lambda x: torch.Generator().set_state(torch.get_rng_state() + 0).initial_seed(),
@@ -210,6 +232,25 @@ def test_native_code_reads_an_evicted_tensor_by_its_address(name):
         return [BY_ADDRESS[name](x), *kept, *chain(x)]
 
     check_stress(program, by_address=True)
+
+
+def test_threads_of_a_parallel_region_read_an_evicted_tensor():
+    program = """
+import torch, dtrrun
+from test_hazards_native_code import eight_bits
+
+def program():
+    torch.manual_seed(0)
+    weight = torch.randn(64, 32).sin()
+    return eight_bits(weight)
+
+expected = program().tolist()
+with dtrrun.budget(1, over_budget="warn", native="require", device="cpu") as session:
+    assert program().tolist() == expected
+    assert session.report()["native"]["read_by_address"] > 0
+"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=SOURCE.parent, env=environment)
 
 
 def test_memory_that_is_read_by_address_is_the_same_from_then_on():
