@@ -756,6 +756,8 @@ class Door {
         for (const Ref& one : call.statistics)
           if (version.used.is_true(one.get())) accounts_.supersede(one.get(), nullptr, nullptr);
       if (call.targets.empty()) return true;
+      bool may_grow = call.facts.way == Facts::Way::WRITES;  // `addbmm_`, if what it writes to is expanded
+      const c10::StorageImpl* written = may_grow ? as_version(call.targets[0])->storage : nullptr;
       if (call.maker && has_recipe(call)) {
         mark_used(call.maker.get());
         for (size_t i = 0; i < call.targets.size(); i++)
@@ -765,6 +767,7 @@ class Door {
       } else if (version.used.is_true(call.targets[0])) {
         accounts_.supersede(call.targets[0], nullptr, nullptr);
       }
+      if (written != nullptr) note_size(written);
       writes.count();
     } catch (...) {
       bool forgiven = false;
@@ -817,6 +820,14 @@ class Door {
     Ref key_;
     bool may_go_on_;
   };
+
+  // The bytes of what has been written to, if they are others than before.
+  void note_size(const c10::StorageImpl* storage) {
+    PyObject* found = accounts_.version_at(storage);
+    int64_t nbytes = accounts_.rounded(static_cast<int64_t>(storage->nbytes()));
+    if (found == nullptr || nbytes == version.nbytes.number(found)) return;
+    checked(PyObject_CallMethod(ledger_.get(), "resized", "OL", found, static_cast<long long>(nbytes)));
+  }
 
   void half_written(const Call& call) {
     auto write = [&](PyObject* target) {

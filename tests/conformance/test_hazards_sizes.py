@@ -218,3 +218,18 @@ def test_an_lstm_without_gradients_has_no_workspace():
         assert session.report()["peak_bytes"] <= budget
     with pytest.raises(dtrrun.BudgetError), dtrrun.budget(budget):
         layer(x)
+
+
+def test_an_operator_in_place_enlarges_what_it_writes_to():
+    """`addbmm_` does, if what it writes to is expanded; on the fast path, too, once its signature is known."""
+
+    def program():
+        first, second = torch.randn(5, 5, 5), torch.randn(5, 5, 10)
+        kept = []
+        for step in range(3):
+            total = torch.ones(1) + step
+            kept += [total.addbmm_(first, second), total * 2]
+            torch.randn(64).exp()
+        return kept
+
+    check_stress(program)
