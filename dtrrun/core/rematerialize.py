@@ -111,15 +111,22 @@ class Rematerializer:
             return False
         return True
 
-    def restore_all(self) -> list[Version]:
-        """Bring back everything that the program still has. Returns what could not be brought back."""
-        for observer in self._ledger.observers:
-            observer.period(RESTORES)
-        return [
-            version
-            for version in list(self._ledger.versions.values())
-            if version.alive and not version.resident and not self.restore(version)
-        ]
+    def restore_all(self, *, fitting: bool = False) -> list[Version]:
+        """Bring back everything that the program still has. Returns what could not be brought back.
+
+        fitting: until it takes the place of something else.
+        """
+        ledger, before = self._ledger, self._eviction.evictions
+        for observer in ledger.observers:
+            observer.period(RESTORES, fitting=fitting)
+        lost = []
+        for version in list(ledger.versions.values()):
+            if version.alive and not version.resident:
+                room = ledger.resident_bytes + version.nbytes <= ledger.limit
+                fits = room and self._eviction.evictions == before
+                if not ((fits or not fitting) and self.restore(version)):
+                    lost.append(version)
+        return lost
 
     def materialize(self, targets: Sequence[Version]) -> None:
         """Make all targets resident. The caller has locked those that must stay together.

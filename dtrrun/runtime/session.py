@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import warnings as python_warnings
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from time import perf_counter_ns as now_ns
 from typing import Any
@@ -15,6 +16,7 @@ from zlib import crc32
 import torch
 
 from dtrrun.core.dtr import DTR
+from dtrrun.core.graph import Version
 from dtrrun.runtime import device as devices
 from dtrrun.runtime import optional, shapes, weak
 from dtrrun.runtime.access import Access
@@ -227,6 +229,13 @@ class Session:
 
     def stop(self) -> None:
         """Bring back everything reachable and restore PyTorch."""
+        self._stop(self._restore_all)
+
+    def _restore_all(self) -> list[Version]:
+        with self._lock:
+            return self.dtr.rematerializer.restore_all()
+
+    def _stop(self, restore: Callable[[], list[Version]]) -> None:
         if not self.running:
             return
         self.running = False
@@ -238,7 +247,7 @@ class Session:
                 self.ledger.collect_dead()
                 self.ledger.set_budget(None)
                 self.device.set_budget(None)
-                lost = self.dtr.rematerializer.restore_all() if self.device.usable() else None
+            lost = restore() if self.device.usable() else None
             if lost:
                 self.warn(f"{len(lost)} storages could not be brought back at the session's end")
         finally:
@@ -453,14 +462,15 @@ class Session:
     # -- fork ------------------------------------------------------------------------------------
 
     def _before_fork(self) -> None:
-        """Bring back what fits into the budget: the child inherits our memory, but not our threads.
+        """Bring back what fits into the budget, once for all children: they inherit our memory.
 
-        No other thread may be in the middle of something, of which the child would inherit half.
+        What does not fit is left to each child, since something else would be evicted for it here. No other
+        thread may be in the middle of something, of which the child would inherit half.
         """
         self._lock.acquire()
         if self.running and self.device.type == "cpu":  # a forked child can't use its parent's CUDA
             with suppress(torch.OutOfMemoryError):
-                self.dtr.rematerializer.restore_all()
+                self.dtr.rematerializer.restore_all(fitting=True)
 
     def _after_fork_in_parent(self) -> None:
         self._lock.release()
@@ -473,8 +483,29 @@ class Session:
             self.writer = None
         self._lock.release()  # the child's only thread is the one that holds it
         python_warnings.filterwarnings("ignore", message=".*dtrrun.*")
-        self.stop()
+        self._threads.forked = True
+        enabled = gc.isenabled()
+        gc.disable()  # a collection writes to every object, and the system would copy all of the parent's
+        try:
+            self._stop(self._restore_in_child)
+        finally:
+            if enabled:
+                gc.enable()
         notices.warn_when_it_trains(lambda: not fork.is_watched())
+
+    def _restore_in_child(self) -> list[Version]:
+        """Bring back what did not fit into the parent's budget, in a thread of its own.
+
+        OpenMP's threads are only in the parent. A kernel that this thread shared with them would wait for
+        them forever; a new thread gets others.
+        """
+        if not self.ledger.evicted_bytes:
+            return []
+        lost: list[Version] = []
+        thread = threading.Thread(target=lambda: lost.extend(self._restore_all()))
+        thread.start()
+        thread.join()
+        return lost
 
     # -- report ----------------------------------------------------------------------------------
 

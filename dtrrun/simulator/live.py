@@ -374,7 +374,7 @@ class _Run:
         self.dtr.history.end_period()
 
     def _restore(self, facts: dict[str, Any]) -> None:
-        self.dtr.rematerializer.restore_all()
+        self.dtr.rematerializer.restore_all(fitting=facts.get("fitting", False))
 
 
 _EVENTS: dict[str, Callable[[_Run, dict[str, Any]], None]] = {

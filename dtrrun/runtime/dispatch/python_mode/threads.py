@@ -123,6 +123,7 @@ class Threads:
         self._warn = warn
         self._entered: set[int] = set()
         self.running = False  # the stand-in modes of an ended session do nothing
+        self.forked = False  # this process is a child of the session's
 
     # -- threads to come ---------------------------------------------------------------------------
 
@@ -136,6 +137,8 @@ class Threads:
                 _rename(original, ours)
 
     def remove(self) -> None:
+        if self.forked:
+            return  # to search all modules takes longer than a data loader's worker takes to begin
         for original, ours in self._replaced:
             _rename(ours, original)
 
@@ -145,8 +148,8 @@ class Threads:
 
         @functools.wraps(original)
         def start(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if not callable(function):
-                return original(function, *args, **kwargs)  # raises the error
+            if not (self.running and callable(function)):
+                return original(function, *args, **kwargs)  # which may raise an error
             if not takes_arguments:
                 return original(Started(enter, function, (), {}), *args, **kwargs)
             positional, *rest = args or (None,)
