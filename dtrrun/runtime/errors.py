@@ -31,7 +31,8 @@ class BudgetError(torch.OutOfMemoryError):
     inputs, its results and all that cannot be evicted, 0 if unknown. `training`: the approximate bytes of
     parameters, gradients and optimizer state (see `Training.totals`), or None. `expected_bytes`: the budget
     that is expected to be enough for the whole program, as far as it is known, 0 if unknown.
-    `device_type`: the session's. `explained`: whether `explain` has been called with what the session knows.
+    `device_type`: the session's. `hint`: what the program can do itself, if that is known. `explained`:
+    whether `explain` has been called with what the session knows.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class BudgetError(torch.OutOfMemoryError):
         self.training: dict[str, int | None] | None = None
         self.expected_bytes = 0
         self.device_type = "cpu"
+        self.hint = ""
         self.explained = told
         self.args = (operator if told else self._text(FOR_A_COMMAND),)
 
@@ -77,7 +79,16 @@ class BudgetError(torch.OutOfMemoryError):
     def __reduce__(self) -> Any:
         """Support pickling: the workers of a pool send errors to another process."""
         given = (self.operator, self.needed_bytes, self.budget_bytes, self.least_budget_bytes, self.pinned)
-        names = ("called", "called_bytes", "training", "expected_bytes", "device_type", "explained", "args")
+        names = (
+            "called",
+            "called_bytes",
+            "training",
+            "expected_bytes",
+            "device_type",
+            "hint",
+            "explained",
+            "args",
+        )
         state = {name: getattr(self, name) for name in names}
         return type(self), given, state
 
@@ -103,10 +114,11 @@ class BudgetError(torch.OutOfMemoryError):
         least = advice(self.called, self.least_bytes, self.training, self.expected_bytes, how)
         budget = format_size(self.budget_bytes)
         full = f"{rank}{self.device_type.upper()} out of memory. "
+        hint = f" {self.hint}." if self.hint else ""
         in_pytorch = f" [{CPU_WORDS}]" if self.device_type == "cpu" else ""
         return (
             f"{full}dtrrun's budget of {budget} is too small: {what}, and {evictable}. "
-            f"It takes {least}.{in_pytorch}"
+            f"It takes {least}.{hint}{in_pytorch}"
         )
 
 

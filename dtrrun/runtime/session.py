@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import warnings as python_warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from time import perf_counter_ns as now_ns
 from typing import Any
@@ -16,7 +16,7 @@ from zlib import crc32
 import torch
 
 from dtrrun.core.dtr import DTR
-from dtrrun.core.graph import Version
+from dtrrun.core.graph import Signature, Version
 from dtrrun.runtime import device as devices
 from dtrrun.runtime import optional, shapes, weak
 from dtrrun.runtime.access import Access
@@ -38,6 +38,7 @@ from dtrrun.runtime.launcher import Launcher
 from dtrrun.runtime.native_heap import NativeHeap
 from dtrrun.runtime.observe import notices, publish
 from dtrrun.runtime.observe.expected import expected_budget
+from dtrrun.runtime.observe.hints import hint
 from dtrrun.runtime.observe.steps import StepClock
 from dtrrun.runtime.observe.thrashing import GRACE_NS, Thrashing
 from dtrrun.runtime.observe.training_memory import find_training
@@ -332,14 +333,18 @@ class Session:
                 pass  # the folder has been removed, or the disk is full
         self.warn(text)
 
-    def _too_small(self, error: BudgetError) -> None:
-        """The program is about to get `error`."""
+    def _too_small(
+        self, error: BudgetError, inputs: Sequence[Version] = (), failed: Signature | None = None
+    ) -> None:
+        """The program is about to get `error`, because of a call with these inputs if it is one."""
         if self._learning is not None:
             self._learning.forget()
         how = FOR_A_BLOCK if self.writer is None else FOR_A_COMMAND
         try:
             training = find_training(self.ledger.device_type)
-            expected = expected_budget(self.ledger, self.slow_path.signatures.all(), training, error)
+            signatures = self.slow_path.signatures.all()
+            expected = expected_budget(self.ledger, signatures, training, error, inputs, failed)
+            error.hint = hint(self.ledger, training, error, failed, self.steps.count)
             error.explain(training.totals(), expected, how, self.ledger.device_type)
         except Exception:  # optimizers and tensors may be of any kind, and it must get this error
             error.explain(None, 0, how, self.ledger.device_type)
@@ -353,6 +358,7 @@ class Session:
             "called_bytes": error.called_bytes,
             "training": error.training,
             "expected_bytes": error.expected_bytes,
+            "hint": error.hint,
         }
 
     def _collect_garbage(self) -> None:

@@ -45,7 +45,8 @@ def advice(
             clauses[-1] += ", and the optimizer's state comes on top"
     attempt, search = how
     if not expected_bytes:
-        return "; ".join([*clauses, search])
+        begun = ". The program has not begun to compute, so that nothing is known of what it needs then"
+        return f"{'; '.join(clauses)}{begun if training else ''}; {search}"
     attempt = attempt.format(format_size_up(expected_bytes).replace(" ", ""))
     return f"{'; '.join(clauses)}. {attempt} (what has not run yet may need more); {search}"
 

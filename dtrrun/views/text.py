@@ -83,7 +83,8 @@ def times(count: int, noun: str) -> str:
 def least_budget(report: Mapping[str, Any]) -> str:
     """Describe what is known of the least budget, for a report whose budget was too small."""
     error = report["error"] or {}
-    return plain(advice_of(error, report["least_budget_bytes"] or 0), 400)
+    hint = f". {error['hint']}" if error.get("hint") else ""
+    return plain(advice_of(error, report["least_budget_bytes"] or 0) + hint, 800)
 
 
 def slowdown_of(report: Mapping[str, Any]) -> float | None:

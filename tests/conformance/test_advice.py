@@ -1,5 +1,6 @@
 """A user whose budget is too small, and who follows the advice of the error, soon has one that trains."""
 
+import gc
 import re
 
 import pytest
@@ -8,7 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import dtrrun
+from dtrrun.runtime.observe.expected import Sizes
 from dtrrun.sizes import parse_size
+from tests.bench import advised
 
 
 class UNet(nn.Module):
@@ -116,3 +119,22 @@ def test_temporary_memory_of_an_optimizer_is_not_counted_twice():
         wide()
     peak = session.report()["peak_bytes"]
     assert attempts(wide, peak * 98 // 100)[1] <= 1.1 * peak
+
+
+SECOND = [
+    *((advised.adapters, 30), (advised.convolutions, 10), (advised.convolutions, 60)),
+    *((advised.evaluated, 30), (advised.evaluated, 80), (advised.growing, 60), (advised.growing, 70)),
+    *((advised.logits, 30), (advised.logits, 70), (advised.momentum, 30), (advised.unused, 80)),
+]
+
+
+@pytest.mark.parametrize(("program", "percent"), SECOND)
+def test_the_second_budget_is_enough_and_no_more_than_the_peak_and_one_operator(program, percent):
+    with dtrrun.budget(None) as session:
+        program()
+    peak = session.report()["peak_bytes"]
+    operator = max(Sizes(one, set()).nbytes for one in session.slow_path.signatures.all())
+    gc.collect()  # its parameters, which would count among those of the next attempt
+    tried = attempts(program, peak * percent // 100)
+    assert len(tried) == 2
+    assert tried[1] <= 1.02 * (peak + operator)

@@ -221,7 +221,7 @@ def test_an_lstm_without_gradients_has_no_workspace():
 
 
 def test_an_operator_in_place_enlarges_what_it_writes_to():
-    """`addbmm_` does, if what it writes to is expanded; on the fast path, too, once its signature is known."""
+    """`addbmm_` does, if what it writes to is expanded. The fast path takes calls that are known."""
 
     def program():
         first, second = torch.randn(5, 5, 5), torch.randn(5, 5, 10)

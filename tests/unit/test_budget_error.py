@@ -53,6 +53,8 @@ def test_a_size_is_never_rounded_down_to_less(size):
     ],
 )
 def test_the_advice(training, text, expected, rest):
+    if training and not expected:
+        rest = f". The program has not begun to compute, so that nothing is known of what it needs then{rest}"
     assert advice("aten.mm", 36_123_456, training, expected) == f"at least 36.2 MB for aten.mm{text}{rest}"
 
 
@@ -125,15 +127,30 @@ def test_an_optimizer_of_any_kind(cls):
     """It is the error of the budget that the program gets, and none of what the advice is made from."""
     optimizer = cls([nn.Parameter(torch.ones(10))])
     optimizer.step()
-    error = too_small(lambda: torch.ones(1000, 1000))
+    weight = nn.Parameter(torch.ones(1000, 1000))
+    error = too_small(lambda: weight * 2)
     assert error.explained
     assert bool(error.expected_bytes) == (cls is OfOneTensor)
 
 
 def test_a_parameter_whose_shape_is_not_known_yet():
     model = nn.Sequential(nn.Linear(10, 10), nn.LazyLinear(10))
-    error = too_small(lambda: model(torch.ones(10_000, 10)))
+    x = torch.ones(10_000, 10)
+    error = too_small(lambda: model(x))
     assert error.expected_bytes > 10_000 * 10 * 4
+
+
+def test_no_budget_is_named_before_the_program_has_begun_to_compute():
+    """It would be too small again: nothing is known of what comes."""
+
+    def program():
+        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+        return model(torch.ones(4, 256))
+
+    error = too_small(program, 600_000)
+    assert error.expected_bytes == 0
+    assert "Try " not in str(error)
+    assert "has not begun to compute" in str(error)
 
 
 def test_what_is_frozen_has_no_gradients():
@@ -171,6 +188,37 @@ def test_no_figure_of_nothing(program):
     text = str(too_small(program))
     assert " 0 B" not in text
     assert "needs 0" not in text
+
+
+def test_a_leak_is_told_and_its_cure():
+    """Outputs of earlier steps in a list, and not those of the present one."""
+
+    def program(kept, steps=20):
+        model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256))
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(steps):
+            out = model(torch.randn(512, 256))
+            kept.append(out)
+            out.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    error = too_small(lambda: program([]), 8_000_000)
+    assert "are values of earlier steps" in error.hint
+    assert "detach() or item()" in str(error)
+    assert too_small(lambda: program([]), 2_500_000).hint == ""  # in its first steps
+
+
+def test_logits_of_a_vocabulary_have_a_cure():
+    table, layer = nn.Embedding(4000, 16), nn.Linear(16, 4000)
+
+    def program(columns):
+        x = torch.randint(0, columns, (4, 64))
+        nn.functional.cross_entropy(layer(table(x)).flatten(0, 1)[:, :columns], x.flatten()).backward()
+
+    text = str(too_small(lambda: program(4000), 9_000_000))
+    assert "has logits of 256 x 4,000 at once: a loss in chunks" in text
+    assert too_small(lambda: program(500), 4_000_000).hint == ""
 
 
 def test_lowering_the_budget_below_what_is_held():

@@ -38,6 +38,7 @@ TABLES = {
         "called_bytes": 20,
         "training": {"parameters": 2, "gradients": 2, "optimizer": 4},
         "expected_bytes": 24,
+        "hint": "",
     },
 }
 

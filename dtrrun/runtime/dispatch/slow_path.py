@@ -101,7 +101,7 @@ class SlowPath:
         tick: Callable[[], None],
         met_leaf: Callable[[torch.Tensor], None],
         met_thread: Callable[[], None],
-        too_small: Callable[[BudgetError], None],
+        too_small: Callable[..., None],
         native: Any = None,
     ) -> None:
         """ended: a condition of the lock, notified when an operator has ended. device: the session's, if it
@@ -623,7 +623,7 @@ class SlowPath:
         """
         error.called = signature.operator.name
         error.called_bytes = self._eviction.least_bytes_with(inputs) + signature.output_bytes
-        self.too_small(error)
+        self.too_small(error, inputs, signature)
 
     def enter(
         self,

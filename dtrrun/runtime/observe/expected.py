@@ -3,11 +3,14 @@
 It is the sum of what stays in memory in any case, now or later in the step, and of the most that one operator
 needs besides. The operators that have run are known, and those of the backward pass can be guessed from the
 forward pass. Computed once, when the program is about to end, from what the session knows anyway.
+
+A program that has not begun to compute (it makes its parameters, or its first batch) gives no hint, and no
+budget is named: it would be too small again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,48 +19,132 @@ from dtrrun.core.graph import Geometry, Operation, Signature, Version
 from dtrrun.core.ledger import INPUT_LOST, INPUT_MUTATED, Ledger
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.observe.training_memory import Training, in_backward, in_optimizer
+from dtrrun.runtime.storage import rounded
 
 MARGIN = 1.05
 LOST_PINS = (INPUT_LOST, INPUT_MUTATED)
 """Why computed memory became constant."""
+NESTED = 2
+"""While an input is recomputed, how many operators on the way to it may wait for one of their inputs."""
+JOINED = 3
+"""How many more may, where what was computed is joined (residual connections)."""
+COPYING = {"aten.clone", "aten._to_copy", "aten.copy_"}
+UPDATES = ("aten._foreach", "aten._fused")
+JOINING = {"aten.add", "aten.add_"}
 
 
 def expected_budget(
-    ledger: Ledger, signatures: Iterable[Signature], training: Training, error: BudgetError
+    ledger: Ledger,
+    signatures: Iterable[Signature],
+    training: Training,
+    error: BudgetError,
+    inputs: Sequence[Version] = (),
+    failed: Signature | None = None,
 ) -> int:
-    """Return the budget in bytes. signatures: of the calls so far, including the one that failed."""
+    """Return the budget in bytes, 0 if nothing is known.
+
+    signatures: of the calls so far, including the one that failed. inputs, failed: of this one, if it is a
+    call.
+    """
     assert ledger.budget_bytes is not None
     trained = training.present(ledger.key_of)
-    kept = sum(nbytes for key, nbytes in trained.items() if key not in ledger.versions)
+    operations = list(_operations(ledger, inputs))
+    updates = in_optimizer()
+    if not (updates or in_backward() or _begun(training, trained, operations, inputs, failed)):
+        return 0
+    unseen = kept = sum(nbytes for key, nbytes in trained.items() if key not in ledger.versions)
+    sizes = {rounded(one.numel() * one.element_size()) for one in training.parameters}
     lost = 0
     for key, version in ledger.versions.items():
         if key in trained or (version.resident and version.operation is None):
             kept += version.nbytes
-            lost += version.nbytes if key not in trained and version.pin in LOST_PINS else 0
-    kept += training.to_come_bytes() + sum(block.nbytes for block in ledger.counted.values())
-    kept += max(ledger.budget_bytes - ledger.limit, sum(ledger.overhead.values()), 0)  # on a GPU
+            of_update = key not in trained and version.pin in LOST_PINS and version.nbytes in sizes
+            lost += version.nbytes if of_update else 0
+    around = sum(block.nbytes for block in ledger.counted.values())
+    around += max(ledger.budget_bytes - ledger.limit, sum(ledger.overhead.values()), 0)  # on a GPU
+    reached = None
+    if in_backward():
+        reached = {source.key for source in (*inputs, *_read(operations))}
+        reached |= _under_way(training, ledger, reached, failed)
+    to_come = training.to_come_bytes(ledger.key_of, reached)
 
     parameters = {_shape(tuple(one.shape)) for one in training.parameters}
     calls = [Sizes(one, parameters) for one in signatures if not one.operator.view]
-    most = max((one.nbytes for one in calls), default=0)
-    trains = torch.is_grad_enabled() or in_backward()
-    updates = not trains and in_optimizer()
-    operations = list(_operations(ledger))
+    trains = torch.is_grad_enabled() or in_backward() or updates
+    recorded = [Recorded(one, parameters) for one in operations]
+    recorded = [one for one in recorded if one.inputs and not one.updates]
+    known = [*(one for one in calls if not one.updates), *recorded]
+    guessed: list[Call] = []
     if trains:
-        most = max([most, *map(_backward_bytes, operations)])
-    elif not updates:
-        most = max(most, _with_larger_batch(calls))
-    if trains or (error.called != error.operator and not updates):  # one of its inputs is recomputed
-        most += max(map(_forward_bytes, operations), default=0)
+        guessed += [one.backward() for one in recorded if "backward" not in one.operator.name]
+        if failed is not None and any(one.key in trained for one in inputs) and not in_backward():
+            guessed.append(_after(failed))
+        known += guessed
+    ways = max((one.nbytes for one in recorded), default=0)
+    waits = max((one.waiting for one in (*recorded, *guessed)), default=0)
+    joins = sum(sorted((one.waiting for one in recorded if one.joins), reverse=True)[:JOINED])
+    again = ways + NESTED * waits + joins if trains or error.called != error.operator else 0
+    most = max((max(one.nbytes, one.waiting + again if one.inputs else 0) for one in known), default=0)
+    most = max([most, *(one.nbytes for one in calls if one.updates)])
+    kept += around + to_come
+    larger = 0 if trains or failed is None else _with_larger_batch(calls, Sizes(failed, parameters))
+    needed = kept + most
+    if not torch.is_grad_enabled() or in_backward():  # otherwise there is more to come
+        # With this much, nothing that has been computed would have to be evicted.
+        whole = unseen + around + to_come + _whole_bytes(ledger, operations, inputs)
+        needed = min(needed, whole + max((one.nbytes for one in known), default=0))
     # The optimizer's temporary memory may exist already: it becomes constant when the weights change.
-    most = max(most, training.update_bytes() - lost)
-    return int(MARGIN * max(kept + most, error.least_bytes))
+    update = kept + training.update_bytes() - lost
+    return max(int(MARGIN * max(needed, update, error.least_bytes)), kept + larger)
 
 
-def _operations(ledger: Ledger) -> Iterable[Operation]:
+def _begun(
+    training: Training,
+    trained: dict[int, int],
+    operations: list[Operation],
+    inputs: Sequence[Version],
+    failed: Signature | None,
+) -> bool:
+    """Return whether an operator has computed with a parameter, or there is none, or it has a gradient."""
+    if not training.parameters or training.has_gradients():
+        return True
+    calls = [(one.signature, one.inputs) for one in operations]
+    calls += [] if failed is None else [(failed, inputs)]
+    return any(
+        one.key in trained
+        for signature, read in calls
+        if signature.operator.name not in COPYING
+        for one in read
+    )
+
+
+def _under_way(training: Training, ledger: Ledger, reached: set[int], failed: Signature | None) -> set[int]:
+    """Return the parameter whose gradient the call that failed may have made: a backward pass has left it."""
+    if failed is None:
+        return set()
+    sizes = training.without_gradient(ledger.key_of)
+    return set(
+        [key for key, nbytes in sizes.items() if key not in reached and nbytes == failed.output_bytes][:1]
+    )
+
+
+def _whole_bytes(ledger: Ledger, operations: list[Operation], inputs: Sequence[Version]) -> int:
+    """Return the bytes of all that the program has, and of what this is computed from."""
+    versions = {id(one): one for one in (*ledger.versions.values(), *inputs, *_read(operations))}
+    largest: dict[int, int] = {}  # versions of one storage take its memory once
+    for one in versions.values():
+        largest[one.key] = max(largest.get(one.key, 0), one.nbytes)
+    return sum(largest.values())
+
+
+def _read(operations: list[Operation]) -> Iterable[Version]:
+    return (source for operation in operations for source in operation.inputs)
+
+
+def _operations(ledger: Ledger, inputs: Sequence[Version]) -> Iterable[Operation]:
     """Return the recipes of what the program has, and of what these are computed from."""
     found: dict[int, Operation] = {}
-    pending: list[Version] = [*ledger.versions.values(), *ledger.scratch.values()]
+    pending: list[Version] = [*ledger.versions.values(), *ledger.scratch.values(), *inputs]
     while pending:
         operation = pending.pop().operation
         if operation is not None and id(operation) not in found:
@@ -66,36 +153,81 @@ def _operations(ledger: Ledger) -> Iterable[Operation]:
     return found.values()
 
 
-def _inputs(operation: Operation) -> list[int]:
-    return [source.nbytes for source in operation.inputs if source.operation is not None]
+class Call:
+    """What a call has in memory besides constants: the bytes of its `inputs`, and of its `result`."""
+
+    operator: Any
+    inputs: list[int]
+    result: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.inputs) + self.result
+
+    @property
+    def updates(self) -> bool:
+        """Return whether it is an optimizer's, on many parameters at once."""
+        return bool(self.operator.name.startswith(UPDATES))
+
+    @property
+    def waiting(self) -> int:
+        """Return what is in memory while the smallest of its inputs is recomputed."""
+        return sum(self.inputs) - min(self.inputs, default=0)
+
+    def backward(self) -> Backward:
+        return Backward(self)
 
 
-def _forward_bytes(operation: Operation) -> int:
-    return sum(_inputs(operation)) + operation.signature.output_bytes
+class Backward(Call):
+    """What the backward of a call is likely to have in memory.
 
-
-def _backward_bytes(operation: Operation) -> int:
-    """Return the most that an operator or its backward is likely to have in memory.
-
-    The backward of most operators with one input, such as a convolution or an activation, reads the gradient
-    of the output and the input or the output, and makes the gradient of the input. With more inputs, there is
-    an operator for each.
+    That of most operators with one input, such as a convolution or an activation, reads the gradient of the
+    output and the input or the output, and makes the gradient of the input. With more inputs, there is an
+    operator for each.
     """
-    inputs, result = _inputs(operation), operation.signature.output_bytes
-    if len(inputs) > 1 or "backward" in operation.signature.operator.name:
-        return sum(inputs) + result
-    return sum(inputs) + result + max([*inputs, result])
+
+    def __init__(self, call: Call) -> None:
+        self.operator = call.operator
+        if len(call.inputs) > 1:
+            self.inputs, self.result = call.inputs, call.result
+        else:
+            self.inputs = [call.result, max([*call.inputs, call.result])]
+            self.result = sum(call.inputs)
 
 
-class Sizes:
-    """What a call has in memory besides parameters: `nbytes`. `shapes`: those of its inputs."""
+class Recorded(Call):
+    """An operation that can be run again."""
+
+    def __init__(self, operation: Operation, parameters: set[tuple[int, ...]]) -> None:
+        """parameters: the shapes that are taken for parameters. A sum of their gradients stays."""
+        self.operator = operation.signature.operator
+        name, geometries = self.operator.name, operation.signature.geometries
+        of_gradients = name in JOINING and all(_shape(one[0]) in parameters for one in geometries)
+        self.joins = name in JOINING and not of_gradients
+        self.inputs = [
+            one.nbytes for one in operation.inputs if one.operation is not None and not of_gradients
+        ]
+        self.result = operation.signature.output_bytes
+
+
+def _after(failed: Signature) -> Call:
+    """Return the backward of an operator that works by elements on the result of the one that failed."""
+    call = Call()
+    call.operator, call.result = failed.operator, failed.output_bytes
+    call.inputs = [failed.output_bytes, failed.output_bytes]
+    return call
+
+
+class Sizes(Call):
+    """A call of a signature. `shapes`: those of its inputs that are no parameters."""
 
     def __init__(self, signature: Signature, parameters: set[tuple[int, ...]]) -> None:
         """parameters: the shapes that are taken for parameters."""
         inputs = [one for one in signature.geometries if _shape(one[0]) not in parameters]
-        self.operator: Any = signature.operator
+        self.operator = signature.operator
         self.shapes = [tuple(one[0]) for one in inputs if one[0]]
-        self.nbytes = signature.output_bytes + sum(map(_nbytes, inputs))
+        self.inputs = [_nbytes(one) for one in inputs]
+        self.result = signature.output_bytes
 
 
 def _shape(size: tuple[int, ...]) -> tuple[int, ...]:
@@ -111,17 +243,30 @@ def _nbytes(geometry: Geometry) -> int:
     return total
 
 
-def _with_larger_batch(calls: list[Sizes]) -> int:
-    """Return what the forward pass needs if its last call so far has a larger batch than before.
+def _with_larger_batch(calls: list[Sizes], failed: Sizes | None) -> int:
+    """Return what the forward pass needs if the call that failed has a larger batch than those before.
 
-    An evaluation often has a larger batch than the training before it.
+    An evaluation often has a larger batch than the training before it. A result that grows from call to call
+    (predictions that are gathered by `torch.cat`) is no batch. It may need twice as much in a later call.
     """
-    if not calls or not calls[-1].shapes:
+    if failed is None or not failed.shapes:
         return 0
-    last = calls[-1]
-    length, *sample = last.shapes[0]
-    alike = [one.shapes[0] for one in calls if one.operator is last.operator and one.shapes]
-    before = {shape[0] for shape in alike if list(shape[1:]) == sample and 0 < shape[0] < length}
+    length, *sample = failed.shapes[0]
+    alike = [
+        one
+        for one in calls
+        if one.operator is failed.operator and one.shapes and list(one.shapes[0][1:]) == sample
+    ]
+    lengths = {one.shapes[0][0] for one in alike} | {length}
+    if len(lengths) > 2 and length == max(lengths) and failed.result * min(lengths) > failed.inputs[0]:
+        grown = [one for one in alike if one.result * length != failed.result * one.shapes[0][0]]
+        if grown:
+            return 2 * failed.nbytes
+    before = {
+        one.shapes[0][0]
+        for one in alike
+        if 0 < one.shapes[0][0] < length and one.result * length == failed.result * one.shapes[0][0]
+    }
     return max(
         (
             one.nbytes * length // shape[0]

@@ -58,16 +58,43 @@ class Training(NamedTuple):
         storages = [(tensor, _storage(tensor)) for tensor in tensors]
         return {key_of(storage): _size(tensor) for tensor, storage in storages if storage is not None}
 
-    def to_come_bytes(self) -> int:
-        """Return the bytes of gradients and of known optimizer state that are not yet allocated."""
-        total = 0
-        if self.learns:
-            total += sum(_size(one) for one in self._trained() if _gradient(one) is None)
+    def has_gradients(self) -> bool:
+        return any(_gradient(one) is not None for one in self.parameters)
+
+    def without_gradient(self, key_of: Callable[[Any], int]) -> dict[int, int]:
+        """Return the bytes of the parameters that may get a gradient and have none, by storage."""
+        found = ((one, _storage(one)) for one in self._trained() if _gradient(one) is None)
+        return {key_of(storage): _size(one) for one, storage in found if storage is not None}
+
+    def to_come_bytes(self, key_of: Callable[[Any], int] = id, reached: set[int] | None = None) -> int:
+        """Return the bytes of gradients and of known optimizer state that are not yet allocated.
+
+        reached: the storages of the parameters that the present backward pass reaches, if there is one.
+        """
+        learning = {id(one) for one in self._learning(key_of, reached)}
+        total = sum(_size(one) for one in self._trained() if id(one) in learning and _gradient(one) is None)
         for optimizer in self.optimizers:
             for group, parameter in self._updated(optimizer):
-                if not _state(optimizer, parameter):
+                if id(parameter) in learning and not _state(optimizer, parameter):
                     total += (_copies(optimizer, group) or 0) * _size(parameter)
         return total
+
+    def _learning(self, key_of: Callable[[Any], int], reached: set[int] | None) -> Iterator[torch.Tensor]:
+        """Yield the parameters that have gradients, or may get them, as far as that is known.
+
+        One that no optimizer has gets none, if there are optimizers. Nor does one that the present backward
+        pass does not reach, unless it has had one before.
+        """
+        if not self.learns:
+            return
+        given = {id(one) for optimizer in self.optimizers for _, one in self._updated(optimizer)}
+        updated = {id(one) for optimizer in self.optimizers for one in optimizer.state}
+        for one in self._trained():
+            storage = _storage(one)
+            passed = reached is None or (storage is not None and key_of(storage) in reached)
+            may = passed and (not given or id(one) in given)
+            if may or _gradient(one) is not None or id(one) in updated:
+                yield one
 
     def update_bytes(self) -> int:
         """Return the approximate temporary memory of an optimizer's step.
