@@ -55,17 +55,25 @@ class Eviction:
 
         operator: named in the error. Raises the budget error if they can't be made to fit.
         """
+        if not self.try_room(nbytes):
+            self.no_room(nbytes + self._ledger.reserved_bytes, operator)
+
+    def try_room(self, nbytes: int) -> bool:
+        """Evict until `nbytes` more fit into the budget. Returns whether they do."""
         ledger = self._ledger
         if ledger.dead:
             ledger.collect_dead()
         if ledger.reserved:
             nbytes += ledger.reserved_bytes
         if ledger.resident_bytes + nbytes <= ledger.limit:
-            return
+            return True
         ledger.look_outside()
-        if ledger.resident_bytes + nbytes <= ledger.limit or self._evict_to(ledger.limit - nbytes):
-            return
-        self.no_room(nbytes, operator)
+        return ledger.resident_bytes + nbytes <= ledger.limit or self._evict_to(ledger.limit - nbytes)
+
+    def excess(self, nbytes: int) -> int:
+        """Return how far `nbytes` more would go beyond the budget, as things are."""
+        ledger = self._ledger
+        return ledger.resident_bytes + ledger.reserved_bytes + nbytes - ledger.limit
 
     def no_room(self, nbytes: int, operator: str) -> None:
         """Everything has been evicted, and `nbytes`, with what is reserved, do not fit.

@@ -17,6 +17,7 @@ from dtrrun.core.backend import Executor, Shortcuts
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.evict import Eviction
 from dtrrun.core.foreign import LOST, LostError
+from dtrrun.core.frugal import Frugal
 from dtrrun.core.graph import Operation, Overwritten, Version, read_by_others
 from dtrrun.core.ledger import Ledger
 from dtrrun.core.locks import unlock
@@ -25,6 +26,8 @@ from dtrrun.core.recipes import Recipes
 
 MAX_RELAXATIONS = 10  # per rematerialization, or inputs that never fit together would alternate forever
 LAST_PLANNED = 7  # number of relaxations left when the last plan is made
+MOST_ALONE = 4  # operations without a plan, for each of the first plan's, and `FEW_ALONE` more
+FEW_ALONE = 64
 TURNED = 6  # number left when inputs that did not fit in one order are brought back in the other, once
 
 Plan = dict[int, tuple[Version, list[Version]]]
@@ -73,6 +76,8 @@ class Rematerializer:
         self._out_of_memory = out_of_memory
         self._between = between
         self._shortcuts = shortcuts
+        self._frugal = Frugal(ledger, deallocation, eviction, self)
+        self.at_once = False  # whether what finds no room is left to it at once: so it was needed before
         self.rematerializations = 0
         self.rematerialized_bytes = 0
         self.operators_ns = 0  # time in recomputed operators only
@@ -106,7 +111,7 @@ class Rematerializer:
     def restore(self, version: Version) -> bool:
         """Bring an evicted version back if there is room. Returns whether there was."""
         try:
-            self.materialize((version,))
+            self.materialize((version,), locked=False)
         except (self._out_of_memory, AssertionError, LostError):
             return False
         return True
@@ -128,8 +133,8 @@ class Rematerializer:
                     lost.append(version)
         return lost
 
-    def materialize(self, targets: Sequence[Version]) -> None:
-        """Make all targets resident. The caller has locked those that must stay together.
+    def materialize(self, targets: Sequence[Version], *, locked: bool = True) -> None:
+        """Make all targets resident. locked: whether the caller has locked them.
 
         Raises the budget error if the budget can't hold what a recipe needs. Locks taken here are released.
         """
@@ -140,7 +145,7 @@ class Rematerializer:
         before = self._ledger.clock
         places = [place for place in range(len(targets)) if not targets[place].resident]
         try:
-            self._executor.quietly(self._bring_back, targets)
+            self._executor.quietly(self._bring_back, targets, locked)
         finally:
             self.began = None
         self._learn_costs(targets, places, self._ledger.clock - before)
@@ -159,9 +164,64 @@ class Rematerializer:
             version = targets[place]
             version.cost = max(version.cost, cost // len(places))
 
-    def _bring_back(self, targets: Sequence[Version]) -> None:
-        if not self._natively(targets):
-            self._materialize(targets)
+    def _bring_back(self, targets: Sequence[Version], locked: bool) -> None:
+        error = self._error_of(targets)
+        if error is not None and not self.frugally(targets, locked=locked):
+            raise error
+
+    def _error_of(self, targets: Sequence[Version]) -> Exception | None:
+        """Bring the targets back. Returns the budget error, without frames: they hold references to versions,
+        which are counted."""
+        try:
+            if not self._natively(targets):
+                self._materialize(targets)
+        except self._eviction.BudgetError as failure:
+            error: Exception = failure
+            error.__traceback__ = None
+            return error
+        return None
+
+    def frugally(self, targets: Sequence[Version], *, locked: bool = True) -> bool:
+        """Bring back what did not fit, in as little memory as possible. Returns whether that was possible."""
+        done: bool = self._executor.quietly(self._frugally, targets, locked)
+        return done
+
+    def _frugally(self, targets: Sequence[Version], locked: bool) -> bool:
+        eviction = self._eviction
+        eviction.replaying += 1
+        try:
+            guard = self._executor.below()
+            with guard, guard:  # twice, because of interrupts
+                done = self._frugal.bring_back(targets, locked=locked)
+                self.at_once = self.at_once or done
+                return done
+        finally:
+            eviction.replaying -= 1
+            if not eviction.replaying:
+                self._deallocation.release_kept_inputs()
+
+    def needs(self, wanted: Version, operation: Operation) -> int:
+        """Return the bytes that a run of an operation needs whose inputs are locked, without a workspace."""
+        return self._needs(wanted, operation, operation.mutated())[0] - operation.signature.workspace
+
+    def run_with_room(self, wanted: Version, operation: Operation) -> bool:
+        """Run an operation whose inputs are locked; if there is too little room, without a workspace.
+
+        Returns False if an input has gone. Raises the budget error.
+        """
+        try:
+            try:
+                done = self._run(wanted, operation)
+            except self._eviction.BudgetError:
+                if not operation.signature.workspace:
+                    raise
+                self._without_workspace = operation
+                done = self._run(wanted, operation)
+        finally:
+            self._without_workspace = None
+        if done and self._between is not None:
+            self._between()
+        return done
 
     def _natively(self, targets: Sequence[Version]) -> bool:
         shortcuts = self._shortcuts
@@ -189,6 +249,8 @@ class Rematerializer:
         entered: list[Entered] = []
         plan: Plan = {}
         relaxations = MAX_RELAXATIONS
+        planned = alone = 0  # operations of the first plan; those that have run since plans were given up
+        error: Exception | None = None
         eviction.replaying += 1
         try:
             guard = self._executor.below()
@@ -216,6 +278,7 @@ class Rematerializer:
                             # In the program's order, which needs as little memory at a time as the original
                             # run.
                             stack.extend(_add_to(plan, version))
+                            planned = planned or len(plan)
                             if stack[-1] is not version:
                                 continue
                         entered.append(Entered(version, operation))
@@ -228,12 +291,20 @@ class Rematerializer:
                         stack.extend(missing if turned else reversed(missing))
                         continue
                     self._unplan(plan, operation)
+                    if relaxations < LAST_PLANNED and error is not None:
+                        alone += 1
+                        if alone > MOST_ALONE * planned + FEW_ALONE:
+                            raise error  # it could take exponentially long: `frugally` is better
                     try:
                         if not self._run(version, operation):
                             continue  # an input has gone
                         if self._between is not None:
                             self._between()
-                    except eviction.BudgetError:
+                    except eviction.BudgetError as failure:
+                        failure.__traceback__ = None  # whose frames hold references
+                        error = failure
+                        if self.at_once:
+                            raise
                         if (len(entered) < 2 and not plan) or not relaxations:
                             if not operation.signature.workspace or self._without_workspace is operation:
                                 raise
@@ -251,6 +322,7 @@ class Rematerializer:
                     del entered[-1]
                     self._deallocation.came_back(operation)
         finally:
+            error = None  # or its frames, this one among them, would hold references
             try:
                 self._abandon(plan, entered)
             except BaseException:  # an interrupt
@@ -300,7 +372,7 @@ class Rematerializer:
             source = sources[-1]
             source.locks -= 1
             del sources[-1]
-            self._idle(source)
+            self.idle(source)
 
     def _back_out(self, waiting: list[Entered]) -> None:
         """Unlock the inputs of operations that have not run, and that must lock them again.
@@ -312,9 +384,10 @@ class Rematerializer:
                 source = entered.operation.inputs[entered.unlocked]
                 source.locks -= 1
                 entered.unlocked += 1
-                self._idle(source)
+                self.idle(source)
 
-    def _idle(self, source: Version) -> None:
+    def idle(self, source: Version) -> None:
+        """A version has been unlocked, before the operation that it was locked for has run."""
         if source.scratch is not None and not source.locks and self._ledger.pressure:
             self._ledger.policy.insert(source)
 

@@ -37,8 +37,15 @@ class Rematerializations {
     int64_t before = accounts_.number(accounts_.counters.clock);
     {
       Began now(began_, self, evictions_.making_room_ns() + replays_.operators_ns());
-      Silent silent;
-      run(missing);
+      Ref error;
+      {
+        Silent silent;
+        error = budget_error_of(missing);
+      }
+      if (error && !frugally(targets)) {
+        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
+        raise();
+      }
     }
     // `Rematerializer._learn_costs`.
     int64_t cost = accounts_.number(accounts_.counters.clock) - before;
@@ -64,6 +71,7 @@ class Rematerializations {
 
  private:
   static constexpr int MAX_RELAXATIONS = 10, LAST_PLANNED = 7, TURNED = 6;  // as in core/rematerialize.py
+  static constexpr size_t MOST_ALONE = 4, FEW_ALONE = 64;
 
   // An operation about to run, with the numbers of its inputs locked and unlocked so far.
   struct Entered {
@@ -95,6 +103,7 @@ class Rematerializations {
       if (places_.empty()) all_.clear();
     }
     bool empty() const { return places_.empty(); }
+    size_t size() const { return places_.size(); }
     void clear() {
       places_.clear();
       all_.clear();
@@ -112,6 +121,8 @@ class Rematerializations {
     Plan plan;
     int relaxations = MAX_RELAXATIONS;
     Ref without_workspace;  // the operation that may run without it
+    size_t planned = 0, alone = 0;  // operations of the first plan; those that have run since plans were given up
+    Ref error;  // the last budget error
   };
 
   // While a rematerialization is in progress (`Rematerializer.began`).
@@ -134,6 +145,28 @@ class Rematerializations {
            device_.is_current() && device_.on_main_stream();
   }
 
+  // `Rematerializer._error_of`: the error without frames, which hold references to versions. Null if there is none.
+  Ref budget_error_of(const c10::SmallVector<PyObject*, 6>& missing) {
+    try {
+      run(missing);
+      return Ref();
+    } catch (const python_error& error) {
+      if (!is_budget_error(error)) throw;
+      return without_frames(std::current_exception());
+    }
+  }
+  static Ref without_frames(const std::exception_ptr& exception) {
+    Ref error = as_error(exception);
+    if (PyObject_SetAttrString(error.get(), "__traceback__", Py_None) < 0) raise();
+    return error;
+  }
+
+  // `Rematerializer.frugally`, for targets that the caller has locked: what did not fit may fit in another way.
+  template <class Refs>
+  bool frugally(const Refs& targets) {
+    return checked(PyObject_CallMethod(rematerializer_.get(), "frugally", "(O)", as_tuple(targets).get())).get() == Py_True;
+  }
+
   // missing: what is evicted.
   void run(const c10::SmallVector<PyObject*, 6>& missing) {
     if (missing.empty()) return;
@@ -152,7 +185,7 @@ class Rematerializations {
   }
 
   void materialize(Work& work) {
-    auto& [stack, entered, plan, relaxations, without_workspace] = work;
+    auto& [stack, entered, plan, relaxations, without_workspace, planned, alone, last] = work;
     while (!stack.empty()) {
       Ref version = Ref::copy(stack.back().get());
       if (Py_TYPE(version.get()) == operation_type) {
@@ -174,6 +207,7 @@ class Rematerializations {
       if (!waiting) {
         if (relaxations >= LAST_PLANNED && plan.find(maker.get()) == nullptr) {
           add_to(plan, version.get(), stack);
+          if (planned == 0) planned = plan.size();
           if (stack.back().get() != version.get()) continue;
         }
         entered.push_back({Ref::copy(version.get()), Ref::copy(maker.get())});
@@ -189,10 +223,16 @@ class Rematerializations {
         continue;
       }
       unplan(plan, maker.get());
+      if (relaxations < LAST_PLANNED && last && ++alone > MOST_ALONE * planned + FEW_ALONE) {
+        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(last.get())), last.get());
+        raise();  // it could take exponentially long: `frugally` is better
+      }
       try {
         if (!run(version.get(), maker.get(), without_workspace.get() == maker.get())) continue;
       } catch (const python_error& error) {
         if (!is_budget_error(error)) throw;
+        last = without_frames(std::current_exception());
+        if (truth(rematerializer_.get(), "at_once")) throw;
         if ((entered.size() < 2 && plan.empty()) || relaxations == 0) {
           if (without_workspace.get() == maker.get() || !replays_.has_workspace(maker.get())) throw;
           does_without(work, std::move(maker));  // the library can

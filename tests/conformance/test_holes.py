@@ -1,0 +1,57 @@
+"""A budget above the least that runs does run: before an error is raised, other ways are tried."""
+
+import pytest
+import torch
+from torch import nn
+
+import dtrrun
+from dtrrun.core.frugal import Frugal
+from tests.bench import holes
+from tests.python_core import use_python_core
+
+COUNTS = ("evictions", "rematerializations", "peak_bytes")
+MB = 10**6
+
+
+def layers():
+    torch.manual_seed(0)
+    net = nn.Sequential(*[m for _ in range(12) for m in (nn.Linear(128, 128), nn.Tanh())])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    x = torch.randn(2048, 128)
+    for _ in range(2):
+        optimizer.zero_grad()
+        net(x).pow(2).mean().backward()
+        optimizer.step()
+    return [p.tolist() for p in net.parameters()]
+
+
+def inside(budget):
+    with dtrrun.budget(budget, cost="model") as session:
+        result = layers()
+        report = session.report()
+    assert report["peak_bytes"] <= budget
+    return result, {name: report[name] for name in COUNTS}
+
+
+def test_a_larger_budget_runs_where_a_smaller_one_does(monkeypatch):
+    """Of 4.97 to 7 MB, some left too little room for a plan: a target that was in memory stayed there."""
+    expected = layers()
+    for budget in (4.97, 5, 6):
+        result, counts = inside(int(budget * MB))
+        assert result == expected, budget
+        with monkeypatch.context() as patch:
+            use_python_core(patch)
+            assert inside(int(budget * MB)) == (expected, counts), budget
+
+
+def test_nothing_is_tried_in_another_way_while_the_usual_one_suffices(monkeypatch):
+    monkeypatch.delattr(Frugal, "bring_back")
+    inside(7 * MB)
+
+
+@pytest.mark.parametrize("rule", holes.RULES)
+@pytest.mark.parametrize("name", holes.MODELS)
+def test_no_budget_fails_above_one_that_runs(name, rule):
+    found = holes.sweep(name, rule, range(100, 40, -10), failures=1)
+    assert found.runs
+    assert not found.holes
