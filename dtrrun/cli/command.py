@@ -87,7 +87,10 @@ def _parameter(row: Option) -> Parameter:
         shown = typer.Argument(row.default, metavar=row.word, help=row.help, show_default=False)
     else:
         kind = str if row.word else bool
-        names = ["/".join(row.names)] if kind is bool else row.names
+        names = row.names
+        if kind is bool:  # "--x/--no-x" is one name to typer
+            short = [row.short] if row.short else []
+            names = ["/".join(name for name in names if name not in short), *short]
         default = f" [dim]\\[default: {row.default_text}][/dim]" if row.default_text else ""
         shown = typer.Option(
             None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -18,12 +19,20 @@ from typing import Any
 import typer
 
 from dtrrun.cli.command import command_of, given_to, options_of
-from dtrrun.cli.messages import discard, say, to_stdout
-from dtrrun.launch.errors import BY_SIGNAL, FAILED, NOT_FOUND, LaunchError
+from dtrrun.cli.messages import discard, if_someone_reads, say, to_stdout
+from dtrrun.launch.errors import BY_SIGNAL, FAILED, NOT_FOUND, USAGE, LaunchError
 from dtrrun.launch.signals import number_of
 
 VERBS = ("run", "record", "profile", "simulate", "smoke", "top", "report", "doctor")
 HELP = {"-h", "--help"}
+BEGIN = (
+    "nothing to run: give a script, -m module, -c code or a command, as in",
+    "  dtrrun --budget 6GB train.py --epochs 3    (inside 6 GB)",
+    "  dtrrun profile train.py                    (find a budget)",
+    "  dtrrun doctor                              (check this machine)",
+    "dtrrun --help shows all options and verbs",
+)
+"""What `dtrrun` alone says."""
 TARGETS = ("-m", "-c")  # these begin a Python target, although they look like options
 
 # Typer does not export the base class of its usage errors.
@@ -67,7 +76,11 @@ def _flushed(status: int) -> int:
 
 
 def _main(words: list[str]) -> int:
-    verb, ours, target = understand(words)
+    if not words:
+        with if_someone_reads():
+            print(*(f"dtrrun: {line}" for line in BEGIN), sep="\n", file=sys.stderr, flush=True)
+        return USAGE
+    verb, ours, target = understand(_asking(words))
     # Only the help is printed before the verb begins. The verbs handle their own output.
     with to_stdout() if HELP.intersection(ours) else nullcontext():
         typed = parse(verb, ours)
@@ -75,6 +88,13 @@ def _main(words: list[str]) -> int:
         return 0
     status: int = getattr(import_module(f"dtrrun.cli.{verb}"), verb)(given_to(verb, typed), target)
     return status
+
+
+def _asking(words: list[str]) -> list[str]:
+    """Return the words, with `--help` in place of the word `help`, unless that is a command or a file."""
+    if words[0] != "help" or shutil.which("help") or os.path.exists("help"):
+        return words
+    return [*[word for word in words[1:2] if word in VERBS], "--help"]
 
 
 def understand(words: Sequence[str]) -> tuple[str, list[str], list[str]]:

@@ -14,14 +14,14 @@ from dtrrun.cli.messages import say, show_tail
 from dtrrun.cli.nesting import inside_another
 from dtrrun.cli.options import collect
 from dtrrun.cli.profiles import SHIPPED, Given, folders
-from dtrrun.cli.report_file import report_writer, write_each
+from dtrrun.cli.report_file import check_writable, report_writer, write_each
 from dtrrun.cli.sweeping import import_from_here, shown
 from dtrrun.core.heuristics import FIRST, make_heuristic
 from dtrrun.launch.errors import BY_SIGNAL, FAILED, LaunchError
 from dtrrun.launch.interpreter import choose
 from dtrrun.launch.records import records_folder
 from dtrrun.launch.signals import interrupting, number_of
-from dtrrun.launch.target import resolve
+from dtrrun.launch.target import refuse_stream, resolve
 from dtrrun.profiling.result import study_result, variation_result, write_profile
 from dtrrun.profiling.study import NothingToProfile, ScriptFailed, Study
 from dtrrun.profiling.trial import Trial
@@ -109,8 +109,7 @@ def profile(given: Profile, target: Sequence[str]) -> int:
     behaviour under many budgets and heuristics is predicted, and checked by short real runs. The result is
     written to a profile: the budget, the heuristic that does best with it, and the operators' costs.
     """
-    if list(target[:1]) == ["-"]:
-        raise LaunchError("profile runs its target several times: it cannot be read from standard input")
+    refuse_stream(target, "profile")
     if given.steps > MOST_STEPS:
         raise LaunchError(f"--steps: {given.steps} is more than {MOST_STEPS}")
     together = (given.target_budget, given.vary, given.range)
@@ -138,6 +137,7 @@ def profile(given: Profile, target: Sequence[str]) -> int:
         bound = given.max_slowdown or given.limit
         return _vary(Variation(command, settings, given.vary, *given.range, bound), target, given)
     path = _path(given, target)
+    check_writable(path)
     with records_folder() as folder:
         bound = max(given.limit, given.max_slowdown or 0)
         study = Study(command, settings, Path(folder), given.steps, given.heuristic, bound)

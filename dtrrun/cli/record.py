@@ -49,7 +49,7 @@ class Record:
         word="N|N-M",
     )
     go_on: bool = option("Let the program run on after that step instead of ending it.", default=False)
-    of_run: Mapping[str, Any] = of_run("cost", "quiet", "python", panel="Options")
+    of_run: Mapping[str, Any] = of_run("cost", "device", "quiet", "python", panel="Options")
 
 
 def record(given: Record, target: Sequence[str]) -> int:

@@ -8,8 +8,10 @@ import os
 import re
 import stat
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from dtrrun.cli.messages import say, to_stdout
@@ -30,6 +32,18 @@ def refuse_one_path_twice(paths: Mapping[str, str | None]) -> None:
             name = "standard output" if path == "-" else path
             raise LaunchError(f"{taken[place]} and {option} both write to {name}")
         taken[place] = option
+
+
+def check_writable(path: Path) -> None:
+    """Raise LaunchError if a file, whose folders will be made, could not be written there."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        there = next(folder for folder in path.absolute().parents if folder.exists())
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise LaunchError(f"{path} cannot be written: {error.strerror}", FAILED) from None
 
 
 def write_each(writes: Mapping[str, Callable[[], object]]) -> list[str]:

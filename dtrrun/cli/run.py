@@ -47,7 +47,7 @@ class Run:
     """The options of `dtrrun run`."""
 
     of_run: Mapping[str, Any] = of_run(*OPTIONS)
-    version: bool = option("Show the version and exit.", SETUP, False, one_way=True)
+    version: bool = option("Show the version and exit.", SETUP, False, one_way=True, short="-V")
 
 
 def run(given: Run, target: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ from dtrrun.cli.report_file import file_writer, refuse_one_path_twice, report_wr
 from dtrrun.launch.errors import FAILED, LaunchError
 from dtrrun.launch.interpreter import choose
 from dtrrun.launch.signals import interrupting
-from dtrrun.launch.target import resolve
+from dtrrun.launch.target import refuse_stream, resolve
 from dtrrun.settings import OUTPUT, RuntimeSettings, option
 from dtrrun.sizes import parse_size
 from dtrrun.smoke.checks import NAMES, Check, check_peak, check_run, check_slowdown, check_state, skipped
@@ -82,6 +82,7 @@ def smoke(given: Smoke, target: Sequence[str]) -> int:
     options = inside_another(collect(given.of_run), limits=False)
     for warning in options.warnings if not quiet else ():
         say(f"warning: {warning}")
+    refuse_stream(target, "smoke")
     command = resolve(target, lambda: choose(options.python))
     settings = replace(
         options.settings,

@@ -31,6 +31,8 @@ class Marks:
     """Whether any Python process was too old."""
     without_torch: tuple[str, ...] = ()
     """Interpreters that found no torch."""
+    importing: bool = False
+    """Whether a process ended while it imported torch, or dtrrun was starting in it."""
     failures: tuple[str, ...] = ()
     """Why processes could not be put under the budget; each was ended."""
 
@@ -41,12 +43,17 @@ def read_marks(folder: Path) -> Marks:
     return Marks(
         python=(folder / "python").exists(),
         starts=tuple((int(pid), float(ns) / 1e9) for pid, ns in _rows(folder / "python", 2)),
-        daemons=frozenset(int(pid) for (pid,) in _rows(folder / "daemons", 1)),
+        daemons=_pids(folder / "daemons"),
         nested=(folder / NESTED).exists(),
         old_python=(folder / "old-python").exists(),
         without_torch=tuple(dict.fromkeys(without.read_text().splitlines())) if without.exists() else (),
+        importing=bool(_pids(folder / "importing") - _pids(folder / "imported")),
         failures=tuple(path.read_text() for path in sorted(folder.glob("failed-*"))),
     )
+
+
+def _pids(path: Path) -> frozenset[int]:
+    return frozenset(int(pid) for (pid,) in _rows(path, 1))
 
 
 def _rows(path: Path, columns: int) -> list[list[str]]:
@@ -110,7 +117,9 @@ def judge(
             note="the target ran dtrrun itself: its processes are in that run's figures, not in these",
         )
     if returncode < 0:
-        return Outcome(BY_SIGNAL - returncode, signal=-returncode, note=absent, absent=absent)
+        began = marks.python or marks.old_python or marks.without_torch  # or it may have, a moment later
+        note = absent if began else None
+        return Outcome(BY_SIGNAL - returncode, signal=-returncode, note=note, absent=absent)
     if returncode > 0:
         return Outcome(returncode, note=absent, absent=absent)
     if absent:
@@ -123,6 +132,8 @@ def judge(
 def _why_absent(marks: Marks) -> str:
     if marks.without_torch:
         return f"torch is not installed for {marks.without_torch[0]} (--python names another interpreter)"
+    if marks.importing:
+        return "the program ended while it imported torch, before dtrrun had started in it"
     if marks.python:
         return "the program never imported torch"
     if marks.old_python:

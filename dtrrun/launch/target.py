@@ -13,6 +13,7 @@ from dtrrun.launch.errors import NOT_EXECUTABLE, NOT_FOUND, LaunchError
 from dtrrun.launch.python_flags import refuse_flags
 
 _PYTHON = re.compile(r"(python|pypy)[\d.]*t?")
+_OPEN_FILE = re.compile(r"/dev/stdin|(/dev|/proc/self)/fd/\d+")
 _SUFFIXES = (".py", ".pyw", ".pyz")
 
 
@@ -41,9 +42,24 @@ def resolve(words: Sequence[str], interpreter: Callable[[], str]) -> list[str]:
     return [command, *words[1:]] if "/" in first else list(words)
 
 
+def refuse_stream(words: Sequence[str], verb: str) -> None:
+    """Raise LaunchError for a target that can be read only once: the verb runs it several times."""
+    if words and (words[0] == "-" or is_stream(words[0])):
+        raise LaunchError(f"{verb} runs its target several times: it cannot be read from {_stream(words[0])}")
+
+
+def _stream(word: str) -> str:
+    return "standard input" if word in ("-", "/dev/stdin") else f"a pipe ({word})"
+
+
 def is_python(command: str) -> bool:
     """Return whether `command` is named like a Python interpreter."""
     return _PYTHON.fullmatch(os.path.basename(command)) is not None
+
+
+def is_stream(word: str) -> bool:
+    """Return whether a word names an open file or pipe, as a shell does for `<(command)`."""
+    return _OPEN_FILE.fullmatch(word) is not None and os.path.exists(word) and not os.path.isdir(word)
 
 
 def _python_words(words: Sequence[str]) -> Sequence[str]:
@@ -61,7 +77,10 @@ def _python_words(words: Sequence[str]) -> Sequence[str]:
 
 
 def _is_script(word: str) -> bool:
-    """Return whether Python runs it: by its name, a folder with a __main__.py, or a non-executable text."""
+    """Return whether Python runs it: by its name, a folder with a __main__.py, an open file, or a
+    non-executable text."""
+    if is_stream(word):
+        return True
     if os.path.isdir(word):
         if os.path.isfile(os.path.join(word, "__main__.py")):
             return "/" in word or shutil.which(word) is None

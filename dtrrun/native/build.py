@@ -12,6 +12,7 @@ that a full disk or a power cut has truncated.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import importlib.machinery
@@ -30,7 +31,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import torch
 
@@ -45,6 +46,9 @@ ERRORS = "errors.txt"
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 BUILDING = "building the native fast path for PyTorch {} (once, about a minute)"
+WAITING = "another run is building the native fast path: waiting for it"
+STILL = "still building: {:.0f} seconds so far"
+STILL_SECONDS = 15.0
 NO_COMPILER = "no C++ compiler was found", "install one (apt install g++), or name one in CXX"
 NO_SUCH_COMPILER = "CXX names {}, which is not there", "name a C++ compiler, or unset it"
 NO_HEADERS = "Python's headers are missing", "install them (apt install python{}.{}-dev)"
@@ -55,6 +59,11 @@ TAKEN = (
 )
 TOO_OLD = "PyTorch {} is too old for the native fast path", "install 2.10 or later"
 NO_ROOM = "make room there, or name another folder in XDG_CACHE_HOME"
+UNWRITABLE = (
+    "{}: the native fast path cannot be kept there ({})",
+    "name a folder that can be written to in XDG_CACHE_HOME",
+)
+UNFINISHED = "unfinished-"
 
 
 class CannotBuild(Exception):
@@ -150,16 +159,45 @@ def build(say: Callable[[str], None]) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         began = time.time()
-        with open(target.parent / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, also by the end of the process
+        with open(target.parent / "lock", "a+") as lock:
+            _take(lock, say)
             if not is_whole(target):  # nobody built it meanwhile
                 if why := _last_failure(target.parent, began):  # somebody tried meanwhile
                     raise CannotBuild(why, f"see {target.parent / ERRORS}")
                 say(BUILDING.format(torch.__version__))
-                _compile(command, target)
+                _remove_unfinished(target.parent)
+                _compile(command, target, say)
     except OSError as error:
-        raise CannotBuild(f"{error.filename or target.parent}: {error.strerror}", NO_ROOM) from None
+        raise _unwritable(error, target.parent) from None
     return target
+
+
+def _take(lock: TextIO, say: Callable[[str], None]) -> None:
+    """Lock the file until it is closed, also by the end of the process. Says so if another run builds."""
+    run = os.environ.get("DTRRUN_RECORDS", str(os.getpid()))
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        if lock.read() not in (run, ""):  # not a process of the same run, which says that it builds
+            say(WAITING)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    lock.truncate(0)
+    lock.write(run)
+    lock.flush()
+
+
+def _unwritable(error: OSError, folder: Path) -> CannotBuild:
+    """Return why a file could not be written in the folder, or the folder not be made."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CannotBuild(f"{error.filename or folder}: {error.strerror}", NO_ROOM)
+    return CannotBuild(UNWRITABLE[0].format(cache_folder(), error.strerror), UNWRITABLE[1])
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what builds have left that ended at a power cut. The caller has the lock."""
+    for path in folder.glob(f"{UNFINISHED}*"):
+        path.unlink(missing_ok=True)
 
 
 def _check_place() -> None:
@@ -194,7 +232,7 @@ def outlook() -> dict[str, Any]:
         flags()
         there = next(folder for folder in target.parents if folder.exists())
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-            raise CannotBuild(f"{there}: cannot be written", NO_ROOM)
+            raise CannotBuild(f"{there}: cannot be written", UNWRITABLE[1])
         if why := _last_failure(target.parent):
             raise CannotBuild(why, f"see {target.parent / ERRORS}; the next run tries again")
     except CannotBuild as error:
@@ -211,13 +249,13 @@ def _last_failure(folder: Path, since: float = 0.0) -> str:
         return ""
 
 
-def _compile(command: list[str], target: Path) -> None:
-    handle, unfinished = tempfile.mkstemp(prefix="unfinished-", suffix=".so", dir=target.parent)
+def _compile(command: list[str], target: Path, say: Callable[[str], None]) -> None:
+    handle, unfinished = tempfile.mkstemp(prefix=UNFINISHED, suffix=".so", dir=target.parent)
     os.close(handle)
     command = [*command, "-o", unfinished]
     try:
         try:
-            status, output = _output_of(command)
+            status, output = _output_of(command, unfinished, say)
         except subprocess.TimeoutExpired:
             _fail(f"{command[0]} took more than {TIME_LIMIT_SECONDS:g} seconds", command, "", target.parent)
         code = b""
@@ -237,26 +275,81 @@ def _compile(command: list[str], target: Path) -> None:
             os.unlink(unfinished)
 
 
-def _output_of(command: list[str]) -> tuple[int, str]:
+_WATCHER = """
+import os, signal, subprocess, sys, threading, time
+gone = threading.Event()
+def watch():
+    os.read(0, 1)
+    gone.set()
+    os.killpg(0, signal.SIGTERM)  # at which a compiler removes its temporary files
+    time.sleep(0.3)
+    if os.path.exists(sys.argv[1]):
+        os.unlink(sys.argv[1])
+    os.killpg(0, signal.SIGKILL)
+signal.signal(signal.SIGTERM, lambda *_: None)
+child = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)
+thread = threading.Thread(target=watch, daemon=True)
+thread.start()
+status = child.wait()
+if gone.is_set():
+    thread.join()
+os._exit(status if status >= 0 else 128 - status)
+"""
+"""Runs the compiler. When the process that waits for it ends, however that comes, standard input does: then
+this ends the compiler with all its processes, and removes what it has written."""
+
+
+def _output_of(command: list[str], unfinished: str, say: Callable[[str], None]) -> tuple[int, str]:
     """Run the compiler: return its exit status and what it wrote. Raises OSError, TimeoutExpired."""
-    child = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=os.environ | {"LC_ALL": "C"},  # we look for the word "error"
-        start_new_session=True,  # so that the processes that it starts can be ended with it
-    )
-    with child:
+    if sys.executable:  # empty in a program that has Python inside
+        command = [sys.executable, "-IS", "-c", _WATCHER, unfinished, *command]
+    began = time.monotonic()
+    reader, writer = os.pipe()
+    try:
+        child = subprocess.Popen(
+            command,
+            stdin=reader,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=os.environ | {"LC_ALL": "C"},  # we look for the word "error"
+            start_new_session=True,  # so that the processes that it starts can be ended with it
+        )
+        with child:
+            try:
+                output = _read(child, began, say)
+                return child.returncode, output
+            except BaseException:  # also Ctrl-C
+                os.close(writer)
+                writer = -1
+                _end(child)
+                raise
+    finally:
+        os.close(reader)
+        if writer >= 0:
+            os.close(writer)
+
+
+def _read(child: subprocess.Popen[str], began: float, say: Callable[[str], None]) -> str:
+    """Return what the compiler has written, when it has ended. Raises TimeoutExpired."""
+    while True:
+        left = began + TIME_LIMIT_SECONDS - time.monotonic()
         try:
-            output, _ = child.communicate(timeout=TIME_LIMIT_SECONDS)
-        except BaseException:  # also Ctrl-C
-            with suppress(OSError):
-                os.killpg(child.pid, signal.SIGKILL)
-            raise
-    return child.returncode, output
+            return child.communicate(timeout=min(left, STILL_SECONDS))[0]
+        except subprocess.TimeoutExpired:
+            if left <= STILL_SECONDS:
+                raise
+            say(STILL.format(time.monotonic() - began))
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """End the compiler, whose standard input has been closed."""
+    try:
+        child.wait(2)
+    except subprocess.TimeoutExpired:
+        with suppress(OSError):
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def _fail(why: str, command: list[str], output: str, folder: Path) -> NoReturn:

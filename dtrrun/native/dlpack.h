@@ -1,7 +1,6 @@
 // DLPack's C exchange: a table of functions that hand out tensors' memory without Python.
 #pragma once
 
-#include <ATen/dlpack.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "python.h"
@@ -16,35 +15,48 @@ class Exports {
   // capsule: `torch.Tensor.__dlpack_c_exchange_api__`. reach: called with each tensor that is about to be handed out; None:
   // PyTorch's functions are in the table again.
   static PyObject* guard(PyObject* capsule, PyObject* reach) {
-    auto* table = static_cast<DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
-    if (table == nullptr) return nullptr;
+    if (!PyCapsule_IsValid(capsule, NAME)) Py_RETURN_NONE;
+    auto* table = static_cast<Table*>(PyCapsule_GetPointer(capsule, NAME));
+    if (table->major != MAJOR) Py_RETURN_NONE;
+    if (to_owner_ == nullptr) {
+      to_owner_ = table->to_owner;
+      to_borrower_ = table->to_borrower;
+    }
     bool on = reach != Py_None;
-    if (on && !reach_) {
-      owning_ = table->managed_tensor_from_py_object_no_sync;
-      borrowing_ = table->dltensor_from_py_object_no_sync;
-    }
-    if (on || reach_) {
-      table->managed_tensor_from_py_object_no_sync = on ? &to_owner : owning_;
-      if (borrowing_ != nullptr) table->dltensor_from_py_object_no_sync = on ? &to_borrower : borrowing_;
-    }
     reach_ = on ? Ref::copy(reach) : Ref();
+    table->to_owner = on ? &export_to_owner : to_owner_;
+    if (to_borrower_ != nullptr) table->to_borrower = on ? &export_to_borrower : to_borrower_;
     Py_RETURN_NONE;
   }
 
  private:
-  static int to_owner(void* object, DLManagedTensorVersioned** out) { return is_ready(object) ? owning_(object, out) : -1; }
-  static int to_borrower(void* object, DLTensor* out) { return is_ready(object) ? borrowing_(object, out) : -1; }
+  static constexpr const char* NAME = "dlpack_exchange_api";
+  static constexpr uint32_t MAJOR = 1;  // with another one, the table may have another form
+
+  // `DLPackExchangeAPI` of ATen/dlpack.h, which not all versions of PyTorch have.
+  using Export = int (*)(void* tensor, void* out);
+  struct Table {
+    uint32_t major, minor;
+    void* older;
+    void* allocate;
+    Export to_owner;  // managed_tensor_from_py_object_no_sync
+    void* import;
+    Export to_borrower;  // dltensor_from_py_object_no_sync, or null: for the length of a call
+  };
+
+  static int export_to_owner(void* tensor, void* out) { return is_ready(tensor) ? to_owner_(tensor, out) : -1; }
+  static int export_to_borrower(void* tensor, void* out) { return is_ready(tensor) ? to_borrower_(tensor, out) : -1; }
 
   // The caller has the GIL. Returns false with an error of Python's set.
   static bool is_ready(void* object) {
     auto* tensor = static_cast<PyObject*>(object);
     if (!reach_ || !THPVariable_Check(tensor)) return true;
-    return static_cast<bool>(Ref(PyObject_CallOneArg(Ref::copy(reach_.get()).get(), tensor)));
+    Ref reach = Ref::copy(reach_.get());
+    return static_cast<bool>(Ref(PyObject_CallOneArg(reach.get(), tensor)));
   }
 
   static inline Ref& reach_ = *new Ref;  // never destroyed: Python may be gone by then
-  static inline DLPackManagedTensorFromPyObjectNoSync owning_ = nullptr;
-  static inline DLPackDLTensorFromPyObjectNoSync borrowing_ = nullptr;
+  static inline Export to_owner_ = nullptr, to_borrower_ = nullptr;  // PyTorch's
 };
 
 }  // namespace dtrrun

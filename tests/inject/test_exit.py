@@ -185,7 +185,7 @@ BAD = {
     "unwritable report": (["--json", "no/x", "ok.py"], 2, "error: --json: no/x cannot be written"),
     "isolated": (["python", "-I", "ok.py"], 2, "error: -I (isolated mode)"),
     "unknown option": (["--bugdet", "1GB", "ok.py"], 2, "error: No such option: --bugdet"),
-    "nothing": ([], 2, "error: there is nothing to run"),
+    "nothing": (["--quiet"], 2, "error: there is nothing to run"),
 }
 
 

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -84,6 +86,40 @@ def test_the_dispatch_key_is_taken(plain, program, between):
     assert [line for line in ended.err.splitlines() if line.startswith("dtrrun: warning")] == [
         f"dtrrun: warning: operators are handled in Python, which is slower: {why}; {do}"
     ]
+
+
+def test_ctrl_c_while_it_is_built(environment, program, tmp_path):
+    """The program is then importing torch, and its traceback says that."""
+    compiler = tmp_path / "cxx"
+    compiler.write_text("#!/bin/sh\nsleep 60\n")
+    compiler.chmod(0o755)
+    text = "def load():\n    import torch\nload()\n"
+    script = program("train.py", text)
+    words = [sys.executable, "-m", "dtrrun", "--budget", "1GB", script]
+    env = environment | {
+        "CXX": str(compiler),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "DTRRUN_NATIVE": "auto",
+    }
+    child = subprocess.Popen(
+        words, cwd=tmp_path, env=env, text=True, stderr=subprocess.PIPE, start_new_session=True
+    )
+    lines = []
+    for line in child.stderr:
+        lines.append(line)
+        if "building the native fast path" in line:
+            os.killpg(child.pid, signal.SIGINT)  # as a terminal does
+    assert child.wait() == -signal.SIGINT
+    assert "".join(lines[2:]) == (
+        "Traceback (most recent call last):\n"
+        f'  File "{tmp_path}/{script}", line 3, in <module>\n'
+        "    load()\n"
+        f'  File "{tmp_path}/{script}", line 2, in load\n'
+        "    import torch\n"
+        "KeyboardInterrupt\n"
+        "dtrrun: the program ended while it imported torch, before dtrrun had started in it\n"
+    )
+    assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()] == ["lock"]
 
 
 def test_required_and_not_there(dtrrun, program, bare):

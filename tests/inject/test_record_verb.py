@@ -53,7 +53,7 @@ def test_the_second_step(record, script, tmp_path):
 
 
 def test_a_range_and_the_rest_of_the_program(record, script, tmp_path):
-    run = record("-o", "steps.log.gz", "--step", "1-2", "--go-on", "--quiet", str(script))
+    run = record("-o", "steps.log.gz", "--step", "1-2", "--go-on", "--device", "cpu", "--quiet", str(script))
     assert (run.status, run.out) == (0, "step 1\nstep 2\nstep 3\n"), run.err
     assert [step.index for step in predict(tmp_path / "steps.log.gz", None).steps] == [1, 2]
     left = {path.name for path in tmp_path.iterdir() if "step" in path.name}

@@ -65,6 +65,16 @@ def test_the_same_interpreter_as_without_us(programs, plain, dtrrun, words):
     assert (ended.status, ended.processes) == (125, [])  # it never imported torch
 
 
+@pytest.mark.parametrize(
+    "line", ["{} <(cat who.py) a", "cat who.py | {} /dev/stdin a", "{} /dev/stdin < who.py"]
+)
+def test_a_script_that_a_shell_hands_over(programs, plain, line):
+    without = plain("bash", "-c", line.format(sys.executable))
+    assert without.status == 0, without.err
+    within = plain("bash", "-c", line.format(f"{sys.executable} -m dtrrun --quiet"))
+    assert within.out == without.out
+
+
 @pytest.mark.parametrize("words", [["who.py"], ["-m", "package"]], ids=["script", "module"])
 def test_the_same_after_torch_was_imported(programs, plain, dtrrun, words):
     env = {"WITH_TORCH": "1", "PYTHONPATH": "/some:/where"}

@@ -1,5 +1,6 @@
 """dtrrun.cli.main"""
 
+import signal
 import subprocess
 import sys
 
@@ -29,6 +30,53 @@ def status(*words):
     return caught.value.code
 
 
+def test_without_a_word_it_shows_how_to_begin(capsys):
+    assert status() == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert all(line.startswith("dtrrun: ") for line in err.splitlines())
+    assert all(word in err for word in ("nothing to run", "--budget 6GB train.py", "profile", "--help"))
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("help", "[run] [--] TARGET"),
+        ("help profile", "dtrrun profile [OPTIONS]"),
+        ("help train.py", "[run] [--] TARGET"),
+        ("-V", f"dtrrun {dtrrun.__version__}"),
+    ],
+)
+def test_the_help_by_other_names(words, shown, capsys):
+    assert status(*words.split()) == 0
+    assert shown in capsys.readouterr().out
+
+
+def test_a_program_called_help(seen, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "help").touch()
+    assert status("help", "me") == 0
+    assert seen[0][1] == ["help", "me"]
+
+
+def test_ctrl_c_during_our_imports_shows_nothing():
+    """They take a moment, and nothing has begun."""
+    code = (
+        "import builtins, os, signal, sys\n"
+        "real = builtins.__import__\n"
+        "def slow(name, *rest, **more):\n"
+        "    if name == 'typer':\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return real(name, *rest, **more)\n"
+        "builtins.__import__ = slow\n"
+        "sys.argv = ['dtrrun', '--version']\n"
+        "from dtrrun.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
 @pytest.mark.parametrize(
     ("words", "target"),
     [
@@ -48,7 +96,7 @@ def status(*words):
         ("--budget 1GB -- run", ["run"]),
         ("--budget 1GB -", ["-"]),
         ("--profile paper --verify --no-sample torchrun --nproc-per-node 2 t.py", None),
-        ("", []),
+        ("--quiet", []),
     ],
 )
 def test_our_options_end_where_the_target_begins(seen, words, target):

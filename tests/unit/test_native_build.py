@@ -20,6 +20,9 @@ from dtrrun.native import build
 from dtrrun.runtime.dispatch.native import choose  # before NATIVE replaces it
 from dtrrun.settings import RuntimeSettings
 
+UNWRITABLE = (
+    "the native fast path cannot be kept there ({}); name a folder that can be written to in XDG_CACHE_HOME"
+)
 CODE = b"what the compiler makes"
 
 
@@ -188,8 +191,7 @@ def test_a_cache_that_cannot_be_made(cxx, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     path = tmp_path / "file" / "dtrrun" / "native" / build.key()
-    help = "make room there, or name another folder in XDG_CACHE_HOME"
-    assert why_not() == f"{path}: Not a directory; {help}"
+    assert why_not() == f"{path.parent}: {UNWRITABLE.format('Not a directory')}"
     assert cxx.calls == []
 
 
@@ -203,7 +205,9 @@ def test_a_cache_that_cannot_be_written(cxx, cache, monkeypatch, number, call):
         monkeypatch.setattr(build, "open", refuse, raising=False)
     else:
         monkeypatch.setattr(build.tempfile, "mkstemp", refuse)
-    assert why_not().startswith(f"/the/path: {os.strerror(number)}; make room there, or ")
+    why = f"{cache}: {UNWRITABLE.format(os.strerror(number))}"
+    full = f"/the/path: {os.strerror(number)}; make room there, or name another folder in XDG_CACHE_HOME"
+    assert why_not() == (full if number == errno.ENOSPC else why)
     assert (cxx.calls, left(cache)) == ([], [])
 
 
@@ -275,6 +279,23 @@ def test_processes_that_start_together_compile_once(cxx):
     assert len(cxx.calls) == 1
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_a_process_that_waits_for_another_run_says_so(cxx, monkeypatch, tmp_path, same):
+    cxx.does(f"touch {tmp_path}/begun; sleep 0.5")
+    monkeypatch.setenv("DTRRUN_RECORDS", "one run")
+    process = multiprocessing.get_context("fork").Process(target=attempt)
+    process.start()
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.01)
+    if not same:
+        monkeypatch.setenv("DTRRUN_RECORDS", "another")
+    said = []
+    build.build(said.append)
+    process.join()
+    assert said == ([] if same else ["another run is building the native fast path: waiting for it"])
+    assert len(cxx.calls) == 1
+
+
 def test_processes_that_start_together_fail_once(cxx, cache):
     cxx.does("sleep 0.5; echo 'error: no' >&2", "exit 1")
     assert (
@@ -286,6 +307,8 @@ def test_processes_that_start_together_fail_once(cxx, cache):
 
 def test_an_unfinished_file_is_never_in_place(cxx, cache, tmp_path):
     """Also of a process that is killed while its compiler writes; the next one does not wait for it."""
+    (cache / build.key()).mkdir(parents=True)
+    (cache / build.key() / "unfinished-before.so").write_bytes(b"of a power cut")
     cxx.does('printf half > "$2"; echo $$ > $0.pid; mv $0.pid $0.writes; sleep 60')
     context = multiprocessing.get_context("fork")
     process = context.Process(target=attempt)
@@ -299,7 +322,40 @@ def test_an_unfinished_file_is_never_in_place(cxx, cache, tmp_path):
     assert not build.built().exists()
     cxx.does("")
     assert build.build(silent).read_bytes().startswith(CODE)
-    os.killpg(int((tmp_path / "cxx.writes").read_text()), signal.SIGKILL)  # what its compiler still does
+    assert left(cache) == ["_dtrrun_native.so"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGINT])
+def test_the_compiler_ends_with_the_process_that_waits_for_it(cxx, cache, tmp_path, number):
+    """It leaves nothing behind, and none of its own processes, one of which does the work."""
+    cxx.does(
+        f'printf half > "$2"; sleep 60 & echo $! > {tmp_path}/part; mv {tmp_path}/part {tmp_path}/worker',
+        "wait",
+    )
+    code = "import sys; from dtrrun.native import build; build.is_taken = lambda: False; build.build(print)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=build.HERE.parents[1], stderr=subprocess.DEVNULL
+    )
+    while not (tmp_path / "worker").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    process.wait()
+    worker = Path("/proc", (tmp_path / "worker").read_text().strip(), "cmdline")
+    until = time.monotonic() + 30
+    while (worker.exists() and b"sleep" in worker.read_bytes()) or left(cache):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_it_is_said_that_the_build_goes_on(cxx, monkeypatch):
+    monkeypatch.setattr(build, "STILL_SECONDS", 0.2)
+    cxx.does("sleep 0.7")
+    said = []
+    build.build(said.append)
+    assert said[0].startswith("building the native fast path")
+    assert all(re.fullmatch(r"still building: \d+ seconds so far", line) for line in said[1:])
+    assert len(said) > 2
 
 
 def test_the_key(monkeypatch, tmp_path):

@@ -48,10 +48,28 @@ def test_a_failure_of_the_target_stays_its_own_with_a_note(returncode):
         (Marks(old_python=True), "older than 3.10"),
         (Marks(python=True, old_python=True), "never imported torch"),
         (Marks(python=True, without_torch=("/x/python",)), "not installed for /x/python"),
+        (
+            Marks(python=True, importing=True),
+            "ended while it imported torch, before dtrrun had started in it",
+        ),
     ],
 )
 def test_why_nothing_ran_under_the_budget(marks, why):
     assert why in judge(0, [], marks).error
+
+
+def test_a_signal_before_python_has_started():
+    outcome = judge(-signal.SIGINT, [], Marks())
+    assert (outcome.exit_status, outcome.signal, outcome.note) == (130, signal.SIGINT, None)
+
+
+def test_processes_that_ended_while_they_imported_torch(tmp_path):
+    assert not read_marks(tmp_path).importing
+    (tmp_path / "importing").write_text("12\n13\n")
+    (tmp_path / "imported").write_text("13\n12\n")
+    assert not read_marks(tmp_path).importing
+    (tmp_path / "importing").write_text("12\n13\n14\n")
+    assert read_marks(tmp_path).importing
 
 
 @pytest.mark.parametrize("returncode", [0, 1, -9])

@@ -17,6 +17,7 @@ def here(tmp_path, monkeypatch):
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
     (tmp_path / "x.py").write_text("raise SystemExit(99)")
+    (tmp_path / "folder.yaml").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
@@ -36,6 +37,8 @@ def here(tmp_path, monkeypatch):
         (("--max-slowdown", "1", "x.py"), "--max-slowdown"),
         (("-o", "x.txt", "x.py"), "ends in .yaml"),
         (("-o", "/nowhere/x.yaml", "x.py"), "/nowhere is not a folder"),
+        (("-o", "/proc/x.yaml", "x.py"), "/proc/x.yaml cannot be written: No such file or directory"),
+        (("-o", "folder.yaml", "x.py"), "folder.yaml cannot be written: Is a directory"),
         (("--name", "a/b", "x.py"), "not a valid name for a profile"),
         (("--name", "paper", "x.py"), "paper is a profile of dtrrun's own"),
         (("--target-budget", "1", "--vary", "--b {}", "--range", "1:2", "x.py"), "has no unit"),
@@ -46,7 +49,7 @@ def here(tmp_path, monkeypatch):
 def test_what_is_wrong_is_said_before_anything_starts(here, capfd, words, message):
     with pytest.raises(SystemExit) as ended:
         main(["profile", *words])
-    assert ended.value.code in (2, 127)
+    assert ended.value.code in (2, 125, 127)
     out, err = capfd.readouterr()
     assert out == ""
     assert err.count("\n") == 1

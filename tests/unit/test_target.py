@@ -1,11 +1,12 @@
 """dtrrun.launch.target"""
 
+import os
 import shutil
 
 import pytest
 
 from dtrrun.launch.errors import LaunchError
-from dtrrun.launch.target import is_python, resolve
+from dtrrun.launch.target import is_python, refuse_stream, resolve
 
 PYTHON = "/the/python"
 
@@ -102,6 +103,22 @@ def test_what_cannot_be_run(here, words, status, message):
     found = refused(*words)
     assert found[0] == status
     assert message in found[1]
+
+
+@pytest.mark.parametrize("word", ["/dev/stdin", "/dev/fd/{}", "/proc/self/fd/{}"])
+def test_open_files_are_scripts(word):
+    """As a shell makes one of `<(command)`. They are not read here, and cannot be run twice."""
+    reader, writer = os.pipe()
+    try:
+        word = word.format(reader)
+        assert resolved(word, "a") == [PYTHON, word, "a"]
+        with pytest.raises(LaunchError, match="smoke runs its target several times: it cannot be read from"):
+            refuse_stream([word], "smoke")
+    finally:
+        os.close(reader)
+        os.close(writer)
+    refuse_stream(["train.py"], "smoke")
+    assert refused("/dev/fd/999999")[0] == 127
 
 
 ISOLATED = {

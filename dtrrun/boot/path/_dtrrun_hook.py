@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from importlib._bootstrap import _call_with_frames_removed  # type: ignore[attr-defined]
 
 TYPE_CHECKING = False  # as in typing, whose import would take longer than all of this
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file
 def install() -> None:
     """Activate the runtime in this process as soon as torch has been imported."""
     mark("python", f"{os.getpid()} {time.time_ns()}\n")
-    sys.meta_path[:0] = [OwnPackage(), AfterImport("torch", _torch_imported)]
+    sys.meta_path[:0] = [OwnPackage(), AfterImport("torch", _torch_imported, marks=True)]
     if "torch" in sys.modules:  # by a .pth file
         _torch_imported(sys.modules["torch"])
 
@@ -56,11 +57,15 @@ class OwnPackage:
 
 
 class AfterImport:
-    """Calls `action(module)` once, when the module `name` has been imported without an error."""
+    """Calls `action(module)` once, when the module `name` has been imported without an error.
 
-    def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
+    marks: the launcher is told of imports that begin, and of those that end.
+    """
+
+    def __init__(self, name: str, action: Callable[[ModuleType], None], *, marks: bool = False) -> None:
         self.name = name
         self.action = action
+        self.marks = marks
         self.searching = False
 
     def find_spec(
@@ -92,18 +97,42 @@ class AfterImport:
 
         def exec_and_call(module: ModuleType) -> None:
             vars(loader).pop("exec_module", None)
+            pid = f"{os.getpid()}\n"
+            if self.marks:
+                mark("importing", pid)
             try:
                 exec_module(module)
             except BaseException as error:
+                if self.marks and isinstance(error, Exception):  # which the program may catch
+                    mark("imported", pid)
                 # Remove our frame; the others are importlib's, which Python omits when printing.
                 if error.__traceback__ is not None and not os.environ.get("DTRRUN_DEBUG"):
                     error.__traceback__ = error.__traceback__.tb_next
                 raise
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                self.action(module)
+                try:
+                    _call_with_frames_removed(self.action, module)
+                except BaseException as error:
+                    if not isinstance(error, Exception) and not os.environ.get("DTRRUN_DEBUG"):
+                        _as_if_importing(error)
+                    raise
+            if self.marks:
+                mark("imported", pid)
 
         loader.exec_module = exec_and_call
+
+
+def _as_if_importing(error: BaseException) -> None:
+    """An interrupt has come in what we do after an import: remove our frames, except for one of importlib's.
+
+    Python omits that and those before it when printing.
+    """
+    ours = error.__traceback__
+    if ours is not None and ours.tb_next is not None:
+        ours.tb_next.tb_next = None
+        error.__traceback__ = ours.tb_next
+    error.__context__ = None
 
 
 def _torch_imported(module: ModuleType) -> None:

@@ -18,10 +18,15 @@ import torch
 from dtrrun.runtime.access import Reach
 
 CAPSULE: Any = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+NAME = b"dlpack_exchange_api"
+MAJOR = 1  # with another version, the table may have another form
 PLACES = (3, 5)
 """Which words of the table (`DLPackExchangeAPI` in ATen/dlpack.h) are functions that export a tensor."""
 
 _Function: Any = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+_is_valid: Any = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
 _pointer: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -57,7 +62,12 @@ _ours: dict[int, Any] = {}
 def _guard(capsule: Any, hand_out: Callable[[torch.Tensor], None] | None) -> None:
     """As `guard_exports` of the extension."""
     global _hand_out
-    table = (ctypes.c_void_p * (max(PLACES) + 1)).from_address(_pointer(capsule, b"dlpack_exchange_api"))
+    if not _is_valid(capsule, NAME):
+        return
+    address = _pointer(capsule, NAME)
+    if ctypes.c_uint32.from_address(address).value != MAJOR:
+        return
+    table = (ctypes.c_void_p * (max(PLACES) + 1)).from_address(address)
     for place in PLACES:
         if place not in _ours and (original := table[place]):
             _originals[place] = original
