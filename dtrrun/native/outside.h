@@ -63,15 +63,15 @@ class Outside {
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
 
- private:
-  Outside() = default;
-
   // Whether no operator is under way in this thread, of those that come to us, and nothing of ours. What makes tensors of
   // numbers (`torch.tensor`) hides its operators from our key, together with another one.
   static bool is_outside() {
     if (!Off::none() || !c10::impl::tls_is_dispatch_key_included(KEY)) return false;
     return !c10::impl::tls_is_dispatch_key_excluded(KEY) || c10::impl::tls_is_dispatch_key_excluded(DispatchKey::DeferredInit);
   }
+
+ private:
+  Outside() = default;
 
   Ref ask_;
   std::atomic<bool> listening_{false};
