@@ -17,7 +17,7 @@ namespace dtrrun {
 
 class Outside {
  public:
-  static constexpr size_t NOTICED = 512;  // below are PyTorch's own numbers, for almost every operator
+  static constexpr size_t NOTICED = 8 << 10;  // below are a generator's state, and numbers of almost every operator
 
   // The process's own, which is never destroyed.
   static Outside& own() {
