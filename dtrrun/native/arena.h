@@ -7,6 +7,7 @@
 #pragma once
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <iterator>
 #include <map>
 #include <set>
@@ -76,6 +78,9 @@ class Arena {
     keep_to_cap();
   }
 
+  // Whether the system has a limit to this process's memory.
+  static bool is_limited() { return limit_of(RLIMIT_DATA) != RLIM_INFINITY || limit_of(RLIMIT_AS) != RLIM_INFINITY; }
+
   const Figures& figures() const { return figures_; }
   void count_anew() { figures_.most = figures_.taken; }
 
@@ -96,11 +101,22 @@ class Arena {
     return fits == cold_.end() ? 0 : fits->second;
   }
 
-  // Adds a segment of address space, as large as all others together. Returns false if the system has none.
+  // Adds a segment of address space, as large as all others together. Returns false if the system has none. Where its limit
+  // is near (`ulimit -d`), the segment is small: a page that is not used counts as well. And some is left to others: without
+  // memory for its work, a library computes other bits (MKL's products), as it would without us.
   bool map(size_t nbytes) {
     size_t count = count_.load(std::memory_order_relaxed);
     if (count == segments_.size()) return false;
-    size_t size = (std::max(nbytes, std::max(mapped_, FIRST_SEGMENT)) + FIRST_SEGMENT - 1) & -FIRST_SEGMENT;
+    size_t wanted = std::max(nbytes, std::max(mapped_, FIRST_SEGMENT));
+    size_t size = (wanted + FIRST_SEGMENT - 1) & -FIRST_SEGMENT;
+    if (is_limited()) {
+      size_t left = mappable();
+      if (reserve_ == 0) reserve_ = std::min(MOST_RESERVED, left / 4);
+      left -= std::min(left, reserve_);
+      wanted = std::max(nbytes, std::min(wanted, left / SHARE));
+      size = std::min(size, (wanted + SMALL_SEGMENT - 1) & -SMALL_SEGMENT);
+      if (size > left) return false;
+    }
     void* found = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (found == MAP_FAILED) return false;
     auto first = reinterpret_cast<uintptr_t>(found);
@@ -109,6 +125,23 @@ class Arena {
     mapped_ += size;
     add(first, size, /*warm=*/false);
     return true;
+  }
+
+  static rlim_t limit_of(decltype(RLIMIT_DATA) kind) {
+    rlimit found;
+    return getrlimit(kind, &found) == 0 ? found.rlim_cur : RLIM_INFINITY;
+  }
+  // What the system still gives to this process, whose memory is limited.
+  static size_t mappable() {
+    unsigned long all = 0, data = 0;  // pages
+    if (FILE* file = fopen("/proc/self/statm", "re")) {
+      if (fscanf(file, "%lu %*u %*u %*u %*u %lu", &all, &data) != 2) all = data = 0;
+      fclose(file);
+    }
+    rlim_t page = sysconf(_SC_PAGESIZE), left = SIZE_MAX;
+    for (auto [most, pages] : {std::pair(limit_of(RLIMIT_AS), all), std::pair(limit_of(RLIMIT_DATA), data)})
+      if (most != RLIM_INFINITY) left = std::min(left, most - std::min<rlim_t>(most, pages * page));
+    return left;
   }
 
   BySize& of(bool warm) { return warm ? warm_ : cold_; }
@@ -215,12 +248,14 @@ class Arena {
     }
   }
 
-  static constexpr size_t FIRST_SEGMENT = size_t{256} << 20, LEAST_RETURNED = size_t{64} << 10;
+  static constexpr size_t FIRST_SEGMENT = size_t{256} << 20, SMALL_SEGMENT = size_t{1} << 20;
+  static constexpr size_t MOST_RESERVED = size_t{64} << 20, SHARE = 8;  // where memory is limited
+  static constexpr size_t LEAST_RETURNED = size_t{64} << 10;
   static constexpr size_t CANDIDATES = 8;  // for a block that no warm range can hold
 
   std::array<std::pair<uintptr_t, uintptr_t>, 64> segments_;  // the first address, and the one behind the last
   std::atomic<size_t> count_{0};                              // of segments
-  size_t mapped_ = 0, cap_ = SIZE_MAX;
+  size_t mapped_ = 0, cap_ = SIZE_MAX, reserve_ = 0;
   uint64_t clock_ = 0;
   Ranges ranges_;  // what is free, by address; two of a kind never touch
   BySize warm_, cold_;

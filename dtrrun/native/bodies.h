@@ -88,10 +88,10 @@ class Body {
 };
 
 // Finds which of an operator's tensors its kernel has kept: somebody refers to them or to their storages who did not before.
-class Keeping {
+class KeptTensors {
  public:
   // Before the kernel runs. values: its arguments.
-  Keeping(const c10::IValue* values, size_t count) : given_(values, values + count) {
+  KeptTensors(const c10::IValue* values, size_t count) : given_(values, values + count) {
     for (size_t place = 0; place < count; place++)
       Body::each_tensor(values[place], [&](const at::Tensor& tensor) {
         tensors_.emplace(tensor.unsafeGetTensorImpl(), tensor.use_count());

@@ -15,6 +15,7 @@
 #include "operators.h"
 #include "pytorch.h"
 #include "ready.h"
+#include "shortage.h"
 #include "signatures.h"
 #include "stopwatch.h"
 #include "turns.h"
@@ -373,6 +374,7 @@ class Door {
     int64_t started = now_ns(), ended = 0;
     try {
       {
+        Unkept unkept;
         Gil::Released released(gil);
         op.redispatchBoxed(keys & below, stack);
       }
@@ -737,6 +739,7 @@ class Door {
     OwnTime own(signature.calls.number(found) < SETTLED, started);
     bool has_run = false;
     auto run_kernel = [&] {
+      Keeping keeping(*this, call);
       call.op.redispatchBoxed(keys & below, call.stack);
       has_run = true;
       if (started != 0) ended = now_ns();
@@ -828,6 +831,50 @@ class Door {
     if (found == nullptr || nbytes == version.nbytes.number(found)) return;
     checked(PyObject_CallMethod(ledger_.get(), "resized", "OL", found, static_cast<long long>(nbytes)));
   }
+
+  // For a kernel on the fast path that is refused memory, while other things are evicted for it.
+  class Keeping final : public Shortage::Kernel {
+   public:
+    Keeping(Door& door, Call& call) : door_(door), call_(call) {}
+    bool keep(bool on) override {
+      if (on && call_.maker) door_.mark_used(call_.maker.get());
+      auto lock = [&](PyObject* one) { door_.version.locks.add(one, on ? 1 : -1); };
+      each_input(call_, lock);
+      for (PyObject* target : call_.targets) lock(target);
+      for (const Ref& one : call_.statistics) lock(one.get());
+      if (!on) {
+        for (PyObject* one : changing_) door_.version.escaped.set(one, false);
+        changing_.clear();
+        return true;
+      }
+      // Nothing may come to depend on a constant that is half written, as in `Mutation.about_to_change`.
+      for (PyObject* target : call_.targets)
+        if (door_.version.operation.is_none(target)) changes(target);
+      for (const Ref& one : call_.statistics) changes(one.get());
+      return true;
+    }
+
+   private:
+    template <class Function>
+    void each_input(const Call& call, const Function& function) {
+      for (const Ref& one : call.inputs) function(one.get());
+      if (!call.maker) return;  // which has taken them
+      for (PyObject* one : door_.operation.inputs(call.maker.get())) function(one);
+    }
+    void changes(PyObject* constant) {
+      if (door_.version.escaped.is_true(constant)) return;
+      door_.version.escaped.set(constant, true);
+      changing_.push_back(constant);
+    }
+    Door& door_;
+    Call& call_;
+    c10::SmallVector<PyObject*, 2> changing_;
+  };
+  // The same for one whose tensors are not known here.
+  class Unkept final : public Shortage::Kernel {
+   public:
+    bool keep(bool) override { return false; }
+  };
 
   void half_written(const Call& call) {
     auto write = [&](PyObject* target) {

@@ -85,9 +85,9 @@ class Evictions {
   // Whether a garbage collection gives reason to try once more what the program has asked for since this time, in ns.
   bool found_garbage(int64_t since) {
     int64_t started = now_ns();
-    bool found = checked(PyObject_CallMethod(garbage_.get(), "before_refusing", "L", static_cast<long long>(since))).get() == Py_True;
+    Ref found = checked(PyObject_CallMethod(garbage_.get(), "before_refusing", "L", static_cast<long long>(since)));
     add(making_room_ns_, now_ns() - started);
-    return found;
+    return found.get() == Py_True;
   }
 
   // ns so far.

@@ -12,6 +12,7 @@
 
 #include "arena.h"
 #include "outside.h"
+#include "shortage.h"
 
 namespace dtrrun {
 
@@ -58,17 +59,8 @@ class Heap final : public c10::Allocator {
   bool has(const void* block) const { return arena_.has(block); }
 
   c10::DataPtr allocate(size_t nbytes) override {
-    void* block = nullptr;
     bool outside = Outside::own().asks(nbytes);
-    if (nbytes >= LARGE) {
-      std::lock_guard<std::mutex> guard(mutex_);
-      block = arena_.take(nbytes);
-    }
-    if (block != nullptr) {
-      c10::profiledCPUMemoryReporter().New(block, nbytes);
-    } else {
-      block = plain_->raw_allocate(nbytes);  // or its error
-    }
+    void* block = take(nbytes);
     if (outside) Outside::own().note(block, nbytes);
     return {block, block, &free_block, c10::Device(c10::DeviceType::CPU)};
   }
@@ -77,6 +69,25 @@ class Heap final : public c10::Allocator {
 
  private:
   static constexpr size_t LARGE = size_t{32} << 10;
+
+  void* take(size_t nbytes) {
+    for (int attempt = 0;; attempt++) {
+      if (void* block = nbytes >= LARGE ? take_large(nbytes) : nullptr) {
+        c10::profiledCPUMemoryReporter().New(block, nbytes);
+        return block;
+      }
+      if (nbytes >= LARGE && Arena::is_limited() && Shortage::own().relieve(nbytes, attempt)) continue;
+      try {
+        return plain_->raw_allocate(nbytes);
+      } catch (const c10::Error&) {
+        if (!Shortage::own().relieve(nbytes, attempt)) throw;
+      }
+    }
+  }
+  void* take_large(size_t nbytes) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    return arena_.take(nbytes);
+  }
 
   // Storages that Python makes (`torch.UntypedStorage(n)`) ask PyTorch's own allocator, whatever allocator has been set. So
   // that object gets the table of virtual functions of this class while we are installed. It has no members.

@@ -116,7 +116,7 @@ PyObject* proceed_watched(PyObject*, PyObject* args) {
   return guarded([&]() -> PyObject* {
     if (underway == nullptr) throw std::runtime_error("dtrrun: no operator is under way");
     Underway& call = *underway;
-    std::optional<Keeping> keeping;
+    std::optional<KeptTensors> keeping;
     if (counts) keeping.emplace(call.values, call.count);
     Stack& stack = call.results;
     stack.assign(call.values, call.values + call.count);
@@ -271,6 +271,11 @@ PyObject* ask_for_room(PyObject*, PyObject* ask) {
   Py_RETURN_NONE;
 }
 
+PyObject* on_shortage(PyObject*, PyObject* release) {
+  Shortage::own().listen(release == Py_None ? nullptr : release);
+  Py_RETURN_NONE;
+}
+
 PyObject* outside(PyObject*, PyObject*) { return PyLong_FromSize_t(Outside::own().nbytes()); }
 
 PyObject* met_outside(PyObject*, PyObject* storage) {
@@ -388,6 +393,8 @@ PyMethodDef methods[] = {
     {"heap_most", heap_most, METH_NOARGS, "The most bytes of blocks at once since the last call."},
     {"ask_for_room", ask_for_room, METH_O,
      "Call this with the bytes of each block that is about to be allocated while no operator is under way; None: nothing."},
+    {"on_shortage", on_shortage, METH_O,
+     "Call this with the bytes of a block that the system refuses and the number of the attempt; None: nothing."},
     {"outside", outside, METH_NOARGS, "The bytes of such blocks that no version counts."},
     {"met_outside", met_outside, METH_O, "A version counts this storage from now on. The bytes that it had among those."},
     {"guard_exports", guard_exports, METH_VARARGS,

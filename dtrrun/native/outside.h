@@ -17,7 +17,7 @@ namespace dtrrun {
 
 class Outside {
  public:
-  static constexpr size_t NOTICED = 512;  // below are PyTorch's own numbers, for almost every operator
+  static constexpr size_t NOTICED = 8 << 10;  // below are a generator's state, and numbers of almost every operator
 
   // The process's own, which is never destroyed.
   static Outside& own() {
@@ -63,15 +63,15 @@ class Outside {
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
 
- private:
-  Outside() = default;
-
   // Whether no operator is under way in this thread, of those that come to us, and nothing of ours. What makes tensors of
   // numbers (`torch.tensor`) hides its operators from our key, together with another one.
   static bool is_outside() {
     if (!Off::none() || !c10::impl::tls_is_dispatch_key_included(KEY)) return false;
     return !c10::impl::tls_is_dispatch_key_excluded(KEY) || c10::impl::tls_is_dispatch_key_excluded(DispatchKey::DeferredInit);
   }
+
+ private:
+  Outside() = default;
 
   Ref ask_;
   std::atomic<bool> listening_{false};

@@ -40,7 +40,8 @@ class Readiness {
         error = as_error(std::current_exception());
       }
       if (!evictions_.found_garbage(began)) refuse(std::move(error), inputs, found);
-      whole = std::all_of(inputs.begin(), inputs.end(), [&](const Ref& one) { return version_.resident.is_true(one.get()); });
+      whole = std::all_of(inputs.begin(), inputs.end(),
+                          [&](const Ref& one) { return version_.resident.is_true(one.get()); });
     } while (true);
     return as_number(checked(PyObject_CallMethod(slow_path_.get(), "make_ready", "OO", as_tuple(inputs).get(), found)).get());
   }

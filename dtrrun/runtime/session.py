@@ -55,6 +55,7 @@ from dtrrun.runtime.patches.reducers import Reducers
 from dtrrun.runtime.patches.resizes import Resizes
 from dtrrun.runtime.patches.scripts import Scripts
 from dtrrun.runtime.patches.seeds import Seeds
+from dtrrun.runtime.shortage import Shortage
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import as_bytes
 from dtrrun.telemetry.advice import FOR_A_BLOCK, FOR_A_COMMAND
@@ -194,7 +195,7 @@ class Session:
             self.device,
         ]
         self._learning = optional.learning(self, settings)
-        optionals = (self._where, self._recorder, self._heap, self._outside(), self._learning)
+        optionals = (self._where, self._recorder, self._heap, *self._on_heap(), self._learning)
         self._parts += [part for part in optionals if part is not None]
         self.writer: Any = None
         self._pid = os.getpid()
@@ -205,9 +206,14 @@ class Session:
         mode = self.settings.return_memory
         return Heap(mode) if self._native is None else NativeHeap(mode, self._native)
 
-    def _outside(self) -> Outside | None:
-        cpu = self.device.type == "cpu"
-        return Outside(self.slow_path, self._native) if cpu and self._native is not None else None
+    def _on_heap(self) -> list[Any]:
+        """Return the parts that the native heap calls."""
+        if self._native is None or self._heap is None:
+            return []
+        return [
+            Outside(self.slow_path, self._native),
+            Shortage(self.slow_path, self._native, self.warn),
+        ]
 
     # -- on and off ------------------------------------------------------------------------------
 

@@ -1,0 +1,47 @@
+"""Evicts where the system refuses memory though the budget has room (`ulimit -d`, `RLIMIT_AS`), on a CPU.
+
+The native extension's heap calls it (`dtrrun/native/shortage.h`), perhaps in the middle of an operator, and
+asks the system again. What is evicted leaves holes, which may be too small: each attempt evicts more. In the
+end the program gets PyTorch's own error, as without dtrrun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.guards import below
+
+ALL = 4  # the number of the attempt for which everything is evicted
+REFUSED = (
+    "the system refuses memory that the budget has room for (ulimit?): evicting more than the budget requires"
+)
+
+
+class Shortage:
+    """Listens to the heap while installed."""
+
+    def __init__(self, slow_path: SlowPath, native: ModuleType, warn: Callable[[str], None]) -> None:
+        self._slow_path, self._ledger = slow_path, slow_path.ledger
+        self._eviction, self._native, self._warn = slow_path.dtr.eviction, native, warn
+
+    def install(self) -> None:
+        self._native.on_shortage(self._release)
+
+    def remove(self) -> None:
+        self._native.on_shortage(None)
+
+    def _release(self, nbytes: int, attempt: int) -> bool:
+        """Evict for a block that was refused. Returns whether that has freed anything."""
+        ledger = self._ledger
+        if ledger.budget_bytes is None or not ledger.evicting:
+            return False
+        with self._slow_path.lock, (guard := below()), guard:
+            ledger.collect_dead()
+            before = ledger.resident_bytes
+            self._eviction.release(before if attempt == ALL else nbytes << attempt)
+            freed = ledger.resident_bytes < before
+        if freed:
+            self._warn(REFUSED)
+        return freed
