@@ -114,8 +114,8 @@ class AfterImport:
                 try:
                     _call_with_frames_removed(self.action, module)
                 except BaseException as error:
-                    if not isinstance(error, Exception) and not os.environ.get("DTRRUN_DEBUG"):
-                        _as_if_importing(error)
+                    while not (isinstance(error, Exception) or _as_if_importing(error)):
+                        pass  # another Ctrl-C has come meanwhile
                     raise
             if self.marks:
                 mark("imported", pid)
@@ -123,16 +123,20 @@ class AfterImport:
         loader.exec_module = exec_and_call
 
 
-def _as_if_importing(error: BaseException) -> None:
+def _as_if_importing(error: BaseException) -> bool:
     """An interrupt has come in what we do after an import: remove our frames, except for one of importlib's.
 
-    Python omits that and those before it when printing.
+    Python omits that and those before it when printing. Returns False if interrupted as well.
     """
-    ours = error.__traceback__
-    if ours is not None and ours.tb_next is not None:
-        ours.tb_next.tb_next = None
-        error.__traceback__ = ours.tb_next
-    error.__context__ = None
+    try:
+        ours = error.__traceback__
+        if ours is not None and ours.tb_next is not None and not os.environ.get("DTRRUN_DEBUG"):
+            ours.tb_next.tb_next = None
+            error.__traceback__ = ours.tb_next
+            error.__context__ = None
+        return True
+    except KeyboardInterrupt:
+        return False
 
 
 def _torch_imported(module: ModuleType) -> None:
