@@ -45,6 +45,7 @@ from dtrrun.runtime.observe.training_memory import find_training
 from dtrrun.runtime.outside import Outside
 from dtrrun.runtime.patches import fork
 from dtrrun.runtime.patches.backwards import Backwards
+from dtrrun.runtime.patches.checkpointing import Checkpointing
 from dtrrun.runtime.patches.composites import Composites
 from dtrrun.runtime.patches.escapes import Escapes
 from dtrrun.runtime.patches.exports import Exports
@@ -158,6 +159,7 @@ class Session:
             self.mode.touch = self._access.touched
         self._gradients = Gradients(self._access.pin, self._native)
         self._notices = notices.Notices(self.warn)
+        self._checkpointing = Checkpointing(self._warn_once_a_run)
         self._launcher = Launcher(settings.record_dir)
         self._where = optional.where(settings, self.slow_path)
         self._lookahead = optional.lookahead(self.slow_path)
@@ -185,6 +187,7 @@ class Session:
             Reducers(self.slow_path),
             Scripts(),
             Seeds(self._lock),
+            self._checkpointing,
             self._threads,
             # Before `steps`, whose callback may end the program.
             *optional.training_state(settings, self._access.hold),
@@ -465,6 +468,7 @@ class Session:
             if self.steps.count <= LEARNING:
                 self.slow_path.signatures.measure_again()
         assert self.steps.last is not None
+        self._checkpointing.step_ended(self.dtr.rematerializer.rematerializations > 0)
         self._thrashing.watch(self.steps.last)
         self._measure_dispatch()
         if self.settings.max_steps is not None and self.steps.count >= self.settings.max_steps:

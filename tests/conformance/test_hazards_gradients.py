@@ -244,3 +244,26 @@ def test_lazy_modules_whose_parameters_have_no_size_yet():
         return train(model, batch, torch.optim.SGD(model.parameters(), 0.1))
 
     check_stress(program)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_is_noticed_once_where_dtrrun_recomputes_as_well(reentrant, capsys):
+    blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)) for _ in range(6))
+    optimizer = torch.optim.SGD(blocks.parameters(), 0.1)
+
+    def train(checkpointing):
+        for _ in range(3):
+            x = torch.randn(512, 64, requires_grad=True)
+            for block in blocks:
+                x = checkpoint(block, x, use_reentrant=reentrant) if checkpointing else block(x)
+            x.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    for budget, checkpointing, times in ((None, True, 0), (1_600_000, False, 0), (1_200_000, True, 1)):
+        with dtrrun.budget(budget) as session:
+            train(checkpointing)
+        report = session.report()
+        assert budget is None or report["rematerializations"]
+        assert [warning["count"] for warning in report["warnings"]] == [1] * times
+        assert capsys.readouterr().err.count("gradient checkpointing is on") == times

@@ -26,7 +26,11 @@ ACCELERATE = (
     *("--mixed_precision", "no", "--dynamo_backend", "no"),
 )
 HUGGING_FACE = {"packages": ("transformers", "accelerate")}
-CHECKPOINTING = {"arguments": ("--checkpointing",), **HUGGING_FACE}
+CHECKPOINTING = {
+    "arguments": ("--checkpointing",),
+    "warns": ("gradient checkpointing is on",),
+    **HUGGING_FACE,
+}
 TWO = {"launcher": TORCHRUN, "processes": 2}
 
 CASES = (
