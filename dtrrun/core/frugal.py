@@ -63,6 +63,30 @@ class Plan:
         return places[index] if index < len(places) else None
 
 
+def fit_one_by_one(ledger: Ledger, targets: Sequence[Version]) -> bool:
+    """Return False if some operation that must run again can't, even with everything else evicted."""
+    known = (*ledger.versions.values(), *ledger.scratch.values())
+    evictable = sum(one.nbytes for one in known if one.resident and one.operation is not None)
+    room = ledger.limit - ledger.reserved_bytes - ledger.resident_bytes + evictable
+    seen = {id(one) for one in targets}
+    pending = [one for one in targets if not one.resident]
+    while pending:
+        operation = pending.pop().operation
+        if operation is None:
+            continue
+        signature = operation.signature
+        need = signature.output_bytes - signature.workspace
+        for source in {id(one): one for one in operation.inputs}.values():
+            if source.operation is not None:
+                need += source.nbytes
+                if not source.resident and id(source) not in seen:
+                    seen.add(id(source))
+                    pending.append(source)
+        if need > room:
+            return False
+    return True
+
+
 def _is_missing(version: Version | None) -> bool:
     return version is not None and not version.resident
 
@@ -110,6 +134,8 @@ class Frugal:
             for version in targets if locked else ():
                 version.locks -= 1
                 lifted.append(version)
+            if not fit_one_by_one(self._ledger, targets):
+                return False
             return _Run(self._ledger, self._deallocation, self._eviction, self._rematerializer).to(targets)
         finally:
             while lifted:

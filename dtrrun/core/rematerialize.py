@@ -17,7 +17,7 @@ from dtrrun.core.backend import Executor, Shortcuts
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.evict import Eviction
 from dtrrun.core.foreign import LOST, LostError
-from dtrrun.core.frugal import Frugal
+from dtrrun.core.frugal import Frugal, fit_one_by_one
 from dtrrun.core.graph import Operation, Overwritten, Version, read_by_others
 from dtrrun.core.ledger import Ledger
 from dtrrun.core.locks import unlock
@@ -200,6 +200,13 @@ class Rematerializer:
             if not eviction.replaying:
                 self._deallocation.release_kept_inputs()
 
+    def ends_at_once(self, targets: Sequence[Version]) -> bool:
+        """Return whether a rematerialization that finds no room shall not be tried again in the same way.
+
+        That is so if it can't succeed in any way, or if one before it needed another way.
+        """
+        return self.at_once or not fit_one_by_one(self._ledger, targets)
+
     def needs(self, wanted: Version, operation: Operation) -> int:
         """Return the bytes that a run of an operation needs whose inputs are locked, without a workspace."""
         return self._needs(wanted, operation, operation.mutated())[0] - operation.signature.workspace
@@ -303,7 +310,7 @@ class Rematerializer:
                     except eviction.BudgetError as failure:
                         failure.__traceback__ = None  # whose frames hold references
                         error = failure
-                        if self.at_once:
+                        if relaxations == MAX_RELAXATIONS and self.ends_at_once(targets):
                             raise
                         if (len(entered) < 2 and not plan) or not relaxations:
                             if not operation.signature.workspace or self._without_workspace is operation:

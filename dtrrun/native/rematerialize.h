@@ -123,6 +123,7 @@ class Rematerializations {
     Ref without_workspace;  // the operation that may run without it
     size_t planned = 0, alone = 0;  // operations of the first plan; those that have run since plans were given up
     Ref error;  // the last budget error
+    std::vector<Ref> targets;
   };
 
   // While a rematerialization is in progress (`Rematerializer.began`).
@@ -172,6 +173,7 @@ class Rematerializations {
     if (missing.empty()) return;
     Work work;
     for (PyObject* one : missing) work.stack.push_back(Ref::copy(one));
+    for (PyObject* one : missing) work.targets.push_back(Ref::copy(one));
     c10::InferenceMode no_inference(false);  // as `runtime.guards.below`, like the next
     c10::impl::ExcludeDispatchKeyGuard beneath_the_program(hidden_);
     evictions_.replaying(1);
@@ -185,7 +187,7 @@ class Rematerializations {
   }
 
   void materialize(Work& work) {
-    auto& [stack, entered, plan, relaxations, without_workspace, planned, alone, last] = work;
+    auto& [stack, entered, plan, relaxations, without_workspace, planned, alone, last, targets] = work;
     while (!stack.empty()) {
       Ref version = Ref::copy(stack.back().get());
       if (Py_TYPE(version.get()) == operation_type) {
@@ -232,7 +234,7 @@ class Rematerializations {
       } catch (const python_error& error) {
         if (!is_budget_error(error)) throw;
         last = without_frames(std::current_exception());
-        if (truth(rematerializer_.get(), "at_once")) throw;
+        if (relaxations == MAX_RELAXATIONS && ends_at_once(work)) throw;
         if ((entered.size() < 2 && plan.empty()) || relaxations == 0) {
           if (without_workspace.get() == maker.get() || !replays_.has_workspace(maker.get())) throw;
           does_without(work, std::move(maker));  // the library can
@@ -250,6 +252,12 @@ class Rematerializations {
       leave(entered);
       evictions_.came_back(maker.get());
     }
+  }
+
+  // `Rematerializer.ends_at_once`.
+  bool ends_at_once(const Work& work) {
+    Ref targets = as_tuple(work.targets);
+    return checked(PyObject_CallMethod(rematerializer_.get(), "ends_at_once", "(O)", targets.get())).get() == Py_True;
   }
 
   // Returns false if an input has gone.
