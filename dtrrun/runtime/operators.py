@@ -78,8 +78,16 @@ _UNREPLAYABLE_NAMESPACES = {"fsdp", "profiler"}
 
 # Objects that a recipe cannot copy, and that anyone may change: an operator that takes one is not replayed.
 _OBJECTS = "__torch__", "PyObject", "Any"
-# PyTorch's weights that are packed once, and only read.
-_PACKED_NAMESPACES = {"quantized", "sparse", "prepacked", "mkldnn_prepacked", "mkl_prepacked"}
+# Of operators of PyTorch's own that pack weights into objects, which are only read.
+PACKED_NAMESPACES = {
+    "_quantized",
+    "xnnpack",
+    "quantized",
+    "sparse",
+    "prepacked",
+    "mkldnn_prepacked",
+    "mkl_prepacked",
+}
 
 # Other processes read and write the memory, also after the operator has returned, and most of the schemas do
 # not declare which tensors are written to.
@@ -353,7 +361,7 @@ class Operator:
             self.collective
             or name in _UNREPLAYABLE
             or namespace in _UNREPLAYABLE_NAMESPACES
-            or (self.foreign and namespace not in _PACKED_NAMESPACES and _takes_objects(schema))
+            or (self.foreign and namespace not in PACKED_NAMESPACES and _takes_objects(schema))
         )
         self.statistics = _STATISTICS.get(name) if func._overloadname == "default" else None
         if self.statistics is not None:

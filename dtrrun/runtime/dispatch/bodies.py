@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.library import _impls as in_python
 
 from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Version
 from dtrrun.core.locks import Locks
-
-PACKED = ("quantized", "_quantized", "prepacked", "mkldnn_prepacked", "xnnpack", "onednn")
-"""Namespaces of PyTorch's own operators that keep weights in objects, which never change."""
 
 
 def has_python_kernel(func: Any) -> bool:
@@ -27,13 +23,6 @@ def has_python_kernel(func: Any) -> bool:
         name = f"{name}.{schema.overload_name}"
     keys = ("CPU", "CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
     return any(f"{namespace}/{name}/{key}" in in_python for key in keys)
-
-
-def takes_objects(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Return whether a call receives an object of a library's own class, which may change unnoticed."""
-    return func._schema.name.partition("::")[0] not in PACKED and any(
-        isinstance(arg, torch.ScriptObject) for arg in (*args, *kwargs.values())
-    )
 
 
 class Body:

@@ -33,7 +33,7 @@ from dtrrun.runtime.dispatch.arguments import (
     outputs_of,
     parts_of,
 )
-from dtrrun.runtime.dispatch.bodies import PACKED, Body, has_python_kernel, takes_objects
+from dtrrun.runtime.dispatch.bodies import Body, has_python_kernel
 from dtrrun.runtime.dispatch.call import TensorCall, autograd_versions, count_writes, learn
 from dtrrun.runtime.dispatch.lists import key_of
 from dtrrun.runtime.dispatch.outputs import new_storages
@@ -41,7 +41,7 @@ from dtrrun.runtime.dispatch.python_mode.scalars import as_tensor, stands_for_nu
 from dtrrun.runtime.dispatch.signatures import Signatures
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import as_without_mode, below, composite, inside_another_mode, program_autocast
-from dtrrun.runtime.operators import Operator, operator_of
+from dtrrun.runtime.operators import PACKED_NAMESPACES, Operator, operator_of
 from dtrrun.runtime.patches.passing import until_return
 from dtrrun.runtime.storage import device_type_of, is_held, place_of, rounded, storage_of, type_of
 
@@ -299,7 +299,7 @@ class SlowPath:
             result, reads_unseen, call.kept = self._native.proceed_watched(
                 body.touch, not has_python_kernel(call.func)
             )
-        if call.kept and namespace_of(call.operator) not in PACKED:
+        if call.kept and namespace_of(call.operator) not in PACKED_NAMESPACES:
             self.stateful.add(namespace_of(call.operator))
         if reads_unseen or call.kept:  # calling it again might give something else
             call.recordable = False
@@ -529,8 +529,7 @@ class SlowPath:
             and not self._has_numbers(tensors)
         )
         if operator.foreign and self._native is not None:
-            stateful = namespace_of(operator) in self.stateful or takes_objects(func, args, kwargs)
-            call.replayable = call.replayable and not stateful
+            call.replayable = call.replayable and namespace_of(operator) not in self.stateful
         if call.complex and call.replayable:
             call.replayable = not inside_another_mode()  # a replay resolves lazy bits, their handler did not
         if operator.mutates or operator.collective:
