@@ -4,6 +4,8 @@ import ctypes
 import io
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +113,18 @@ def test_a_composite_operator_of_a_library_writes_by_address(operators):
         kept += [operators.add_by_address(x, total), seen, total, *chain(total)]
         with torch.inference_mode():
             kept += [operators.column_max(x * 2), *chain(x)]
+        return kept
+
+    check(program)
+
+
+def test_a_composite_operator_of_a_library_writes_to_tensors_of_its_own(operators):
+    def program():
+        x = torch.randn(64, 32).sin()
+        kept = chain(x)
+        for _ in range(3):
+            kept += operators.through_tensors_of_its_own(kept[-1].sin())
+            kept += chain(kept[-3])
         return kept
 
     check(program)
@@ -234,6 +248,29 @@ def test_memory_that_is_read_by_address_is_the_same_from_then_on():
         del x
         assert session.report()["resident_bytes"] == before - (4 << 20)
     assert y[0].item() == 1
+
+
+def test_memory_that_is_read_by_address_while_another_thread_computes_with_it():
+    """It is moved to the address that was looked for, but not away from a kernel that reads it."""
+    address_of = torch._C.TensorBase.data_ptr  # not patched
+    find = ctypes.CDLL(None).memchr  # without the GIL
+    find.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+    weight = torch.randn(800, 800)
+    with dtrrun.budget(None) as session:
+        thread = threading.Thread(target=lambda: (weight @ weight).sin())
+        thread.start()  # from now on there are turns
+        thread.join()
+        for step in range(8):
+            x = (weight @ (weight + step)) @ weight
+            expected = x @ weight
+            assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(x))
+            address = address_of(x)
+            thread = threading.Thread(
+                target=lambda address=address: time.sleep(0.005) or find(address, 0, 800 * 800 * 4)
+            )
+            thread.start()
+            assert torch.equal(x @ weight, expected)
+            thread.join()
 
 
 def test_what_cannot_be_brought_back_ends_with_a_line_that_says_why():
