@@ -273,6 +273,39 @@ def test_memory_that_is_read_by_address_while_another_thread_computes_with_it():
             thread.join()
 
 
+def test_an_operator_is_defined_anew_or_removed():
+    """Its results cannot be computed any more, nor what was computed from those that are gone."""
+
+    def define(factor):
+        @torch.library.custom_op("dtrrun_anew::scaled", mutates_args=())
+        def scaled(x: torch.Tensor) -> torch.Tensor:
+            return x * factor
+
+        return scaled
+
+    def program():
+        x = torch.randn(64, 32).sin()
+        kept = []
+        for factor in (2, 5):
+            scaled = define(factor)
+            kept += [scaled(x), *chain(scaled(x).sin())[1:]]
+            chain(x)
+        with torch.library._scoped_library("dtrrun_removed", "DEF") as library:
+            library.define("shifted(Tensor x) -> Tensor")
+            library.impl("shifted", lambda x: x + 3, "CPU")
+            shifted = torch.ops.dtrrun_removed.shifted
+            kept += [shifted(x), *chain(shifted(kept[3]).cos())[1:]]
+            chain(x)
+        with torch.library._scoped_library("aten", "IMPL") as library:
+            kept += [torch.erf(x), *chain(torch.erf(kept[4]) + 1)[1:]]
+            library.impl("erf", lambda x: x * 7, "CPU")
+            kept += [torch.erf(x), *chain(torch.erf(kept[4]) + 1)[1:]]
+            chain(x)
+        return [*kept, torch.erf(x), *chain(x)]
+
+    check(program)
+
+
 def test_what_cannot_be_brought_back_ends_with_a_line_that_says_why():
     program = """
 import ctypes, torch, dtrrun
