@@ -86,6 +86,23 @@ def test_a_custom_operator_reads_a_table_that_is_evicted_and_changes_later(custo
     check(program)
 
 
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_custom_operator_reads_a_small_table_from_before_the_session(custom, foreign):
+    rotate, *_, tables = custom
+    found = []
+    for budget in (None, 1):
+        table = np.full(32, 2, dtype=np.float32)
+        tables["factor"] = torch.from_numpy(table) if foreign else torch.full((32,), 2.0)
+        torch.manual_seed(0)
+        with dtrrun.budget(budget, over_budget="warn"):
+            kept = [rotate(torch.randn(64, 32))]
+            kept += chain(kept[0])
+            tables["factor"].mul_(3)
+            kept += chain(torch.randn(64, 32))
+            found.append(bits(kept))
+    assert found[0] == found[1]
+
+
 def test_a_custom_operator_writes_to_a_buffer_beside_its_arguments(custom):
     _, add_to, _, tables = custom
 
