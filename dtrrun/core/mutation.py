@@ -20,6 +20,8 @@ from dtrrun.core.rematerialize import Rematerializer
 
 CHAIN_LIMIT = 32  # mutations that a recipe may replay; then the storage becomes a constant
 
+OPERATOR_CHANGED = "made by an operator that has changed"
+
 STICKY = ("parameter", "gradient", "pinned", "loaded or copied", "foreign memory")
 """Pins that remain when the whole storage is overwritten."""
 
@@ -166,6 +168,50 @@ class Mutation:
         for node in released:
             self._recipes.lose(node)  # so that versions computed from it later are not considered replayable
         version.needed_by = None
+
+    # -- operators that change ---------------------------------------------------------------------
+
+    def operators_change(self, names: set[str]) -> None:
+        """Operators with these names are about to have other kernels, or none: rescue what they have made.
+
+        What is evicted is brought back, and what is in memory stays. Raises the budget error.
+        """
+        while True:
+            made = self._made_by(names)
+            for node in made:
+                if node.resident and node.scratch is None and node.memory() is not None:
+                    self._recipes.make_constant(node, OPERATOR_CHANGED)
+            evicted = [node for node in made if node.alive and not node.resident]
+            if not evicted:
+                break
+            with Locks() as locks:
+                locks.take(evicted)
+                for node in evicted:
+                    try:
+                        self._rematerializer.materialize((node,))
+                    except LostError:
+                        self._recipes.lose(node)
+            # That may have evicted another one to make room: look again.
+        for node in made:
+            if node.operation is not None:  # the program has released it, or has written over it
+                self.rescue_dependents(node)
+                self._recipes.lose(node)
+
+    def _made_by(self, names: set[str]) -> list[Version]:
+        """Return what operators with these names have made, also what only recipes have."""
+        self._ledger.collect_dead()
+        found: list[Version] = []
+        seen: set[int] = set()
+        stack: list[Version] = list(self._ledger.versions.values())
+        while stack:
+            node = stack.pop()
+            if id(node) in seen or node.operation is None:
+                continue
+            seen.add(id(node))
+            stack += node.operation.inputs
+            if node.operation.signature.operator.name in names:
+                found.append(node)
+        return found
 
     def _dependents(self, version: Version) -> tuple[list[Version], list[Version]]:
         """Return what depends on `version`: evicted versions that the program has, and released ones.

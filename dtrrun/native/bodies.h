@@ -6,8 +6,10 @@
 // change.
 #pragma once
 
+#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
 #include "ledger.h"
 
@@ -38,10 +40,10 @@ class Body {
         if (storage == nullptr || known_.count(storage) != 0 || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return;
         PyObject* found = accounts.version_at(storage);
         if (found == nullptr) {
-          // Nothing that the session has met. Perhaps a module's own tensor, unless it is not PyTorch's memory, or a few numbers
-          // that the kernel has made without an operator.
-          bool is_own = storage->resizable() && (writes || storage->nbytes() > FEW_BYTES || tensor.requires_grad());
-          if (!is_new && is_own) reads_unseen_ = true;
+          // Nothing that the session has met: a module's own tensor from before, or what the kernel has made without an operator.
+          // That will be gone when it has ended.
+          if (writes) reads_unseen_ = true;
+          if (!is_new && !writes) unmet_.push_back(tensor.storage().getWeakStorageImpl());
           return;
         }
         reads_unseen_ = true;
@@ -61,7 +63,16 @@ class Body {
       });
   }
 
-  bool reads_unseen() const { return reads_unseen_; }
+  // Whether it has read something that lives longer than it did. results: what it has returned.
+  bool reads_unseen(const Stack& results) const {
+    std::unordered_set<const c10::StorageImpl*> returned;
+    for (const c10::IValue& value : results)
+      each_tensor(value, [&](const at::Tensor& tensor) { returned.insert(storage_of(tensor)); });
+    return reads_unseen_ || std::any_of(unmet_.begin(), unmet_.end(), [&](const auto& one) {
+             auto storage = one.lock();
+             return storage && returned.count(storage.get()) == 0;
+           });
+  }
 
   template <class Function>
   static void each_tensor(const c10::IValue& value, const Function& function) {
@@ -78,12 +89,11 @@ class Body {
   }
 
  private:
-  static constexpr size_t FEW_BYTES = 4096;
-
   PyObject* touch_;
   Body* outer_;
   std::unordered_set<const c10::StorageImpl*> known_;  // of its arguments, and of what it has made
   std::unordered_set<const c10::StorageImpl*> told_;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> unmet_;  // read, and unknown to the session
   bool reads_unseen_ = false;
 };
 

@@ -128,7 +128,7 @@ PyObject* proceed_watched(PyObject*, PyObject* args) {
       c10::impl::ForceDispatchKeyGuard program(seen);
       WithoutGil released;
       call.op->redispatchBoxed(call.keys & below, &stack);
-      reads_unseen = body.reads_unseen();
+      reads_unseen = body.reads_unseen(stack);
     }
     call.done = true;
     Ref kept = checked(PyList_New(0));

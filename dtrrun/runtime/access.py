@@ -132,6 +132,10 @@ class Access:
         with _unnoticed(), self._slow_path.lock, Locks() as locks:
             joins()
             self._bring_back(version, locks)
+            # Its memory is about to be moved away from those that use it.
+            while (found := self._slow_path.left_by_others(version)) is not version:
+                version = found
+                self._bring_back(version, locks)
             if not settle():
                 raise MemoryError("the system has no memory for it")
             self._dtr.mutation.written_outside(version, "read by address", escapes=True)

@@ -52,6 +52,7 @@ from dtrrun.runtime.patches.exports import Exports
 from dtrrun.runtime.patches.foreign_composites import ForeignComposites
 from dtrrun.runtime.patches.functions import Functions
 from dtrrun.runtime.patches.gradients import Gradients
+from dtrrun.runtime.patches.libraries import Libraries
 from dtrrun.runtime.patches.reducers import Reducers
 from dtrrun.runtime.patches.resizes import Resizes
 from dtrrun.runtime.patches.scripts import Scripts
@@ -175,6 +176,7 @@ class Session:
                 if self._native is not None
                 else []
             ),
+            Libraries(self.slow_path),
             Resizes(self.slow_path),
             self._gradients,
             Functions(self._access.lock),

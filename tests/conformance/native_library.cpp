@@ -25,6 +25,22 @@ at::Tensor add_by_address(const at::Tensor& x, at::Tensor total) {
   return before + total.cos();
 }
 
+// Writes by address, between the operators that read them, to a tensor that dies when it returns and to one of its results.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> through_tensors_of_its_own(const at::Tensor& x) {
+  auto own = at::zeros_like(x);
+  auto before = own + x;
+  own.data_ptr<float>()[0] = 3;
+  auto between = own.sin() + x;
+  own.data_ptr<float>()[1] = 5;
+  own.mul_(x);
+  own.data_ptr<float>()[2] = 7;
+  auto unset = at::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); i++) unset.data_ptr<float>()[i] = static_cast<float>(i);
+  auto early = unset * 2;
+  unset.data_ptr<float>()[3] = -1;
+  return {before + between + own * 2, early, unset};
+}
+
 // Its backward pass works by address as well.
 struct Doubled : torch::autograd::Function<Doubled> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
@@ -67,6 +83,7 @@ at::Tensor halved(const at::Tensor& x) {
 TORCH_LIBRARY(dtrrun_tests, m) {
   m.def("column_max", &column_max);
   m.def("add_by_address", &add_by_address);
+  m.def("through_tensors_of_its_own", &through_tensors_of_its_own);
   m.def("doubled", &doubled);
   m.def("keep(Tensor x) -> ()");
   m.def("plus_kept(Tensor x) -> Tensor");

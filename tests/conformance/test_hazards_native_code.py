@@ -5,6 +5,8 @@ import io
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +87,23 @@ def test_a_custom_operator_reads_a_table_that_is_evicted_and_changes_later(custo
     check(program)
 
 
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_custom_operator_reads_a_small_table_from_before_the_session(custom, foreign):
+    rotate, *_, tables = custom
+    found = []
+    for budget in (None, 1):
+        table = np.full(32, 2, dtype=np.float32)
+        tables["factor"] = torch.from_numpy(table) if foreign else torch.full((32,), 2.0)
+        torch.manual_seed(0)
+        with dtrrun.budget(budget, over_budget="warn"):
+            kept = [rotate(torch.randn(64, 32))]
+            kept += chain(kept[0])
+            tables["factor"].mul_(3)
+            kept += chain(torch.randn(64, 32))
+            found.append(bits(kept))
+    assert found[0] == found[1]
+
+
 def test_a_custom_operator_writes_to_a_buffer_beside_its_arguments(custom):
     _, add_to, _, tables = custom
 
@@ -112,6 +131,18 @@ def test_a_composite_operator_of_a_library_writes_by_address(operators):
         kept += [operators.add_by_address(x, total), seen, total, *chain(total)]
         with torch.inference_mode():
             kept += [operators.column_max(x * 2), *chain(x)]
+        return kept
+
+    check(program)
+
+
+def test_a_composite_operator_of_a_library_writes_to_tensors_of_its_own(operators):
+    def program():
+        x = torch.randn(64, 32).sin()
+        kept = chain(x)
+        for _ in range(3):
+            kept += operators.through_tensors_of_its_own(kept[-1].sin())
+            kept += chain(kept[-3])
         return kept
 
     check(program)
@@ -275,6 +306,62 @@ def test_memory_that_is_read_by_address_is_the_same_from_then_on():
         del x
         assert session.report()["resident_bytes"] == before - (4 << 20)
     assert y[0].item() == 1
+
+
+def test_memory_that_is_read_by_address_while_another_thread_computes_with_it():
+    """It is moved to the address that was looked for, but not away from a kernel that reads it."""
+    address_of = torch._C.TensorBase.data_ptr  # not patched
+    find = ctypes.CDLL(None).memchr  # without the GIL
+    find.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+    weight = torch.randn(800, 800)
+    with dtrrun.budget(None) as session:
+        thread = threading.Thread(target=lambda: (weight @ weight).sin())
+        thread.start()  # from now on there are turns
+        thread.join()
+        for step in range(8):
+            x = (weight @ (weight + step)) @ weight
+            expected = x @ weight
+            assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(x))
+            address = address_of(x)
+            thread = threading.Thread(
+                target=lambda address=address: time.sleep(0.005) or find(address, 0, 800 * 800 * 4)
+            )
+            thread.start()
+            assert torch.equal(x @ weight, expected)
+            thread.join()
+
+
+def test_an_operator_is_defined_anew_or_removed():
+    """Its results cannot be computed any more, nor what was computed from those that are gone."""
+
+    def define(factor):
+        @torch.library.custom_op("dtrrun_anew::scaled", mutates_args=())
+        def scaled(x: torch.Tensor) -> torch.Tensor:
+            return x * factor
+
+        return scaled
+
+    def program():
+        x = torch.randn(64, 32).sin()
+        kept = []
+        for factor in (2, 5):
+            scaled = define(factor)
+            kept += [scaled(x), *chain(scaled(x).sin())[1:]]
+            chain(x)
+        with torch.library._scoped_library("dtrrun_removed", "DEF") as library:
+            library.define("shifted(Tensor x) -> Tensor")
+            library.impl("shifted", lambda x: x + 3, "CPU")
+            shifted = torch.ops.dtrrun_removed.shifted
+            kept += [shifted(x), *chain(shifted(kept[3]).cos())[1:]]
+            chain(x)
+        with torch.library._scoped_library("aten", "IMPL") as library:
+            kept += [torch.erf(x), *chain(torch.erf(kept[4]) + 1)[1:]]
+            library.impl("erf", lambda x: x * 7, "CPU")
+            kept += [torch.erf(x), *chain(torch.erf(kept[4]) + 1)[1:]]
+            chain(x)
+        return [*kept, torch.erf(x), *chain(x)]
+
+    check(program)
 
 
 def test_what_cannot_be_brought_back_ends_with_a_line_that_says_why():

@@ -48,6 +48,8 @@ from dtrrun.runtime.storage import device_type_of, is_held, place_of, rounded, s
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 UNPLAIN = "no plain storage"
 PATIENCE_SECONDS = 1.0  # for operators of other threads, which may be waiting for one another
+PATIENCE_WITH_USERS_NS = 30_000_000_000  # for those that use memory which is to be moved
+POLL_SECONDS = 0.01
 
 _onednn: Any = torch.ops.mkldnn
 CAN_ASK_ONEDNN = hasattr(_onednn, "data_ptr") and hasattr(_onednn, "_nbytes")
@@ -77,6 +79,8 @@ class NativeComposite(Protocol):
     """Follows what a composite operator of a native library calls."""
 
     thread: int
+
+    def about_to_run(self, call: TensorCall) -> bool: ...
 
     def about_to_finish(self, call: TensorCall) -> None: ...
 
@@ -209,6 +213,8 @@ class SlowPath:
                 while True:
                     call = self._describe(operator, func, args, kwargs, plain)
                     try:
+                        if any(one.about_to_run(call) for one in self._own_composites()):
+                            continue  # its inputs have other versions now
                         operators.admit(call)
                         if operator.random or operator.foreign:
                             self._capture_rng(call)
@@ -270,7 +276,7 @@ class SlowPath:
             drawn = call.rng is not None and operator.foreign and self.shared
             drawn = drawn and rng.moved(call.rng)
             call.result = result
-            composites = [one for one in self.composites if one.thread == get_ident()]
+            composites = self._own_composites()
             for one in composites:
                 one.about_to_finish(call)
             self._finish(call, args, kwargs, own)
@@ -285,6 +291,9 @@ class SlowPath:
             if call.kept:  # results are constants, and have not been evicted
                 self._hand_out(call.kept)
         return result
+
+    def _own_composites(self) -> list[NativeComposite]:
+        return [one for one in self.composites if one.thread == get_ident()] if self.composites else []
 
     def call(self, call: TensorCall, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operator's kernel."""
@@ -708,6 +717,25 @@ class SlowPath:
         self.waiting += 1
         try:
             return self._ended.wait(PATIENCE_SECONDS)
+        finally:
+            self.waiting -= 1
+
+    def left_by_others(self, version: Version) -> Version:
+        """Wait until no other thread uses the memory of a version, which this one has locked once.
+
+        The caller holds the lock, which is released meanwhile. Returns the present version of the storage:
+        others may have written to it. Raises RuntimeError if they do not end.
+        """
+        ends = now_ns() + PATIENCE_WITH_USERS_NS
+        self.waiting += 1
+        try:
+            while True:
+                found = self.ledger.versions.get(version.key) or version
+                if found is not version or version.locks < 2:
+                    return found
+                if now_ns() > ends:
+                    raise RuntimeError("another thread does not stop using it")
+                self._ended.wait(POLL_SECONDS)  # locks of custom functions end untold
         finally:
             self.waiting -= 1
 

@@ -212,6 +212,28 @@ class Running:
             finally:
                 self._locks()
 
+    def about_to_run(self, call: TensorCall) -> bool:
+        """Look at what an operator is about to read or write: it may have died when this one ends.
+
+        Returns whether some of it has been written to since it was made, and so has another version now.
+        Raises the budget error.
+        """
+        found = [version for version in call.versions if self._is_changed(version)]
+        for version in found:
+            self._written(version)
+            present = self._ledger.versions[version.key]
+            self._made[version.key] = present, self._content(present)
+            if present is not version:
+                self._locks.take((present,))
+        return bool(found)
+
+    def _is_changed(self, version: Version) -> bool:
+        made, content = self._made.get(version.key, (None, 0))
+        return made is version and self._content(version) != content
+
+    def _written(self, version: Version) -> None:
+        self._dtr.mutation.written_outside(version, WRITTEN, escapes=False)
+
     def about_to_finish(self, call: TensorCall) -> None:
         """Unlock what an operator has written to, so that others need not be using it."""
         for holes in call.written.values():
@@ -242,10 +264,9 @@ class Running:
         """Find what native code has written to: it differs from what was given, or made by operators."""
         ledger, recipes = self._ledger, self._dtr.recipes
         ledger.collect_dead()
-        for key, (version, content) in self._made.items():
-            recorded = ledger.versions.get(key) is version and version.operation is not None
-            if recorded and self._content(version) != content:
-                self._dtr.mutation.written_outside(version, WRITTEN, escapes=False)
+        for key, (version, _) in self._made.items():
+            if ledger.versions.get(key) is version and self._is_changed(version):
+                self._written(version)
         changed = [
             version
             for key, (version, content) in self._given.items()
