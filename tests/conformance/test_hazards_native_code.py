@@ -359,6 +359,16 @@ def test_an_operator_is_defined_anew_or_removed():
             library.impl("erf", lambda x: x * 7, "CPU")
             kept += [torch.erf(x), *chain(torch.erf(kept[4]) + 1)[1:]]
             chain(x)
+        library = torch.library.Library("dtrrun_forgotten", "DEF")
+        library.define("doubled(Tensor x) -> Tensor")
+        library.impl("doubled", lambda x: x * 2, "CPU")
+        kept += [torch.ops.dtrrun_forgotten.doubled(x)]
+        del library
+        scaled.register_kernel("cpu")(lambda x: x * 11)
+        kept += [scaled(x), *chain(scaled(x).sin())[1:]]
+        with scaled.set_kernel_enabled("cpu", enabled=False):
+            kept += [scaled(x), *chain(scaled(x).sin())[1:]]
+        chain(x)
         return [*kept, torch.erf(x), *chain(x)]
 
     check(program)

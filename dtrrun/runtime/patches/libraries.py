@@ -6,10 +6,13 @@ the earlier kernels have made cannot be made again by the later ones, so it is b
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.library
+from torch._library.custom_ops import CustomOpDef
 
 from dtrrun.runtime.access import unseen
 from dtrrun.runtime.dispatch.python_mode.threads import joins
@@ -18,45 +21,126 @@ from dtrrun.runtime.patches.registry import Function, Patches
 
 
 class Libraries:
-    """Watches `torch.library.Library` while installed."""
+    """Watches `torch.library` while installed."""
 
     def __init__(self, slow_path: SlowPath) -> None:
         self._slow_path = slow_path
         self._patches = Patches()
+        self._forgotten: list[tuple[set[str], Callable[[], None]]] = []
+        """Libraries that the program no longer has: the operators of each, and what removes them.
+
+        Python finds them at any moment, also in the middle of our own work. So they stay until the program
+        makes or changes a library.
+        """
+        self._destroyed: dict[int, Any] = {}  # by id
 
     def install(self) -> None:
-        self._patches.wrap(torch.library.Library, "impl", self._registering)
-        self._patches.wrap(torch.library.Library, "_destroy", self._destroying)
+        library = torch.library.Library
+        self._patches.wrap(torch._C, "_dispatch_library", self._changing)  # a new one
+        self._patches.wrap(library, "define", self._changing)
+        self._patches.wrap(library, "impl", self._registering)
+        self._patches.wrap(library, "_destroy", self._destroying)
+        self._patches.wrap(torch.library, "_del_library", self._forgetting)
+        self._patches.wrap(CustomOpDef, "register_kernel", self._registering_kernel)
+        self._patches.wrap(CustomOpDef, "set_kernel_enabled", self._enabling_kernel)
 
     def remove(self) -> None:
         self._patches.undo()
+        self._destroyed.clear()
+        while self._forgotten:
+            self._forgotten.pop()[1]()
+
+    # -- what is called in place of PyTorch's ----------------------------------------------------------
+
+    def _changing(self, original: Function) -> Function:
+        def change(*args: Any, **kwargs: Any) -> Any:
+            self._about_to_change(set())
+            return original(*args, **kwargs)
+
+        return change
 
     def _registering(self, original: Function) -> Function:
         def impl(library: Any, op_name: Any, *args: Any, **kwargs: Any) -> Any:
             name = op_name if isinstance(op_name, str) else op_name._schema.name
-            self._about_to_change({_named(library.ns, name.rpartition("::")[2])})
+            self._about_to_change({_named(f"{library.ns}::{name.rpartition('::')[2]}")})
             return original(library, op_name, *args, **kwargs)
 
         return impl
 
     def _destroying(self, original: Function) -> Function:
         def destroy(library: Any) -> Any:
-            defined = [name.partition("::")[2] for name in library._op_defs]
-            replaced = [key.split("/")[1] for key in library._op_impls]
-            self._about_to_change({_named(library.ns, name) for name in (*defined, *replaced)})
+            self._about_to_change(_names(library._op_defs, library._op_impls))
+            if library.m is not None:
+                self._destroyed[id(library.m)] = library.m
             return original(library)
 
         return destroy
 
+    def _forgetting(self, original: Function) -> Function:
+        def forget(
+            impls: Any, op_impls: Any, defs: Any, op_defs: Any, handles: Any, m: Any, *more: Any
+        ) -> Any:
+            names = _names(op_defs, op_impls)
+            if self._destroyed.pop(id(m), None) is not None or not self._have_run(names):
+                return original(impls, op_impls, defs, op_defs, handles, m, *more)
+            given = impls, op_impls, defs, op_defs, handles, m, *more
+            self._forgotten.append((names, lambda: original(*given)))
+            return None
+
+        return forget
+
+    def _registering_kernel(self, original: Function) -> Function:
+        def register_kernel(custom: Any, *args: Any) -> Any:
+            self._about_to_change({_named(custom._qualname)})
+            return original(custom, *args)
+
+        return register_kernel
+
+    def _enabling_kernel(self, original: Function) -> Function:
+        @contextmanager
+        def set_kernel_enabled(custom: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+            names = {_named(custom._qualname)}
+            self._about_to_change(names)
+            with original(custom, *args, **kwargs):
+                try:
+                    yield
+                finally:
+                    self._about_to_change(names)
+
+        return set_kernel_enabled
+
+    # -- what has been made ----------------------------------------------------------------------------
+
+    def _have_run(self, names: set[str]) -> bool:
+        return any(operator.name in names for operator in [*self._slow_path.operators.values()])
+
     def _about_to_change(self, names: set[str]) -> None:
+        """Rescue what operators with these names have made, and remove those that are forgotten.
+
+        Raises the budget error.
+        """
         slow_path = self._slow_path
-        if not any(operator.name in names for operator in [*slow_path.operators.values()]):
-            return  # none of them has run
-        joins()
-        with unseen(), slow_path.lock, slow_path.telling():
-            slow_path.dtr.mutation.operators_change(names)
+        forgotten, self._forgotten = self._forgotten, []
+        names = names.union(*(removed for removed, _ in forgotten))
+        try:
+            if self._have_run(names):
+                joins()
+                with unseen(), slow_path.lock, slow_path.telling():
+                    slow_path.dtr.mutation.operators_change(names)
+        except BaseException:
+            self._forgotten += forgotten
+            raise
+        for _, remove in forgotten:
+            remove()
 
 
-def _named(namespace: str, name: str) -> str:
+def _named(qualified: str) -> str:
     """Return the name of an operator, without its overload, as in `Operator.name`."""
+    namespace, _, name = qualified.partition("::")
     return f"{namespace}.{name.partition('.')[0]}"
+
+
+def _names(op_defs: set[str], op_impls: set[str]) -> set[str]:
+    """Return the names of what a library defines and implements."""
+    implemented = [key.split("/") for key in op_impls]
+    return {_named(name) for name in (*op_defs, *(f"{one[0]}::{one[1]}" for one in implemented))}
