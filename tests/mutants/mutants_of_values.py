@@ -161,7 +161,7 @@ row(
      around(lambda generators_of, self, args, kwargs: generators_of(self, (), kwargs)),
      "hazards_draws::a_generator_that_is_given"),
     ("what is not PyTorch's draws nothing unless it says so",
-     "runtime.operators:_OWN_NAMESPACES", ("aten", "dtrrun_test_draws_cpu"),
+     "runtime.operators:OWN_NAMESPACES", ("aten", "dtrrun_test_draws_cpu"),
      "hazards_draws::an_operator_that_is_not_pytorchs"),
     ("a shape function's draws count", "runtime.shapes:unmoved", nullcontext,
      "hazards_draws::an_operator_that_is_not_pytorchs"),
