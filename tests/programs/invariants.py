@@ -38,7 +38,7 @@ def check_version(ledger: Any, key: int, version: Version) -> None:
         return
     size = storage.nbytes()
     if not version.resident:
-        assert size == 0, f"{told(version)} counts as evicted, but has {size} bytes"
+        assert memory.is_empty(storage), f"{told(version)} counts as evicted, but has {size} bytes"
         assert version.operation is not None, f"{told(version)} was evicted without a recipe"
         assert not version.escaped, f"{told(version)} was evicted, but other code can reach it"
     else:
