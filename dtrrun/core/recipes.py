@@ -105,6 +105,21 @@ class Recipes:
             ledger.drop_scratch(version)
         version.operation = None
 
+    def end(self) -> None:
+        """Nothing will be recomputed any more: let go of the storages that recipes have kept alive.
+
+        Otherwise the next session would take them for storages that the program holds itself.
+        """
+        ledger = self._ledger
+        seen: set[int] = set()
+        stack: list[Version] = [*ledger.versions.values(), *ledger.scratch.values()]
+        while stack:
+            operation = stack.pop().operation
+            if operation is not None and id(operation) not in seen:
+                seen.add(id(operation))
+                operation.constants, operation.kept_inputs = None, ()
+                stack.extend(operation.inputs)
+
     def supersede(self, version: Version, operation: Operation | None, cost: int) -> Version:
         """Make a new version that takes over the storage of `version`, which has been mutated, and return it.
 

@@ -260,6 +260,8 @@ class Session:
                 self.ledger.set_budget(None)
                 self.device.set_budget(None)
             lost = restore() if self.device.usable() else None
+            with self._lock:
+                self.dtr.recipes.end()
             if lost:
                 self.warn(f"{len(lost)} storages could not be brought back at the session's end")
         finally:

@@ -453,3 +453,16 @@ def test_a_scripted_module_is_saved_with_buffers_that_were_evicted(tmp_path):
         saved = torch.jit.load(tmp_path / "module.pt"), torch.jit.load(buffer)
         assert all(torch.equal(one.table, module.table) for one in saved)
         assert session.report()["native"]["read_by_address"] == 0
+
+
+def test_a_session_that_is_over_holds_no_storage():
+    """The next one would take weights for storages that the program holds, and evict nothing made of them."""
+    weight = torch.randn(64, 32, requires_grad=True)
+    sessions = []
+    for _ in range(2):
+        with dtrrun.budget(1, over_budget="warn") as session:
+            kept = chain(weight * 2)
+            sum(one.sum() for one in kept).backward()
+            sessions.append(session)
+            assert not session.slow_path.version_of(weight).escaped
+            assert session.report()["evictions"] > 0
