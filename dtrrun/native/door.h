@@ -142,9 +142,9 @@ class Door {
     return evictions_.evict_to(most);
   }
 
-  // Code that is not an operator touches the memory of an evicted storage, and waits for it (`Access.touched`). Returns false if
-  // the storage is none of the session's.
-  bool touched(const Placeholders::Claim& claim) {
+  // Code that is not an operator touches the memory of an evicted storage, and waits for it (`Access.touched`). words: what it has
+  // at hand. Returns false if the storage is none of the session's.
+  bool touched(const Placeholders::Claim& claim, const std::vector<uintptr_t>& words) {
     PyObject* found = accounts_.version_at(claim.storage);
     if (found == nullptr || !Accounts::has_storage(found)) return false;
     Ref kept = Ref::copy(found);
@@ -153,6 +153,7 @@ class Door {
       const Placeholders::Claim* outer;
       ~Ends() { touched_ = outer; }
     } ends{outer};
+    Anchors anchors(accounts_, words, claim.storage);
     checked(PyObject_CallMethod(mode_.get(), "touched", "O", kept.get()));
     return Placeholders::own().is_memory(claim);
   }
@@ -278,6 +279,7 @@ class Door {
       } ends;
       Untraced untraced;
       c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
+      Anchors anchors(accounts_, Words::of_foreign_code());
       PyObject* given[] = {facts.func.get(), args.get(), kwargs ? kwargs.get() : Py_None};
       result = checked(PyObject_Vectorcall(handle_.get(), given, 3, nullptr));
       made = std::move(call.results);
@@ -504,6 +506,7 @@ class Door {
     if (accounts_.number(ledger.resident_bytes) > accounts_.number(ledger.limit)) {
       c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
       Ref result = results(op.schema(), *stack);
+      Anchors anchors(accounts_, Words::of_foreign_code());
       checked(PyObject_CallMethod(slow_path_.get(), "shrink", "OO", facts.operator_.get(), result.get()));
     }
     if (is_first && signatures_.find(missed) == nullptr) {  // otherwise another thread's call was the first

@@ -18,8 +18,7 @@
 #include <string>
 #include <thread>
 
-#include "placeholders.h"
-#include "python.h"
+#include "callers.h"
 
 namespace dtrrun {
 
@@ -27,7 +26,8 @@ class Faults {
  public:
   // Brings back the storage of a claim, and returns true once its memory is where its placeholder was. Called with the GIL; may
   // set a Python error.
-  using BringBack = bool (*)(const Placeholders::Claim& claim);
+  // words: what the code that touches it has at hand (`callers.h`).
+  using BringBack = bool (*)(const Placeholders::Claim& claim, const std::vector<uintptr_t>& words);
 
   // Handles faults at placeholders from now on. Called again from time to time, since the program may have put another handler
   // in place of ours.
@@ -57,7 +57,7 @@ class Faults {
     auto address = reinterpret_cast<uintptr_t>(info->si_addr);
     bool ours = info->si_code > 0 && Placeholders::own().has(address);  // and not sent by a process
     int error_number = errno;
-    if (ours && is_brought_back(address)) {
+    if (ours && is_brought_back(address, *static_cast<ucontext_t*>(context))) {
       errno = error_number;
       return;
     }
@@ -71,7 +71,7 @@ class Faults {
     }
   }
 
-  static bool is_brought_back(uintptr_t address) {
+  static bool is_brought_back(uintptr_t address, const ucontext_t& stopped) {
     Placeholders::Claim claim = Placeholders::own().claim(address);
     if (claim.first == 0) return refuse("it has been brought back to another place since its address was taken");
     struct Release {
@@ -81,7 +81,8 @@ class Faults {
     if (claim.is_memory) return true;
     if (!Py_IsInitialized()) return refuse("the interpreter has ended");
     std::string why;
-    bool done = at::in_parallel_region() ? asks_elsewhere(claim, why) : asks(claim, why);
+    auto words = Words::of_stopped_code(stopped);
+    bool done = at::in_parallel_region() ? asks_elsewhere(claim, words, why) : asks(claim, words, why);
     if (!done) return refuse(why.c_str());
     count_++;
     return true;
@@ -89,15 +90,15 @@ class Faults {
 
   // A part of a parallel region runs other kernels in one thread, which may sum up in another order. So they run in a thread that
   // is in none.
-  static bool asks_elsewhere(const Placeholders::Claim& claim, std::string& why) {
+  static bool asks_elsewhere(const Placeholders::Claim& claim, const std::vector<uintptr_t>& words, std::string& why) {
     bool done = false;
     PyThreadState* saved = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
-    std::thread([&] { done = asks(claim, why); }).join();
+    std::thread([&] { done = asks(claim, words, why); }).join();
     if (saved != nullptr) PyEval_RestoreThread(saved);
     return done;
   }
 
-  static bool asks(const Placeholders::Claim& claim, std::string& why) {
+  static bool asks(const Placeholders::Claim& claim, const std::vector<uintptr_t>& words, std::string& why) {
     Watchdog watchdog;
     PyGILState_STATE state = PyGILState_Ensure();
     watchdog.end();
@@ -107,7 +108,7 @@ class Faults {
     why = "the session has ended";
     for (int attempt = 0; attempt < 2 && !done; attempt++) {
       try {
-        done = bring_back_ != nullptr && bring_back_(claim);
+        done = bring_back_ != nullptr && bring_back_(claim, words);
       } catch (...) {
         torch::translate_exception_to_python(std::current_exception());
       }

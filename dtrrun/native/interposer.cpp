@@ -46,9 +46,9 @@ void interpose(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   op.redispatchBoxed(keys & below, stack);
 }
 
-bool bring_back(const Placeholders::Claim& claim) {
+bool bring_back(const Placeholders::Claim& claim, const std::vector<uintptr_t>& words) {
   auto session = door;
-  return session && session->touched(claim);
+  return session && session->touched(claim, words);
 }
 
 // -- for Python ------------------------------------------------------------------------------------------

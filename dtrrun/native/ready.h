@@ -2,6 +2,7 @@
 // (`SlowPath.make_ready` in runtime/dispatch/slow_path.py).
 #pragma once
 
+#include "callers.h"
 #include "rematerialize.h"
 #include "turns.h"
 
@@ -29,6 +30,7 @@ class Readiness {
   // ends. Raises the budget error.
   std::optional<int64_t> make_ready(const Inputs& inputs, bool whole, PyObject* found, bool shared) {
     int64_t before = accounted(), began = now_ns();
+    Anchors anchors(accounts_, Words::of_foreign_code());
     do {
       Ref error;
       try {

@@ -1,6 +1,7 @@
 // Operators as native libraries have them; compiled by test_hazards_native_code.py.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -78,7 +79,37 @@ at::Tensor halved(const at::Tensor& x) {
   return result;
 }
 
+float sum_at(const float* from, int64_t count) {
+  float sum = 0;
+  for (int64_t i = 0; i < count; i++) sum += from[i];
+  return sum;
+}
+
 }  // namespace
+
+// Functions that Python calls directly, with the GIL. Each takes the addresses of tensors, calls operators, and reads only then.
+// An operator that makes something large:
+extern "C" float sum_behind(int64_t numel, PyObject* given) {
+  const at::Tensor& x = THPVariable_Unpack(given);
+  const float* from = x.const_data_ptr<float>();
+  auto other = at::ones({numel});
+  return sum_at(from, x.numel()) + other.sum().item<float>();
+}
+// Two tensors that do not fit at once, in a list:
+extern "C" float sums_behind(int64_t numel, PyObject* one, PyObject* other) {
+  std::vector<const float*> from;
+  for (PyObject* given : {one, other}) from.push_back(THPVariable_Unpack(given).const_data_ptr<float>());
+  auto made = at::ones({numel});
+  float sum = made.sum().item<float>();
+  for (const float* place : from) sum = 3 * sum + sum_at(place, THPVariable_Unpack(one).numel());
+  return sum;
+}
+// An operator on the same tensor, which brings it back:
+extern "C" float sum_of_both(int64_t, PyObject* given) {
+  at::Tensor x = THPVariable_Unpack(given);
+  const float* from = x.const_data_ptr<float>();
+  return x.neg().sum().item<float>() / 2 + sum_at(from, x.numel());
+}
 
 TORCH_LIBRARY(dtrrun_tests, m) {
   m.def("column_max", &column_max);

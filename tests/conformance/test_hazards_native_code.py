@@ -265,6 +265,24 @@ def test_native_code_reads_an_evicted_tensor_by_its_address(name):
     check_stress(program, by_address=True)
 
 
+@pytest.mark.parametrize("name", ["sum_behind", "sums_behind", "sum_of_both"])
+def test_native_code_reads_at_an_address_from_before_an_operator(library, name):
+    function = getattr(ctypes.PyDLL(str(library)), name)
+    function.restype = ctypes.c_float
+
+    def call(*tensors):
+        return function(ctypes.c_int64(2048), *map(ctypes.py_object, tensors[: 1 + name.startswith("sums")]))
+
+    def program():
+        x = torch.randn(64, 32).sin()
+        y = torch.randn(64, 32).cos()
+        kept = [call(y, x), call(x, y)]  # what is read is in memory, and it is not
+        kept += chain(x) + chain(y)
+        return [*kept, call(x, y), x, y]
+
+    check_stress(program, by_address=True)
+
+
 def test_threads_of_a_parallel_region_read_an_evicted_tensor():
     program = """
 import torch, dtrrun
