@@ -30,15 +30,16 @@ LOST = "computed from memory that was then written to outside of PyTorch"
 
 
 class LostError(RuntimeError):
-    """Raised when an evicted value is needed that can't be recomputed, because code outside PyTorch has
-    written to foreign memory that it was computed from."""
+    """Raised when an evicted value is needed that can't be recomputed, because code that is not PyTorch's has
+    written to memory that it was computed from."""
 
     def __init__(self) -> None:
         super().__init__(
-            "dtrrun: a tensor that was evicted is needed, but the parameter that it was computed from is in "
-            "memory that PyTorch does not own (torch.from_numpy, torch.frombuffer), and other code has "
-            "written to it since. Write to the parameter with PyTorch (parameter.copy_), copy it when it is "
-            "loaded (.clone()), or keep in memory what is needed later (session.pin)."
+            "dtrrun: a tensor that was evicted is needed, but other code than PyTorch's has written to what "
+            "it was computed from: NumPy or another process to memory that PyTorch does not own "
+            "(torch.from_numpy, torch.frombuffer), or a native extension to a tensor that it was given. "
+            "Write with PyTorch (tensor.copy_), give that code a copy (.clone()), or keep in memory what is "
+            "needed later (session.pin)."
         )
 
 

@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -48,6 +49,12 @@ class ForeignCode {
     if (now != changes_) look(now);
     return !foreign_.empty();
   }
+  // Whether a library that was loaded from this path is such a one.
+  bool is_from(const char* path) {
+    if (!any()) return false;
+    std::lock_guard<std::mutex> guard(mutex_);
+    return std::find(paths_.begin(), paths_.end(), path) != paths_.end();
+  }
 
   bool has(uintptr_t instruction) {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -67,6 +74,7 @@ class ForeignCode {
     changes_ = now;
     foreign_.clear();
     python_.clear();
+    paths_.clear();
     dl_iterate_phdr(
         [](dl_phdr_info* object, size_t, void* self) {
           static_cast<ForeignCode*>(self)->meet(*object);
@@ -83,10 +91,14 @@ class ForeignCode {
       if (part.p_type == PT_LOAD && (part.p_flags & PF_X) != 0) code.push_back({begin, begin + part.p_memsz});
       if (part.p_type == PT_DYNAMIC) dynamic = reinterpret_cast<const ElfW(Dyn)*>(begin);
     }
-    if (is_in(code, reinterpret_cast<uintptr_t>(&PyEval_SaveThread)))
+    if (is_in(code, reinterpret_cast<uintptr_t>(&PyEval_SaveThread))) {
       python_ = std::move(code);
-    else if (!is_in(code, reinterpret_cast<uintptr_t>(&empty)) && uses_pytorch(object, dynamic) && !is_pytorchs(object.dlpi_name))
-      foreign_.insert(foreign_.end(), code.begin(), code.end());
+      return;
+    }
+    if (is_in(code, reinterpret_cast<uintptr_t>(&empty)) || !uses_pytorch(object, dynamic)) return;
+    if (is_pytorchs(object.dlpi_name)) return;
+    foreign_.insert(foreign_.end(), code.begin(), code.end());
+    paths_.push_back(object.dlpi_name);
   }
 
   static bool uses_pytorch(const dl_phdr_info& object, const ElfW(Dyn)* dynamic) {
@@ -122,6 +134,7 @@ class ForeignCode {
   std::mutex mutex_;
   unsigned long long changes_ = 0;  // of the objects that are loaded, when we looked
   std::vector<Range> foreign_, python_;
+  std::vector<std::string> paths_;  // of foreign libraries
 };
 
 // The words that native code in this thread has at hand, which was called by the last Python function, or by none. Sorted.

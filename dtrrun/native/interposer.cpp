@@ -14,6 +14,7 @@
 
 #include "dlpack.h"
 #include "door.h"
+#include "extension_functions.h"
 #include "faults.h"
 #include "heap.h"
 #include "pytorch.h"
@@ -338,6 +339,51 @@ PyObject* watch_registrations(PyObject*, PyObject* callback) {
   });
 }
 
+PyObject* watch_functions(PyObject*, PyObject* call) {
+  ExtensionFunctions::watch(call);
+  Py_RETURN_NONE;
+}
+
+PyObject* look_for_functions(PyObject*, PyObject* args) {
+  PyObject* objects;
+  const char* path = nullptr;
+  if (!PyArg_ParseTuple(args, "O|z", &objects, &path)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    ExtensionFunctions::look(objects, path);
+    Py_RETURN_NONE;
+  });
+}
+
+// A hash of the content of a storage in host memory.
+PyObject* checksum(PyObject*, PyObject* storage) {
+  return guarded([&]() -> PyObject* {
+    THPStorage_assertNotNull(storage);
+    c10::Storage kept = THPStorage_Unpack(storage);
+    size_t nbytes = kept.nbytes();
+    const auto* from = static_cast<const char*>(kept.data());
+    constexpr size_t LANES = 8, AT_ONCE = LANES * sizeof(uint64_t);
+    constexpr uint64_t ODD = 0x9E3779B97F4A7C15ull;
+    uint64_t lanes[LANES] = {};
+    auto mix = [&](const char* place, size_t count) {
+      uint64_t words[LANES] = {};
+      std::memcpy(words, place, count);
+      for (size_t i = 0; i < LANES; i++) {
+        uint64_t mixed = lanes[i] ^ words[i];
+        lanes[i] = ((mixed << 29) | (mixed >> 35)) * ODD;  // turned, so that no bit has an effect on one bit alone
+      }
+    };
+    {
+      WithoutGil released;
+      size_t done = 0;
+      for (; done + AT_ONCE <= nbytes; done += AT_ONCE) mix(from + done, AT_ONCE);
+      mix(from + done, nbytes - done);
+    }
+    uint64_t all = nbytes;
+    for (uint64_t lane : lanes) all = (all ^ lane ^ (all >> 31)) * ODD;
+    return PyLong_FromUnsignedLongLong(all);
+  });
+}
+
 PyObject* guard_exports(PyObject*, PyObject* args) {
   PyObject *capsule, *reach;
   if (!PyArg_ParseTuple(args, "OO", &capsule, &reach)) return nullptr;
@@ -380,6 +426,11 @@ PyMethodDef methods[] = {
     {"evict", evict, METH_O, "Give a storage's memory back. What touches it from now on is told by `Interposer.touched`."},
     {"is_evicted", is_evicted, METH_O, "Whether a storage has no memory."},
     {"settle", settle, METH_NOARGS, "Move the memory that has been touched, and is back, to where it was looked for. False: there is none."},
+    {"watch_functions", watch_functions, METH_O,
+     "watch_functions(call): `call(function, args, kwargs)` in place of functions of extensions that use PyTorch; None: no more."},
+    {"look_for_functions", look_for_functions, METH_VARARGS,
+     "look_for_functions(objects[, path]): find them, of all libraries or those of one. objects(): all objects there are."},
+    {"checksum", checksum, METH_O, "A hash of the content of a storage in host memory."},
     {"watch_faults", watch_faults, METH_NOARGS, "Make sure that what touches evicted storages is still told."},
     {"spoil_evicted", spoil_evicted, METH_O, "For tests: overwrite what is evicted, or not."},
     {"faults", faults, METH_NOARGS, "How often code that is no operator has touched an evicted storage in this process."},

@@ -49,6 +49,7 @@ from dtrrun.runtime.patches.checkpointing import Checkpointing
 from dtrrun.runtime.patches.composites import Composites
 from dtrrun.runtime.patches.escapes import Escapes
 from dtrrun.runtime.patches.exports import Exports
+from dtrrun.runtime.patches.extension_functions import ExtensionFunctions
 from dtrrun.runtime.patches.foreign_composites import ForeignComposites
 from dtrrun.runtime.patches.functions import Functions
 from dtrrun.runtime.patches.gradients import Gradients
@@ -171,11 +172,7 @@ class Session:
             Escapes(self._access.reach),
             Exports(self._access.reach, self._native),
             Composites(self._access.reach, kernels, backends),
-            *(
-                [ForeignComposites(self.slow_path, self._native, kernels, backends)]
-                if self._native is not None
-                else []
-            ),
+            *self._native_code(kernels, backends),
             Libraries(self.slow_path),
             Resizes(self.slow_path),
             self._gradients,
@@ -219,6 +216,13 @@ class Session:
             Outside(self.slow_path, self._native),
             Shortage(self.slow_path, self._native, self.warn),
         ]
+
+    def _native_code(self, kernels: dict[Any, Any], backends: list[str]) -> list[Any]:
+        """Return the parts that watch code beneath Python which is not PyTorch's."""
+        if self._native is None:
+            return []
+        composites = ForeignComposites(self.slow_path, self._native, kernels, backends)
+        return [composites, ExtensionFunctions(self._native, composites)]
 
     # -- on and off ------------------------------------------------------------------------------
 

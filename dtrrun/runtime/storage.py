@@ -210,5 +210,19 @@ def _references_beside_tensors() -> int:
 
 def checksum(storage: torch.UntypedStorage) -> int:
     """Return a checksum of the content of a storage in host memory."""
+    return _checksum(storage)
+
+
+def _crc(storage: torch.UntypedStorage) -> int:
     nbytes = storage.nbytes()
     return zlib.crc32((ctypes.c_char * nbytes).from_address(address_of(storage))) if nbytes else 0
+
+
+_checksum: Callable[[torch.UntypedStorage], int] = _crc
+
+
+def use_checksum(function: Callable[[torch.UntypedStorage], int] | None) -> None:
+    """Choose what computes checksums; None: the C library's CRC. Both may be used in one process, but not for
+    one storage."""
+    global _checksum
+    _checksum = function or _crc

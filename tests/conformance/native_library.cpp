@@ -128,3 +128,44 @@ TORCH_LIBRARY_IMPL(dtrrun_tests, CPU, m) {
 }
 TORCH_LIBRARY(dtrrun_plain, m) { m.def("halved(Tensor x) -> Tensor"); }
 TORCH_LIBRARY_IMPL(dtrrun_plain, CPU, m) { m.impl("halved", &halved); }
+
+// Functions of an extension, of each kind that Python knows: what they do to tensors, no operator tells.
+namespace {
+
+PyObject* made(at::Tensor tensor) { return THPVariable_Wrap(std::move(tensor)); }
+
+// Its result is made by an operator, and filled by address.
+PyObject* doubled_by_address(PyObject*, PyObject* given) {
+  const at::Tensor& x = THPVariable_Unpack(given);
+  auto result = at::zeros_like(x);
+  for (int64_t i = 0; i < x.numel(); i++) result.data_ptr<float>()[i] = 2 * x.const_data_ptr<float>()[i];
+  return made(result);
+}
+// Writes to an argument.
+PyObject* add_to_first(PyObject*, PyObject* const* given, Py_ssize_t) {
+  const at::Tensor &x = THPVariable_Unpack(given[0]), &y = THPVariable_Unpack(given[1]);
+  for (int64_t i = 0; i < x.numel(); i++) x.data_ptr<float>()[i] += y.const_data_ptr<float>()[i];
+  Py_RETURN_NONE;
+}
+// Calls operators alone.
+PyObject* sine_of_sum(PyObject*, PyObject* args, PyObject* kwargs) {
+  PyObject *list, *scale = nullptr;
+  static const char* names[] = {"tensors", "scale", nullptr};
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", const_cast<char**>(names), &list, &scale)) return nullptr;
+  auto sum = THPVariable_Unpack(PyList_GetItem(list, 0)).clone();
+  for (Py_ssize_t i = 1; i < PyList_Size(list); i++) sum.add_(THPVariable_Unpack(PyList_GetItem(list, i)));
+  auto result = at::sin(at::sin(sum));
+  return made(scale == nullptr ? result : result * THPVariable_Unpack(scale));
+}
+
+PyMethodDef functions[] = {
+    {"doubled_by_address", &doubled_by_address, METH_O, nullptr},
+    {"add_to_first", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&add_to_first)), METH_FASTCALL, nullptr},
+    {"sine_of_sum", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&sine_of_sum)), METH_VARARGS | METH_KEYWORDS,
+     nullptr},
+    {nullptr, nullptr, 0, nullptr}};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "operators", nullptr, -1, functions};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_operators() { return PyModule_Create(&definition); }

@@ -1,6 +1,7 @@
 """Operators that are not PyTorch's own, and native code that reads a tensor's memory without any operator."""
 
 import ctypes
+import importlib.util
 import io
 import os
 import subprocess
@@ -281,6 +282,50 @@ def test_native_code_reads_at_an_address_from_before_an_operator(library, name):
         return [*kept, call(x, y), x, y]
 
     check_stress(program, by_address=True)
+
+
+def test_functions_that_python_calls_directly(library):
+    spec = importlib.util.spec_from_file_location("operators", library)
+    extension = importlib.util.module_from_spec(spec)
+    functions = dict(vars(extension))
+
+    def program():
+        weight = torch.randn(64, 32, requires_grad=True)
+        x = weight.sin()
+        with torch.no_grad():
+            kept = [extension.doubled_by_address(x.cos())]
+        chain(x)
+        total = torch.zeros(64, 32)
+        early = total + 1
+        for step in range(3):
+            extension.add_to_first(total, kept[0])
+            kept += [total.exp(), extension.sine_of_sum([x, total * step], scale=x.detach())]
+            chain(total)
+        kept[-1].sum().backward()
+        return [kept, early, x, total, weight.grad]
+
+    with dtrrun.budget(1, over_budget="warn"):
+        pass  # it is there when the session begins
+    check(program)
+    assert {name: vars(extension)[name] for name in functions} == functions
+    assert extension.add_to_first.__name__ == "add_to_first"
+    with dtrrun.budget("1MB"), pytest.raises(TypeError, match="tensors"):
+        extension.sine_of_sum()
+
+
+def test_an_extension_that_is_loaded_during_the_session(library):
+    program = f"""
+import importlib.util, torch, dtrrun
+with dtrrun.budget(1, over_budget="warn", native="require", device="cpu"):
+    spec = importlib.util.spec_from_file_location("operators", {str(library)!r})
+    extension = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(extension)
+    x = torch.randn(64, 32).sin()
+    twice = extension.doubled_by_address(x)
+    torch.randn(64, 32).exp()
+    assert torch.equal(twice, 2 * x)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_threads_of_a_parallel_region_read_an_evicted_tensor():

@@ -206,8 +206,10 @@ class Interposer(threads.Threads):
         self._patches.wrap(torch._ops, "key_extractor", _without_our_key)
         storage.use_swap(self.native.swap)
         storage.use_placeholders(self.native)
+        storage.use_checksum(self.native.checksum)
 
     def remove(self) -> None:
+        storage.use_checksum(None)
         storage.use_placeholders(None)
         storage.use_swap(None)
         self._patches.undo()

@@ -10,6 +10,7 @@ The functions are replaced at autograd's key, like those of `composites.py`, as 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from types import ModuleType
@@ -45,11 +46,16 @@ class ForeignComposites:
         self._libraries: list[Any] = []
         self._unready: list[str] = []
         self._backward: list[Running] = []
+        self._written: dict[Any, set[int]] = {}
+        """By function: the places among the tensors that it was given of those that it has written to."""
+        self._is_on = False
 
     def install(self) -> None:
+        self._is_on = True
         self._native.watch_registrations(self._registered)
 
     def remove(self) -> None:
+        self._is_on = False
         self._native.watch_registrations(None)
         for library in self._libraries:
             library.reset()
@@ -86,16 +92,33 @@ class ForeignComposites:
             with unseen():
                 tensors: list[torch.Tensor] = []
                 flatten_into((*args, *kwargs.values()), [], tensors)
-                ours = self._slow_path.ledger.device_type
-                if not all(type(one) in _PLAIN and one.device.type == ours for one in tensors):
-                    return func._op_dk(COMPOSITE, *args, **kwargs)
-                with Running(self._slow_path, tensors) as running:
-                    result = func._op_dk(COMPOSITE, *args, **kwargs)
-                    if torch.is_grad_enabled():
-                        self._watch_backward(outputs_of(result, []), tensors, running.keys())
-                    return result
+                if all(map(self._is_ours, tensors)):
+                    return self._run(func, lambda: func._op_dk(COMPOSITE, *args, **kwargs), tensors)
+                return func._op_dk(COMPOSITE, *args, **kwargs)
 
         return kernel
+
+    def call(self, function: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function of an extension that Python calls directly, which works in the same way."""
+        if self._slow_path.ledger.budget_bytes is None:  # nothing will be evicted, and nothing recomputed
+            return function(*args, **kwargs)
+        tensors: list[torch.Tensor] = []
+        with unseen():
+            flatten_into((*args, *kwargs.values()), [], tensors)
+            ours = [one for one in tensors if self._is_ours(one)]
+        return self._run(function, lambda: function(*args, **kwargs), ours)
+
+    def _is_ours(self, tensor: torch.Tensor) -> bool:
+        return type(tensor) in _PLAIN and tensor.device.type == self._slow_path.ledger.device_type
+
+    def _run(self, function: Any, call: Callable[[], Any], tensors: list[torch.Tensor]) -> Any:
+        """Call a function that is given these tensors."""
+        with Running(self._slow_path, tensors, written=self._written.setdefault(function, set())) as running:
+            result = call()
+            if torch.is_grad_enabled():
+                with unseen():
+                    self._watch_backward(outputs_of(result, []), tensors, running.keys())
+            return result
 
     def _watch_backward(
         self, results: list[torch.Tensor], given: list[torch.Tensor], keys: list[int]
@@ -123,7 +146,7 @@ class ForeignComposites:
         slow_path = self._slow_path
 
         def before(gradients: Any) -> None:
-            if not self._libraries:  # the session has ended
+            if not self._is_on:
                 return
             self._leave_failed()
             with unseen():
@@ -150,6 +173,7 @@ def _task() -> tuple[int, int]:
     return get_ident(), torch._C._current_graph_task_id()
 
 
+_DIFFERENT = itertools.count(1)
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -164,10 +188,19 @@ def _is_native_composite(name: str) -> bool:
 class Running:
     """While one of them runs: a context."""
 
-    def __init__(self, slow_path: SlowPath, tensors: list[torch.Tensor], keys: Sequence[int] = ()) -> None:
-        """tensors: its arguments. keys: of other storages that it may read."""
+    def __init__(
+        self,
+        slow_path: SlowPath,
+        tensors: list[torch.Tensor],
+        keys: Sequence[int] = (),
+        written: set[int] | None = None,
+    ) -> None:
+        """tensors: its arguments. keys: of other storages that it may read.
+
+        written: the places of those arguments that it is known to write to, and receives others.
+        """
         self.thread, self.task = _task()
-        self._keys = keys
+        self._keys, self._written_before = keys, set() if written is None else written
         self._slow_path, self._tensors = slow_path, tensors
         self._ledger, self._dtr = slow_path.ledger, slow_path.dtr
         self._locks = Locks()
@@ -185,9 +218,13 @@ class Running:
     def __enter__(self) -> Running:
         slow_path = self._slow_path
         joins()
-        with slow_path.lock:
+        with unseen(), slow_path.lock:
             try:
-                given = map(slow_path.version_of, self._tensors)
+                given = list(map(slow_path.version_of, self._tensors))
+                for place, version in enumerate(given):
+                    if version is not None and place in self._written_before:
+                        self._about_to_write(version)
+                        given[place] = self._ledger.versions[version.key]
                 others = map(self._ledger.versions.get, self._keys)
                 versions = [one for one in (*given, *others) if one is not None]
                 with slow_path.telling():
@@ -203,7 +240,7 @@ class Running:
 
     def __exit__(self, *exc: object) -> None:
         slow_path = self._slow_path
-        with slow_path.lock:
+        with unseen(), slow_path.lock:
             slow_path.composites.remove(self)
             if not slow_path.composites:
                 slow_path.reasons.remove(REASON)
@@ -230,6 +267,11 @@ class Running:
     def _is_changed(self, version: Version) -> bool:
         made, content = self._made.get(version.key, (None, 0))
         return made is version and self._content(version) != content
+
+    def _about_to_write(self, version: Version) -> None:
+        with self._slow_path.telling(), Locks() as locks:
+            self._dtr.rematerializer.lock([version], locks)
+            self._written(version)
 
     def _written(self, version: Version) -> None:
         self._dtr.mutation.written_outside(version, WRITTEN, escapes=False)
@@ -258,7 +300,11 @@ class Running:
 
     def _content(self, version: Version) -> int:
         storage = version()
-        return 0 if storage is None or not version.resident else self._ledger.memory.checksum(storage)
+        if storage is None or not version.resident:
+            return 0
+        if self._ledger.device_type != "cpu":  # where it cannot be read: it counts as changed
+            return next(_DIFFERENT)
+        return self._ledger.memory.checksum(storage)
 
     def _compare(self) -> None:
         """Find what native code has written to: it differs from what was given, or made by operators."""
@@ -276,7 +322,9 @@ class Running:
             return
         for version, _ in self._made.values():  # perhaps from the old content, perhaps from the new
             recipes.make_constant(version, WRITTEN)
+        keys = [None if one is None else one.key for one in map(self._slow_path.version_of, self._tensors)]
         for version in changed:
+            self._written_before.update(place for place, key in enumerate(keys) if key == version.key)
             if version.operation is None:
                 recipes.foreign.lose_dependents(version)
             recipes.supersede(version, None, 0)

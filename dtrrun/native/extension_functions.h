@@ -1,0 +1,68 @@
+// Functions of native extensions that Python calls directly: no operator, so nobody tells us of them.
+//
+// Each is a built-in function object of Python's, which says what is called by a pointer. That pointer is exchanged; the object
+// stays the same one, wherever the program keeps it. What it did before, a twin of it does.
+#pragma once
+
+#include <unordered_map>
+
+#include "callers.h"
+#include "python.h"
+#include "pytorch.h"
+
+namespace dtrrun {
+
+class ExtensionFunctions {
+ public:
+  // From now on `call(twin, args, kwargs)` is called for such functions, where a session sees operators. None: they do again what
+  // they did. The twins stay, for the next session.
+  static void watch(PyObject* call) { Py_XDECREF(std::exchange(call_, call == Py_None ? nullptr : Ref::copy(call).release())); }
+
+  // Finds them, if any can be there. objects: returns all objects that the garbage collector knows. path: of the extension that
+  // has just been loaded, or null.
+  static void look(PyObject* objects, const char* path) {
+    if (!(path == nullptr ? ForeignCode::own().any() : ForeignCode::own().is_from(path))) return;
+    Ref all = checked(PyObject_CallNoArgs(objects));
+    for (PyObject* one : Items(all.get())) {
+      if (!PyCFunction_CheckExact(one) || twins_.count(one) != 0) continue;
+      if (ForeignCode::own().has(reinterpret_cast<uintptr_t>(PyCFunction_GET_FUNCTION(one)))) exchange(one);
+    }
+  }
+
+ private:
+  static void exchange(PyObject* one) {
+    auto* function = reinterpret_cast<PyCFunctionObject*>(one);
+    Ref twin = checked(PyCFunction_NewEx(function->m_ml, function->m_self, function->m_module));
+    // Python calls functions of other kinds without looking at the pointer.
+    constexpr int ANY_ARGUMENTS = METH_VARARGS | METH_KEYWORDS;
+    if ((function->m_ml->ml_flags & METH_VARARGS) == 0) {
+      auto* described = new PyMethodDef(*function->m_ml);  // as long as the function, which stays
+      described->ml_flags = (described->ml_flags & ~(METH_FASTCALL | METH_O | METH_NOARGS)) | ANY_ARGUMENTS;
+      function->m_ml = described;
+    }
+    function->vectorcall = &called;
+    Py_INCREF(one);
+    twins_.emplace(one, twin.release());
+  }
+
+  static PyObject* called(PyObject* self, PyObject* const* given, size_t count, PyObject* names) {
+    PyObject* twin = twins_.at(self);
+    if (call_ == nullptr || !Off::none() || !c10::impl::tls_is_dispatch_key_included(KEY) ||
+        c10::impl::tls_is_dispatch_key_excluded(KEY))
+      return PyObject_Vectorcall(twin, given, count, names);
+    return guarded([&]() -> PyObject* {
+      Py_ssize_t places = PyVectorcall_NARGS(count);
+      Ref args = checked(PyTuple_New(places)), kwargs = checked(PyDict_New()), call = Ref::copy(call_);
+      for (Py_ssize_t i = 0; i < places; i++) PyTuple_SET_ITEM(args.get(), i, Ref::copy(given[i]).release());
+      for (Py_ssize_t i = 0; names != nullptr && i < PyTuple_GET_SIZE(names); i++)
+        if (PyDict_SetItem(kwargs.get(), PyTuple_GET_ITEM(names, i), given[places + i]) < 0) raise();
+      PyObject* all[] = {twin, args.get(), kwargs.get()};
+      return PyObject_Vectorcall(call.get(), all, 3, nullptr);
+    });
+  }
+
+  static inline PyObject* call_ = nullptr;
+  static inline std::unordered_map<PyObject*, PyObject*>& twins_ = *new std::unordered_map<PyObject*, PyObject*>;  // owned
+};
+
+}  // namespace dtrrun
