@@ -44,12 +44,12 @@ def config(environment):
     return environment["XDG_CONFIG_HOME"]
 
 
-STEADY = "h_dtr_eq,h_chain(c=ancestors,s=0.333,next=0,released=first)"
-"""With these, each step of the MLP evicts as often as the one before; a shell needs the second quoted."""
+RULES = "h_dtr_eq,h_chain(c=ancestors,s=0.333,next=0,released=first)"
+"""A shell needs the second quoted."""
 
 
 def test_from_a_script_to_a_run_with_its_profile(profile, plain, mlp, tmp_path, config):
-    run = profile("--checks", "1", "--heuristic", STEADY, "--json", "found.json", mlp)
+    run = profile("--checks", "1", "--heuristic", RULES, "--json", "found.json", mlp)
     assert run.status == 0, run.err
     found = json.loads((tmp_path / "found.json").read_text())
     assert "step 0" not in run.out + run.err  # what the script wrote
@@ -82,8 +82,6 @@ def test_from_a_script_to_a_run_with_its_profile(profile, plain, mlp, tmp_path, 
         assert report["budget_bytes"] == best
         for count in ("evictions", "rematerializations"):
             assert report[count] == measured[best]["measured"][count]
-    counts = [step["evictions"] for step in measured[best]["measured"]["steps"]]
-    assert abs(counts[0] - counts[-1]) <= max(1, counts[-1] / 10)
 
 
 def test_the_largest_value_that_fits(profile, mlp, tmp_path):
