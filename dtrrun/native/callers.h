@@ -49,11 +49,11 @@ class ForeignCode {
     if (now != changes_) look(now);
     return !foreign_.empty();
   }
-  // Whether a library that was loaded from this path is such a one.
-  bool is_from(const char* path) {
-    if (!any()) return false;
+  // From where they have been loaded.
+  std::vector<std::string> paths() {
+    any();
     std::lock_guard<std::mutex> guard(mutex_);
-    return std::find(paths_.begin(), paths_.end(), path) != paths_.end();
+    return paths_;
   }
 
   bool has(uintptr_t instruction) {

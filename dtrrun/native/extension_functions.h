@@ -6,6 +6,7 @@
 
 #include <unordered_map>
 
+#include "bodies.h"
 #include "callers.h"
 #include "python.h"
 #include "pytorch.h"
@@ -18,12 +19,9 @@ class ExtensionFunctions {
   // they did. The twins stay, for the next session.
   static void watch(PyObject* call) { Py_XDECREF(std::exchange(call_, call == Py_None ? nullptr : Ref::copy(call).release())); }
 
-  // Finds them, if any can be there. objects: returns all objects that the garbage collector knows. path: of the extension that
-  // has just been loaded, or null.
-  static void look(PyObject* objects, const char* path) {
-    if (!(path == nullptr ? ForeignCode::own().any() : ForeignCode::own().is_from(path))) return;
-    Ref all = checked(PyObject_CallNoArgs(objects));
-    for (PyObject* one : Items(all.get())) {
+  // Those of these functions that are such ones will be called in that way.
+  static void meet(PyObject* functions) {
+    for (PyObject* one : Items(functions)) {
       if (!PyCFunction_CheckExact(one) || twins_.count(one) != 0) continue;
       if (ForeignCode::own().has(reinterpret_cast<uintptr_t>(PyCFunction_GET_FUNCTION(one)))) exchange(one);
     }
@@ -47,7 +45,8 @@ class ExtensionFunctions {
 
   static PyObject* called(PyObject* self, PyObject* const* given, size_t count, PyObject* names) {
     PyObject* twin = twins_.at(self);
-    if (call_ == nullptr || !Off::none() || !c10::impl::tls_is_dispatch_key_included(KEY) ||
+    bool is_watched = Body::innermost != nullptr;  // the operator that calls it, as a whole
+    if (call_ == nullptr || is_watched || !Off::none() || !c10::impl::tls_is_dispatch_key_included(KEY) ||
         c10::impl::tls_is_dispatch_key_excluded(KEY))
       return PyObject_Vectorcall(twin, given, count, names);
     return guarded([&]() -> PyObject* {

@@ -344,13 +344,19 @@ PyObject* watch_functions(PyObject*, PyObject* call) {
   Py_RETURN_NONE;
 }
 
-PyObject* look_for_functions(PyObject*, PyObject* args) {
-  PyObject* objects;
-  const char* path = nullptr;
-  if (!PyArg_ParseTuple(args, "O|z", &objects, &path)) return nullptr;
+PyObject* meet_functions(PyObject*, PyObject* functions) {
   return guarded([&]() -> PyObject* {
-    ExtensionFunctions::look(objects, path);
+    ExtensionFunctions::meet(checked(PySequence_Fast(functions, "functions must be a sequence")).get());
     Py_RETURN_NONE;
+  });
+}
+
+PyObject* foreign_paths(PyObject*, PyObject*) {
+  return guarded([]() -> PyObject* {
+    Ref paths = checked(PyList_New(0));
+    for (const std::string& path : ForeignCode::own().paths())
+      if (PyList_Append(paths.get(), checked(PyUnicode_DecodeFSDefault(path.c_str())).get()) < 0) raise();
+    return paths.release();
   });
 }
 
@@ -428,8 +434,8 @@ PyMethodDef methods[] = {
     {"settle", settle, METH_NOARGS, "Move the memory that has been touched, and is back, to where it was looked for. False: there is none."},
     {"watch_functions", watch_functions, METH_O,
      "watch_functions(call): `call(function, args, kwargs)` in place of functions of extensions that use PyTorch; None: no more."},
-    {"look_for_functions", look_for_functions, METH_VARARGS,
-     "look_for_functions(objects[, path]): find them, of all libraries or those of one. objects(): all objects there are."},
+    {"meet_functions", meet_functions, METH_O, "These are such functions, if their code is such an extension's."},
+    {"foreign_paths", foreign_paths, METH_NOARGS, "The paths of the libraries that use PyTorch and are not part of it."},
     {"checksum", checksum, METH_O, "A hash of the content of a storage in host memory."},
     {"watch_faults", watch_faults, METH_NOARGS, "Make sure that what touches evicted storages is still told."},
     {"spoil_evicted", spoil_evicted, METH_O, "For tests: overwrite what is evicted, or not."},

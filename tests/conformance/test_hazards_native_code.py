@@ -284,9 +284,13 @@ def test_native_code_reads_at_an_address_from_before_an_operator(library, name):
     check_stress(program, by_address=True)
 
 
-def test_functions_that_python_calls_directly(library):
-    spec = importlib.util.spec_from_file_location("operators", library)
-    extension = importlib.util.module_from_spec(spec)
+@pytest.fixture(scope="module")
+def extension(library):
+    """The same library, as a module."""
+    return importlib.util.module_from_spec(importlib.util.spec_from_file_location("operators", library))
+
+
+def test_functions_that_python_calls_directly(extension):
     functions = dict(vars(extension))
 
     def program():
@@ -311,6 +315,26 @@ def test_functions_that_python_calls_directly(library):
     assert extension.add_to_first.__name__ == "add_to_first"
     with dtrrun.budget("1MB"), pytest.raises(TypeError, match="tensors"):
         extension.sine_of_sum()
+
+
+def test_a_custom_operator_calls_such_functions(extension):
+    @torch.library.custom_op("dtrrun_extension::doubled", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return extension.doubled_by_address(x)
+
+    @torch.library.custom_op("dtrrun_extension::add", mutates_args={"total"})
+    def add(total: torch.Tensor, x: torch.Tensor) -> None:
+        extension.add_to_first(total, x)
+
+    def program():
+        x, total = torch.randn(64, 32).sin(), torch.zeros(64, 32)
+        kept = [doubled(x), total + 1]
+        for _ in range(3):
+            add(total, doubled(x))
+            kept += [total.exp(), *chain(total, 2)]
+        return [kept, x, total]
+
+    check(program)
 
 
 def test_an_extension_that_is_loaded_during_the_session(library):

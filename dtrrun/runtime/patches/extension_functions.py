@@ -7,7 +7,7 @@ that they call, as composite operators of native libraries do, and so the same i
 
 from __future__ import annotations
 
-import gc
+import sys
 from importlib.machinery import ExtensionFileLoader
 from types import ModuleType
 from typing import Any
@@ -27,7 +27,10 @@ class ExtensionFunctions:
 
     def install(self) -> None:
         self._native.watch_functions(hiding(self._composites.call))
-        self._native.look_for_functions(gc.get_objects)
+        paths = set(self._native.foreign_paths())
+        for module in list(sys.modules.values()) if paths else []:
+            if getattr(module, "__file__", None) in paths:
+                self._native.meet_functions(functions_of(module))
         self._patches.wrap(ExtensionFileLoader, "exec_module", self._loading)
 
     def remove(self) -> None:
@@ -37,6 +40,29 @@ class ExtensionFunctions:
     def _loading(self, original: Function) -> Function:
         def exec_module(loader: Any, module: ModuleType) -> None:
             original(loader, module)
-            self._native.look_for_functions(gc.get_objects, loader.path)
+            if loader.path in self._native.foreign_paths():
+                self._native.meet_functions(functions_of(module))
 
         return exec_module
+
+
+def functions_of(module: ModuleType) -> list[Any]:
+    """Return the functions of a module, its submodules and their classes that are built in, and others."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    pending: list[Any] = [module]
+    while pending:
+        owner = pending.pop()
+        for value in [*vars(owner).values()] if id(owner) not in seen else []:
+            if isinstance(value, type) or (isinstance(value, ModuleType) and _is_within(value, module)):
+                pending.append(value)
+            elif isinstance(value, property):
+                found += [value.fget, value.fset, value.fdel]
+            else:
+                found.append(getattr(value, "__func__", value))  # of a method, bound or not
+        seen.add(id(owner))
+    return found
+
+
+def _is_within(module: ModuleType, outer: ModuleType) -> bool:
+    return module.__name__.startswith(f"{outer.__name__}.")
