@@ -67,6 +67,9 @@ class Executor(Protocol):
     def hold(self, operation: Operation) -> Sequence[Any] | None:
         """Return references to the memory of its inputs, or None if one of them has gone."""
 
+    def copy(self, storage: Any) -> Any:
+        """Return a new storage with the same content."""
+
     def execute(
         self, operation: Operation, mutated: set[int], taken: dict[int, Any]
     ) -> tuple[Any, list[Any], int]:
@@ -103,6 +106,12 @@ class Shortcuts(Protocol):
 
         age: of the oldest to look at. trusted: `Foreign.trusted()`.
         """
+
+    def held_bytes(self) -> int | None:
+        """Return the bytes of what the program has and recipes can make, or None if Python must count."""
+
+    def weigh(self) -> tuple[set[int], int] | None:
+        """Do as `copies.weigh`, or return None if Python must do it."""
 
 
 class Fingerprints(Protocol):

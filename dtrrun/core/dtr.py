@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dtrrun.core.backend import Executor, Fingerprints, Heap, Memory, Shortcuts
+from dtrrun.core.copies import Copies
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.evict import Eviction
 from dtrrun.core.garbage import Garbage
@@ -83,7 +84,8 @@ class DTR:
             between=between_replays,
             shortcuts=shortcuts,
         )
-        self.mutation = Mutation(self.ledger, self.recipes, self.rematerializer, self.garbage)
+        self.copies = Copies(self.ledger, self.eviction, executor, shortcuts)
+        self.mutation = Mutation(self.ledger, self.recipes, self.rematerializer, self.garbage, self.copies)
         self.history = History(
             self.ledger, self.recipes, self.deallocation, self.eviction, self.rematerializer, shortcuts
         )

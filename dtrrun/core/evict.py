@@ -202,7 +202,7 @@ class Eviction:
             if version.resident and (version.locks or version.operation is None):
                 reason = "in use by the operator" if version.locks else version.pin or "constant"
                 pinned[reason] = pinned.get(reason, 0) + version.nbytes
-        for block in ledger.counted.values():
+        for block in ledger.pinned_blocks():
             pinned[block.pin] = pinned.get(block.pin, 0) + block.nbytes
         return dict(sorted(pinned.items(), key=lambda item: -item[1]))
 
@@ -211,7 +211,7 @@ class Eviction:
         ledger = self._ledger
         constants = (one for one in ledger.versions.values() if one.resident and one.operation is None)
         wanted = {id(one): one.nbytes for one in (*constants, *versions)}
-        blocks = sum(block.nbytes for block in ledger.counted.values())
+        blocks = sum(block.nbytes for block in ledger.pinned_blocks())
         return sum(wanted.values()) + blocks + sum(ledger.overhead.values())
 
     def too_small(self, nbytes: int, operator: str) -> Exception:

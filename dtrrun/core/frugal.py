@@ -271,7 +271,7 @@ class _Run:
         for source in step.inputs:
             if id(source) in self._locked and self._next_use(id(source)) is None:
                 self._unlock(id(source))
-                if source.scratch is not None and not source.locks:
+                if source.scratch is not None and not source.locks and source.operation is not None:
                     others = read_by_others(source, 1, step.operation)  # not in a call: it adds references
                     self._deallocation.was_read(source, others=others)
         plan.steps[plan.place - 1] = Step(None, ())  # its operation no longer counts as a reader

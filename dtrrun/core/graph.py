@@ -29,6 +29,7 @@ class Version(weakref.ref):  # type: ignore[type-arg]
         "block",
         "bound",
         "component",
+        "copy",
         "cost",
         "dependents",
         "escaped",
@@ -62,7 +63,8 @@ class Version(weakref.ref):  # type: ignore[type-arg]
     escaped: bool  # other code may write to the memory unnoticed, now or later
     superseded: bool  # a later version has taken over the storage
     used: bool  # some recipe reads it
-    scratch: Any  # a storage with recomputed memory that the program does not have
+    scratch: Any  # a storage of its own: recomputed, or the copy of a constant that has changed since
+    copy: Any  # of a constant that is about to change: a storage, for when it has been superseded
     block: Any  # the ledger's entry for `scratch`
     needed_by: list[weakref.ref[Version]] | None  # the versions whose recipes read this one, once secured
     extent: int  # bytes of the storage that its first tensor reaches, -1 for all (only set under verify)
@@ -80,7 +82,7 @@ class Version(weakref.ref):  # type: ignore[type-arg]
 
     @property
     def released(self) -> bool:
-        """Whether it is in memory only for a rematerialization."""
+        """Whether it has memory of its own, which the program does not have."""
         return self.scratch is not None
 
     @property
@@ -282,7 +284,7 @@ class Graph:
         version.cost = 0
         version.mutations = 0
         version.superseded = version.used = version.escaped = False
-        version.scratch = version.block = version.needed_by = version.fingerprint = None
+        version.scratch = version.copy = version.block = version.needed_by = version.fingerprint = None
         version.component = version.dependents = version.bound = version.neighbourhood = None
         return version
 

@@ -19,6 +19,7 @@ from dtrrun.core.pool import Policy
 UNLIMITED = 1 << 62
 INPUT_LOST = "input lost"
 INPUT_MUTATED = "input mutated"
+COPIED = "old values of weights"
 SMALL_CONSTANT = 512  # bytes
 SMALL_CONSTANTS = 256  # of these
 LOOK_SHIFT = 4  # check the process's memory when a sixteenth of the budget (or peak) has been freed,
@@ -26,9 +27,10 @@ LOOK_BYTES = 4 << 20  # and at least this much
 
 
 class Block(weakref.ref):  # type: ignore[type-arg]
-    """Accounts for memory without a version: a scratch storage, or a tensor without plain storage.
+    """Accounts for memory that no storage of a version in the ledger's table has.
 
-    pin: for the latter, why it can't be evicted.
+    That is scratch, a copy of a constant, or a tensor without plain storage. pin: for the last two, why it
+    can't be evicted.
     """
 
     __slots__ = ("address", "nbytes", "pin")
@@ -245,6 +247,21 @@ class Ledger:
         version.scratch = storage
         version.resident = True
         self.note_peak(self.resident_bytes)
+
+    def keep_copy(self, version: Version, storage: Any) -> None:
+        """Keep a copy of a constant that is about to change, as long as some recipe reads this version."""
+        block = Block(storage, self.on_death)
+        block.nbytes, block.pin, block.address = version.nbytes, COPIED, 0
+        place = id(block)
+        # No calls from here on, since an interrupt could come in one.
+        self.blocks[place] = block
+        self.resident_bytes += version.nbytes
+        version.copy = storage
+        self.note_peak(self.resident_bytes)
+
+    def pinned_blocks(self) -> list[Block]:
+        """Return the blocks that can't be evicted."""
+        return [block for block in self.blocks.values() if block.pin]
 
     def drop_scratch(self, version: Version) -> None:
         """Free a storage kept by `hold_scratch`."""

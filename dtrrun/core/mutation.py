@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
+from dtrrun.core.copies import Copies
 from dtrrun.core.foreign import LostError
 from dtrrun.core.garbage import Garbage
 from dtrrun.core.graph import Version
@@ -40,10 +41,15 @@ class Mutation:
     """Decides which mutations get a recipe, and rescues versions that the others would make unrecoverable."""
 
     def __init__(
-        self, ledger: Ledger, recipes: Recipes, rematerializer: Rematerializer, garbage: Garbage
+        self,
+        ledger: Ledger,
+        recipes: Recipes,
+        rematerializer: Rematerializer,
+        garbage: Garbage,
+        copies: Copies,
     ) -> None:
         self._ledger, self._recipes, self._rematerializer = ledger, recipes, rematerializer
-        self._foreign, self._garbage = recipes.foreign, garbage
+        self._foreign, self._garbage, self._copies = recipes.foreign, garbage, copies
 
     # -- by operators ----------------------------------------------------------------------------
 
@@ -74,9 +80,10 @@ class Mutation:
     def about_to_change(self, constants: list[Version], changing: list[Version]) -> None:
         """Rescue what depends on constants that an operator is about to write to.
 
-        They are added to `changing`: until the write is done, nothing else may come to depend on them. Raises
-        the budget error.
+        Some are copied for it. The others are added to `changing`: until the write is done, nothing else may
+        come to depend on them. Raises the budget error.
         """
+        constants = [version for version in constants if not self._copies.keep(version)]
         for version in constants:
             if not version.escaped:
                 version.escaped = True
@@ -118,7 +125,8 @@ class Mutation:
         """
         for observer in self._ledger.observers:
             observer.changes(WRITTEN_OUTSIDE, version, why=why, exposes=escapes)
-        self._constant_about_to_change(version, why)
+        if version.operation is not None or not self._copies.keep(version):
+            self._constant_about_to_change(version, why)
         version.escaped = version.escaped or escapes  # inherited by later versions
         if escapes:
             self._foreign.give_up(version)

@@ -114,8 +114,13 @@ class Recipes:
         seen: set[int] = set()
         stack: list[Version] = [*ledger.versions.values(), *ledger.scratch.values()]
         while stack:
-            operation = stack.pop().operation
-            if operation is not None and id(operation) not in seen:
+            version = stack.pop()
+            operation = version.operation
+            if operation is None:
+                version.copy = None
+                if version.scratch is not None:
+                    version.scratch, version.resident = None, False
+            elif id(operation) not in seen:
                 seen.add(id(operation))
                 operation.constants, operation.kept_inputs = None, ()
                 stack.extend(operation.inputs)
@@ -135,7 +140,9 @@ class Recipes:
         made.escaped = version.escaped
         # In this order: an interrupt in between must not leave two versions that both own the storage.
         version.superseded = True
-        version.resident = False
+        version.scratch, version.copy = version.copy, None
+        version.resident = version.scratch is not None
+        version.escaped = version.escaped and not version.resident  # nobody else can reach the copy
         version.uses = ()
         ledger.versions[made.key] = made
         if operation is None:

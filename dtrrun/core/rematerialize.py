@@ -395,7 +395,8 @@ class Rematerializer:
 
     def idle(self, source: Version) -> None:
         """A version has been unlocked, before the operation that it was locked for has run."""
-        if source.scratch is not None and not source.locks and self._ledger.pressure:
+        recomputed = source.scratch is not None and source.operation is not None  # and not a copy
+        if recomputed and not source.locks and self._ledger.pressure:
             self._ledger.policy.insert(source)
 
     def _leave(self, entered: Entered) -> None:
@@ -405,7 +406,7 @@ class Rematerializer:
             source = operation.inputs[entered.unlocked]
             source.locks -= 1
             entered.unlocked += 1
-            if source.scratch is not None and not source.locks:
+            if source.scratch is not None and not source.locks and source.operation is not None:
                 others = read_by_others(source, 1, operation)  # not in a call, which adds references
                 self._deallocation.was_read(source, others=others)
         if self._ledger.scratch:
@@ -479,7 +480,8 @@ class Rematerializer:
                 need += entry.nbytes
             elif id(entry) in mutated and id(entry) not in seen:
                 seen.add(id(entry))
-                if entry.scratch is not None and entry.locks == 1 and not read_by_others(entry, 1, operation):
+                own = entry.scratch is not None and entry.operation is not None and entry.locks == 1
+                if own and not read_by_others(entry, 1, operation):
                     given.append(place)
                 else:
                     need += entry.nbytes

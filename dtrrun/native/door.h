@@ -8,6 +8,7 @@
 
 #include "bodies.h"
 #include "contention.h"
+#include "copies.h"
 #include "device.h"
 #include "first_calls.h"
 #include "history.h"
@@ -55,7 +56,7 @@ class Door {
         rematerializations_(slow_path_.get(), dtr_.get(), classes, accounts_, evictions_, replays_, this->device,
                             above | DispatchKeySet(KEY)),
         readiness_(slow_path_.get(), lock_, accounts_, evictions_, rematerializations_, replays_, workspaces_),
-        dependents_(recipes_.get(), accounts_), lists_(mode, accounts_, dependents_),
+        dependents_(dtr_.get(), classes, accounts_), lists_(mode, accounts_, dependents_),
         first_calls_(mode, attribute(slow_path_.get(), "signatures").get(), accounts_),
         any_reason_(type_of(classes, "Reasons"), "any"),
         home_(type_of(classes, "SlowPath"), "home"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
@@ -165,6 +166,8 @@ class Door {
     return Placeholders::own().is_memory(*touched_) || Placeholders::own().make_memory(*touched_, storage.get());
   }
 
+  int64_t held_bytes() const { return dtrrun::held_bytes(accounts_.versions()); }
+  Ref weigh() const { return dtrrun::weigh(accounts_); }
   Ref carried(int64_t cut_age) const { return dtrrun::carried(accounts_.versions(), cut_age); }
   Ref mutated(int64_t age, PyObject* trusted) const { return dtrrun::mutated(accounts_, age, trusted); }
 
@@ -627,6 +630,8 @@ class Door {
     PyObject* target = call.inputs[call.hole].get();
     bool leaf = is_leaf(call.argument(call.facts.written).toTensor());
     if (leaf && version.pin.is_none(target)) return false;  // Python meets it
+    bool changes = version.operation.is_none(target) || leaf || !is_recent(target);
+    if (changes && dependents_.may_be_copied(target)) return false;
     if (!version.operation.is_none(target) && (leaf || !is_recent(target))) {
       if (!call.whole) return false;
       dependents_.make_constant(target, updated_.get());
@@ -640,6 +645,7 @@ class Door {
   bool prepare_statistics(const Call& call) {
     for (const Ref& one : call.statistics) {
       if (!call.whole && !is_free(one.get())) return false;
+      if (dependents_.may_be_copied(one.get())) return false;
       dependents_.make_constant(one.get(), running_.get());
       if (!dependents_.rescue(one.get())) return false;
     }

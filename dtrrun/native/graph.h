@@ -69,7 +69,7 @@ struct VersionObject {
   int64_t bound;  // 0: None
   bool resident, superseded, used, escaped;
   bool died;  // its storage, which its session knows
-  PyObject *operation, *pin, *scratch, *block, *needed_by, *fingerprint, *uses, *component, *dependents, *neighbourhood;
+  PyObject *operation, *pin, *scratch, *copy, *block, *needed_by, *fingerprint, *uses, *component, *dependents, *neighbourhood;
 };
 
 struct VersionFields {
@@ -90,6 +90,7 @@ struct VersionFields {
   Operation operation;
   Link<V, &V::pin> pin;
   Link<V, &V::scratch> scratch;
+  Link<V, &V::copy> copy;
   Link<V, &V::block> block;
   Link<V, &V::needed_by> needed_by;
   Link<V, &V::uses> uses;
@@ -158,7 +159,7 @@ inline void delete_version(PyObject* self) {
   let_go(std::exchange(one->storage, nullptr));
   Py_CLEAR(one->watch);
   for (PyObject** link : {&one->component, &one->dependents, &one->neighbourhood, &one->uses, &one->needed_by,
-                          &one->fingerprint, &one->block, &one->scratch, &one->pin})
+                          &one->fingerprint, &one->block, &one->scratch, &one->copy, &one->pin})
     Py_CLEAR(*link);
   if (one->operation != nullptr) let_go_of_operation(std::exchange(one->operation, nullptr));
   living_versions--;
@@ -212,6 +213,7 @@ inline PyTypeObject* make_version_type() {
       {"escaped", T_BOOL, offsetof(V, escaped), 0, nullptr},
       {"pin", T_OBJECT, offsetof(V, pin), 0, nullptr},
       {"scratch", T_OBJECT, offsetof(V, scratch), 0, nullptr},
+      {"copy", T_OBJECT, offsetof(V, copy), 0, nullptr},
       {"block", T_OBJECT, offsetof(V, block), 0, nullptr},
       {"needed_by", T_OBJECT, offsetof(V, needed_by), 0, nullptr},
       {"fingerprint", T_OBJECT, offsetof(V, fingerprint), 0, nullptr},

@@ -186,6 +186,20 @@ PyObject* evict_to(PyObject*, PyObject* most) {
   });
 }
 
+PyObject* held_bytes(PyObject*, PyObject*) {
+  return guarded([]() -> PyObject* {
+    auto session = door;
+    return session ? PyLong_FromLongLong(session->held_bytes()) : Ref::copy(Py_None).release();
+  });
+}
+
+PyObject* weigh(PyObject*, PyObject*) {
+  return guarded([]() -> PyObject* {
+    auto session = door;
+    return session ? session->weigh().release() : Ref::copy(Py_None).release();
+  });
+}
+
 PyObject* carried(PyObject*, PyObject* cut_age) {
   return guarded([&]() -> PyObject* {
     auto session = door;
@@ -420,6 +434,8 @@ PyMethodDef methods[] = {
     {"evict_to", evict_to, METH_O, "See `core.backend.Shortcuts`."},
     {"gradient_hook", gradient_hook, METH_O,
      "gradient_hook(otherwise): a hook that pins the gradients of leaves. `otherwise` is called where Python must do it."},
+    {"held_bytes", held_bytes, METH_NOARGS, "See `core.backend.Shortcuts`."},
+    {"weigh", weigh, METH_NOARGS, "See `core.backend.Shortcuts`."},
     {"carried", carried, METH_O, "See `core.backend.Shortcuts`."},
     {"mutated", mutated, METH_VARARGS, "See `core.backend.Shortcuts`."},
     {"forget", forget, METH_NOARGS, "Forget all signatures."},

@@ -133,7 +133,13 @@ class Accounts {
     version.mutations.set_number(made.get(), version.mutations.number(target) + 1);
     version.escaped.set(made.get(), version.escaped.is_true(target));
     version.superseded.set(target, true);
-    version.resident.set(target, false);
+    bool has_copy = !version.copy.is_none(target);
+    if (has_copy) {
+      version.scratch.set(target, version.copy.get(target));
+      version.copy.clear(target);
+      version.escaped.set(target, false);
+    }
+    version.resident.set(target, has_copy);
     version.uses.set(target, nothing);
     versions_.put(as_version(made.get()));
     if (maker == nullptr) {

@@ -88,6 +88,7 @@ class ListUpdates {
       version.last_access.set_number(one, clock);
     }
     for (size_t i = 0; i < targets_.size(); i++) {
+      if (dependents_.may_be_copied(targets_[i].get())) return false;
       if (version.operation.is_none(targets_[i].get())) continue;
       if (written_[i].requires_grad()) return false;
       loose_.push_back(targets_[i].get());

@@ -9,9 +9,29 @@ namespace dtrrun {
 
 class Dependents {
  public:
-  Dependents(PyObject* recipes, Accounts& accounts)
-      : recipes_(Ref::copy(recipes)), why_(checked(PyUnicode_InternFromString("input mutated"))),
-        accounts_(accounts) {}
+  Dependents(PyObject* dtr, PyObject* classes, Accounts& accounts)
+      : recipes_(attribute(dtr, "recipes")), copies_(attribute(dtr, "copies")),
+        why_(checked(PyUnicode_InternFromString("input mutated"))), accounts_(accounts),
+        until_(type_of(classes, "Copies"), "until"), most_(type_of(classes, "Copies"), "most"),
+        chosen_(type_of(classes, "Copies"), "chosen") {}
+
+  // Whether what is about to be written to has a copy, or may be worth one (`Copies.wants`): that is for Python.
+  bool may_be_copied(PyObject* one) {
+    if (!version_.copy.is_none(one)) return true;
+    if (!accounts_.is_true(ledger_.pressure) || !version_.used.is_true(one)) return false;
+    if (!version_.operation.is_none(one)) return true;  // it is about to become a constant
+    PyObject* copies = copies_.get();
+    if (accounts_.number(ledger_.age) <= until_.number(copies)) {
+      if (version_.nbytes.number(one) > most_.number(copies)) return false;
+      if (!chosen_.is_none(copies)) {
+        Ref key(PyLong_FromLongLong(version_.key.number(one)));
+        int found = PySet_Contains(chosen_.get(copies), key.get());
+        if (found < 0) raise();
+        if (found == 0) return false;
+      }
+    }
+    return checked(PyObject_CallMethod(copies, "wants", "O", one)).get() == Py_True;
+  }
 
   // `Recipes.make_constant`.
   void make_constant(PyObject* one, PyObject* pin) {
@@ -63,8 +83,9 @@ class Dependents {
   }
 
  private:
-  Ref recipes_, why_;
+  Ref recipes_, copies_, why_;
   Accounts& accounts_;
+  Slot until_, most_, chosen_;
   CounterFields ledger_;
   VersionFields version_;
 };

@@ -357,9 +357,12 @@ class Rematerializations {
     }
   }
   void idle(PyObject* source) {
-    if (!version_.scratch.is_none(source) && version_.locks.number(source) == 0 &&
-        accounts_.is_true(accounts_.counters.pressure))
+    if (is_recomputed(source) && version_.locks.number(source) == 0 && accounts_.is_true(accounts_.counters.pressure))
       accounts_.rule.insert(source);
+  }
+  // Whether it has memory that was recomputed for it, and is not a copy.
+  bool is_recomputed(PyObject* source) const {
+    return !version_.scratch.is_none(source) && !version_.operation.is_none(source);
   }
   // Leaves the operation entered last: unlocks its inputs, and frees those that were recomputed for it alone.
   void leave(std::vector<Entered>& all) {
@@ -369,7 +372,7 @@ class Rematerializations {
     while (entered.unlocked < entered.locked) {
       PyObject* source = inputs[entered.unlocked++];
       lock(source, -1);
-      if (version_.scratch.is_none(source) || version_.locks.number(source) != 0) continue;
+      if (!is_recomputed(source) || version_.locks.number(source) != 0) continue;
       Py_ssize_t known = 1 + operation_.references_to(operation, source);  // the ledger's table
       evictions_.was_read(source, Py_REFCNT(source) > known);
     }

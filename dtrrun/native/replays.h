@@ -172,7 +172,8 @@ class Replays {
   }
   // Whether only this operation reads an old version (`read_by_others`).
   bool may_take(PyObject* source, PyObject* maker) const {
-    if (version.scratch.is_none(source) || version.locks.number(source) != 1) return false;
+    if (version.scratch.is_none(source) || version.operation.is_none(source)) return false;  // or a copy
+    if (version.locks.number(source) != 1) return false;
     return Py_REFCNT(source) <= 1 + operation.references_to(maker, source);  // 1: the ledger's table
   }
 

@@ -91,6 +91,12 @@ class Executor:
         ):
             return func(*args, **kwargs)
 
+    def copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """Return a new storage with the same content."""
+        guard = self.below()
+        with guard, guard:  # twice, because of interrupts
+            return self._copy(storage)
+
     def _copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         copy: torch.UntypedStorage = self._memory.allocate(storage.nbytes(), storage.device)
         copy.copy_(storage)

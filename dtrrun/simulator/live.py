@@ -212,6 +212,7 @@ class _Run:
 
     def watch(self) -> None:
         """Record the steps that begin from now on."""
+        self.ledger.begin_pressure()  # a run under a budget is watched, and copies weights (`core.copies`)
         self._watch = _Watch(self.dtr)
         self._watch.begin()
         self.ledger.observers.append(self._watch)

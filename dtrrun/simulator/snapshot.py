@@ -55,6 +55,9 @@ def _version(ledger: Ledger, told: dict[str, Any], contents: dict[int, Content])
         ledger.enter(version)
     else:
         version.resident = False
+        if told.get("copied"):
+            ledger.keep_copy(version, Content(told["bytes"]))
+            version.scratch, version.copy, version.resident = version.copy, None, True
     return version
 
 

@@ -1,10 +1,11 @@
 """Constants that change (buffers, running statistics) after something was computed from them."""
 
 import torch
-from programs import chain, check_stress
+from programs import assert_same, batch, bits, chain, check, check_stress, mlp, needs_swap
 from torch import nn
 
 import dtrrun
+from dtrrun.core.ledger import COPIED, Ledger
 
 
 def test_mutation_of_a_buffer_on_the_short_cut():
@@ -114,3 +115,104 @@ def test_storages_that_grow_and_shrink_are_counted():
         assert session.report()["resident_bytes"] == before + 3 * 64 * 64 * 4
         del x, out
         assert session.report()["resident_bytes"] == before
+
+
+WEIGHTS_BYTES = 5 * 16 * 16 * 4
+ACTIVATIONS_BYTES = 8 * 16 * 512 * 4
+
+
+def held_over_steps(then=lambda session, held: None, session=None):
+    """Train while the graph of an evaluation is held, which takes much more than the weights do."""
+    layers = [layer for _ in range(5) for layer in (nn.Conv1d(16, 16, 1, bias=False), nn.Tanh())]
+    net = nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    x = torch.randn(8, 16, 512)
+    held = net(x)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = (net(x) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    then(session, held)
+    return losses, held, net
+
+
+@needs_swap
+def test_a_graph_that_is_held_while_its_weights_change_stays_recomputable():
+    """The old weights are copied, and freed with the last recipe that reads them."""
+
+    def then(session, held):
+        pinned = session.dtr.eviction.pinned_by_reason()
+        assert pinned[COPIED] == WEIGHTS_BYTES
+        assert pinned.get("input mutated", 0) < ACTIVATIONS_BYTES
+        evicted_at_the_end(session)
+
+    torch.manual_seed(7)
+    expected = bits(held_over_steps())
+    budget_bytes = 12 * ACTIVATIONS_BYTES
+    with dtrrun.budget(budget_bytes) as session:
+        torch.manual_seed(7)
+        losses, held, net = held_over_steps(then, session)
+        evicted_at_the_end(session)
+        assert session.report()["peak_bytes"] <= budget_bytes
+        assert_same(expected, bits([losses, held, net]), "recomputed from the old weights")
+        del held
+        session.ledger.collect_dead()
+        session.dtr.deallocation.sweep_all(session.dtr.eviction.evictions)
+        session.ledger.collect_dead()
+        assert COPIED not in session.dtr.eviction.pinned_by_reason()
+
+
+def test_gradients_through_a_graph_that_was_held_while_its_weights_changed():
+    """Autograd refuses where it has saved a weight itself, and takes the old activations elsewhere."""
+
+    def program():
+        first, second = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+        seen = []
+        for step in range(4):
+            x = torch.randn(512, 8)
+            inner = torch.tanh(x @ first)
+            held = torch.tanh(inner @ second)
+            (held * 2).sum().backward(retain_graph=True)
+            with torch.no_grad():
+                for one in (first, second):
+                    one -= 0.01 * one.grad
+                    one.grad = None
+            inner.square().sum().backward()
+            seen += [first.grad.clone(), inner.detach(), held.detach() * step]
+            try:
+                held.sum().backward()
+            except RuntimeError as error:
+                seen.append("modified by an inplace operation" in str(error))
+        return seen, first, second
+
+    check(program)
+
+
+def test_nothing_is_copied_in_an_ordinary_step(monkeypatch):
+    """The loss and the outputs are referred to when the weights change; copies are worth more than these."""
+    copies = []
+    monkeypatch.setattr(Ledger, "keep_copy", lambda *given: copies.append(given))
+
+    def program():
+        net = mlp(4, 64, lambda: nn.BatchNorm1d(64))
+        optimizer = torch.optim.AdamW(net.parameters())
+        losses = []
+        for _ in range(4):
+            net.train()
+            x, y = batch(64, 64)
+            outputs = net(x)
+            loss = nn.functional.mse_loss(outputs, y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss)
+            net.eval()
+            with torch.no_grad():
+                losses.append(nn.functional.mse_loss(net(x), y))
+        return losses, outputs, net
+
+    check_stress(program)
+    assert copies == []

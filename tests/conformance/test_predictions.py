@@ -202,8 +202,28 @@ def checkpoints_on_the_way():
         optimizer.step()
 
 
+def held_over_steps():
+    """The graphs of evaluations, which take more than their weights. Other code writes to these, too."""
+    model = mlp(4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(STEPS):
+        held = []
+        x = torch.randn(512, 32)
+        for layer in model:
+            held.append(x := layer(x))
+        if step == 1:
+            model[0].weight.detach().numpy()[0] = 0
+        x, y = batch(256)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        for one in held:
+            assert one.mean().item() is not None
+
+
 PROGRAMS = [
     plain_mlp,
+    held_over_steps,
     loaded_weights,
     in_place_and_dropout,
     views_and_several_outputs,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dtrrun.core import copies
 from dtrrun.core.graph import Version
 from dtrrun.runtime import storage as memory
 from dtrrun.runtime.session import Session
@@ -24,6 +25,7 @@ def check(session: Session) -> None:
         assert version.locks == 0, f"{told(version)} is still locked"
     check_recipes(dtr, [version for _, version in versions if not version.resident])
     check_pool(ledger, [version for _, version in versions])
+    check_choice_of_copies(session, ledger)
 
 
 def check_version(ledger: Any, key: int, version: Version) -> None:
@@ -79,7 +81,7 @@ def check_recipes(dtr: Any, evicted: list[Version]) -> None:
             assert version.resident, f"{told(version)}, of which something is to be recomputed, is lost"
             seen = not version.escaped or dtr.recipes.foreign.trusts(version)  # it has a checksum
             assert seen, f"{told(version)} is read by recipes, but other code can write to it"
-            assert key_of(version.memory()) in held, (
+            assert version.scratch is not None or key_of(version.memory()) in held, (
                 f"{told(version)} is not kept for the recipe that reads it"
             )
         elif not version.resident or version.scratch is not None:
@@ -102,6 +104,14 @@ def check_pool(ledger: Any, listed: list[Version]) -> None:
             and version.nbytes >= max(ledger.least_bytes, 1)
         ):
             assert version.bound is not None, f"{told(version)} is not in the pool"
+
+
+def check_choice_of_copies(session: Session, ledger: Any) -> None:
+    """It exists twice, as code that looks at all recipes."""
+    native = session._native
+    if native is not None and native.held_bytes() is not None:
+        assert native.held_bytes() == copies.held_bytes(ledger)
+        assert native.weigh() == copies.weigh(ledger)
 
 
 def reachable(versions: list[Version]) -> list[Version]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -175,6 +175,9 @@ MODULES: dict[str, Any] = {
     "lstm": lambda: Recurrent(nn.LSTM(8, 8)),
     "gru": lambda: Recurrent(nn.GRU(8, 8)),
     "attention": lambda: Attention(),
+    "held": lambda: nn.Sequential(
+        nn.Linear(8, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 8, bias=False), nn.Sigmoid()
+    ),
     "spectral": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
 }
 
@@ -258,6 +261,41 @@ def train(w: World, a: int, name: str, optimizer: str) -> None:
         loss.backward()
     optimize(w, optimizer, True)
     w.keep(loss)
+
+
+HELD_OVER = ("sgd", "foreach", "no_grad", "data", "numpy", "statistics", "fails")
+
+
+@step(PLACES, HELD_OVER, (False, True))
+def hold_over_change(w: World, a: int, how: str, backward: bool) -> None:
+    """A graph that takes much more than its weights is held while these change."""
+    module = module_of(w, "held").eval()
+    parameters = list(module.parameters())
+    with torch.enable_grad():
+        x = inputs = matrix(w.real(a)).detach().repeat(16, 1)
+        made = [x := layer(x) for layer in module]
+    if how == "statistics":
+        module.train()(inputs * 2)
+    elif how == "data":
+        parameters[0].data.mul_(0.75)
+    elif how == "numpy":
+        parameters[0].detach().numpy()[0] = 0.5
+    with torch.no_grad():
+        if how in ("sgd", "foreach"):
+            for one in parameters:
+                one.grad = torch.sin(one)
+            torch.optim.SGD(parameters, 0.125, momentum=0.5, foreach=how == "foreach").step()
+        elif how == "no_grad":
+            for one in parameters:
+                one.mul_(0.5).add_(0.125)
+        elif how == "fails":
+            with suppress(RuntimeError):
+                parameters[0].add_(torch.ones(3))
+    w.keep(made[1], made[-1])
+    if backward:
+        made[1].square().sum().backward(retain_graph=True)
+        with suppress(RuntimeError):  # what it needs has changed
+            made[-1].sum().backward()
 
 
 @step(PLACES, ("data_add_", "data_new", "no_grad", "grad_scale", "grad_none", "clip"))

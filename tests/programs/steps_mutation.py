@@ -154,6 +154,8 @@ def rebind(w: World, a: int, b: int, how: str) -> None:
     if how == "data":
         x.data = y.detach().clone()
     elif how == "set_":
+        if x._is_view() and x.requires_grad:
+            return  # PyTorch itself crashes where it makes such a view's `grad_fn` anew (`register_hook`)
         with torch.no_grad():
             x.detach().set_(y.detach())
             z = torch.zeros_like(y)

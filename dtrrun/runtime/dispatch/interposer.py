@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from dtrrun.core.copies import Copies
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.evict import Eviction
 from dtrrun.core.garbage import Garbage
@@ -36,6 +37,7 @@ CLASSES = {
     one.__name__: one
     for one in (
         Block,
+        Copies,
         Deallocation,
         Eviction,
         Garbage,

@@ -65,11 +65,12 @@ def update(mode: Any, operator: Operator, func: Any, args: Any, kwargs: Any, ent
             return False
         version.last_access = clock
     loose = []
+    wants_copy = mode.slow_path.dtr.copies.wants
     for version, tensor in zip(targets, written, strict=True):
-        if version.needed_by is not None:
+        if version.needed_by is not None or wants_copy(version):
             return False
         if version.operation is not None:
-            if tensor.requires_grad:
+            if tensor.requires_grad or (version.used and ledger.pressure):
                 return False
             loose.append(version)
     if len(loose) == len(targets):

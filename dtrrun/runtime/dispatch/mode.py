@@ -171,7 +171,7 @@ class DTRMode(TorchDispatchMode):
         if operator.mutates:
             target = inputs[0]
             if target.operation is None:
-                if target.needed_by is not None:
+                if target.needed_by is not None or slow_path.dtr.copies.wants(target):
                     return slow_path.run(self, operator, func, types, args, kwargs or _NOTHING, entered)
             elif (
                 target.age < ledger.step_age
@@ -240,7 +240,7 @@ class DTRMode(TorchDispatchMode):
                 made.operation = operation
                 made.cost = signature.cost
                 made.locks = made.mutations = 0
-                made.pin = made.scratch = made.block = made.needed_by = None
+                made.pin = made.scratch = made.copy = made.block = made.needed_by = None
                 made.component = made.dependents = made.bound = made.neighbourhood = None
                 versions[place] = made  # complete now: an interrupt can come before any line
                 ledger.resident_bytes = resident = ledger.resident_bytes + nbytes

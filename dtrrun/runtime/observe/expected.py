@@ -60,7 +60,7 @@ def expected_budget(
             kept += version.nbytes
             of_update = key not in trained and version.pin in LOST_PINS and version.nbytes in sizes
             lost += version.nbytes if of_update else 0
-    around = sum(block.nbytes for block in ledger.counted.values())
+    around = sum(block.nbytes for block in ledger.pinned_blocks())
     around += max(ledger.budget_bytes - ledger.limit, sum(ledger.overhead.values()), 0)  # on a GPU
     reached = None
     if in_backward():

@@ -65,6 +65,7 @@ def state(dtr: DTR, numbers: dict[int, int]) -> Facts:
                 "exposed": version.escaped and not trusts(version),
                 "superseded": version.superseded,
                 "used": version.used,
+                "copied": version.operation is None and version.scratch is not None,
                 "op": None if version.operation is None else op_places[id(version.operation)],
             }
             for place, version in enumerate(versions)
