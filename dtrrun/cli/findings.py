@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 OLDEST_TORCH = (2, 6)
-OLDEST_PYTHON = (3, 10)
+OLDEST_PYTHON = (3, 11)
 CACHING_OFF = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 
 
@@ -29,7 +29,7 @@ def _python(facts: dict[str, Any]) -> Iterator[Finding]:
     where = probe.get("executable") or facts["interpreter"]
     if "python" in probe and _numbers(probe["python"]) < OLDEST_PYTHON:
         yield Finding(
-            "problem", f"Python {probe['python']} is too old", "use 3.10 or later (--python names another)"
+            "problem", f"Python {probe['python']} is too old", "use 3.11 or later (--python names another)"
         )
     if "error" in probe:
         yield Finding(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-import sys
+import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -18,11 +18,6 @@ import yaml
 
 from dtrrun.launch.errors import LaunchError
 from dtrrun.values import Reader, existing_file
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SHIPPED = Path(__file__).resolve().parent.parent / "profiles"
 

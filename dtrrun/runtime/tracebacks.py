@@ -3,9 +3,8 @@
 An error of an operator, or a budget error, passes through our handler on its way to the program. Without
 dtrrun the traceback would end at the program's line, or in the PyTorch function that it calls. So each of our
 functions that PyTorch or the program calls hides its frames when an error passes. A frame's entry is made
-when the error reaches the frame, and a bare `raise` makes no new one (since Python 3.11; in 3.10 the
-outermost of our frames remains). Tracebacks printed by a hook are filtered once more, for errors that took
-another route.
+when the error reaches the frame, and a bare `raise` makes no new one. Tracebacks printed by a hook are
+filtered once more, for errors that took another route.
 
 Errors caused by defects in our own code keep all of their frames, and so does every error while DTRRUN_DEBUG
 is set.

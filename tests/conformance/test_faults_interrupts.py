@@ -168,7 +168,6 @@ def guards_of():
     return str(torch._C._dispatch_tls_local_exclude_set()), str(torch._C._dispatch_tls_local_include_set())
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs the table of exception handlers")
 @pytest.mark.parametrize("verify", [False, True], ids=["fast path", "slow path"])
 def test_an_interrupt_at_each_place(verify, monkeypatch):
     reports = sys.unraisablehook

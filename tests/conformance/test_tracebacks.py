@@ -19,9 +19,6 @@ from torch.utils.checkpoint import checkpoint
 import dtrrun
 from dtrrun.runtime.tracebacks import PACKAGE, hide
 
-pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="3.10 keeps the outermost of our frames")
-
-
 NATIVE = os.environ.get("NATIVE", "auto")
 
 
