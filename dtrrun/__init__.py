@@ -9,16 +9,23 @@ In your own code:
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 __version__ = "0.1.0"
 __all__ = ["BudgetError", "LostError", "budget"]
+NO_TORCH = "dtrrun.{} needs PyTorch, which is not installed for {}: pip install 'dtrrun[torch]'"
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on demand: the command line must not load torch.
+    # Imported on demand: the command line must not load torch, and may be installed without it.
     if name in __all__:
-        from dtrrun import runtime
+        try:
+            from dtrrun import runtime
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ModuleNotFoundError(NO_TORCH.format(name, sys.executable), name="torch") from None
 
         return getattr(runtime, name)
     raise AttributeError(f"module 'dtrrun' has no attribute {name!r}")

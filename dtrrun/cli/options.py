@@ -62,8 +62,8 @@ class Options:
         word="NAME|PATH",
     )
     python: str | None = option(
-        "The interpreter for a script, -m or -c. By default: dtrrun's own if dtrrun is called by its path; "
-        "else that of the active environment; else python3 if it has torch.",
+        "The interpreter for a script, -m or -c. By default: dtrrun's own, if dtrrun is called by its path; "
+        "else that of the active environment; else python or python3. Another one, if that has no torch.",
         SETUP,
     )
     warnings: tuple[str, ...] = ()

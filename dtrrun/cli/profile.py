@@ -256,8 +256,8 @@ def _script_failed(trial: Trial) -> int:
     """Show its own output, and return its exit status."""
     show_tail(trial.tail)
     status = trial.returncode if trial.returncode >= 0 else BY_SIGNAL - trial.returncode
-    above = ": see above" if trial.tail else ""
-    say(f"error: the program fails in a run that is to be measured (exit status {status}){above}")
+    why = trial.absent or ("see above" if trial.tail else "")
+    say(f"error: the program fails in a run that is to be measured (exit status {status}){why and ': '}{why}")
     return status or FAILED
 
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 
 from dtrrun.launch.errors import NOT_EXECUTABLE, NOT_FOUND, LaunchError
 
@@ -18,24 +19,35 @@ def choose(wanted: str | None, environ: Mapping[str, str] = os.environ, called: 
 
     1. `wanted`: what `--python` says, a path or a command; 2. our own, where dtrrun was called by its path
     (`.venv/bin/dtrrun`) or as `python -m dtrrun`; 3. that of the active environment (VIRTUAL_ENV, then
-    CONDA_PREFIX); 4. `python3` on PATH, if torch can be imported there: dtrrun may live in an environment of
-    its own; 5. our own.
+    CONDA_PREFIX); 4. `python` or `python3` on PATH, if it has torch: dtrrun may live in an environment of its
+    own; 5. our own if it has torch; 6. `python` on PATH; 7. our own.
+
+    But our own without torch, which is enough for the command, comes after any of the others that has torch.
 
     `called` is how dtrrun was called (`sys.argv[0]`). Raises LaunchError if `wanted` cannot be run.
     """
     if wanted is not None:
         return _checked(wanted)
-    if _called_by_path(sys.argv[0] if called is None else called, environ):
-        return sys.executable
+    ours = _called_by_path(sys.argv[0] if called is None else called, environ)
+    others: list[str] = []
     for name in ENVIRONMENTS:
         if prefix := environ.get(name):
             python = os.path.join(prefix, "bin", "python")
-            if os.access(python, os.X_OK):
-                return sys.executable if _same(prefix, sys.prefix) else python
-    found = shutil.which("python3", path=environ.get("PATH"))
-    if found and not _same(found, sys.executable) and _has_torch(found):
-        return found
-    return sys.executable
+            if _same(prefix, sys.prefix):
+                ours = ours or not others
+            elif os.access(python, os.X_OK):
+                others.append(python)
+    torch_is_here = _torch_is_here()
+    if ours and torch_is_here:
+        return sys.executable
+    if others and not ours:
+        return others[0]
+    found = (shutil.which(name, path=environ.get("PATH")) for name in ("python", "python3"))
+    others += [python for python in found if python and not _is_ours(python)]
+    for python in others:
+        if _has_torch(python):
+            return python
+    return others[0] if others and not (ours or torch_is_here) else sys.executable
 
 
 def _checked(wanted: str) -> str:
@@ -65,9 +77,30 @@ def _same(one: str, other: str) -> bool:
         return False
 
 
+def _is_ours(python: str) -> bool:
+    """Return whether `python` is the interpreter that runs us, by this name or another in the same folder."""
+    return _same(os.path.dirname(os.path.abspath(python)), os.path.dirname(sys.executable)) and (
+        os.path.realpath(python) == os.path.realpath(sys.executable)
+    )
+
+
+def _torch_is_here() -> bool:
+    """Return whether torch can be found by our own interpreter, without importing it."""
+    try:
+        spec = find_spec("torch")
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin is not None
+
+
 def _has_torch(python: str) -> bool:
     """Return whether torch can be found there, without importing it."""
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    # Without the current folder, which is not on the path of a script elsewhere. A folder is no package.
+    code = (
+        "import sys; sys.path = [folder for folder in sys.path if folder]; "
+        "from importlib.util import find_spec; spec = find_spec('torch'); "
+        "sys.exit(spec is None or spec.origin is None)"
+    )
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):

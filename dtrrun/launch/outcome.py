@@ -131,7 +131,8 @@ def judge(
 
 def _why_absent(marks: Marks) -> str:
     if marks.without_torch:
-        return f"torch is not installed for {marks.without_torch[0]} (--python names another interpreter)"
+        python = marks.without_torch[0]
+        return f"torch is not installed for {python}: install it there, or name another Python with --python"
     if marks.importing:
         return "the program ended while it imported torch, before dtrrun had started in it"
     if marks.python:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from dtrrun.launch.captured import Captured, run_captured
 from dtrrun.launch.environment import child_environment
+from dtrrun.launch.outcome import Marks, judge, read_marks
 from dtrrun.launch.records import records_folder
 from dtrrun.launch.watched import watched
 from dtrrun.settings import RuntimeSettings
@@ -16,6 +18,7 @@ from dtrrun.telemetry.record import Snapshot, read_all
 
 OK, TOO_SMALL, THRASH, FAILED = "ok", "too small", "thrash", "failed"
 """Outcomes of a run: success; budget error; given up; any other failure."""
+NO_MARKS = Marks()
 
 
 class MeasuredStep(NamedTuple):
@@ -55,6 +58,8 @@ class Trial:
     """What the driver shows beyond the allocator's memory, for the process with most; None on the CPU."""
     log_error: str | None = None
     """Why the requested log could not be written."""
+    absent: str | None = None
+    """Why no process of the program ran under dtrrun."""
 
     @property
     def slowdown(self) -> float | None:
@@ -80,11 +85,12 @@ def run_trial(
     with records_folder() as folder, watched(settings, folder):
         environment = child_environment(replace(settings, record_dir=folder))
         ended = run_captured(command, environment, patience, attend)
-        return judged(ended, read_all(folder))
+        return judged(ended, read_all(folder), read_marks(Path(folder)))
 
 
-def judged(ended: Captured, snapshots: Sequence[Snapshot]) -> Trial:
-    """Return the result of a run according to its records."""
+def judged(ended: Captured, snapshots: Sequence[Snapshot], marks: Marks = NO_MARKS) -> Trial:
+    """Return the result of a run according to its records and marks."""
+    outcome = judge(ended.returncode, snapshots, marks)
     trained = [snapshot for snapshot in snapshots if snapshot.counters["steps"]]
     steps = [_steps(snapshot.tables.get("latest_steps")) for snapshot in trained]
     errors = [error for one in snapshots if isinstance(error := one.tables.get("error"), dict)]
@@ -103,6 +109,7 @@ def judged(ended: Captured, snapshots: Sequence[Snapshot]) -> Trial:
             default=None,
         ),
         next((error for one in snapshots if (error := one.tables.get("log_error"))), None),
+        outcome.absent or outcome.error,
     )
 
 

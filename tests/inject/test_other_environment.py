@@ -77,7 +77,9 @@ def test_without_torch(program, plain, dtrrun, python):
     assert (ended.status, ended.err) == (1, without.err)
     assert "ModuleNotFoundError: No module named 'torch'" in without.err
     ended = dtrrun("--budget", "1GB", "--python", python, "train.py")
-    assert ended.ours[-1] == f"torch is not installed for {python} (--python names another interpreter)"
+    assert ended.ours[-1] == (
+        f"torch is not installed for {python}: install it there, or name another Python with --python"
+    )
 
 
 def test_the_active_environment_is_the_one_that_is_meant(program, plain, python, tmp_path):

@@ -1,10 +1,12 @@
 """dtrrun.launch.interpreter"""
 
+import importlib
 import os
 import sys
 
 import pytest
 
+from dtrrun.launch import interpreter
 from dtrrun.launch.errors import LaunchError
 from dtrrun.launch.interpreter import choose
 
@@ -59,10 +61,58 @@ def test_our_own_environment_when_it_is_the_active_one(tmp_path, on_path):
     assert choose(None, environ(tmp_path, VIRTUAL_ENV=sys.prefix), on_path) == sys.executable
 
 
+@pytest.mark.parametrize("name", ["python", "python3"])
 @pytest.mark.parametrize(("has_torch", "status"), [(True, 0), (False, 1)])
-def test_python3_on_path_if_it_has_torch(tmp_path, on_path, has_torch, status):
-    system = program(tmp_path / "system" / "python3", f"#!/bin/sh\nexit {status}\n")
+def test_python_on_path_if_it_has_torch(tmp_path, on_path, name, has_torch, status):
+    system = program(tmp_path / "system" / name, f"#!/bin/sh\nexit {status}\n")
     assert choose(None, environ(tmp_path), on_path) == (system if has_torch else sys.executable)
+
+
+@pytest.fixture
+def without_torch(monkeypatch):
+    """dtrrun's own interpreter has no torch, as after `pip install dtrrun` in an environment of its own."""
+    monkeypatch.setattr(interpreter, "find_spec", lambda name: None)
+
+
+WITH_TORCH = "#!/bin/sh\nexit 0\n"
+CALLED = {"by its path": "/own/bin/dtrrun", "active": None}
+
+
+@pytest.mark.parametrize("called", CALLED.values(), ids=CALLED)
+def test_our_own_without_torch_gives_way_to_one_that_has_it(tmp_path, on_path, without_torch, called):
+    active = {"VIRTUAL_ENV": sys.prefix} if called is None else {}
+    called = called or on_path
+    assert choose(None, environ(tmp_path, **active), called) == sys.executable
+    conda = program(tmp_path / "conda" / "bin" / "python")
+    active["CONDA_PREFIX"] = str(tmp_path / "conda")
+    assert choose(None, environ(tmp_path, **active), called) == sys.executable
+    system = program(tmp_path / "system" / "python3", WITH_TORCH)
+    assert choose(None, environ(tmp_path, **active), called) == system
+    program(tmp_path / "conda" / "bin" / "python", WITH_TORCH)
+    assert choose(None, environ(tmp_path, **active), called) == conda
+
+
+def test_an_active_environment_is_meant_whatever_it_has(tmp_path, on_path, without_torch):
+    """`python train.py` would say the same there: that it has no torch."""
+    python = program(tmp_path / "env" / "bin" / "python")
+    program(tmp_path / "system" / "python3", WITH_TORCH)
+    assert choose(None, environ(tmp_path, VIRTUAL_ENV=str(tmp_path / "env")), on_path) == python
+
+
+def test_where_none_has_torch_it_is_the_terminals_python(tmp_path, on_path, without_torch):
+    system = program(tmp_path / "system" / "python")
+    assert choose(None, environ(tmp_path), on_path) == system
+
+
+def test_a_folder_called_torch_is_no_torch(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    (tmp_path / "torch").mkdir()
+    importlib.invalidate_caches()
+    assert not interpreter._torch_is_here()
+    (tmp_path / "torch" / "__init__.py").touch()
+    importlib.invalidate_caches()
+    assert interpreter._torch_is_here()
 
 
 def test_our_own_where_there_is_nothing_else(tmp_path, on_path):

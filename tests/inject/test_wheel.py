@@ -1,0 +1,130 @@
+"""A wheel of this project, in an environment of its own that has no PyTorch."""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from dtrrun.cli.main import VERBS
+
+ROOT = Path(__file__).parents[2]
+TRAIN = """\
+import argparse, sys
+import torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int)
+epochs = parser.parse_args().epochs
+torch.manual_seed(0)
+layers = [layer for _ in range(8) for layer in (torch.nn.Linear(64, 64), torch.nn.Tanh())]
+model = torch.nn.Sequential(*layers)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(epochs):
+    loss = model(torch.ones(4096, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(epoch, loss.item().hex())
+print(sys.executable)
+if "dtrrun" in sys.modules:
+    print(sys.modules["dtrrun"].__file__, file=sys.stderr)
+"""
+
+
+def call(*command):
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built by pip as from a fresh clone, from a copy: setuptools leaves files where it builds."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("dtrrun", "profiles"):
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, folder / "clone" / name, symlinks=True, ignore=ignore)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / "clone" / name)
+    call(
+        *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
+        *("--wheel-dir", folder, folder / "clone"),
+    )
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def clean(wheel):
+    """The folder of the commands of an environment into which the wheel was installed."""
+    venv = wheel.parent / "venv"
+    call(sys.executable, "-m", "venv", "--without-pip", venv)
+    call(
+        *(sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "install", "--quiet"),
+        *("--constraint", ROOT / "constraints.txt", wheel),
+    )
+    return venv / "bin"
+
+
+def test_it_has_every_file_and_asks_for_no_torch(wheel):
+    with zipfile.ZipFile(wheel) as opened:
+        names = {name for name in opened.namelist() if name.startswith("dtrrun/")}
+        (metadata,) = (name for name in opened.namelist() if name.endswith("dist-info/METADATA"))
+        told = Parser().parsestr(opened.read(metadata).decode())
+    folders = (ROOT / "dtrrun", ROOT / "dtrrun" / "profiles")  # the second is a link
+    files = {path for folder in folders for path in folder.rglob("*") if path.is_file()}
+    assert names == {path.relative_to(ROOT).as_posix() for path in files if path.parent.name != "__pycache__"}
+    needed = [line for line in told.get_all("Requires-Dist") if line.startswith("torch>")]
+    assert needed == ['torch>=2.6; extra == "torch"']
+
+
+def test_the_readmes_first_command(clean, plain, program, tmp_path):
+    """With the options that need files of the package, and in the environment that is active."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    words = shlex.split(next(line for line in lines if line.startswith("    dtrrun")))
+    assert words[-3:] == ["train.py", "--epochs", "3"]
+    program("train.py", TRAIN)
+    without = plain(sys.executable, *words[-3:])
+    active = {"VIRTUAL_ENV": sys.prefix}
+    more = ("--profile", "low-memory", "--html", "page.html", "--json", "run.json", "--native", "require")
+    ended = plain(str(clean / "dtrrun"), *more, *words[1:], env=active)
+    assert (ended.status, ended.out) == (0, without.out), ended.err
+    assert f"\n{clean.parent}/lib/" in ended.err  # the code that ran is the wheel's
+    assert "uPlot" in (tmp_path / "page.html").read_text()
+    report = json.loads((tmp_path / "run.json").read_text())
+    assert report["budget_bytes"] == 6 * 10**9
+    page = plain(str(clean / "dtrrun"), "report", "run.json", "-o", "again.html")
+    assert (page.status, page.err) == (0, "")
+
+
+def test_what_works_without_torch(clean, plain, program, tmp_path):
+    dtrrun = str(clean / "dtrrun")
+    log = str(ROOT / "tests" / "logs" / "amp.log.gz")
+    ended = plain(dtrrun, "simulate", "--heuristic", "h_dtr_eq", "--budgets", "0.5", "--jobs", "1", log)
+    assert ended.status == 0
+    assert "h_dtr_eq" in ended.out
+    assert plain(dtrrun, "top", "--once").status == 0
+    assert all(verb in plain(dtrrun, "--help").out for verb in VERBS)
+
+
+def test_what_does_not_says_so_in_a_line(clean, plain, program):
+    python = str(clean / "python")
+    nowhere = {"PATH": "/nowhere"}  # no other interpreter
+    program("train.py", "import torch\n")
+    said = f"torch is not installed for {python}: install it there, or name another Python with --python"
+    for verb in ("run", "record -o step.log", "profile", "smoke"):
+        ended = plain(str(clean / "dtrrun"), *verb.split(), "train.py", env=nowhere)
+        assert ended.status == 1, ended.err
+        assert said in ended.err + ended.out
+    doctor = plain(str(clean / "dtrrun"), "doctor", env=nowhere)
+    assert doctor.status == 1
+    assert f"PyTorch cannot be imported by {python}" in " ".join(doctor.out.split())
+    ended = plain(python, "-c", "import dtrrun\ndtrrun.budget('1GB')")
+    assert ended.err.splitlines()[-1] == (
+        f"ModuleNotFoundError: dtrrun.budget needs PyTorch, which is not installed for {python}: "
+        "pip install 'dtrrun[torch]'"
+    )
