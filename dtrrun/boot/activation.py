@@ -6,6 +6,7 @@ import dataclasses
 import os
 
 from dtrrun.boot import children, helpers
+from dtrrun.boot.path._dtrrun_hook import fail
 from dtrrun.settings import RuntimeSettings
 
 
@@ -13,6 +14,8 @@ def activate() -> None:
     """Start the runtime here, and arrange it for child processes. An error raised here ends the process."""
     from dtrrun import runtime
 
+    if why := runtime.unsupported():
+        fail(why)
     _start()
     helpers.watch(runtime.deactivate)
     children.watch(_start, lambda: runtime.finish(os.getpid()))

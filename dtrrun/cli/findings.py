@@ -31,6 +31,12 @@ def _python(facts: dict[str, Any]) -> Iterator[Finding]:
         yield Finding(
             "problem", f"Python {probe['python']} is too old", "use 3.11 or later (--python names another)"
         )
+    if probe.get("free_threaded"):
+        yield Finding(
+            "problem",
+            f"{where} is a free-threaded Python, which is not supported",
+            "use one with a global interpreter lock (--python names another)",
+        )
     if "error" in probe:
         yield Finding(
             "problem",

@@ -138,5 +138,5 @@ def _why_absent(marks: Marks) -> str:
     if marks.python:
         return "the program never imported torch"
     if marks.old_python:
-        return "the target's Python is older than 3.11"
+        return "the target's Python is much older than 3.11"
     return "the target started no Python, or one out of reach (flags -I, -E, -S, or PYTHONPATH taken away)"

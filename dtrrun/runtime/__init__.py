@@ -6,6 +6,7 @@ import atexit
 import os
 import random
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,17 @@ if TYPE_CHECKING:
 
 __all__ = ["BudgetError", "LostError", "Session", "activate", "budget", "deactivate"]
 
+FREE_THREADED = "free-threaded Python is not supported: use one with a global interpreter lock"
+
 _active: Session | Plain | None = None
+
+
+def unsupported() -> str | None:
+    """Return why no session can run in this interpreter; None if one can.
+
+    The ledger and the native nodes rely on the lock, between threads and within one operator.
+    """
+    return FREE_THREADED if sysconfig.get_config_var("Py_GIL_DISABLED") else None
 
 
 def activate(settings: RuntimeSettings) -> None:
@@ -104,9 +115,12 @@ def budget(size: int | str | None, device: str = "auto", **options: Any) -> Iter
     of figures.
 
     Raises ValueError for a bad size, device or option, TypeError for an unknown option, RuntimeError if
-    another session is running (sessions do not nest) or if `native="require"` and the native fast path cannot
-    be built, and inside the block `BudgetError` if the budget cannot hold an operator.
+    another session is running (sessions do not nest), if this Python is free-threaded, or if
+    `native="require"` and the native fast path cannot be built, and inside the block `BudgetError` if the
+    budget cannot hold an operator.
     """
+    if why := unsupported():
+        raise RuntimeError(f"dtrrun: {why}")
     if _active is not None and _active.running:
         raise RuntimeError("dtrrun: a session is already running in this process")
     session = Session(RuntimeSettings.of(budget_bytes=as_bytes(size), device=device, **options))

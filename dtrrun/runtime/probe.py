@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import sys
+import sysconfig
 import warnings
 from typing import Any
 
@@ -26,6 +27,7 @@ def facts(device: str, build: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "pid": os.getpid(),
         "python": ".".join(map(str, sys.version_info[:3])),
+        "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
         "executable": sys.executable,
     }
     try:

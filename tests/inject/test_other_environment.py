@@ -82,6 +82,31 @@ def test_without_torch(program, plain, dtrrun, python):
     )
 
 
+@pytest.mark.parametrize(
+    ("disguise", "why"),
+    [
+        (
+            "import sys\nsys.version_info = (3, 10, 4)\nsys.path[:0] = ['old']\n",
+            f"{sys.executable} is Python 3.10.4, and dtrrun needs 3.11 or later",
+        ),
+        (
+            "import sysconfig\nsysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1\n",
+            "free-threaded Python is not supported: use one with a global interpreter lock",
+        ),
+    ],
+    ids=["too old", "free-threaded"],
+)
+def test_a_python_that_will_not_do_ends_at_the_import_of_torch(program, dtrrun, disguise, why):
+    """Rather than train without a budget."""
+    program("old/torch.py", "Tensor = None\n")
+    program("train.py", f"{disguise}print('before', flush=True)\nimport torch\nprint('after')\n")
+    ended = dtrrun("--budget", "1GB", "train.py")
+    assert (ended.status, ended.out) == (125, "before\n")
+    assert ended.ours[-1] == f"error: a process could not be put under the budget: {why}"
+    ended = dtrrun("smoke", "train.py") if "free" in why else None
+    assert ended is None or why in ended.out
+
+
 def test_the_active_environment_is_the_one_that_is_meant(program, plain, python, tmp_path):
     """dtrrun found on PATH, as after `pipx install`, and an environment activated."""
     program("bin/dtrrun", f"#!{sys.executable}\nfrom dtrrun.cli.main import main\nmain()\n")

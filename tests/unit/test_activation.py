@@ -2,6 +2,7 @@
 
 import pytest
 
+import dtrrun
 from dtrrun import runtime
 from dtrrun.boot import activation
 from dtrrun.settings import RuntimeSettings
@@ -47,3 +48,17 @@ def test_not_at_all_where_the_program_took_the_settings_away(started, monkeypatc
     monkeypatch.delenv("DTRRUN_RUNTIME", raising=False)
     activation._start()
     assert started == []
+
+
+def test_not_in_a_free_threaded_python(started, monkeypatch):
+    """Neither by the command nor in one's own code; `fail` would end this process."""
+    said = []
+    monkeypatch.setattr(runtime.sysconfig, "get_config_var", lambda name: int(name == "Py_GIL_DISABLED"))
+    monkeypatch.setattr(activation, "fail", said.append)
+    monkeypatch.setattr(activation, "_start", lambda: None)
+    monkeypatch.setattr(activation.helpers, "watch", lambda _: None)
+    monkeypatch.setattr(activation.children, "watch", lambda *_: None)
+    activation.activate()
+    assert said == [runtime.FREE_THREADED]
+    with pytest.raises(RuntimeError, match="free-threaded"), dtrrun.budget("1GB"):
+        pass

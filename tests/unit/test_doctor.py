@@ -168,6 +168,7 @@ def test_a_gpu_and_a_pytorch_for_the_cpu(machine):
         ({"error": "/venv/bin/python ended with 3"}, "cannot be imported"),
         ({**CPU, "torch": "2.5.1"}, "PyTorch 2.5.1 is too old"),
         ({**CPU, "python": "3.9.18"}, "Python 3.9.18 is too old"),
+        ({**CPU, "free_threaded": True}, "is a free-threaded Python"),
     ],
 )
 def test_an_interpreter_that_will_not_do(machine, torch, text, device):

@@ -45,7 +45,7 @@ def test_a_failure_of_the_target_stays_its_own_with_a_note(returncode):
     ("marks", "why"),
     [
         (Marks(), "started no Python"),
-        (Marks(old_python=True), "older than 3.11"),
+        (Marks(old_python=True), "much older than 3.11"),
         (Marks(python=True, old_python=True), "never imported torch"),
         (Marks(python=True, without_torch=("/x/python",)), "not installed for /x/python"),
         (

@@ -3,7 +3,7 @@
 It finds nothing itself: it asks the other finders, and adds its call after the `exec_module` of the loader
 that they return, for the duration of one import. `importlib.util.find_spec`, `reload` and pickling see no
 difference. Needed because Python has no callback after an import. Standard library only, and little of it:
-every Python process of the target loads this file.
+every Python process of the target loads this file, those before LEAST too, from 3.7 on.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+LEAST = (3, 11)
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -140,6 +141,9 @@ def _as_if_importing(error: BaseException) -> bool:
 
 
 def _torch_imported(module: ModuleType) -> None:
+    if sys.version_info < LEAST:
+        version = ".".join(map(str, sys.version_info[:3]))
+        fail(f"{sys.executable} is Python {version}, and dtrrun needs {'.'.join(map(str, LEAST))} or later")
     if not hasattr(module, "Tensor"):
         found = getattr(module, "__file__", None) or "a module"
         fail(f"`import torch` found {found}, which is not PyTorch; give that file another name")

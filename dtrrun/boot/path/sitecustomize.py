@@ -9,7 +9,7 @@ import sys
 _here = os.path.dirname(os.path.abspath(__file__))
 if os.environ.get("DTRRUN_RUNTIME"):
     try:
-        if sys.version_info >= (3, 11):  # noqa: UP036 - whatever Python the target starts
+        if sys.version_info >= (3, 7):  # noqa: UP036 - whatever Python the target starts; the hook can say so
             import _dtrrun_hook  # type: ignore[import-not-found]
 
             _dtrrun_hook.install()
