@@ -72,7 +72,7 @@ def command_of(verb: str) -> Any:
     app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
     app.command(
         verb,
-        help=_paragraphs(getattr(module, verb).__doc__),
+        help=_paragraphs(getattr(module, verb).__doc__) + getattr(module, "BELOW", ""),
         epilog=_paragraphs(module.EPILOG),
         options_metavar=module.USAGE,
         context_settings={"help_option_names": ["-h", "--help"]},

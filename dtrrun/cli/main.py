@@ -76,6 +76,12 @@ def _flushed(status: int) -> int:
 
 
 def _main(words: list[str]) -> int:
+    if shell := os.environ.get("_DTRRUN_COMPLETE"):
+        from dtrrun.cli.completion import answer
+
+        with to_stdout():
+            print(*answer(words, shell), sep="\n")
+        return 0
     if not words:
         with if_someone_reads():
             print(*(f"dtrrun: {line}" for line in BEGIN), sep="\n", file=sys.stderr, flush=True)

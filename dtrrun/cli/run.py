@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtrrun import __version__
+from dtrrun import __version__, values
 from dtrrun.cli.command import of_run
 from dtrrun.cli.messages import to_stdout
 from dtrrun.cli.nesting import inside_another
@@ -15,6 +15,23 @@ from dtrrun.cli.supervise import supervise
 from dtrrun.launch.interpreter import choose
 from dtrrun.launch.target import resolve
 from dtrrun.settings import SETUP, option
+
+SUMMARIES = {
+    "run": "Run a program inside a budget; the default.",
+    "profile": "Find the least budget, and one to recommend.",
+    "smoke": "Check in CI that the results do not change.",
+    "top": "Show your runs on this machine.",
+    "report": "Make a page from the JSON report of a run.",
+    "doctor": "Check this machine.",
+    "record": "Write down the operators of a step.",
+    "simulate": "Replay such a step inside other budgets.",
+}
+"""Every verb in a few words, those that most people need first."""
+
+BELOW = "\n\n\b[bold]Verbs[/bold]\n" + "\n".join(
+    f"  [bold]{verb:8}[/bold]  {summary}" for verb, summary in SUMMARIES.items()
+)
+"""Shown in the help below the description. A paragraph that begins with \\b keeps its lines."""
 
 USAGE = "[OPTIONS] [run] [--] TARGET [ARGS]..."
 EPILOG = """
@@ -26,14 +43,12 @@ dtrrun --budget 50% -m mypackage.train
 
 dtrrun --budget 2GiB --verify torchrun --nproc-per-node 2 train.py
 
-[bold]Other verbs[/bold]: [bold]profile[/bold] finds a budget; [bold]smoke[/bold] checks a script in CI;
-[bold]top[/bold] shows the runs in progress; [bold]doctor[/bold] checks this machine; [bold]report[/bold]
-makes a page from the JSON of a run; [bold]record[/bold] writes down the operators of a step, and
-[bold]simulate[/bold] replays them under other budgets. Each has its own help: dtrrun profile --help.
-
 [bold]Other places for options[/bold]: every option has an environment variable (DTRRUN_BUDGET,
 DTRRUN_IGNORE_SMALL) and a key in a profile and in \\[tool.dtrrun] of pyproject.toml (budget, ignore_small).
 The command line takes precedence over the environment, that over the profile, and that over pyproject.toml.
+
+[bold]More[/bold]: each verb has its own help, such as dtrrun profile --help. With what dtrrun
+--show-completion prints, a shell completes verbs and options.
 
 [bold]Exit status[/bold]: the target's own, or: 2, wrong usage; 3, --verify found a difference; 4,
 --on-violation stop ended the run; 125, dtrrun failed, a report could not be written, or no process of the
@@ -47,6 +62,12 @@ class Run:
     """The options of `dtrrun run`."""
 
     of_run: Mapping[str, Any] = of_run(*OPTIONS)
+    show_completion: str | None = option(
+        "Print what makes a shell complete our words, and exit. In ~/.bashrc, or ~/.zshrc with zsh: "
+        'eval "$(dtrrun --show-completion bash)"; in fish: dtrrun --show-completion fish | source.',
+        SETUP,
+        read=values.choice("bash", "zsh", "fish"),
+    )
     version: bool = option("Show the version and exit.", SETUP, False, one_way=True, short="-V")
 
 
@@ -60,6 +81,12 @@ def run(given: Run, target: Sequence[str]) -> int:
     if given.version:
         with to_stdout():
             print(f"dtrrun {__version__}")
+        return 0
+    if given.show_completion:
+        from dtrrun.cli.completion import SCRIPTS
+
+        with to_stdout():
+            print(SCRIPTS[given.show_completion], end="")
         return 0
     options = inside_another(collect(given.of_run))
     return supervise(options, resolve(target, lambda: choose(options.python)))

@@ -9,7 +9,8 @@ import pytest
 import dtrrun
 from dtrrun.cli import main as module
 from dtrrun.cli.command import options_of
-from dtrrun.cli.main import main, split
+from dtrrun.cli.main import VERBS, main, split
+from dtrrun.cli.run import SUMMARIES
 from dtrrun.launch.errors import LaunchError
 
 
@@ -202,6 +203,17 @@ def test_help_names_every_option_and_the_exit_statuses(capsys, monkeypatch):
         assert all(name in text for name in row.names)
     for word in ("TARGET", "DTRRUN_BUDGET", "125", "126", "127", "pyproject.toml", "torchrun"):
         assert word in text
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_first_screen_of_the_help_has_every_verb(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert status("--help") == 0
+    screen = [line.split() for line in capsys.readouterr().out.splitlines()[:24]]
+    begun = screen.index(["Verbs"])
+    listed = screen[begun + 1 : begun + 1 + len(VERBS)]
+    assert {line[0] for line in listed} == set(VERBS) == set(SUMMARIES)
+    assert [" ".join(line[1:]) for line in listed] == [*SUMMARIES.values()]  # each in a line
 
 
 def test_version(capsys):

@@ -31,7 +31,7 @@ def pyproject(folder, text):
 def test_each_option_has_a_name_a_variable_and_a_key_and_only_this_table_has_them():
     """One field makes all of them: the command's parser is compared with the variables and the keys."""
     typed = {name for param in command_of("run").params for name in param.opts}
-    assert typed == {row.names[0] for row in OPTIONS.values()} | {"--version", "-V"}
+    assert typed == {row.names[0] for row in OPTIONS.values()} | {"--show-completion", "--version", "-V"}
     assert {row.variable for row in OPTIONS.values()} == {f"DTRRUN_{key.upper()}" for key in OPTIONS}
 
 
