@@ -1,8 +1,8 @@
 """Completes dtrrun's own words in a shell, and leaves the target's to the shell.
 
-`dtrrun --show-completion SHELL` prints a function for the shell. At each Tab it calls dtrrun, with VARIABLE
-set to the shell's name, and with the words up to the cursor, the last of which may be incomplete. The first
-line of the answer is
+`dtrrun --show-completion SHELL` prints a function for the shell. At each Tab it calls dtrrun, with
+_DTRRUN_COMPLETE set to the shell's name, and with the words up to the cursor, the last of which may be
+incomplete. The first line of the answer is
 
 - `target N`, if the Nth word begins the target: the shell completes as if the command line began there;
 - else `words`, or `files` if files are meant as well.
@@ -80,7 +80,6 @@ complete -c dtrrun -f -a '(__dtrrun_complete)'
 """
 
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
-VARIABLE = "_DTRRUN_COMPLETE"
 BREAKS = ("=", ":")
 
 PLACES = ("PATH", "FOLDER", "LOG", "RUN")

@@ -1,0 +1,41 @@
+"""docs/howto/insurance.md: the demonstration, as the page shows it, and the figure that it gives."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGE = (DOCS / "howto" / "insurance.md").read_text()
+
+
+@pytest.mark.skipif(os.environ.get("NATIVE") == "off", reason="needs the native heap")
+def test_the_long_batch_ends_the_program_and_not_the_one_under_dtrrun(plain, tmp_path):
+    """Each command of the page, with what it prints; the last digits of a loss differ between machines."""
+    shutil.copytree(DOCS / "howto", tmp_path / "docs" / "howto")
+    _, limit, *rest = re.split(r"^\$ ", re.search(r"```console\n(.*?)```", PAGE, re.DOTALL)[1], flags=re.M)
+    assert limit.startswith("ulimit -d ")
+    results = []
+    for command, _, shown in (part.partition("\n") for part in rest):
+        ended = plain("bash", "-c", f"{limit.strip()}\nexec {command}")
+        printed = ended.out.splitlines()
+        lines = [line for line in shown.splitlines() if line.startswith("batch")]
+        assert [line[:-5] for line in printed] == [line[:-5] for line in lines], ended.err
+        results.append((ended.status, printed, ended.err))
+    (plainly, before, error), (status, printed, warning) = results
+    assert (plainly, status) == (1, 0)
+    assert f"\n{warning}" in PAGE
+    assert before == printed[: len(before)]
+    _, refused, _ = next(line for line in PAGE.splitlines() if line.startswith("RuntimeError")).split("…")
+    assert refused.strip() in error
+
+
+def test_the_figure_is_what_was_measured():
+    most = float(re.search(r"at most (1\.\d+) times as long", PAGE)[1])
+    section = (DOCS / "measurements.md").read_text().partition("\n## 3.")[2].partition("\n## ")[0]
+    ample = re.findall(r"^\| \w+ \| \d+ ms \| (\d\.\d+) \(", section, re.M)
+    assert len(ample) == 9
+    assert all(float(one) <= most for one in ample)
