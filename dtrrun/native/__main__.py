@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from dtrrun.native import build
+try:
+    from dtrrun.native import build
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    sys.exit(f"dtrrun: PyTorch is not installed for {sys.executable}: use the Python that runs the script")
 
 try:
     print(build.build(lambda text: print(text, file=sys.stderr, flush=True)))

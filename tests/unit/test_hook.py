@@ -1,9 +1,12 @@
 """dtrrun.boot.path._dtrrun_hook"""
 
+import ast
 import importlib
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -121,6 +124,17 @@ def test_marks_are_left_if_the_launcher_is_still_there(tmp_path, monkeypatch):
     mark("python")
     monkeypatch.delenv("DTRRUN_RECORDS")
     mark("python")
+
+
+def test_an_old_python_can_read_it_and_say_so(monkeypatch):
+    """It runs from 3.7 on, and refuses those before 3.11 rather than leave them without a budget."""
+    ast.parse(Path(_dtrrun_hook.__file__).read_text(), feature_version=(3, 7))
+    said = []
+    monkeypatch.setattr(_dtrrun_hook, "fail", said.append)
+    monkeypatch.setattr(_dtrrun_hook, "LEAST", (4, 0))
+    monkeypatch.setattr("dtrrun.boot.activation.activate", lambda: None)
+    _dtrrun_hook._torch_imported(SimpleNamespace(Tensor=None))
+    assert said == [f"{sys.executable} is Python {sys.version.split()[0]}, and dtrrun needs 4.0 or later"]
 
 
 def test_the_hook_needs_little():
