@@ -278,7 +278,7 @@ def test_an_input_that_has_gone_is_brought_back_for_its_reader(monkeypatch):
         return held
 
     monkeypatch.setattr(Executor, "hold", hold)
-    with dtrrun.budget("1GB", native="off") as session:
+    with dtrrun.budget("1GB", native="off", cost="model") as session:
         keeps = [a * 2]
         y = keeps[0].sin()
         assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(y))
