@@ -24,6 +24,7 @@ NAMES = (
     "advice",
     "host_bound",
     "checkpointing",
+    "peers",
 )
 
 
