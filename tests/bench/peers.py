@@ -186,7 +186,7 @@ def train(name: str, way: str, steps: int) -> dict[str, Any]:
 
 
 def in_a_process(name: str, way: str, steps: int, budget: int | None = None) -> dict[str, Any] | None:
-    """The same in a process of its own. budget: of dtrrun, in bytes. None if it is too small, or the way fails."""
+    """The same in a process of its own. budget: of dtrrun, in bytes. None if it fails."""
     words = [name, way, str(steps), *([] if budget is None else [str(budget)])]
     command = [sys.executable, "-m", "tests.bench.peers", *words]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
