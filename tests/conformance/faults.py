@@ -135,6 +135,7 @@ def check_accounts(session: Any) -> None:
             evicted += record.nbytes
     held = sum(record.nbytes for record in ledger.scratch.values())
     assert ledger.scratch_bytes == held
-    assert sorted(map(id, ledger.blocks.values())) == sorted(id(r.block) for r in ledger.scratch.values())
-    assert ledger.resident_bytes == resident + held
+    recomputed = [block for block in ledger.blocks.values() if not block.pin]
+    assert sorted(map(id, recomputed)) == sorted(id(r.block) for r in ledger.scratch.values())
+    assert ledger.resident_bytes == resident + held + sum(block.nbytes for block in ledger.pinned_blocks())
     assert ledger.evicted_bytes == evicted
