@@ -12,6 +12,7 @@ from dtrrun.core.graph import Operation, Version, read_by_others
 from dtrrun.core.ledger import Ledger
 
 KEPT = 4  # times the cost per byte
+FARTHEST = 16  # number of released versions through which inputs are looked for
 SCRATCH_SHIFT = 3  # an eighth of the budget
 
 
@@ -32,25 +33,42 @@ class Deallocation:
 
         The program may release them before it needs the version: a DenseNet's feature maps, from which cheap
         concatenations are made; a gradient from which the next one was computed. They stay evictable.
+        What it reads may have been released already (`r - a * h`): then what that was computed from counts.
         """
-        operation = version.operation
-        assert operation is not None
-        projected_cost, key_of = self._ledger.policy.projected_cost, self._ledger.key_of
-        kept = [
-            content
-            for source in operation.inputs
-            if source.operation is not None
-            and source.resident
-            and source.scratch is None
-            and projected_cost(source) * version.nbytes > KEPT * version.cost * source.nbytes
-            and (content := source()) is not None
-        ]
-        operation.kept_inputs = tuple(kept)
-        for reference in version.needed_by or ():
-            node = reference()
-            if node is not None and node.operation is not None and node.operation.kept_inputs:
-                others = node.operation.kept_inputs
-                node.operation.kept_inputs = tuple(one for one in others if key_of(one) != version.key)
+        assert version.operation is not None
+        version.operation.kept_inputs = tuple(self._dear_inputs(version))
+        key_of = self._ledger.key_of
+        seen: set[int] = set()
+        pending = [version]
+        for node in pending:  # grows during the loop
+            for reference in node.needed_by or ():
+                reader = reference()
+                if reader is None or reader.operation is None or id(reader) in seen:
+                    continue
+                seen.add(id(reader))
+                if others := reader.operation.kept_inputs:
+                    reader.operation.kept_inputs = tuple(one for one in others if key_of(one) != version.key)
+                if not reader.alive and len(pending) < FARTHEST:
+                    pending.append(reader)
+
+    def _dear_inputs(self, version: Version) -> list[Any]:
+        """Return the storages of those that `keep_inputs` keeps."""
+        projected_cost = self._ledger.policy.projected_cost
+        kept: list[Any] = []
+        seen: set[int] = set()
+        pending = [(version, version.cost)]  # with the cost from there to `version`
+        for node, cost in pending:  # grows during the loop
+            for source in node.inputs:
+                if source.operation is None or id(source) in seen:
+                    continue
+                seen.add(id(source))
+                if source.resident and source.scratch is None:
+                    dear = projected_cost(source) * version.nbytes > KEPT * cost * source.nbytes
+                    if dear and (content := source()) is not None:
+                        kept.append(content)
+                elif not source.alive and len(pending) < FARTHEST:
+                    pending.append((source, cost + source.cost))
+        return kept
 
     def came_back(self, operation: Operation) -> None:
         """The output of `operation` is in memory again, so its inputs need not be kept any longer."""

@@ -5,12 +5,15 @@
 // Every function has the effect of the one in Python that it names. All of this is done with the GIL.
 #pragma once
 
+#include <unordered_set>
+
 #include "ledger.h"
 #include "placeholders.h"
 
 namespace dtrrun {
 
-constexpr int KEPT = 4, SCRATCH_SHIFT = 3;  // as in core/deallocation.py
+constexpr int KEPT = 4, SCRATCH_SHIFT = 3;  // as in core/deallocation.py, like the next
+constexpr size_t FARTHEST = 16;
 
 class Evictions {
  public:
@@ -212,26 +215,50 @@ class Evictions {
 
   // `Deallocation.keep_inputs`.
   void keep_inputs(PyObject* one) {
-    PyObject* maker = version_.operation.get(one);
-    using Wide = __int128;
-    Wide own = Wide{KEPT} * version_.cost.number(one), nbytes = version_.nbytes.number(one);
-    Ref kept = checked(PyList_New(0));
-    for (PyObject* source : operation_.inputs(maker)) {
-      if (version_.operation.is_none(source) || !version_.resident.is_true(source) || !version_.scratch.is_none(source))
-        continue;
-      if (accounts_.rule.projected_cost(source) * nbytes <= own * version_.nbytes.number(source)) continue;
-      if (StorageRef content = Accounts::storage_of(source))
-        PyList_Append(kept.get(), object_of(c10::Storage(std::move(content))).get());
+    operation_.kept_inputs.take(version_.operation.get(one), dear_inputs(one).release());
+    std::unordered_set<PyObject*> seen;
+    std::vector<PyObject*> pending{one};
+    for (size_t i = 0; i < pending.size(); i++) {
+      each_dependent(pending[i], [&](PyObject* reader) {
+        PyObject* maker = version_.operation.get(reader);
+        if (maker == Py_None || !seen.insert(reader).second) return;
+        if (PyTuple_GET_SIZE(operation_.kept_inputs.get(maker)) != 0) {
+          Ref others = checked(PyList_New(0));
+          for (PyObject* content : Items(operation_.kept_inputs.get(maker)))
+            if (key_of(content) != version_.key.number(one)) PyList_Append(others.get(), content);
+          operation_.kept_inputs.take(maker, checked(PyList_AsTuple(others.get())).release());
+        }
+        if (is_released(reader) && pending.size() < FARTHEST) pending.push_back(reader);
+      });
     }
-    operation_.kept_inputs.take(maker, checked(PyList_AsTuple(kept.get())).release());
-    each_dependent(one, [&](PyObject* node) {
-      PyObject* other = version_.operation.get(node);
-      if (other == Py_None || PyTuple_GET_SIZE(operation_.kept_inputs.get(other)) == 0) return;
-      Ref others = checked(PyList_New(0));
-      for (PyObject* content : Items(operation_.kept_inputs.get(other)))
-        if (key_of(content) != version_.key.number(one)) PyList_Append(others.get(), content);
-      operation_.kept_inputs.take(other, checked(PyList_AsTuple(others.get())).release());
-    });
+  }
+  // `Deallocation._dear_inputs`, as a tuple.
+  Ref dear_inputs(PyObject* one) {
+    using Wide = __int128;
+    Wide nbytes = version_.nbytes.number(one);
+    Ref kept = checked(PyList_New(0));
+    std::unordered_set<PyObject*> seen;
+    std::vector<std::pair<PyObject*, int64_t>> pending{{one, version_.cost.number(one)}};
+    for (size_t i = 0; i < pending.size(); i++) {
+      auto [node, cost] = pending[i];
+      for (PyObject* source : operation_.inputs(version_.operation.get(node))) {
+        if (version_.operation.is_none(source) || !seen.insert(source).second) continue;
+        if (!version_.resident.is_true(source) || !version_.scratch.is_none(source)) {
+          if (is_released(source) && pending.size() < FARTHEST)
+            pending.emplace_back(source, cost + version_.cost.number(source));
+          continue;
+        }
+        Wide own = Wide{KEPT} * cost * version_.nbytes.number(source);
+        if (accounts_.rule.projected_cost(source) * nbytes <= own) continue;
+        if (StorageRef content = Accounts::storage_of(source))
+          PyList_Append(kept.get(), object_of(c10::Storage(std::move(content))).get());
+      }
+    }
+    return checked(PyList_AsTuple(kept.get()));
+  }
+  // Whether the program has let go of it.
+  bool is_released(PyObject* one) const {
+    return version_.superseded.is_true(one) || !Accounts::has_storage(one);
   }
 
   // -- recipes --

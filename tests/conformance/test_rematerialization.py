@@ -59,6 +59,66 @@ def test_dear_inputs_of_a_cheap_evicted_storage_outlive_their_release():
         assert not alive, "kept although what it was kept for is back"
 
 
+@pytest.mark.parametrize("both", [False, True])
+def test_dear_inputs_are_found_through_what_has_been_released(both):
+    """Unless they are evicted themselves."""
+    a, b, rest = tensor(), tensor(), tensor()
+    expected = rest - 0.5 * (a @ b)
+    with dtrrun.budget(64 * MIB, cost="model") as session:
+        dear = a @ b
+        cheap = rest - 0.5 * dear
+        assert torch.equal(cheap, expected)
+        session.set_budget(session.report()["resident_bytes"] - (2 if both else 1) * MIB)
+        memory = weakref.ref(torch._C.TensorBase.untyped_storage(dear))
+        del dear
+        alive = memory() is not None
+        assert alive is not both
+        session.set_budget(64 * MIB)
+        assert torch.equal(cheap, expected)
+        recomputed = {operator["name"] for operator in session.report()["operators"]}
+        assert recomputed == {"aten.mul", "aten.sub", *(["aten.mm"] if both else [])}
+        alive = memory() is not None
+        assert not alive
+
+
+def conjugate_gradients():
+    """A graph of gradients that each iteration reads, and vectors that each makes from the last."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*[m for _ in range(4) for m in (torch.nn.Linear(64, 64), torch.nn.Tanh())])
+    parameters, x = list(net.parameters()), torch.randn(256, 64)
+    for _ in range(2):
+        gradients = torch.autograd.grad(net(x).square().mean(), parameters, create_graph=True)
+        solution = [torch.zeros_like(one) for one in parameters]
+        rest = [one.detach().clone() for one in gradients]
+        direction = [one.clone() for one in rest]
+        square = sum((one * one).sum() for one in rest)
+        for _ in range(6):
+            slope = sum((one * other).sum() for one, other in zip(gradients, direction, strict=True))
+            product = torch.autograd.grad(slope, parameters, retain_graph=True)
+            product = [one + 0.1 * other for one, other in zip(product, direction, strict=True)]
+            length = square / sum((one * other).sum() for one, other in zip(direction, product, strict=True))
+            solution = [one + length * other for one, other in zip(solution, direction, strict=True)]
+            rest = [one - length * other for one, other in zip(rest, product, strict=True)]
+            former, square = square, sum((one * one).sum() for one in rest)
+            direction = [one + square / former * other for one, other in zip(rest, direction, strict=True)]
+        with torch.no_grad():
+            for one, step in zip(parameters, solution, strict=True):
+                one -= 0.1 * step
+    return parameters
+
+
+def test_conjugate_gradients_do_not_recompute_earlier_iterations():
+    """What an iteration makes is cheap to have from the last product, and dear once that is released."""
+    expected = plain(conjugate_gradients)
+    _, counted = run_inside(conjugate_gradients, None, cost="model")
+    for share, most in ((0.75, 200), (0.7, 400)):
+        found, report = run_inside(
+            conjugate_gradients, int(share * counted["peak_bytes"]), cost="model", verify=False
+        )
+        assert_same(expected, found, f"at {share:.0%} of the peak")
+        assert 0 < report["rematerializations"] < most
+
+
 def test_what_was_dear_to_bring_back_is_known_to_be():
     """All that it is computed from had gone, which its recipe alone does not tell."""
     foot = tensor()
