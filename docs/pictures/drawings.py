@@ -1,7 +1,7 @@
-"""The drawings of docs/how-it-works.md, in the style of the simulator's pictures.
+"""The drawings of README.md and docs/how-it-works.md, in the style of the simulator's pictures.
 
-`python docs/pictures/drawings.py [FOLDER]`. The chain is a replay by the simulator, the times are of the
-runs in runs.json; the versions are drawn by hand.
+`python docs/pictures/drawings.py [FOLDER]`. The idea and the times are of the runs in runs.json, the chain
+is a replay by the simulator, and the versions are drawn by hand.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from typing import Any
 from dtrrun.simulator.figures.style import COLOURS, grid, legend, save, styled
 from dtrrun.simulator.figures.trace import trace
 from dtrrun.simulator.theory.recorded import linear_schedule
+from dtrrun.sizes import as_bytes
 
 HERE = Path(__file__).parent
 LAYERS, BUDGET = 8, 5
 FIRST, AGAIN, GRADIENT = COLOURS[4], COLOURS[1], "#c9c9c9"
+WITHOUT, WITHIN, ON_BOTH = "#d55e00", "#0090d0", "#768390"
+"""Colours of the idea, which can be read on white and on black."""
 PARTS = ("operators", "rematerialization", "scoring", "search", "bookkeeping", "other")
 LABELS = ("operators", "rematerialization", "scoring", "search", "bookkeeping", "rest")
 SHADES = (COLOURS[2], COLOURS[1], COLOURS[3], COLOURS[0], COLOURS[4], "#d9d9d9")
@@ -26,9 +29,59 @@ SHADES = (COLOURS[2], COLOURS[1], COLOURS[3], COLOURS[0], COLOURS[4], "#d9d9d9")
 
 def main(folder: Path) -> None:
     with styled():
+        idea(folder)
         chain(folder)
         versions(folder)
         times(folder)
+
+
+def idea(folder: Path) -> None:
+    """Memory over one step, without a budget and with one. Legible on light and on dark pages."""
+    plain, within = json.loads((HERE / "runs.json").read_text())["step"]
+    figure, (panel,) = grid(1, "")
+    figure.set_size_inches(7.6, 2.9)
+    figure.patch.set_alpha(0)
+    panel.patch.set_alpha(0)
+    limit = as_bytes(within["budget"]) / 1e6
+    for run, colour in ((plain, WITHOUT), (within, WITHIN)):
+        times, held = [at for at, _ in run["bytes"]], [nbytes / 1e6 for _, nbytes in run["bytes"]]
+        panel.fill_between(times, held, color=colour, alpha=0.18, linewidth=0)
+        panel.plot(times, held, color=colour, linewidth=1.4)
+    panel.axhline(limit, color=ON_BOTH, linestyle="--", linewidth=1)
+    peak, most = max(plain["bytes"], key=lambda one: one[1])
+    most, end = most / 1e6, max(run["milliseconds"] for run in (plain, within))
+    panel.text(peak + end / 40, most, "without a budget", color=WITHOUT, va="top", fontsize=9)
+    panel.text(
+        end * 0.99,
+        limit + 8,
+        f"inside {within['budget'].replace('MB', ' MB')}",
+        color=WITHIN,
+        ha="right",
+        fontsize=9,
+    )
+    panel.text(end * 0.01, limit + 8, "budget", color=ON_BOTH, fontsize=8)
+    panel.text(peak / 2, most * 0.05, "forward pass", color=ON_BOTH, ha="center", fontsize=8)
+    panel.text(
+        (peak + plain["milliseconds"]) / 2,
+        most * 0.05,
+        "backward pass",
+        color=ON_BOTH,
+        ha="center",
+        fontsize=8,
+    )
+    panel.set(
+        xlabel="processor time in one training step, ms",
+        ylabel="tensor memory, MB",
+        xlim=(0, end),
+        ylim=(0, most * 1.04),
+    )
+    panel.grid(visible=False)
+    panel.tick_params(colors=ON_BOTH)
+    for part in (panel.xaxis.label, panel.yaxis.label):
+        part.set_color(ON_BOTH)
+    for side in panel.spines.values():
+        side.set_color(ON_BOTH)
+    save(figure, folder, "idea", "svg")
 
 
 def chain(folder: Path) -> None:

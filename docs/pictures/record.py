@@ -1,23 +1,28 @@
 """Real runs of an example: what pictures are made from.
 
-Kept as runs.json, for the tables and the time, and as the trace that Perfetto shows.
+Kept as runs.json, for tables, drawings and the outputs that pages show, and in tests/pictures, for the
+page and the trace that Perfetto shows.
 
-`python docs/pictures/record.py`. Takes some minutes, and gives other figures each time. While the first run
-is under way its records are read from outside, as `dtrrun top` does.
+`python docs/pictures/record.py [PART...]` records these parts, or all. Takes some minutes, and gives other
+figures each time. While the first run is under way its records are read from outside, as `dtrrun top` does.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from dtrrun.cli import smoke as smoking
+from dtrrun.cli.main import main as dtrrun
 from dtrrun.launch.running import find
 from dtrrun.telemetry.record import Snapshot
 from dtrrun.views.rates import KEPT_NS
@@ -25,7 +30,7 @@ from dtrrun.views.rates import KEPT_NS
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 KEPT = HERE / "runs.json"
-TRACE = ROOT / "tests" / "pictures" / "trace.json.gz"
+PAGES = ROOT / "tests" / "pictures"
 SCRIPT = "docs/examples/transformer.py"
 BUDGET, BUDGETS = "210MB", ("420MB", "336MB", "252MB", "210MB", "168MB", "126MB")
 STEPS, SEEN = "8", 6
@@ -33,13 +38,42 @@ STEPS, SEEN = "8", 6
 OF_PROCESS = ("pid", "rank", "start", "torch", "device", "heuristic")
 EVERY = 0.5
 """Seconds between two looks."""
+ENVIRONMENT = os.environ | {
+    "DTRRUN_REMEMBER": "0",
+    "DTRRUN_DEVICE": "cpu",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(ROOT),
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+}
+"""As on a machine that has not run the example before."""
 
 
-def main() -> None:
-    shown = watched("--budget", BUDGET, SCRIPT, "--steps", STEPS)
-    times = [reported("--budget", size, SCRIPT, "--steps", "6") for size in BUDGETS]
-    KEPT.write_text(json.dumps({"shown": shown, "times": times}, indent=0) + "\n")
-    TRACE.write_bytes(gzip.compress(traced("--budget", BUDGET, "--where", SCRIPT, "--steps", "3"), mtime=0))
+def main(*names: str) -> None:
+    for name in names or (*OF_RUNS, *OF_PAGES):
+        if name in OF_RUNS:
+            runs = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+            KEPT.write_text(json.dumps(runs | {name: OF_RUNS[name]()}, indent=0) + "\n")
+        else:
+            (PAGES / name).write_bytes(OF_PAGES[name]())
+
+
+def shown() -> dict[str, Any]:
+    return watched("--budget", BUDGET, SCRIPT, "--steps", STEPS)
+
+
+def times() -> list[dict[str, Any]]:
+    return [reported("--budget", size, SCRIPT, "--steps", "6") for size in BUDGETS]
+
+
+def step() -> list[dict[str, Any]]:
+    """Memory over one step, without a budget and with one."""
+    return [stepped(budget, SCRIPT, "--steps", "12") for budget in ("none", BUDGET)]
+
+
+def stepped(*words: str) -> dict[str, Any]:
+    command = [sys.executable, str(HERE / "step.py"), *words]
+    found = subprocess.run(command, stdout=subprocess.PIPE, cwd=ROOT, env=ENVIRONMENT, check=True)
+    return dict(json.loads(found.stdout))
 
 
 def watched(*words: str) -> dict[str, Any]:
@@ -48,7 +82,7 @@ def watched(*words: str) -> dict[str, Any]:
         report, output = Path(folder, "report.json"), Path(folder, "output")
         with output.open("w") as stream:
             command = [sys.executable, "-m", "dtrrun", "--json", str(report), *words]
-            process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=ROOT)
+            process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=ROOT, env=ENVIRONMENT)
         seen: list[Snapshot] = []
         lines: list[str] = []
         while process.poll() is None:
@@ -79,18 +113,83 @@ def reported(*words: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         command = [sys.executable, "-m", "dtrrun", "--quiet", "--json", str(report), *words]
-        subprocess.run(command, stdout=subprocess.DEVNULL, cwd=ROOT, check=True)
+        subprocess.run(command, stdout=subprocess.DEVNULL, cwd=ROOT, env=ENVIRONMENT, check=True)
         found = json.loads(report.read_text())
     return {key: found[key] for key in ("budget_bytes", "peak_bytes", "steps", "seconds")}
 
 
-def traced(*words: str) -> bytes:
-    """A run's trace."""
+def written(option: str, verb: list[str], *words: str, status: int = 0) -> bytes:
+    """What a run writes with that option; the paths of this machine are left out."""
     with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder, "trace.json")
-        command = [sys.executable, "-m", "dtrrun", "--quiet", "--trace", str(trace), *words]
-        subprocess.run(command, stdout=subprocess.DEVNULL, cwd=ROOT, check=True)
-        return trace.read_bytes().replace(json.dumps(sys.executable).encode(), b'"python"')
+        made = Path(folder, "made.json")
+        command = [sys.executable, "-m", "dtrrun", *verb, "--quiet", option, str(made), *words]
+        quiet = subprocess.DEVNULL
+        done = subprocess.run(
+            command, stdout=quiet, stderr=quiet if status else None, cwd=ROOT, env=ENVIRONMENT
+        )
+        if done.returncode != status:
+            raise SystemExit(f"{words} ended with {done.returncode}")
+        return without_paths(made.read_text()).encode()
+
+
+def without_paths(text: str) -> str:
+    """Without what only this machine has."""
+    return text.replace(json.dumps(sys.executable), '"python"').replace(f"{ROOT / 'docs' / 'examples'}/", "")
+
+
+def page() -> bytes:
+    """The report that the page shows."""
+    return written("--json", [], "--budget", "190MB", "--where", SCRIPT, "--steps", "12")
+
+
+def curve() -> bytes:
+    """The budgets that it shows beside it."""
+    with tempfile.TemporaryDirectory() as folder:
+        profile = Path(folder, "transformer.yaml")
+        made = written("--json", ["profile"], "-o", str(profile), SCRIPT, "--steps", "12")
+        return made.replace(str(profile.with_suffix("")).encode(), b"transformer")
+
+
+def trace() -> bytes:
+    words = ("--budget", BUDGET, "--where", SCRIPT, "--steps", "3")
+    return gzip.compress(written("--trace", [], *words), mtime=0)
+
+
+def smoke() -> list[dict[str, Any]]:
+    """What the three runs of `dtrrun smoke` have left, of which its checks are made."""
+    made: list[Any] = []
+    once = smoking.run_once
+
+    def run_once(*given: Any) -> Any:
+        made.append(once(*given))
+        return made[-1]
+
+    smoking.run_once = run_once
+    os.environ.update(ENVIRONMENT)
+    with suppress(SystemExit):
+        dtrrun(["smoke", "docs/examples/vae.py"])
+    return [
+        {
+            "seconds": run.ended.seconds,
+            "error": run.error,
+            "snapshots": [kept(one, {"latest_steps": one.tables["latest_steps"]}) for one in run.snapshots],
+            "states": [(state["step"], len(state["digests"])) for state in run.states],
+        }
+        for run in made
+    ]
+
+
+def ranks() -> dict[str, Any]:
+    """The report of two processes."""
+    words = ("torchrun", "--nproc-per-node", "2", "tests/ecosystem/programs/ddp.py")
+    with tempfile.TemporaryDirectory() as folder:
+        ENVIRONMENT["RESULTS"] = folder
+        return dict(json.loads(written("--json", [], "--budget", "3.6MB", *words)))
+
+
+def too_small() -> dict[str, Any]:
+    """The report of a run whose budget is too small."""
+    return dict(json.loads(written("--json", [], "--budget", "30MB", SCRIPT, "--steps", "1", status=1)))
 
 
 def kept(snapshot: Snapshot, tables: dict[str, Any]) -> dict[str, Any]:
@@ -99,5 +198,16 @@ def kept(snapshot: Snapshot, tables: dict[str, Any]) -> dict[str, Any]:
     return asdict(replace(snapshot, meta=meta, tables=tables))
 
 
+OF_RUNS: dict[str, Any] = {
+    "shown": shown,
+    "times": times,
+    "step": step,
+    "smoke": smoke,
+    "ranks": ranks,
+    "too_small": too_small,
+}
+OF_PAGES: dict[str, Any] = {"run.json": page, "profile.json": curve, "trace.json.gz": trace}
+
+
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

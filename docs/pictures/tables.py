@@ -1,6 +1,7 @@
 """The live table at two widths and the final table as SVG, by dtrrun's own views, from the run in runs.json.
 
-`python docs/pictures/tables.py [FOLDER]`. The same run gives the same bytes: pictures change when views do.
+`python docs/pictures/tables.py [FOLDER]`. The same run gives the same bytes: pictures change when views do. A
+run that lacks what the views show today has to be recorded anew: `make docs-runs`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,10 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from dtrrun.settings import RuntimeSettings
-from dtrrun.telemetry.fields import COUNTERS
 from dtrrun.telemetry.record import Snapshot
 from dtrrun.views.final import print_final
 from dtrrun.views.picture import picture
 from dtrrun.views.rates import Rates
-from dtrrun.views.report import build_report
 
 HERE = Path(__file__).parent
 WIDTHS = (80, 120)
@@ -95,14 +94,12 @@ def live(run: dict[str, Any], width: int) -> list[str]:
 
 
 def snapshot(fields: dict[str, Any]) -> Snapshot:
-    """As it was kept; counters that have come since are 0."""
-    return Snapshot(**{**fields, "counters": dict.fromkeys(COUNTERS, 0) | fields["counters"]})
+    return Snapshot(**fields)
 
 
 def final(run: dict[str, Any], width: int) -> list[str]:
     stream = Terminal()
-    since = build_report([], RuntimeSettings(), 0, [], 0.0)  # fields that have come since the run was kept
-    print_final(since | run["report"], stream, width=width)
+    print_final(run["report"], stream, width=width)
     return stream.getvalue().splitlines()
 
 

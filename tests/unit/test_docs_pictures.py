@@ -10,7 +10,7 @@ from trace_format import broken_rules
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 TABLES = {"live-80.svg", "live-120.svg", "final-80.svg"}
-DRAWINGS = {"how-chain.svg", "how-versions.svg", "how-time.svg"}
+DRAWINGS = {"idea.svg", "how-chain.svg", "how-versions.svg", "how-time.svg"}
 
 
 @pytest.fixture(autouse=True)
