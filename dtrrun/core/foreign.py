@@ -30,8 +30,8 @@ LOST = "computed from memory that was then written to outside of PyTorch"
 
 
 class LostError(RuntimeError):
-    """Raised when an evicted value is needed that can't be recomputed, because code that is not PyTorch's has
-    written to memory that it was computed from."""
+    """An evicted value is needed but cannot be recomputed, because code outside of PyTorch has written to
+    memory that it was computed from."""
 
     def __init__(self) -> None:
         super().__init__(

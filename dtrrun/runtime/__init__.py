@@ -108,16 +108,16 @@ def finish(pid: int) -> None:
 def budget(size: int | str | None, device: str = "auto", **options: Any) -> Iterator[Session]:
     """Keep the tensors of the enclosed code inside a budget.
 
-    `size` is in bytes, or text such as "200MB"; None only counts. `device` is "auto" (the GPU if this PyTorch
-    can use one, else the CPU), "cpu", "cuda" or "cuda:N". On a GPU the budget covers all memory that the
-    driver shows for the process. `options` are those of the command (`heuristic`, `over_budget`, `verify`,
-    ...), and text in them is read as the command reads it. Yields the `Session`, whose `report()` is a dict
-    of figures.
+    `size` is in bytes, or text such as "200MB"; with None, memory is only counted. `device` is "auto" (the
+    GPU if this PyTorch can use one, else the CPU), "cpu", "cuda" or "cuda:N". On a GPU, the budget covers all
+    memory that the driver shows for the process. `options` are those of the command (`heuristic`,
+    `over_budget`, `verify`, ...), and text in them is read as on the command line. Yields the `Session`,
+    whose `report()` returns a dict of figures.
 
-    Raises ValueError for a bad size, device or option, TypeError for an unknown option, RuntimeError if
-    another session is running (sessions do not nest), if this Python is free-threaded, or if
-    `native="require"` and the native fast path cannot be built, and inside the block `BudgetError` if the
-    budget cannot hold an operator.
+    Raises ValueError if the size, the device or an option is invalid, and TypeError if an option is unknown.
+    Raises RuntimeError if another session is running (sessions do not nest), if this Python is free-threaded,
+    or if the native fast path cannot be built with `native="require"`. Inside the block, raises `BudgetError`
+    if an operator does not fit.
     """
     if why := unsupported():
         raise RuntimeError(f"dtrrun: {why}")

@@ -21,18 +21,25 @@ CPU_WORDS = "DefaultCPUAllocator: can't allocate memory"
 class BudgetError(torch.OutOfMemoryError):
     """The budget is too small for one operator. The program's state is intact.
 
-    Its text begins with PyTorch's words for a device without memory, and on a CPU ends with its allocator's:
-    programs that go on with a smaller batch look for these in a RuntimeError's text, and not for its class.
+    The message begins with PyTorch's words for a device without memory, and on a CPU ends with its
+    allocator's, because programs that retry with a smaller batch look for these words, not for the class.
 
-    `operator`: its name. `needed_bytes`: what it had to allocate (0 if it had already allocated).
-    `least_budget_bytes`: the least budget that would have sufficed at this point; a later operator may need
-    more. `pinned`: bytes in memory that could not be evicted, by reason. `called`: the program's own
-    operator, which differs from `operator` if an input had to be recomputed. `called_bytes`: the bytes of its
-    inputs, its results and all that cannot be evicted, 0 if unknown. `training`: the approximate bytes of
-    parameters, gradients and optimizer state (see `Training.totals`), or None. `expected_bytes`: the budget
-    that is expected to be enough for the whole program, as far as it is known, 0 if unknown.
-    `device_type`: the session's. `hint`: what the program can do itself, if that is known. `explained`:
-    whether `explain` has been called with what the session knows.
+    It has these attributes:
+
+    - `operator`: the name of the operator that did not fit.
+    - `needed_bytes`: how much it had to allocate; 0 if it had allocated already.
+    - `least_budget_bytes`: the least budget that would have been enough at this point. A later operator may
+      need more.
+    - `pinned`: how many bytes in memory could not be evicted, by reason.
+    - `called`: the operator that the program called. It differs from `operator` if an input had to be
+      recomputed.
+    - `called_bytes`: the bytes of its inputs, its results and everything that cannot be evicted; 0 if
+      unknown.
+    - `training`: about how many bytes parameters, gradients and optimizer state need; None if unknown.
+    - `expected_bytes`: the budget that is expected to be enough for the whole program; 0 if unknown.
+    - `device_type`: the type of the session's device.
+    - `hint`: what the program itself can do, if that is known.
+    - `explained`: whether the session has added what it knows.
     """
 
     def __init__(
@@ -43,7 +50,7 @@ class BudgetError(torch.OutOfMemoryError):
         least_budget_bytes: int = 0,
         pinned: dict[str, int] | None = None,
     ) -> None:
-        """Without figures the first argument is the message: programs make errors of an error's kind so."""
+        """Without figures, the first argument is the message, as when a library raises the error again."""
         super().__init__()
         told = budget_bytes is None
         self.operator = "" if told else operator

@@ -275,10 +275,10 @@ class Session:
         self._publish()
 
     def set_budget(self, size: int | str | None) -> None:
-        """Change the budget of a running session. Evicts at once what no longer fits.
+        """Change the budget of a running session, and evict at once what no longer fits.
 
-        size: as in `budget`. Raises ValueError for an invalid one, BudgetError if it cannot hold what can't
-        be evicted.
+        `size` is as in `budget`. Raises ValueError if it is invalid, and BudgetError if what cannot be
+        evicted does not fit.
         """
         budget_bytes = as_bytes(size)
         with self._lock:
@@ -305,7 +305,7 @@ class Session:
     # -- what the parts call ---------------------------------------------------------------------
 
     def pin(self, tensor: torch.Tensor) -> None:
-        """Keep a tensor's storage in memory from now on, for native code that reads it unseen."""
+        """Keep a tensor's storage in memory from now on. Use it for native code that dtrrun cannot see."""
         self._access.pin(tensor, "pinned")
 
     def _met_leaf(self, leaf: torch.Tensor) -> None:
@@ -534,7 +534,10 @@ class Session:
     # -- report ----------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
-        """Return the counters of `telemetry.fields` and the record's tables. `operators` is the table."""
+        """Return the figures so far: the counters of `telemetry.fields`, and tables.
+
+        `operators` is the table of operators that ran again, not the counter of that name.
+        """
         with self._lock:
             self.ledger.collect_dead()
             return publish.counters(self) | publish.tables(self)
