@@ -106,18 +106,19 @@ bench-simulator: $(INSTALLED)
 docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The pictures of docs/: from the logs of tests/logs, the runs kept in docs/pictures (make docs-runs), and a run of
-# tests/pictures, whose pages need Chromium.
+# The pictures of docs/, and the outputs that pages show: from the logs of tests/logs, the runs kept in docs/pictures and
+# tests/pictures (make docs-runs). The pictures of pages need Chromium. tests/unit/test_docs_pictures.py says if one is stale.
 docs-pictures: $(INSTALLED)
-	$(BIN)/dtrrun simulate tests/logs --heuristic h_dtr,h_dtr_eq,h_chain,h_next,lru --figures build/pictures --quiet
-	$(BIN)/dtrrun simulate --theory linear --sizes 256 --figures build/pictures --quiet
-	mkdir -p docs/pictures && cp build/pictures/slowdown.svg build/pictures/theory-trace.svg docs/pictures
+	mkdir -p build/pictures
+	$(BIN)/dtrrun simulate tests/logs --heuristic h_dtr,h_dtr_eq,h_chain,h_next,lru --json build/pictures/rows.json --quiet
+	$(BIN)/python docs/pictures/curves.py build/pictures/rows.json
 	$(BIN)/python docs/pictures/tables.py
 	$(BIN)/python docs/pictures/drawings.py
+	$(BIN)/python docs/pictures/outputs.py
 	$(PIP) --no-build-isolation --editable '.[browser]'
 	$(BIN)/python -m tests.pictures
 
-# Real runs, kept for the pictures of the tables and of where the time goes; they differ each time.
+# Real runs, kept for pictures and for outputs that pages show; they differ each time. Then: make docs-pictures
 docs-runs: $(INSTALLED)
 	$(BIN)/python docs/pictures/record.py
 

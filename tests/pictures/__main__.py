@@ -1,6 +1,11 @@
-"""Pictures of the report and of Perfetto in docs/pictures, of the runs kept here: `make docs-pictures`."""
+"""Pictures of the report and of Perfetto in docs/pictures, of the runs kept here: `make docs-pictures`.
+
+Beside them, made.json has a digest of what each was taken of, so that a test without a browser sees if one is
+stale.
+"""
 
 import gzip
+import hashlib
 import io
 import json
 import subprocess
@@ -15,6 +20,7 @@ from tests.pictures.browser import chromium, missing
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs" / "pictures"
+MADE = DOCS / "made.json"
 LOOKS = {"light": {}, "dark": {"dark": True}, "phone": {"phone": True}}
 """By name of the picture: how the page is opened."""
 FAILURES = "select name, value from stats where severity in ('error', 'data_loss') and value > 0"
@@ -40,6 +46,12 @@ def take(folder):
 def trace():
     """The trace that is shown, as it was written."""
     return gzip.decompress((HERE / "trace.json.gz").read_bytes())
+
+
+def digests():
+    """By picture: of what it shows."""
+    shown = {f"report-{look}": example() for look in LOOKS} | {"perfetto": trace()}
+    return {name: hashlib.sha256(content).hexdigest() for name, content in shown.items()}
 
 
 def as_imported(viewer):
@@ -132,4 +144,6 @@ if __name__ == "__main__":
     for name in taken:  # a third of the bytes, with 255 colours
         path = DOCS / f"{name}.png"
         Image.open(path).convert("RGB").quantize(255).save(path, optimize=True)
+    made, shown = json.loads(MADE.read_text()) if MADE.exists() else {}, digests()
+    MADE.write_text(json.dumps(made | {name: shown[name] for name in taken}, indent=1) + "\n")
     sys.exit(lacking)
