@@ -1,7 +1,7 @@
 """What the pages tell a reader to type is run here, and what they show as output is made here.
 
-Programs that train are run up to the moment at which they would start; the first of README.md really runs, and
-so does the code that it shows. `make docs-pictures` writes the outputs into the pages anew.
+Programs that train are run up to the moment at which they would start. The first one of README.md really
+runs, and so does the code that it shows. `make docs-pictures` writes the outputs into the pages anew.
 """
 
 import gzip

@@ -1,7 +1,7 @@
-"""The pictures of docs/ are those that today's code makes of the kept runs; `make docs-pictures` makes them anew.
+"""The pictures of docs/ are what today's code makes of the kept runs; `make docs-pictures` makes them anew.
 
-Where a run lacks what is shown today, or another machine's run is wanted: `make docs-runs`. No picture is taken
-here that needs a browser: what it was taken of is compared instead.
+If a run lacks what is shown today: `make docs-runs`. Nothing here needs a browser: for a picture of a page,
+what it was taken of is compared.
 """
 
 import gzip
