@@ -24,7 +24,7 @@ MADE = DOCS / "made.json"
 LOOKS = {"light": {}, "dark": {"dark": True}, "phone": {"phone": True}}
 """By name of the picture: how the page is opened."""
 FAILURES = "select name, value from stats where severity in ('error', 'data_loss') and value > 0"
-PARTS = (0, 1), (0.1595, 0.1720), (0.738, 0.752)
+PARTS = (0, 1), (0.309, 0.3094), (0.8262, 0.8334)
 """Of the second step: all of it; storages are looked for and evicted; operators are run again."""
 
 
