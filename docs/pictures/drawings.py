@@ -39,7 +39,7 @@ def idea(folder: Path) -> None:
     """Memory over one step, without a budget and with one. Legible on light and on dark pages."""
     plain, within = json.loads((HERE / "runs.json").read_text())["step"]
     figure, (panel,) = grid(1, "")
-    figure.set_size_inches(7.6, 2.9)
+    figure.set_size_inches(6.4, 2.6)
     figure.patch.set_alpha(0)
     panel.patch.set_alpha(0)
     limit = as_bytes(within["budget"]) / 1e6
@@ -50,7 +50,7 @@ def idea(folder: Path) -> None:
     panel.axhline(limit, color=ON_BOTH, linestyle="--", linewidth=1)
     peak, most = max(plain["bytes"], key=lambda one: one[1])
     most, end = most / 1e6, max(run["milliseconds"] for run in (plain, within))
-    panel.text(peak + end / 40, most, "without a budget", color=WITHOUT, va="top", fontsize=9)
+    panel.text(peak + end / 25, most, "without a budget", color=WITHOUT, va="top", fontsize=9)
     panel.text(
         end * 0.99,
         limit + 8,

@@ -32,7 +32,7 @@ the program had not begun to compute, so that no budget was advised."""
 def measure(quick: bool) -> Section:
     shares = (30,) if quick else SHARES
     section = Section(
-        "20. Following the advice", TEXT, ["Example", "Plain peak", *map("{} %".format, shares)]
+        "18. Following the advice", TEXT, ["Example", "Plain peak", *map("{} %".format, shares)]
     )
     for example in TINY:
         counted = inside_once(None, example, "--steps", "2")

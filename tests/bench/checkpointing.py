@@ -126,7 +126,7 @@ def measure(quick: bool) -> Section:
         "dtrrun",
         "dtrrun / checkpoints",
     ]
-    section = Section("22. Against checkpoints", TEXT, headers)
+    section = Section("20. Against checkpoints", TEXT, headers)
     for name, make in MODELS.items():
         whole = peak_of(make, 0)
         budgets = {every: peak_of(make, every) for every in EVERY}

@@ -34,7 +34,7 @@ HEADERS = [
 
 
 def measure(quick: bool) -> Section:
-    section = Section("18. Profiles", TEXT, HEADERS)
+    section = Section("16. Profiles", TEXT, HEADERS)
     for example in QUICK if quick else TINY:
         with tempfile.TemporaryDirectory() as folder:
             row, wrong = _measured(example, Path(folder))

@@ -146,6 +146,16 @@ def test_every_page_has_a_place_on_the_site():
     assert sorted(nav) == sorted(links.pages())
 
 
+def test_sections_of_the_measurements_are_numbered_and_exist():
+    numbers = [
+        int(number) for number in re.findall(r"^## (\d+)\.", text("docs/measurements.md"), re.MULTILINE)
+    ]
+    assert numbers == [*range(1, len(numbers) + 1)]
+    for page in PAGES:
+        for number in re.findall(r"[Ss]ection (\d+)\b", text(page)):
+            assert int(number) in numbers, f"{page}: section {number}"
+
+
 def test_links_on_the_site():
     assert links.on_site("[a](../guide.md#x) [b](../../dtrrun/cli)", "docs/design/overview.md") == (
         "[a](../guide.md#x) [b](../source/dtrrun/cli.md)"
