@@ -146,6 +146,13 @@ def test_every_page_has_a_place_on_the_site():
     assert sorted(nav) == sorted(links.pages())
 
 
+def test_every_line_of_the_final_table_is_described():
+    source = (ROOT / "dtrrun" / "views" / "final.py").read_text()
+    labels = {*re.findall(r'rows\["([^"]+)"\]', source), "slowdown", "in all"}
+    described = re.findall(r"^\| `([^`]+)` \|", text("docs/howto/read-the-report.md"), re.MULTILINE)
+    assert sorted(described) == sorted({*labels, "peak"})
+
+
 def test_sections_of_the_measurements_are_numbered_and_exist():
     numbers = [
         int(number) for number in re.findall(r"^## (\d+)\.", text("docs/measurements.md"), re.MULTILINE)
