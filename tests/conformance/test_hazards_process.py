@@ -300,7 +300,7 @@ def test_tensors_without_memory_take_none(capsys):
     expected = plain(program)
     assert_same(expected, run_inside(program, 400_000)[0], "inside")
     check_stress(program, expected)
-    assert "outside of the budget" not in capsys.readouterr().err
+    assert "outside the budget" not in capsys.readouterr().err
 
 
 def test_tensors_of_another_device_are_said_to_be_outside(capsys):
@@ -309,7 +309,7 @@ def test_tensors_of_another_device_are_said_to_be_outside(capsys):
         torch.randn(4) * torch.randn(4)
         assert session.report()["peak_bytes"] == 0
         session.ledger.device_type = "cpu"
-    assert capsys.readouterr().err.count("tensors on cpu are outside of the budget") == 1
+    assert capsys.readouterr().err.count("tensors on cpu are outside the budget") == 1
 
 
 def test_an_import_of_deepspeed_is_noticed_once(capsys, monkeypatch):

@@ -280,9 +280,7 @@ def test_a_search_that_was_killed_is_said_in_one_line(answers, shares):
     answers()
     _, session = losses_of()
     (warning,) = session.warnings
-    assert warning == (
-        f"no better heuristic could be searched for, so it stays {FIRST} (the search was killed)"
-    )
+    assert warning == (f"cannot search for a better heuristic, so it stays {FIRST} (the search was killed)")
 
 
 def test_a_log_that_cannot_be_written_is_said_in_one_line(answers, shares, monkeypatch):
@@ -509,7 +507,7 @@ def test_a_cache_that_cannot_be_written_is_said_in_one_line(remembered, tmp_path
     (tmp_path / "dtrrun").write_text("a file where a folder should be")
     make().write(answer(BETTER, 1.1) | {"steps": []})
     (warning,) = warnings
-    assert warning.startswith("what was learned of this program cannot be kept for the next run (")
+    assert warning.startswith("cannot keep what was learned about this program for the next run (")
 
 
 def test_only_the_latest_are_kept(remembered, monkeypatch):

@@ -68,7 +68,7 @@ def test_a_cache_that_cannot_be_written(dtrrun, program, cache, tmp_path):
     run = dtrrun(*WORDS, str(program("train.py", SCRIPT)), env=cache)
     assert run.status == 0
     (line,) = run.ours
-    assert line.startswith("warning: what was learned of this program cannot be kept for the next run (")
+    assert line.startswith("warning: cannot keep what was learned about this program for the next run (")
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
 
 

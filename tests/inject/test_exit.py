@@ -283,4 +283,4 @@ def test_a_budget_error_that_torchscript_hides_is_shown(program, dtrrun):
 def test_native_code_that_reads_an_evicted_tensor_is_explained(program, dtrrun):
     program("reads.py", "raise RuntimeError('elements, but its data is not allocated yet.\\nIf')\n")
     program("train.py", "import torch\nimport reads\n")
-    assert dtrrun("--budget", "1GB", "train.py").err.count("warning: native code read a tensor") == 1
+    assert dtrrun("--budget", "1GB", "train.py").err.count("warning: native code read an evicted tensor") == 1

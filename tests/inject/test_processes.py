@@ -129,7 +129,7 @@ def test_a_child_of_os_fork_that_trains_is_told_of(program, dtrrun):
         "child(sys.argv[1] == 'trains')\n"
         "optimizer.step()\n",
     )
-    assert dtrrun("--budget", "1GB", "fork.py", "trains").err.count("made by os.fork() and trains") == 1
+    assert dtrrun("--budget", "1GB", "fork.py", "trains").err.count("made by os.fork(), trains") == 1
     assert "os.fork()" not in dtrrun("--budget", "1GB", "fork.py", "looks").err
 
 

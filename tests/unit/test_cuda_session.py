@@ -270,7 +270,7 @@ def test_it_sleeps_until_an_operator_touches_a_gpu(monkeypatch, capsys):
         assert session.ledger.age == 0
         session.device.ended(steps=3)
         assert correct(kept)
-    assert "trained without the GPU" in capsys.readouterr().err
+    assert "did not use the GPU" in capsys.readouterr().err
 
 
 def test_a_forked_child_leaves_cuda_alone(monkeypatch):

@@ -31,16 +31,14 @@ from dtrrun.telemetry import driver
 
 LOOK_AT_HOLES_SECONDS = 10.0  # the allocator's snapshot takes milliseconds
 BLIND = (
-    "the program's CUDA allocator gives no statistics: the budget holds for tensors alone, "
-    "not for what the driver shows"
+    "the program's CUDA allocator gives no statistics: the budget covers only tensors, "
+    "not what the driver shows"
 )
 DID_WITHOUT = (
-    "a GPU library asked for more memory than was free, and did without: it may have taken another "
-    "algorithm, and its results may have other bits than without a budget"
+    "a GPU library found too little memory for its workspace: it may have used another algorithm, "
+    "and its results may have other bits than without a budget"
 )
-NEVER_USED = (
-    "this process trained without the GPU, which the budget was for; --device cpu gives the CPU a budget"
-)
+NEVER_USED = "this process did not use the GPU that the budget is for; --device cpu sets a budget for the CPU"
 
 
 class Cuda:

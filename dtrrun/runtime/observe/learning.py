@@ -328,7 +328,7 @@ class Learning:
             self._search = None
 
 
-CANNOT = "no better heuristic could be searched for, so it stays {heuristic} ({why})"
+CANNOT = "cannot search for a better heuristic, so it stays {heuristic} ({why})"
 
 
 def kinds_of(operators: Sequence[int]) -> int | None:

@@ -21,21 +21,19 @@ EMPTIED = "its data is not allocated yet"
 """Part of the error that PyTorch's native code raises when it reads an evicted tensor."""
 
 READ_UNSEEN = (
-    "native code read a tensor that is evicted: dtrrun sees PyTorch's operators only. "
+    "native code read an evicted tensor; dtrrun sees only PyTorch's operators. "
     "Register the function as one (torch.library), or keep the tensor in memory (session.pin)"
 )
 SCRIPTED = "TorchScript has turned the budget's error into a RuntimeError. It was: "
 FORKED = (
-    "process {pid} was made by os.fork() and trains without a budget; children of multiprocessing, "
-    "subprocess and torchrun have theirs"
+    "process {pid}, a child made by os.fork(), trains without a budget; children of multiprocessing, "
+    "subprocess and torchrun get their own"
 )
 UNDER_MODES = (
-    "a TorchDispatchMode was on before the session began: what runs under it cannot be recomputed, so that "
-    "nothing is evicted; enter the mode inside of the session"
+    "a TorchDispatchMode was on before the session began: what runs under it cannot be recomputed, so "
+    "nothing is evicted; enter the mode inside the session"
 )
-OTHER_DEVICE = (
-    "tensors on {device} are outside of the budget: only those on the {ours} are counted and evicted"
-)
+OTHER_DEVICE = "tensors on {device} are outside the budget: only those on the {ours} are counted and evicted"
 
 
 class Notices:

@@ -20,7 +20,7 @@ from dtrrun.telemetry.private import open_private
 FORMAT = 2
 MOST = 200
 """Files kept: those used last."""
-UNWRITTEN = "what was learned of this program cannot be kept for the next run ({why})"
+UNWRITTEN = "cannot keep what was learned about this program for the next run ({why})"
 
 
 def cache_folder() -> Path:
