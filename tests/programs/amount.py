@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, seed, settings
 
-NUMBER = int(os.environ.get("PROGRAMS", "300"))
+NUMBER = int(os.environ.get("PROGRAMS", "200"))
 SEED = os.environ.get("PROGRAMS_SEED")
 
 
