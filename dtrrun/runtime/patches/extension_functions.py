@@ -7,6 +7,7 @@ that they call, as composite operators of native libraries do, and so the same i
 
 from __future__ import annotations
 
+import gc
 import sys
 from importlib.machinery import ExtensionFileLoader
 from types import ModuleType
@@ -27,10 +28,11 @@ class ExtensionFunctions:
 
     def install(self) -> None:
         self._native.watch_functions(hiding(self._composites.call))
-        paths = set(self._native.foreign_paths())
-        for module in list(sys.modules.values()) if paths else []:
-            if getattr(module, "__file__", None) in paths:
-                self._native.meet_functions(functions_of(module))
+        if paths := set(self._native.foreign_paths()):
+            self._native.meet_functions(gc.get_objects())  # not those that `gc.freeze` has hidden
+            for module in list(sys.modules.values()):  # where modules need not be
+                if getattr(module, "__file__", None) in paths:
+                    self._native.meet_functions(functions_of(module))
         self._patches.wrap(ExtensionFileLoader, "exec_module", self._loading)
 
     def remove(self) -> None:
