@@ -77,7 +77,10 @@ def command_of(verb: str) -> Any:
         options_metavar=module.USAGE,
         context_settings={"help_option_names": ["-h", "--help"]},
     )(typed)
-    return typer.main.get_command(app)
+    command: Any = typer.main.get_command(app)
+    context = command.context_class(command, **command.context_settings)
+    command.get_help_option(context).metavar = ""  # in place of a type
+    return command
 
 
 def _parameter(row: Option) -> Parameter:
