@@ -34,7 +34,6 @@ FORMULAS = {
     "slogdet": lambda x: torch.linalg.slogdet(x)[1],
     "eigh": lambda x: torch.linalg.eigh(x + x.mT)[0],
     "eig": lambda x: torch.linalg.eig(x)[0],
-    "householder_product": lambda x: torch.linalg.householder_product(x[:3, :3], x[0, :3]),
     "ormqr": lambda x: torch.ormqr(x[:3, :3], x[0, :3], x[:3, :3]),
     "vander": lambda x: torch.linalg.vander(x),
     "max": lambda x: x.max() - 2,  # a negative gradient, and zeros, which have a sign, too
