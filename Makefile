@@ -28,10 +28,10 @@ test: $(INSTALLED)
 	@$(MAKE) --no-print-directory -j2 -Oline test-parts test-bits
 
 test-parts: # interpreters, signals and terminals among them, whose tests wait more than they compute
-	$(BIN)/python -m pytest -q tests/unit tests/inject tests/database tests/programs
+	$(BIN)/python -m pytest -q tests/unit tests/inject tests/database
 
 test-bits:
-	$(BIN)/python -m pytest -q tests/conformance
+	$(BIN)/python -m pytest -q tests/conformance tests/programs
 	NATIVE=off $(BIN)/python -m pytest -q $(HAZARDS)
 	$(BIN)/python -m pytest -q tests/mutants -k "sample or row"
 
