@@ -36,7 +36,7 @@ test-bits:
 	$(BIN)/python -m pytest -q tests/mutants -k "sample or row"
 
 # Those in which a Python dispatch mode matters most; `make conformance` runs all of them under it.
-HAZARDS := $(foreach name,modes mode_checks threads,tests/conformance/test_hazards_$(name).py)
+HAZARDS := $(foreach name,modes mode_checks,tests/conformance/test_hazards_$(name).py)
 
 # PyTorch's own databases, also in contexts, random programs, and each handling of a hazard switched off: all of it.
 conformance: $(INSTALLED)

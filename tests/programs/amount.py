@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, seed, settings
 
-NUMBER = int(os.environ.get("PROGRAMS", "200"))
+NUMBER = int(os.environ.get("PROGRAMS", "150"))
 SEED = os.environ.get("PROGRAMS_SEED")
 
 
