@@ -282,7 +282,8 @@ class Door {
       } ends;
       Untraced untraced;
       c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
-      Anchors anchors(accounts_, Words::of_foreign_code());
+      bool may_evict = !ledger.budget_bytes.is_none(ledger_.get());
+      Anchors anchors(accounts_, may_evict ? Words::of_foreign_code() : std::vector<uintptr_t>());
       PyObject* given[] = {facts.func.get(), args.get(), kwargs ? kwargs.get() : Py_None};
       result = checked(PyObject_Vectorcall(handle_.get(), given, 3, nullptr));
       made = std::move(call.results);
@@ -797,6 +798,14 @@ class Door {
     return true;
   }
 
+  // Calls `function` with each version that a call reads, also after `record`.
+  template <class Function>
+  void each_input(const Call& call, const Function& function) {
+    for (const Ref& one : call.inputs) function(one.get());
+    if (!call.maker) return;  // which has taken them
+    for (PyObject* one : operation.inputs(call.maker.get())) function(one);
+  }
+
   // While a kernel runs, other threads may have their turns, unless it writes to what is in the ledger, or draws from a
   // generator. Nobody evicts what it reads meanwhile, or takes the room that was made for it.
   class Others {
@@ -807,13 +816,13 @@ class Door {
       key_ = checked(PyLong_FromVoidPtr(&call));
       door.evictions_.reserve(key_.get(), door.signature.output_bytes.number(call.signature.get()));
       if (call.maker) door.mark_used(call.maker.get());
-      each_input([&](PyObject* one) { door_.version.locks.add(one, 1); });
+      door.each_input(call, [&](PyObject* one) { door_.version.locks.add(one, 1); });
       call.turn.pause();
     }
     ~Others() {
       if (!may_go_on_) return;
       call_.turn.resume();
-      each_input([&](PyObject* one) { door_.version.locks.add(one, -1); });
+      door_.each_input(call_, [&](PyObject* one) { door_.version.locks.add(one, -1); });
       door_.evictions_.give_back(key_.get());
       if (door_.waiting_.number(door_.slow_path_.get()) == 0) return;
       if (!Ref(PyObject_CallMethod(door_.slow_path_.get(), "tell_waiting", nullptr))) PyErr_WriteUnraisable(nullptr);
@@ -821,12 +830,6 @@ class Door {
     Others(const Others&) = delete;
 
    private:
-    template <class Function>
-    void each_input(const Function& function) {
-      for (const Ref& one : call_.inputs) function(one.get());
-      if (!call_.maker) return;  // which has taken them
-      for (PyObject* one : door_.operation.inputs(call_.maker.get())) function(one);
-    }
     Door& door_;
     Call& call_;
     Ref key_;
@@ -848,7 +851,7 @@ class Door {
     bool keep(bool on) override {
       if (on && call_.maker) door_.mark_used(call_.maker.get());
       auto lock = [&](PyObject* one) { door_.version.locks.add(one, on ? 1 : -1); };
-      each_input(call_, lock);
+      door_.each_input(call_, lock);
       for (PyObject* target : call_.targets) lock(target);
       for (const Ref& one : call_.statistics) lock(one.get());
       if (!on) {
@@ -864,12 +867,6 @@ class Door {
     }
 
    private:
-    template <class Function>
-    void each_input(const Call& call, const Function& function) {
-      for (const Ref& one : call.inputs) function(one.get());
-      if (!call.maker) return;  // which has taken them
-      for (PyObject* one : door_.operation.inputs(call.maker.get())) function(one);
-    }
     void changes(PyObject* constant) {
       if (door_.version.escaped.is_true(constant)) return;
       door_.version.escaped.set(constant, true);
