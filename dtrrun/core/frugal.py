@@ -114,33 +114,32 @@ def _in_order(steps: dict[int, Step]) -> list[Step]:
     return sorted(steps.values(), key=lambda step: step.order or (0, 0))
 
 
-class Frugal:
-    """Brings versions back one operation at a time."""
+def bring_back(
+    ledger: Ledger,
+    deallocation: Deallocation,
+    eviction: Eviction,
+    rematerializer: Rematerializer,
+    targets: Sequence[Version],
+    *,
+    locked: bool,
+) -> bool:
+    """Make all targets resident, one operation at a time. Returns False if that was not possible.
 
-    def __init__(
-        self, ledger: Ledger, deallocation: Deallocation, eviction: Eviction, rematerializer: Rematerializer
-    ) -> None:
-        self._ledger, self._deallocation = ledger, deallocation
-        self._eviction, self._rematerializer = eviction, rematerializer
-
-    def bring_back(self, targets: Sequence[Version], *, locked: bool) -> bool:
-        """Make all targets resident. Returns False if that was not possible.
-
-        locked: whether the caller has locked them. These locks are lifted meanwhile: a target that is in
-        memory may have to go, and come back.
-        """
-        lifted: list[Version] = []
-        try:
-            for version in targets if locked else ():
-                version.locks -= 1
-                lifted.append(version)
-            if not fit_one_by_one(self._ledger, targets):
-                return False
-            return _Run(self._ledger, self._deallocation, self._eviction, self._rematerializer).to(targets)
-        finally:
-            while lifted:
-                lifted[-1].locks += 1
-                del lifted[-1]
+    locked: whether the caller has locked them. These locks are lifted meanwhile: a target that is in
+    memory may have to go, and come back.
+    """
+    lifted: list[Version] = []
+    try:
+        for version in targets if locked else ():
+            version.locks -= 1
+            lifted.append(version)
+        if not fit_one_by_one(ledger, targets):
+            return False
+        return _Run(ledger, deallocation, eviction, rematerializer).to(targets)
+    finally:
+        while lifted:
+            lifted[-1].locks += 1
+            del lifted[-1]
 
 
 class _Run:

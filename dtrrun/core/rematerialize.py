@@ -17,7 +17,7 @@ from dtrrun.core.backend import Executor, Shortcuts
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.evict import Eviction
 from dtrrun.core.foreign import LOST, LostError
-from dtrrun.core.frugal import Frugal, fit_one_by_one
+from dtrrun.core.frugal import bring_back, fit_one_by_one
 from dtrrun.core.graph import Operation, Overwritten, Version, read_by_others
 from dtrrun.core.ledger import Ledger
 from dtrrun.core.locks import unlock
@@ -76,7 +76,6 @@ class Rematerializer:
         self._out_of_memory = out_of_memory
         self._between = between
         self._shortcuts = shortcuts
-        self._frugal = Frugal(ledger, deallocation, eviction, self)
         self.at_once = False  # whether what finds no room is left to it at once: so it was needed before
         self.rematerializations = 0
         self.rematerialized_bytes = 0
@@ -192,7 +191,7 @@ class Rematerializer:
         try:
             guard = self._executor.below()
             with guard, guard:  # twice, because of interrupts
-                done = self._frugal.bring_back(targets, locked=locked)
+                done = bring_back(self._ledger, self._deallocation, eviction, self, targets, locked=locked)
                 self.at_once = self.at_once or done
                 return done
         finally:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import dtrrun
-from dtrrun.core.frugal import Frugal
+from dtrrun.core import rematerialize
 from tests.bench import holes
 from tests.python_core import use_python_core
 
@@ -45,7 +45,7 @@ def test_a_larger_budget_runs_where_a_smaller_one_does(monkeypatch):
 
 
 def test_nothing_is_tried_in_another_way_while_the_usual_one_suffices(monkeypatch):
-    monkeypatch.delattr(Frugal, "bring_back")
+    monkeypatch.delattr(rematerialize, "bring_back")
     inside(7 * MB)
 
 

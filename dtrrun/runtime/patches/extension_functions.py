@@ -55,14 +55,16 @@ def functions_of(module: ModuleType) -> list[Any]:
     pending: list[Any] = [module]
     while pending:
         owner = pending.pop()
-        for value in [*vars(owner).values()] if id(owner) not in seen else []:
+        if id(owner) in seen:
+            continue
+        seen.add(id(owner))
+        for value in [*vars(owner).values()]:
             if isinstance(value, type) or (isinstance(value, ModuleType) and _is_within(value, module)):
                 pending.append(value)
             elif isinstance(value, property):
                 found += [value.fget, value.fset, value.fdel]
             else:
                 found.append(getattr(value, "__func__", value))  # of a method, bound or not
-        seen.add(id(owner))
     return found
 
 

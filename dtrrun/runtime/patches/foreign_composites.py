@@ -46,7 +46,7 @@ class ForeignComposites:
         self._libraries: list[Any] = []
         self._unready: list[str] = []
         self._backward: list[Running] = []
-        self._written: dict[Any, set[int]] = {}
+        self._places_written: dict[Any, set[int]] = {}
         """By function: the places among the tensors that it was given of those that it has written to."""
         self._is_on = False
 
@@ -113,7 +113,8 @@ class ForeignComposites:
 
     def _run(self, function: Any, call: Callable[[], Any], tensors: list[torch.Tensor]) -> Any:
         """Call a function that is given these tensors."""
-        with Running(self._slow_path, tensors, written=self._written.setdefault(function, set())) as running:
+        places = self._places_written.setdefault(function, set())
+        with Running(self._slow_path, tensors, places_written=places) as running:
             result = call()
             if torch.is_grad_enabled():
                 with unseen():
@@ -193,14 +194,15 @@ class Running:
         slow_path: SlowPath,
         tensors: list[torch.Tensor],
         keys: Sequence[int] = (),
-        written: set[int] | None = None,
+        places_written: set[int] | None = None,
     ) -> None:
         """tensors: its arguments. keys: of other storages that it may read.
 
-        written: the places of those arguments that it is known to write to, and receives others.
+        places_written: those of the arguments that it is known to write to; receives others.
         """
         self.thread, self.task = _task()
-        self._keys, self._written_before = keys, set() if written is None else written
+        self._keys = keys
+        self._places_written = set() if places_written is None else places_written
         self._slow_path, self._tensors = slow_path, tensors
         self._ledger, self._dtr = slow_path.ledger, slow_path.dtr
         self._locks = Locks()
@@ -222,7 +224,7 @@ class Running:
             try:
                 given = list(map(slow_path.version_of, self._tensors))
                 for place, version in enumerate(given):
-                    if version is not None and place in self._written_before:
+                    if version is not None and place in self._places_written:
                         self._about_to_write(version)
                         given[place] = self._ledger.versions[version.key]
                 others = map(self._ledger.versions.get, self._keys)
@@ -324,7 +326,7 @@ class Running:
             recipes.make_constant(version, WRITTEN)
         keys = [None if one is None else one.key for one in map(self._slow_path.version_of, self._tensors)]
         for version in changed:
-            self._written_before.update(place for place, key in enumerate(keys) if key == version.key)
+            self._places_written.update(place for place, key in enumerate(keys) if key == version.key)
             if version.operation is None:
                 recipes.foreign.lose_dependents(version)
             recipes.supersede(version, None, 0)
