@@ -186,6 +186,11 @@ class RuntimeSettings:
     where: bool = option(
         "Show from which module and line recomputed operators were called (slower).", OUTPUT, False
     )
+    quiet: bool = option(
+        "Print only errors, and warnings that results may differ or that the budget does not hold.",
+        OUTPUT,
+        False,
+    )
 
     native: Native = option(
         "Keep the books of operators in C++, which is much faster and is built at the first use: auto, if it "

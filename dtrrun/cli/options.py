@@ -53,7 +53,6 @@ class Options:
         "in .gz is compressed.",
         OUTPUT,
     )
-    quiet: bool = option("Print nothing but errors.", OUTPUT, False)
     profile: str | None = option(
         "Options from a YAML file: default, ci-smoke, low-memory, paper, a name in "
         "~/.config/dtrrun/profiles, or a path.",

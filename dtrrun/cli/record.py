@@ -121,7 +121,7 @@ def _moved(part: Path, path: Path, options: Options, status: int, step: str, lef
     except OSError as error:
         say(f"error: nothing was recorded: {path} cannot be written: {error.strerror}")
         return status or FAILED
-    if not options.quiet:
+    if not options.settings.quiet:
         schedule = read_schedule(path)
         count, peak = len(schedule.operators), format_size(schedule.peak_bytes)
         say(f"step {step} is in {path}: {count:,} operators and constants, peak {peak}")

@@ -54,10 +54,10 @@ def supervise(options: Options, command: Sequence[str], finish: Finish = lambda 
     ):
         wants_trace = options.trace is not None
         settings = replace(options.settings, record_dir=folder, trace_events=wants_trace)
-        if not options.quiet:
+        if not options.settings.quiet:
             _announce(options, command)
         announce(folder, command, time.time())
-        view = None if options.quiet else live_view(settings, sys.stderr, options.live)
+        view = None if options.settings.quiet else live_view(settings, sys.stderr, options.live)
         said: deque[str] = deque()  # written by the sampler's thread while the view uses the terminal
         tell = say if view is None else said.append
         started = time.monotonic()
@@ -72,12 +72,12 @@ def supervise(options: Options, command: Sequence[str], finish: Finish = lambda 
         outcome = judge(returncode, snapshots, marks, stopped)
         seen = timeline.values(snapshots) if timeline is not None else None
         report = build_report(snapshots, settings, outcome.exit_status, command, elapsed, seen)
-        if snapshots and not options.quiet:
+        if snapshots and not options.settings.quiet:
             with if_someone_reads():
                 print_final(report, sys.stderr)
         if outcome.error:
             say(f"error: {outcome.error}")
-        elif outcome.note and not options.quiet:
+        elif outcome.note and not options.settings.quiet:
             say(outcome.note)
 
         def html() -> None:
@@ -110,9 +110,10 @@ def _sampler(
     """Return the sampler that queries the driver; a null context on the CPU."""
     if not options.device.startswith("cuda"):
         return nullcontext()
-    if options.quiet:
+    alert = tell
+    if settings.quiet:
         tell = _nothing
-    return Sampler(str(settings.record_dir), settings.budget_bytes, options.on_violation, tell)
+    return Sampler(str(settings.record_dir), settings.budget_bytes, options.on_violation, tell, alert)
 
 
 def _timeline(options: Options, folder: str) -> AbstractContextManager[Timeline | None]:

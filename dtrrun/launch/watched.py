@@ -24,7 +24,7 @@ def watched(settings: RuntimeSettings, folder: str, nvml: Any = None) -> Iterato
     if not resolve(settings.device, nvml).startswith("cuda"):
         yield _as_they_are
         return
-    with Sampler(folder, settings.budget_bytes, "warn", _nothing, nvml) as sampler:
+    with Sampler(folder, settings.budget_bytes, "warn", _nothing, _nothing, nvml) as sampler:
         sampler.started(_nothing)
         yield sampler.shown
 

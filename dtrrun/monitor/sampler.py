@@ -34,8 +34,9 @@ PATIENCE_SECONDS = 2.0
 class Sampler:
     """A context around the run: entered before the target is started, left after it has ended.
 
-    folder: where the processes keep their records. budget: bytes, or None. tell: called in the thread with a
-    line for the user. `started` begins the sampling.
+    folder: where the processes keep their records. budget: bytes, or None. tell, alert: called in the
+    thread with a line for the user; alert, if a process holds more than its budget. `started` begins the
+    sampling.
     """
 
     def __init__(
@@ -44,10 +45,12 @@ class Sampler:
         budget: int | None,
         on_violation: str,
         tell: Callable[[str], None],
+        alert: Callable[[str], None],
         nvml: Any = None,
         ladder: Callable[[Any], Ladder] = Ladder,
     ) -> None:
         self._folder, self._budget, self._stops, self._tell = folder, budget, on_violation == "stop", tell
+        self._alert = alert
         self._nvml: Any = None
         try:
             self._nvml = start(nvml)
@@ -128,7 +131,7 @@ class Sampler:
         if not self._stops:
             use = self._tallies[snapshot.pid].use
             if use is not None and use.violations == 1:
-                self._tell(f"warning: {text}")
+                self._alert(f"warning: {text}")
         elif self.stopped is None:
             self.stopped = text
             if same_namespace(snapshot) and is_ours(snapshot.pid):

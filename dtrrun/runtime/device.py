@@ -48,7 +48,9 @@ class Cpu:
     def __init__(self, notice: str = "") -> None:
         self._notice = notice
 
-    def connect(self, dtr: Any, slow_path: SlowPath, warn: Callable[[str], None]) -> None:
+    def connect(
+        self, dtr: Any, slow_path: SlowPath, warn: Callable[[str], None], alert: Callable[[str], None]
+    ) -> None:
         """Take part in a session."""
         if self._notice:
             warn(self._notice)

@@ -68,6 +68,7 @@ modes_around = torch._C._len_torch_dispatch_stack
 PUBLISH_NS = 200_000_000  # between two writes of the record
 COMPACT_EVERY = 20_000  # operators
 LEARNING = 2  # steps after which costs are measured once more
+EXCEEDED = "the budget was exceeded, because nothing was left to evict (--over-budget warn)"
 
 weak.install()
 
@@ -138,15 +139,15 @@ class Session:
             too_small=self._too_small,
             native=self._native,
         )
-        self.device.connect(self.dtr, self.slow_path, self.warn)
+        self.device.connect(self.dtr, self.slow_path, self.warn, self.alert)
         self.mode: DTRMode | Interposer
         self._threads: threads.Threads
         if self._native is None:
             self.mode = self.device.make_mode(self.slow_path)
-            self._threads = threads.Threads(self.mode, self._threaded, self.warn)
+            self._threads = threads.Threads(self.mode, self._threaded, self.alert)
         else:
             self.mode = self._threads = self.device.make_interposer(
-                self._native, self.slow_path, self._threaded, self.warn
+                self._native, self.slow_path, self._threaded, self.alert
             )
         if settings.verify:
             self.slow_path.reasons.add("verify")  # it keeps more about each output than the fast path does
@@ -154,13 +155,13 @@ class Session:
         self._loading_ns = shapes.loading_ns
         self._measuring_ns = 0
         self._compacted_age = 0
-        self._thrashing = Thrashing(settings, self.warn, self._publish)
+        self._thrashing = Thrashing(settings, self.warn, self.alert, self._publish)
         self.steps = StepClock(lambda: publish.totals(self), self._step_ended)
         self._access = Access(self.slow_path)
         if isinstance(self.mode, Interposer):
             self.mode.touch = self._access.touched
         self._gradients = Gradients(self._access.pin, self._native)
-        self._notices = notices.Notices(self.warn)
+        self._notices = notices.Notices(self.warn, self.alert)
         self._checkpointing = Checkpointing(self._warn_once_a_run)
         self._launcher = Launcher(settings.record_dir)
         self._where = optional.where(settings, self.slow_path)
@@ -267,7 +268,7 @@ class Session:
             with self._lock:
                 self.dtr.recipes.end()
             if lost:
-                self.warn(f"{len(lost)} storages could not be brought back at the session's end")
+                self.alert(f"{len(lost)} storages could not be brought back at the session's end")
         finally:
             for part in reversed(self._parts):
                 part.remove()
@@ -317,7 +318,7 @@ class Session:
         if kind.startswith("cuda:"):
             self.slow_path.reasons.add("several GPUs")  # each has its own thread of the autograd engine
         if kind != "cpu" or self.device.type == "cpu":  # with a GPU session, CPU tensors are expected
-            self.warn(notices.OTHER_DEVICE.format(device=kind, ours=self.ledger.device_type))
+            self.alert(notices.OTHER_DEVICE.format(device=kind, ours=self.ledger.device_type))
 
     def _threaded(self) -> None:
         """This thread is about to access the session's tensors: check whether the fast path stays allowed."""
@@ -330,10 +331,17 @@ class Session:
         self._threads.share(self.slow_path.reasons)
 
     def warn(self, text: str) -> None:
-        """Show the user one line, once; repetitions are counted."""
+        """Show the user one line, once, unless `quiet`; repetitions are counted."""
+        self._warn(text, shown=not self.settings.quiet)
+
+    def alert(self, text: str) -> None:
+        """Like `warn`, but even if `quiet`: results may differ, or the budget does not hold."""
+        self._warn(text, shown=True)
+
+    def _warn(self, text: str, *, shown: bool) -> None:
         new = text not in self.warnings
         self.warnings[text] = self.warnings.get(text, 0) + 1
-        if new and sys.stderr is not None:
+        if new and shown and sys.stderr is not None:
             with suppress(Exception):  # the program may have closed it, or put its own in its place
                 print(f"dtrrun: warning: {text}", file=sys.stderr, flush=True)
 
@@ -440,6 +448,8 @@ class Session:
         self._thrashing.watch(step, GRACE_NS)
 
     def _publish(self) -> None:
+        if self.dtr.eviction.over_budget and self.dtr.eviction.warn_only and EXCEEDED not in self.warnings:
+            self.alert(EXCEEDED)
         if self.writer is not None and os.getpid() == self._pid:
             with suppress(OSError, ValueError):
                 publish.write(self, self.writer)

@@ -23,8 +23,18 @@ from dtrrun.views.figures import (
 SCHEMA = "dtrrun.report/1"
 
 
-PRIVATE = ("record_dir", "log", "log_first", "log_last", "plain", "state", "trace_events", "manual_seed")
-"""Settings internal to the launcher."""
+PRIVATE = (
+    "quiet",
+    "record_dir",
+    "log",
+    "log_first",
+    "log_last",
+    "plain",
+    "state",
+    "trace_events",
+    "manual_seed",
+)
+"""Settings that say nothing about how the target ran: what is printed, and what is the launcher's own."""
 
 
 def build_report(

@@ -25,6 +25,10 @@ class Ended:
         ]
 
     @property
+    def warnings(self):
+        return [line.removeprefix("warning: ") for line in self.ours if line.startswith("warning: ")]
+
+    @property
     def processes(self):
         return self.report["processes"]
 

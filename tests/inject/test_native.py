@@ -27,6 +27,7 @@ for _ in range(2):
 print('trained')
 """
 NO_COMPILER = "no C++ compiler was found; install one (apt install g++), or name one in CXX"
+IN_PYTHON = f"operators are handled in Python, which is slower: {NO_COMPILER}"
 
 
 @pytest.fixture
@@ -42,14 +43,20 @@ def script(program):
 
 
 def test_without_a_compiler_it_trains(dtrrun, script, bare):
-    ended = dtrrun("--budget", "1GB", "--quiet", script, env=bare)
+    ended = dtrrun("--budget", "1GB", script, env=bare)
     assert (ended.status, ended.out) == (0, "trained\n")
-    assert ended.ours == [f"warning: operators are handled in Python, which is slower: {NO_COMPILER}"]
-    assert [row["text"] for row in ended.report["warnings"]] == [
-        f"operators are handled in Python, which is slower: {NO_COMPILER}"
-    ]
+    assert ended.warnings == [IN_PYTHON]
+    assert [row["text"] for row in ended.report["warnings"]] == [IN_PYTHON]
     assert ended.report["steps"] == 2
     assert not Path(bare["XDG_CACHE_HOME"], "dtrrun", "native").exists()
+
+
+def test_quiet_keeps_the_warning_that_the_budget_does_not_hold(dtrrun, script, bare):
+    """The other warnings are in the report only."""
+    ended = dtrrun("--budget", "1kB", "--over-budget", "warn", "--quiet", script, env=bare)
+    exceeded = "the budget was exceeded, because nothing was left to evict (--over-budget warn)"
+    assert (ended.status, ended.err) == (0, f"dtrrun: warning: {exceeded}\n")
+    assert {IN_PYTHON, exceeded} <= {row["text"] for row in ended.report["warnings"]}
 
 
 def test_off_says_nothing(dtrrun, script, bare):
@@ -138,9 +145,9 @@ def test_processes_say_it_once(dtrrun, program, bare):
         "raise SystemExit(max(one.wait() for one in both))\n",
     )
     program("train.py", TRAINS)
-    ended = dtrrun("--budget", "1GB", "--quiet", script, env=bare)
+    ended = dtrrun("--budget", "1GB", script, env=bare)
     assert (ended.status, ended.out) == (0, "trained\n" * 2)
-    assert len(ended.ours) == 1
+    assert len(ended.warnings) == 1
     assert len(ended.report["processes"]) == 2
 
 
@@ -150,7 +157,7 @@ def test_a_compiler_that_fails(dtrrun, script, bare, tmp_path):
     cxx.chmod(0o755)
     ended = dtrrun("--budget", "1GB", script, env=bare | {"CXX": str(cxx)})
     assert (ended.status, ended.out) == (0, "trained\n")
-    (line,) = [line for line in ended.ours if line.startswith("warning: ")]
+    (line,) = ended.warnings
     why, _, errors = line.partition("; see ")
     assert why.endswith(f"{cxx} failed: cxx: error: unrecognized option -std=c++20")
     assert os.path.dirname(errors).startswith(bare["XDG_CACHE_HOME"])

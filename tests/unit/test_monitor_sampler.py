@@ -46,7 +46,8 @@ class Watched:
     def __init__(self, folder, *gpus, budget=2 * GIB, on_violation="warn", **more):
         self.lines, self.signals = [], []
         self.nvml = FakeNvml(*gpus, **more)
-        self.sampler = Sampler(str(folder), budget, on_violation, self.lines.append, self.nvml)
+        tell = self.lines.append
+        self.sampler = Sampler(str(folder), budget, on_violation, tell, tell, self.nvml)
 
     def __enter__(self):
         self.sampler.__enter__()

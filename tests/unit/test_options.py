@@ -39,7 +39,7 @@ def test_with_nothing_said_memory_is_counted_only(folder):
     found = collect({}, {}, folder)
     assert found.settings.budget_bytes is None
     assert found.settings.heuristic == "auto"
-    assert (found.json, found.live, found.quiet, found.python, found.warnings) == (
+    assert (found.json, found.live, found.settings.quiet, found.python, found.warnings) == (
         None,
         "auto",
         False,
@@ -89,7 +89,7 @@ def test_all_reach_the_settings(folder):
     assert (settings.return_memory, settings.native) == ("always", "require")
     assert (found.html, found.trace, settings.trace_events) == ("out.html", "trace.json.gz", False)
     assert (settings.max_steps, settings.verify, settings.record_dir) == (5, True, None)
-    assert (found.json, found.live, found.quiet, found.python) == ("out.json", "never", True, "python3")
+    assert (found.json, found.live, settings.quiet, found.python) == ("out.json", "never", True, "python3")
     assert found.on_violation == "stop"
 
 

@@ -29,7 +29,7 @@ def said():
 
 def judge(said, max_slowdown=None, on_thrash="warn"):
     settings = SimpleNamespace(max_slowdown=max_slowdown, on_thrash=on_thrash)
-    return Thrashing(settings, said.append, lambda: None)
+    return Thrashing(settings, said.append, said.append, lambda: None)
 
 
 def test_without_evictions_no_budget_would_help(said):

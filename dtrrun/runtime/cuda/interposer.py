@@ -29,9 +29,9 @@ class CudaInterposer(Interposer):
         slow_path: SlowPath,
         device: Any,
         noticed: Callable[[], None],
-        warn: Callable[[str], None],
+        alert: Callable[[str], None],
     ) -> None:
-        super().__init__(native, slow_path, noticed, warn)
+        super().__init__(native, slow_path, noticed, alert)
         self.device = device
         self.device_type = device.type
         self._place: torch.device | None = None

@@ -60,11 +60,13 @@ class Cuda:
 
     # -- the session's ---------------------------------------------------------------------------
 
-    def connect(self, dtr: DTR, slow_path: SlowPath, warn: Callable[[str], None]) -> None:
+    def connect(
+        self, dtr: DTR, slow_path: SlowPath, warn: Callable[[str], None], alert: Callable[[str], None]
+    ) -> None:
         """Connect to a session."""
         storage.use_device(storage.CUDA_ROUNDING, None)
-        self.dtr, self.ledger, self.slow_path, self._warn = dtr, dtr.ledger, slow_path, warn
-        self.retry = Retry(self.gpu, self.accounts, dtr, slow_path, warn)
+        self.dtr, self.ledger, self.slow_path, self._alert = dtr, dtr.ledger, slow_path, alert
+        self.retry = Retry(self.gpu, self.accounts, dtr, slow_path, alert)
         self.operators.connect(slow_path, self.retry, warn)
         self._captures = Captures(self, warn)
 
@@ -125,7 +127,7 @@ class Cuda:
                 self.retry.unseen(self.gpu.statistics().ooms)  # those before the session
             except RuntimeError:
                 self.operators.blind = True
-                self._warn(BLIND)
+                self._alert(BLIND)
             self.awake = True
             self.look()
 
@@ -147,7 +149,7 @@ class Cuda:
     def ended(self, steps: int) -> None:
         """The process ends after this many steps."""
         if not self.awake and steps:
-            self._warn(NEVER_USED)
+            self._alert(NEVER_USED)
 
     def counters(self) -> dict[str, int]:
         found = self._statistics
@@ -173,7 +175,7 @@ class Cuda:
             ledger.collect_dead()
             self._statistics = found = self.gpu.statistics()
             if self.retry.unseen(found.ooms):
-                self._warn(DID_WITHOUT)
+                self._alert(DID_WITHOUT)
             used, _ = self.gpu.used_and_total()
             if self.gpu.statistics().reserved != found.reserved:
                 return  # changed by another thread's operator, so they don't match; check again soon

@@ -76,9 +76,9 @@ class Interposer(threads.Threads):
         native: ModuleType,
         slow_path: SlowPath,
         noticed: Callable[[], None],
-        warn: Callable[[str], None],
+        alert: Callable[[str], None],
     ) -> None:
-        super().__init__(None, noticed, warn)
+        super().__init__(None, noticed, alert)
         self.native, self.slow_path = native, slow_path
         self.ledger, self.recipes = slow_path.ledger, slow_path.dtr.recipes
         self.updates = slow_path.signatures.updates

@@ -29,7 +29,7 @@ def choose(settings: RuntimeSettings, warn: Callable[[str], None]) -> ModuleType
     if settings.native == "off":
         return None
     try:
-        return build.load(_say)
+        return build.load(_nothing if settings.quiet else _say)
     except build.CannotBuild as error:
         if settings.native == "require":
             raise RuntimeError(REQUIRED.format(error)) from None
@@ -81,6 +81,10 @@ def policy(
             found: Policy[Any] = extension.Policy(rule)
             return found
     return make_policy(name, seed=settings.seed, sample=sample, ignore_small=ignore_small)
+
+
+def _nothing(_: str) -> None:
+    pass
 
 
 def _say(text: str) -> None:

@@ -39,8 +39,8 @@ OTHER_DEVICE = "tensors on {device} are outside the budget: only those on the {o
 class Notices:
     """Inspects uncaught exceptions while installed. `budget_error`: the text of the last BudgetError."""
 
-    def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
+    def __init__(self, warn: Callable[[str], None], alert: Callable[[str], None]) -> None:
+        self._warn, self._alert = warn, alert
         self.budget_error = ""
         self._seen: set[str] = set()
 
@@ -53,9 +53,9 @@ class Notices:
             original(kind, error, error.__traceback__ if whole else traceback)
             text = str(error)
             if EMPTIED in text:
-                self._warn(READ_UNSEEN)
+                self._alert(READ_UNSEEN)
             elif self.budget_error and "TorchScript" in text:
-                self._warn(SCRIPTED + self.budget_error)
+                self._alert(SCRIPTED + self.budget_error)
 
         self._hook = sys.excepthook = hook
         self.look_for_modules()

@@ -14,12 +14,16 @@ THRASHED = 1  # exit status of --on-thrash stop
 
 
 class Thrashing:
-    """Judges steps. `publish` is called before the program is ended."""
+    """Judges steps. `alert` says why the program is ended, and `publish` is called before."""
 
     def __init__(
-        self, settings: RuntimeSettings, warn: Callable[[str], None], publish: Callable[[], None]
+        self,
+        settings: RuntimeSettings,
+        warn: Callable[[str], None],
+        alert: Callable[[str], None],
+        publish: Callable[[], None],
     ) -> None:
-        self._settings, self._warn, self._publish = settings, warn, publish
+        self._settings, self._warn, self._alert, self._publish = settings, warn, alert, publish
         self._warning = ""
         self._window: dict[str, int] = {}  # sums over the steps since the last judgement
 
@@ -40,7 +44,7 @@ class Thrashing:
         if found <= (most or THRASHING):
             return
         if most is not None and self._settings.on_thrash == "stop":
-            self._warn(
+            self._alert(
                 f"step {step['index']} takes {found:.1f} times its own work; a larger budget would "
                 "help: stopped (--on-thrash stop)"
             )

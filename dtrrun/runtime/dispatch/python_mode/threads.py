@@ -117,10 +117,10 @@ class Threads:
     noticed: called in each of them, before it first touches a tensor of the session.
     """
 
-    def __init__(self, mode: Any, noticed: Callable[[], None], warn: Callable[[str], None]) -> None:
+    def __init__(self, mode: Any, noticed: Callable[[], None], alert: Callable[[str], None]) -> None:
         self._mode = mode
         self.noticed = noticed
-        self._warn = warn
+        self._alert = alert
         self._entered: set[int] = set()
         self.running = False  # the stand-in modes of an ended session do nothing
         self.forked = False  # this process is a child of the session's
@@ -183,7 +183,7 @@ class Threads:
             self._entered.update(strangers)
             unreached = visits.visit(strangers, self.enter)
             if unreached:
-                self._warn(UNREACHED.format(len(unreached)))
+                self._alert(UNREACHED.format(len(unreached)))
 
     def end(self) -> None:
         """Leave the mode, and make other threads leave their stand-in modes."""
