@@ -117,10 +117,15 @@ class RuntimeSettings:
         read=values.amount,
         key="budget",
     )
-    device: str = option("auto (the GPU, if any), cpu, cuda or cuda:N.", BUDGET, "auto", read=values.device)
+    device: str = option(
+        "Device that the budget is for: auto (the GPU, if any), cpu, cuda or cuda:N.",
+        BUDGET,
+        "auto",
+        read=values.device,
+    )
     heuristic: str = option(
-        "Which storage is evicted first: auto, what suits the program, as learned from its first steps; or "
-        "h_dtr_eq, h_chain, h_next, h_dtr, h_dtr_local, lru, size, msps, "
+        "Which storage to evict first: auto, the heuristic that suits the program, as learned from its first "
+        "steps; or h_dtr_eq, h_chain, h_next, h_dtr, h_dtr_local, lru, size, msps, "
         "random, e_star; one of the paper's App. D, such as h'(s=no,m=yes,c=eqclass); or a function of your "
         "own, module:function.",
         POLICY,
@@ -135,7 +140,7 @@ class RuntimeSettings:
         read=values.deallocation,
     )
     ignore_small: float = option(
-        "Evict storages smaller than this share of the mean size, such as 1% (App. E.2), last.",
+        "Evict storages smaller than this share of the mean size last, such as 1% (App. E.2).",
         POLICY,
         0.0,
         read=values.share,
@@ -150,7 +155,8 @@ class RuntimeSettings:
     )
     seed: int = option("Seed of the random heuristic and of --sample.", POLICY, 0, read=values.whole_number())
     cost: CostSource = option(
-        "Cost of an operator: its measured time, or a fixed model, so that every run evicts alike.",
+        "Cost of an operator: its measured time, or a fixed model, with which every run makes the same "
+        "evictions.",
         POLICY,
         "measured",
     )
@@ -164,8 +170,8 @@ class RuntimeSettings:
         "error",
     )
     return_memory: When = option(
-        "On the CPU, when to return free memory to the system: what is more than an eighth of the budget "
-        "beyond the budget (auto), all beyond the budget (always; slower), or never.",
+        "On a CPU, which free memory to return to the system: what exceeds the budget by more than an "
+        "eighth (auto), all that exceeds it (always; slower), or none (never).",
         BUDGET,
         "auto",
     )
@@ -179,7 +185,7 @@ class RuntimeSettings:
     )
     max_steps: int | None = option("End the script after N optimizer steps, with exit status 0.", LIMITS)
     verify: bool = option(
-        "Compare each rematerialized storage with what was evicted; exit status 3 on a difference.",
+        "Compare each rematerialized storage with what was evicted; exit with status 3 if any differs.",
         LIMITS,
         False,
     )
@@ -193,8 +199,8 @@ class RuntimeSettings:
     )
 
     native: Native = option(
-        "Keep the books of operators in C++, which is much faster and is built at the first use: auto, if it "
-        "can be built; off, never; require, or else the script does not start.",
+        "Handle operators in C++, which is much faster and is compiled at the first use: auto, if it can be "
+        "compiled; off, never; require, fail if it cannot be compiled.",
         SETUP,
         "auto",
     )

@@ -29,7 +29,7 @@ def parse_size(text: str, whole: Callable[[], int] | None = None) -> int:
         raise ValueError(f"{text!r} has no unit; write {match[1]}MB, {match[1]}GB or {match[1]}B")
     if unit == "%":
         if whole is None:
-            raise ValueError(f"{text!r}: a percentage means nothing here; write a size like 6GB")
+            raise ValueError(f"{text!r}: a percentage is not possible here; write a size like 6GB")
         size = int(number / 100 * whole())
     elif unit in UNITS:
         size = int(number * UNITS[unit])

@@ -119,7 +119,9 @@ def heuristic(text: str) -> str:
 def named_heuristic(text: str) -> str:
     """Check the name of one heuristic. Raises ValueError."""
     if text in GROUPS:
-        raise ValueError(f"{text} means several heuristics, and a run has one: dtrrun simulate tries several")
+        raise ValueError(
+            f"{text} stands for several heuristics, and a run uses one; dtrrun simulate compares several"
+        )
     try:
         check_heuristic(text)
     except ValueError:

@@ -38,7 +38,7 @@ dtrrun doctor
 
 dtrrun doctor --device cuda:1 --python .venv/bin/python --json -
 
-[bold]Exit status[/bold]: 0, a run on that device can work, whatever is advised; 1, it cannot; 2, wrong usage;
+[bold]Exit status[/bold]: 0, a run on that device can work, perhaps with advice; 1, it cannot; 2, usage error;
 125, dtrrun failed, or the result could not be written.
 """
 
@@ -48,12 +48,14 @@ class Doctor:
     """The options of `dtrrun doctor`."""
 
     device: str = option(
-        "auto (the GPU, if there is one that PyTorch can use), cpu, cuda or cuda:N.",
+        "Device to check: auto (the GPU, if there is one that PyTorch can use), cpu, cuda or cuda:N.",
         default="auto",
         read=values.device,
     )
-    python: str | None = option("The interpreter whose PyTorch to check; by default that of a run.")
-    json: str | None = option("Write what was found as JSON; - is standard output, instead of the tables.")
+    python: str | None = option(
+        "The interpreter whose PyTorch to check; by default the one that a run would use."
+    )
+    json: str | None = option("Write the findings as JSON; - is standard output, in place of the tables.")
 
 
 def doctor(given: Doctor, target: Sequence[str]) -> int:
@@ -62,7 +64,7 @@ def doctor(given: Doctor, target: Sequence[str]) -> int:
     On a GPU, a small process is started with the target's Python, to see what the driver shows for it.
     """
     if target:
-        raise LaunchError(f"doctor runs nothing: {target[0]!r} is one word too many")
+        raise LaunchError(f"doctor takes no target: {target[0]!r} is unexpected")
     json, interpreter = given.json, choose(given.python)
     with report_writer(json) as write:
         facts = examine(given.device, interpreter)

@@ -29,13 +29,13 @@ def _python(facts: dict[str, Any]) -> Iterator[Finding]:
     where = probe.get("executable") or facts["interpreter"]
     if "python" in probe and _numbers(probe["python"]) < OLDEST_PYTHON:
         yield Finding(
-            "problem", f"Python {probe['python']} is too old", "use 3.11 or later (--python names another)"
+            "problem", f"Python {probe['python']} is too old", "use 3.11 or later (choose one with --python)"
         )
     if probe.get("free_threaded"):
         yield Finding(
             "problem",
             f"{where} is a free-threaded Python, which is not supported",
-            "use one with a global interpreter lock (--python names another)",
+            "use one with a global interpreter lock (choose one with --python)",
         )
     if "error" in probe:
         yield Finding(
@@ -51,7 +51,8 @@ def _python(facts: dict[str, Any]) -> Iterator[Finding]:
             yield Finding(
                 "note",
                 f"PyTorch {probe['torch']} cannot swap the memory of two storages",
-                "nothing: what is rematerialized is copied into place, but not by the native fast path",
+                "nothing to do: rematerialized memory is copied into place, which the native fast path "
+                "would avoid",
             )
         yield Finding(
             "advice", f"operators are handled in Python, which is slower: {native['why']}", native["do"]
@@ -67,13 +68,13 @@ def _cpu(facts: dict[str, Any]) -> Iterator[Finding]:
 def _gpu(facts: dict[str, Any]) -> Iterator[Finding]:
     probe, driver = facts["torch"], facts["driver"]
     if driver["error"] and not probe.get("available"):
-        yield Finding("problem", f"no NVIDIA driver answers: {driver['error']}", _driver(facts))
+        yield Finding("problem", f"no NVIDIA driver responds: {driver['error']}", _driver(facts))
     elif driver["error"]:
         yield Finding(
             "advice",
-            f"PyTorch sees the GPU, but NVML does not answer: {driver['error']}",
-            "install libnvidia-ml.so.1 of the driver's version (in a container: NVIDIA_DRIVER_CAPABILITIES="
-            "compute,utility); until then what the driver shows is estimated",
+            f"PyTorch sees the GPU, but NVML does not respond: {driver['error']}",
+            "install the libnvidia-ml.so.1 that belongs to the driver (in a container: "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility); until then, the driver's figures are estimated",
         )
     else:
         yield from _devices(facts)
@@ -88,8 +89,8 @@ def _driver(facts: dict[str, Any]) -> str:
     if facts["container"]:
         return "start the container with the GPU: docker run --gpus all (NVIDIA Container Toolkit)"
     if facts["wsl"]:
-        return "install NVIDIA's driver for Windows, none inside WSL; then: wsl --update"
-    return "install NVIDIA's driver, and see that nvidia-smi works; or use --device cpu"
+        return "install NVIDIA's driver for Windows, not one inside WSL; then run: wsl --update"
+    return "install NVIDIA's driver and check that nvidia-smi works, or use --device cpu"
 
 
 def _devices(facts: dict[str, Any]) -> Iterator[Finding]:
@@ -101,44 +102,48 @@ def _devices(facts: dict[str, Any]) -> Iterator[Finding]:
         if device["mig"] and not any(part["part_of"] == device["uuid"] for part in devices):
             yield Finding(
                 "note" if meant else "problem",
-                f"GPU {device['index']} is in MIG mode and has no instance",
-                "make one (nvidia-smi mig -cgi PROFILE -C), or switch the mode off (nvidia-smi -mig 0)",
+                f"GPU {device['index']} is in MIG mode but has no instance",
+                "create one (nvidia-smi mig -cgi PROFILE -C), or turn MIG mode off (nvidia-smi -mig 0)",
             )
         if device["prohibited"]:
             yield Finding(
                 "problem" if device["uuid"] == meant else "note",
-                f"GPU {device['index']} is in compute mode Prohibited",
-                f"nvidia-smi -i {device['index']} -c DEFAULT",
+                f"GPU {device['index']} is in compute mode Prohibited, so no process can use it",
+                f"run: nvidia-smi -i {device['index']} -c DEFAULT",
             )
     if not devices:
-        yield Finding("problem", "the driver shows no GPU", _driver(facts))
+        yield Finding("problem", "the driver lists no GPU", _driver(facts))
     elif meant is None and hides is not None:
         yield Finding(
             "problem",
             f"CUDA_VISIBLE_DEVICES={hides} leaves {len(counted)} devices: there is no {facts['device']}",
-            "unset it, or name devices that there are (nvidia-smi -L)",
+            "unset it, or name devices that exist (nvidia-smi -L)",
         )
     elif meant is None and counted:
-        yield Finding("problem", f"there is no {facts['device']}", f"say cuda:0 to cuda:{len(counted) - 1}")
+        yield Finding("problem", f"there is no {facts['device']}", f"use cuda:0 to cuda:{len(counted) - 1}")
     if not facts["order_is_certain"]:
         yield Finding(
             "advice",
-            "the GPUs differ, and CUDA counts the fastest first, unlike nvidia-smi",
-            "export CUDA_DEVICE_ORDER=PCI_BUS_ID, so that both count alike",
+            "the GPUs are of different models, and CUDA numbers the fastest first, unlike nvidia-smi",
+            "export CUDA_DEVICE_ORDER=PCI_BUS_ID, so that both use the same numbers",
         )
 
 
 def _torch(facts: dict[str, Any]) -> Iterator[Finding]:
     probe, newest = facts["torch"], facts["driver"]["cuda"]
     if probe["hip"]:
-        yield Finding("problem", "this PyTorch is built for ROCm", "dtrrun knows NVIDIA's GPUs and the CPU")
+        yield Finding(
+            "problem",
+            "this PyTorch is built for ROCm",
+            "use an NVIDIA GPU or --device cpu; dtrrun does not support ROCm",
+        )
     elif not probe["cuda"]:
         yield Finding("problem", "this PyTorch is built for the CPU", _install(facts))
     elif "device_error" in probe:
         yield Finding(
             "problem",
             f"{facts['device']} cannot be used: {probe['device_error']}",
-            "see with nvidia-smi whether it is free and healthy, or use another with --device",
+            "check with nvidia-smi whether it is free and healthy, or choose another with --device",
         )
     elif not probe["available"]:
         said = f": {probe['warnings'][-1]}" if probe["warnings"] else ""
@@ -148,14 +153,14 @@ def _torch(facts: dict[str, Any]) -> Iterator[Finding]:
             f"PyTorch {probe['torch']} (CUDA {probe['cuda']}) cannot use the driver{said}",
             f"update the driver, which is for CUDA {newest}; or {_install(facts)}"
             if old
-            else "set right what stands above; else see that nvidia-smi works for this user",
+            else "fix the problems above; if there are none, check that nvidia-smi works for this user",
         )
 
 
 def _install(facts: dict[str, Any]) -> str:
     newest = facts["driver"]["cuda"]
     of = f" of at most CUDA {newest}" if newest else ""
-    return f"install a build{of} from https://pytorch.org/get-started, or say --device cpu"
+    return f"install a build{of} from https://pytorch.org/get-started, or use --device cpu"
 
 
 def _allocator(facts: dict[str, Any]) -> Iterator[Finding]:
@@ -164,33 +169,42 @@ def _allocator(facts: dict[str, Any]) -> Iterator[Finding]:
     if facts["torch"]["backend"] != "native":
         yield Finding(
             "advice",
-            f"the allocator's backend is {facts['torch']['backend']}: fragmentation cannot be seen",
-            "take backend: out of PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF",
+            f"the allocator's backend is {facts['torch']['backend']}, whose fragmentation dtrrun cannot see",
+            "remove backend: from PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF",
         )
     if "expandable_segments:false" in settings.replace(" ", "").lower():
         yield Finding(
             "advice",
-            "expandable segments are switched off: more of the budget is lost to fragmentation",
-            "take expandable_segments:False out of PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF",
+            "expandable segments are turned off: more of the budget is lost to fragmentation",
+            "remove expandable_segments:False from PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF",
         )
     if environment.get(CACHING_OFF, "0") not in ("", "0"):
-        yield Finding("advice", f"{CACHING_OFF} is set: every allocation asks the driver", "unset it")
+        yield Finding(
+            "advice", f"{CACHING_OFF} is set: every allocation goes to the driver, which is slow", "unset it"
+        )
 
 
 def _source(facts: dict[str, Any]) -> Iterator[Finding]:
     if facts["source"] == "nvml_pid":
         return
     if facts["container"]:
-        do = "start the container with --pid=host, so that the driver's process ids are those in here"
+        do = (
+            "start the container with --pid=host, so that the driver's process ids match those in the "
+            "container"
+        )
     elif facts["wsl"]:
-        do = "nothing: under WSL the driver does not tell"
+        do = "nothing to do: under WSL, the driver does not report memory by process"
     else:
-        do = "see whether nvidia-smi shows a process's memory; if not, the driver does not tell on this GPU"
-    exact = facts["source"] == "nvml_new_pid"
-    text = (
-        "is found only as the one that is new" if exact else f"is not told; in its place: {facts['source']}"
-    )
-    yield Finding("note" if exact else "advice", f"what the driver shows for a process {text}", do)
+        do = (
+            "check whether nvidia-smi shows memory by process; if not, the driver does not report it for "
+            "this GPU"
+        )
+    if facts["source"] == "nvml_new_pid":
+        text = "the driver uses other process ids than this system: a process is found as the only new one"
+        yield Finding("note", text, do)
+    else:
+        text = f"the driver does not report the memory of single processes; dtrrun uses {facts['source']}"
+        yield Finding("advice", text, do)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -36,15 +36,16 @@ def inside_another(
     if theirs is None:
         return options
     if not limits:
-        text = f"{WHERE}, whose budget of {_size(theirs)} does not hold for the runs of this one"
+        text = f"{WHERE}, whose budget of {_size(theirs)} does not apply to the runs of this one"
     elif resolve(outer.device).partition(":")[0] != options.device.partition(":")[0]:
-        text = f"{WHERE}, whose budget of {_size(theirs)} is for {outer.device} and does not hold here"
+        text = f"{WHERE}, whose budget of {_size(theirs)} is for {outer.device} and does not apply here"
     elif ours is not None and ours <= theirs:
-        text = f"{WHERE}: of the two budgets the smaller one holds, which is this one's, {_size(ours)}"
+        text = f"{WHERE}: the smaller of the two budgets applies, this one's of {_size(ours)}"
     else:
         options = replace(options, settings=replace(options.settings, budget_bytes=theirs))
-        smaller = "its budget" if ours is None else "of the two budgets the smaller one"
-        text = f"{WHERE}: {smaller} holds, {_size(theirs)}{'' if ours is None else ', of the outer one'}"
+        text = f"{WHERE}, whose budget of {_size(theirs)} applies"
+        if ours is not None:
+            text = f"{WHERE}: the smaller of the two budgets applies, the other one's of {_size(theirs)}"
     return replace(options, warnings=(*options.warnings, text))
 
 

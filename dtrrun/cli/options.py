@@ -31,30 +31,28 @@ class Options:
     device: str
     """The device for which the budget was computed: never `auto`."""
     on_violation: WarnOrStop = option(
-        "What to do when the driver shows more than the budget for a process on its GPU: warn, or stop the "
-        "run with exit status 4.",
+        "What to do when the driver reports that a process uses more GPU memory than the budget: warn, or "
+        "stop the run with exit status 4.",
         LIMITS,
         "warn",
     )
     live: When = option(
-        "Show a live table on a terminal (auto); always: where there is no terminal, a line every few "
-        "seconds.",
+        "When to show a live table: auto, on a terminal; always, also as a line every few seconds where "
+        "there is no terminal; never.",
         OUTPUT,
         "auto",
     )
     json: str | None = option(
-        "Write a report as JSON; - is standard output, after all that the target wrote.", OUTPUT
+        "Write a report as JSON; - is standard output, after the target's own output.", OUTPUT
     )
-    html: str | None = option(
-        "Write the report as a page for a browser: a single file that needs no network.", OUTPUT
-    )
+    html: str | None = option("Write the report as a web page: a single file that needs no network.", OUTPUT)
     trace: str | None = option(
         "Write every eviction, search and rematerialization as a trace for ui.perfetto.dev; a PATH that ends "
         "in .gz is compressed.",
         OUTPUT,
     )
     profile: str | None = option(
-        "Options from a YAML file: default, ci-smoke, low-memory, paper, a name in "
+        "Read options from a YAML file: default, ci-smoke, low-memory, paper, a name in "
         "~/.config/dtrrun/profiles, or a path.",
         SETUP,
         read=values.anything,
@@ -62,7 +60,8 @@ class Options:
     )
     python: str | None = option(
         "The interpreter for a script, -m or -c. By default: dtrrun's own, if dtrrun is called by its path; "
-        "else that of the active environment; else python or python3. Another one, if that has no torch.",
+        "else that of the active environment; else python or python3. If that one has no torch, another one "
+        "that has it.",
         SETUP,
     )
     warnings: tuple[str, ...] = ()

@@ -44,7 +44,7 @@ dtrrun profile --max-slowdown 1.2 --json curve.json train.py
 dtrrun profile --target-budget 8GB --vary '--batch-size {}' --range 8:512 train.py
 
 [bold]Exit status[/bold]: 0, a budget was found; 3, none was; the target's own, where it fails without a
-budget; 2, wrong usage; 125, dtrrun failed; 130 after Ctrl-C, with what was known by then.
+budget; 2, usage error; 125, dtrrun failed; 130 after Ctrl-C, with the results so far.
 """
 NOTHING = 3
 MOST_STEPS = 32
@@ -64,7 +64,7 @@ class Profile:
         read=Reader("SIZE", parse_size),
     )
     vary: list[str] | None = option(
-        "Find the largest value of this option of TARGET's own that fits into the budget.",
+        "Find the largest value of this option of TARGET that fits into the budget.",
         WHAT,
         read=Reader("'OPTION {}'", parse_template),
     )
@@ -88,7 +88,7 @@ class Profile:
     )
     of_run: Mapping[str, Any] = of_run("python", "device", panel=HOW)
     name: str | None = option(
-        "Name of the profile, for dtrrun --profile NAME (default: the script's).",
+        "Name of the profile, for dtrrun --profile NAME (default: the script's name).",
         OUTPUT,
         read=values.anything,
         word="NAME",
@@ -114,7 +114,7 @@ def profile(given: Profile, target: Sequence[str]) -> int:
         raise LaunchError(f"--steps: {given.steps} is more than {MOST_STEPS}")
     together = (given.target_budget, given.vary, given.range)
     if any(together) and not all(together):
-        raise LaunchError("--target-budget, --vary and --range go together")
+        raise LaunchError("--target-budget, --vary and --range must be given together")
     _check_heuristics(given.heuristic)
     options = inside_another(collect(given.of_run), limits=False)
     settings = replace(
@@ -133,7 +133,7 @@ def profile(given: Profile, target: Sequence[str]) -> int:
         say(f"warning: {warning}")
     if given.vary and given.range:
         if given.output or given.name:
-            raise LaunchError("--vary finds a value, not a profile: -o and --name do not go with it")
+            raise LaunchError("--vary writes no profile, so it cannot be combined with -o or --name")
         bound = given.max_slowdown or given.limit
         return _vary(Variation(command, settings, given.vary, *given.range, bound), target, given)
     path = _path(given, target)
@@ -147,11 +147,16 @@ def profile(given: Profile, target: Sequence[str]) -> int:
 
 def _check_heuristics(names: Sequence[str]) -> None:
     if PORTFOLIO in names:
-        raise LaunchError(f"--heuristic: {PORTFOLIO} tries rules on a log, and does not go with profile")
+        raise LaunchError(
+            f"--heuristic: {PORTFOLIO} compares heuristics on a log: use it with dtrrun simulate"
+        )
     import_from_here(names)
     for name in names:
         if Given(name, "--heuristic").read(make_heuristic).foresight:
-            raise LaunchError(f"--heuristic: {name} learns from the first steps; short runs do not show it")
+            raise LaunchError(
+                f"--heuristic: {name} learns from the first steps, and profile's runs are too short to show "
+                "that"
+            )
 
 
 def _study(study: Study, words: Sequence[str], path: Path, given: Profile) -> int:
@@ -183,7 +188,7 @@ def _study(study: Study, words: Sequence[str], path: Path, given: Profile) -> in
         say(f"nothing to recommend: {trouble or _why(study)}")
         return NOTHING
     if not study.complete:
-        say("this took long enough: some budgets were not run")
+        say("the time limit was reached, so some budgets were predicted but not run")
     return FAILED if unwritten else 0
 
 
@@ -200,8 +205,8 @@ def _why(study: Study) -> str:
     if study.minimum is None:
         return "no budget below the peak worked"
     if study.max_slowdown is not None:
-        return f"no budget keeps within {study.max_slowdown:g} times the plain time"
-    return "no budget is worth its time"
+        return f"every budget that works takes more than {study.max_slowdown:g} times the plain time"
+    return "no budget below the peak is worth the time that it costs"
 
 
 def _vary(variation: Variation, words: Sequence[str], given: Profile) -> int:
@@ -248,7 +253,7 @@ def _run(search: Study | Variation, quiet: bool) -> int:
 
 
 def _interrupted(number: int) -> int:
-    say("interrupted: what was known by then is kept")
+    say("interrupted: the results so far are kept")
     return BY_SIGNAL + number
 
 
@@ -257,7 +262,7 @@ def _script_failed(trial: Trial) -> int:
     show_tail(trial.tail)
     status = trial.returncode if trial.returncode >= 0 else BY_SIGNAL - trial.returncode
     why = trial.absent or ("see above" if trial.tail else "")
-    say(f"error: the program fails in a run that is to be measured (exit status {status}){why and ': '}{why}")
+    say(f"error: the program failed in a run without a budget (exit status {status}){why and ': '}{why}")
     return status or FAILED
 
 
@@ -267,7 +272,7 @@ def _path(given: Profile, words: Sequence[str]) -> Path:
     if output is not None:
         path = Path(output).expanduser().absolute()
         if name is not None:
-            raise LaunchError("-o and --name are two names for one profile")
+            raise LaunchError("-o and --name cannot be combined: each of them names the profile")
         if path.suffix not in (".yaml", ".yml"):
             raise LaunchError(f"-o: {output}: a profile's name ends in .yaml")
         if not path.parent.is_dir():
@@ -277,7 +282,9 @@ def _path(given: Profile, words: Sequence[str]) -> Path:
     if not name or "/" in name or name.startswith(".") or not name.isprintable():
         raise LaunchError(f"--name: {name!r} is not a valid name for a profile")
     if (SHIPPED / f"{name}.yaml").exists():
-        raise LaunchError(f"{name} is a profile of dtrrun's own: say --name NAME")
+        raise LaunchError(
+            f"{name} is the name of a profile that comes with dtrrun: choose another with --name"
+        )
     return folders()[0] / f"{name}.yaml"
 
 

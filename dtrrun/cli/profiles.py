@@ -79,7 +79,7 @@ def read_profile(path: Path, keys: Iterable[str]) -> dict[str, Given]:
         return {}
     if not isinstance(root, yaml.MappingNode):
         raise LaunchError(
-            f"{path}:{root.start_mark.line + 1}: a profile is lines of the form `option: value`"
+            f"{path}:{root.start_mark.line + 1}: a profile consists of lines of the form `option: value`"
         )
     found: dict[str, Given] = {}
     keys = [key for key in keys if key != "profile"]
@@ -87,9 +87,9 @@ def read_profile(path: Path, keys: Iterable[str]) -> dict[str, Given]:
         place = f"{path}:{name.start_mark.line + 1}"
         key = _key(str(name.value), keys, place)
         if not isinstance(value, yaml.ScalarNode):
-            raise LaunchError(f"{place}: {key}: one value is wanted, not a list or a table")
+            raise LaunchError(f"{place}: {key}: expected a single value, not a list or a table")
         if key in found:
-            raise LaunchError(f"{place}: {key} stands here for the second time")
+            raise LaunchError(f"{place}: {key} is given twice")
         found[key] = Given(value.value, f"{place}: {key}", path.parent)
         if value.tag == "tag:yaml.org,2002:null":
             del found[key]
@@ -126,7 +126,7 @@ def read_pyproject(folder: Path, keys: Iterable[str]) -> dict[str, Given]:
         place = f"{path}:{_line(text, name)}"
         key = _key(name, keys, place)
         if not isinstance(value, (str, int, float)):
-            raise LaunchError(f"{place}: {key}: one value is wanted, not a list or a table")
+            raise LaunchError(f"{place}: {key}: expected a single value, not a list or a table")
         text_of = str(value).lower() if isinstance(value, bool) else str(value)
         found[key] = Given(text_of, f"{place}: {key}", path.parent)
     return found

@@ -32,7 +32,7 @@ dtrrun record -o step.log train.py --epochs 3
 
 dtrrun record -o steps.log.gz --step 1-3 --cost model -m mypackage.train
 
-[bold]Exit status[/bold]: the target's own, or 125 if the step was not recorded; 2, wrong usage.
+[bold]Exit status[/bold]: the target's own, or 125 if the step was not recorded; 2, usage error.
 """
 
 
@@ -61,15 +61,15 @@ def record(given: Record, target: Sequence[str]) -> int:
     """
     output, step = given.output, given.step
     if output is None:
-        raise LaunchError("record: -o PATH is missing: where to write the log")
+        raise LaunchError("record needs -o PATH, the file to write the log to")
     first, last = read_steps(step)
     options = inside_another(collect(given.of_run), limits=False)
     path = Path(output).absolute()
     part = path.with_name(f".{secrets.token_hex(8)}-{path.name}")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise LaunchError(f"-o: {path.parent} is not a folder that can be written to")
+        raise LaunchError(f"-o: {path.parent} is not a writable folder")
     if path.exists() and not path.is_file():
-        raise LaunchError(f"-o: {output} is a folder, or otherwise no regular file")
+        raise LaunchError(f"-o: {output} is not a regular file")
     settings = replace(
         options.settings,
         budget_bytes=None,
@@ -93,7 +93,7 @@ def read_steps(text: str) -> tuple[int, int]:
     except ValueError:
         raise LaunchError(f"--step: {text!r} is neither a number nor a range such as 1-3") from None
     if not 1 <= found[0] <= found[1]:
-        raise LaunchError(f"--step: {text!r} is no range of steps, which are counted from 1")
+        raise LaunchError(f"--step: {text!r} is not a range of steps, which are counted from 1")
     return found
 
 
@@ -113,7 +113,7 @@ def _moved(part: Path, path: Path, options: Options, status: int, step: str, lef
             return status  # it has been reported why nothing ran under dtrrun
         why = f"the program ended before the end of step {step}"
         if not any(one.counters["steps"] for one in left):
-            why = "the program took no step of an optimizer"
+            why = "the program made no optimizer step"
         say(f"error: nothing was recorded: {_why_unwritten(path, left) or why}")
         return status or FAILED
     try:
@@ -124,7 +124,7 @@ def _moved(part: Path, path: Path, options: Options, status: int, step: str, lef
     if not options.settings.quiet:
         schedule = read_schedule(path)
         count, peak = len(schedule.operators), format_size(schedule.peak_bytes)
-        say(f"step {step} is in {path}: {count:,} operators and constants, peak {peak}")
+        say(f"wrote step {step} to {path}: {count:,} operators and constants, peak {peak}")
     return status
 
 

@@ -26,7 +26,7 @@ dtrrun report run.json -o report.html
 
 dtrrun report run.json -o report.html --profile-json profile.json
 
-[bold]Exit status[/bold]: 0; 2, wrong usage, or a file that is not a report of dtrrun; 125, the page could not
+[bold]Exit status[/bold]: 0; 2, usage error, or a file that is not a report of dtrrun; 125, the page could not
 be written.
 """
 
@@ -51,14 +51,14 @@ def report(given: Report, _: Sequence[str]) -> int:
     """
     run, output = given.run, given.output
     if run is None:
-        raise LaunchError("report: RUN is missing: the report that dtrrun --json wrote")
+        raise LaunchError("report needs RUN, a report that dtrrun --json has written")
     if output is None:
-        raise LaunchError("report: -o PATH is missing: where to write the page")
+        raise LaunchError("report needs -o PATH, the file to write the page to")
     found = _read(run)
     if str(found.get("schema", "")).rpartition("/")[0] != FAMILY:
         raise LaunchError(f"{run} is not the report of a run: its schema is not {SCHEMA}")
     if found["schema"] != SCHEMA:
-        raise LaunchError(f"{run} is a {found['schema']}; this dtrrun knows {SCHEMA}")
+        raise LaunchError(f"{run} has the format {found['schema']}; this version of dtrrun reads {SCHEMA}")
     profile = _profile(given.profile_json) if given.profile_json is not None else None
     from dtrrun.views.html import page  # a slow import
 
@@ -77,7 +77,7 @@ def _profile(path: str) -> dict[str, Any]:
     found = _read(path)
     points = found.get("points")
     if not str(found.get("schema", "")).startswith(PROFILES) or not isinstance(points, list):
-        raise LaunchError(f"--profile-json: {path} is not a file of dtrrun profile")
+        raise LaunchError(f"--profile-json: {path} was not written by dtrrun profile --json")
     return found
 
 

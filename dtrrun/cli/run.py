@@ -21,10 +21,10 @@ SUMMARIES = {
     "profile": "Find the least budget, and one to recommend.",
     "smoke": "Check in CI that the results do not change.",
     "top": "Show your runs on this machine.",
-    "report": "Make a page from the JSON report of a run.",
+    "report": "Make a web page from a run's JSON report.",
     "doctor": "Check this machine.",
-    "record": "Write down the operators of a step.",
-    "simulate": "Replay such a step inside other budgets.",
+    "record": "Record the operators of a step.",
+    "simulate": "Simulate a recorded step inside other budgets.",
 }
 """Every verb in a few words, those that most people need first."""
 
@@ -47,10 +47,10 @@ dtrrun --budget 2GiB --verify torchrun --nproc-per-node 2 train.py
 DTRRUN_IGNORE_SMALL) and a key in a profile and in \\[tool.dtrrun] of pyproject.toml (budget, ignore_small).
 The command line takes precedence over the environment, that over the profile, and that over pyproject.toml.
 
-[bold]More[/bold]: each verb has its own help, such as dtrrun profile --help. With what dtrrun
---show-completion prints, a shell completes verbs and options.
+[bold]More[/bold]: each verb has its own help, such as dtrrun profile --help. For completion in the shell, see
+dtrrun --show-completion SHELL.
 
-[bold]Exit status[/bold]: the target's own, or: 2, wrong usage; 3, --verify found a difference; 4,
+[bold]Exit status[/bold]: the target's own, or: 2, usage error; 3, --verify found a difference; 4,
 --on-violation stop ended the run; 125, dtrrun failed, a report could not be written, or no process of the
 target imported torch; 126, the target cannot be executed; 127, it was not found; 128 + n, it was ended by
 signal n.
@@ -63,7 +63,8 @@ class Run:
 
     of_run: Mapping[str, Any] = of_run(*OPTIONS)
     show_completion: str | None = option(
-        "Print what makes a shell complete our words, and exit. In ~/.bashrc, or ~/.zshrc with zsh: "
+        "Print the script with which a shell completes verbs and options, and exit. In ~/.bashrc, or "
+        "~/.zshrc with zsh: "
         'eval "$(dtrrun --show-completion bash)"; in fish: dtrrun --show-completion fish | source.',
         SETUP,
         read=values.choice("bash", "zsh", "fish"),

@@ -48,7 +48,7 @@ dtrrun simulate logs/ --paper --figures pictures/
 
 dtrrun simulate --theory linear --figures pictures/
 
-[bold]Exit status[/bold]: 0, all was simulated, whatever came of it; 2, wrong usage or a log that cannot be
+[bold]Exit status[/bold]: 0, all was simulated, whatever came of it; 2, usage error or a log that cannot be
 read; 125, dtrrun failed, or a result could not be written; 130 after Ctrl-C, with the rows that were done.
 """
 
@@ -106,7 +106,7 @@ class Simulate:
     )
     search: Sequence[str] = option(
         "How to find the least score: scan computes all scores, as the paper does, which is slow; heap "
-        "makes the same choices.",
+        "makes the same choices faster.",
         HOW,
         ("heap",),
         read=values.choices("heap", "scan"),
@@ -164,11 +164,11 @@ def simulate(given: Simulate, _: Sequence[str]) -> int:
             "--no-paper-ties": not given.paper_ties,
         }
         if found := [name for name, wanted in others.items() if wanted]:
-            raise LaunchError(f"--theory runs networks of its own: {found[0]} does not go with it")
+            raise LaunchError(f"--theory runs its own networks, so it cannot be combined with {found[0]}")
         networks = read_theory(given.theory, given)
         return simulate_theory(networks, processes, _folder(given.figures), given)
     if given.sizes is not None:
-        raise LaunchError("--sizes goes with --theory alone")
+        raise LaunchError("--sizes needs --theory")
     if not given.logs:
         raise LaunchError("Missing argument 'LOG...' (or --theory; see dtrrun simulate --help)")
     shares = sweep.RATIOS

@@ -39,7 +39,7 @@ dtrrun smoke train.py --epochs 1
 
 dtrrun smoke --budget 4GB --steps 5 --max-slowdown 1.5 --junit smoke.xml -m mypackage.train
 
-[bold]Exit status[/bold]: 0, all checks passed; 1, one did not; 2, wrong usage; 125, dtrrun failed, or a
+[bold]Exit status[/bold]: 0, all checks passed; 1, one did not; 2, usage error; 125, dtrrun failed, or a
 result could not be written.
 """
 

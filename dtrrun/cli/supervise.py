@@ -168,7 +168,7 @@ def _announce(options: Options, command: Sequence[str]) -> None:
     if budget is None:
         late = any(word == "--budget" or word.startswith("--budget=") for word in command)
         hint = " (a --budget after the target is passed to it; dtrrun's goes before it)" if late else ""
-        say(f"no budget: counting only, on {options.device}{hint}")
+        say(f"no budget: memory is only counted, on {options.device}{hint}")
     else:
         size = f"{format_size(budget)} ({budget:,} bytes)"
         say(f"budget {size} on {options.device}, heuristic {options.settings.heuristic}")

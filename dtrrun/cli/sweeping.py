@@ -54,7 +54,7 @@ def read_logs(words: Sequence[str]) -> list[sweep.Facts]:
             paths += found
         else:
             if Path(word).exists() and not Path(word).is_file():
-                raise LaunchError(f"{word}: is no regular file, and a log is read several times")
+                raise LaunchError(f"{word}: not a regular file, and a log is read several times")
             paths.append(word)
     try:
         return sweep.read_facts(list(dict.fromkeys(paths)))

@@ -33,7 +33,9 @@ def read_theory(theory: str, given: Simulate) -> list[TheoryCell]:
     if given.heuristic is not None:
         heuristics = Given(given.heuristic, "--heuristic").read(values.heuristics)
     if PORTFOLIO in heuristics:
-        raise LaunchError(f"--heuristic: {PORTFOLIO} tries rules on a log, and does not go with --theory")
+        raise LaunchError(
+            f"--heuristic: {PORTFOLIO} compares heuristics on a log, and cannot be combined with --theory"
+        )
     layers, tensors = SIZES[theory], BUDGETS[theory]
     if given.sizes is not None:
         layers = Given(given.sizes, "--sizes").read(values.whole_numbers(least=1))

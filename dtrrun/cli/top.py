@@ -35,7 +35,7 @@ dtrrun top 4711
 
 dtrrun top --once --json -
 
-[bold]Exit status[/bold]: 0; 1, no run has that PID; 2, wrong usage. Ctrl-C ends it.
+[bold]Exit status[/bold]: 0; 1, no run has that PID; 2, usage error. Ctrl-C ends it.
 """
 
 
@@ -45,7 +45,7 @@ class Top:
 
     pid: int | None = option("The PID of a run, or of a training process in it.", word="PID", argument=True)
     once: bool = option(
-        "Print the table once, as is done where there is no terminal.", default=False, one_way=True
+        "Print the table once and exit; the default where there is no terminal.", default=False, one_way=True
     )
     json: str | None = option("Write the figures of all runs once, as JSON; - is standard output.")
 
@@ -73,7 +73,7 @@ def top(given: Top, _: Sequence[str]) -> int:
 
     first = look()
     if first is None:
-        say(f"error: no run of dtrrun with the PID {pid} is under way")
+        say(f"error: there is no dtrrun run with PID {pid}")
         return 1
     if given.once or not console.is_terminal:
         with to_stdout():

@@ -220,7 +220,7 @@ class Eviction:
         assert ledger.budget_bytes is not None
         overhead = max(ledger.budget_bytes - ledger.limit, sum(ledger.overhead.values()), 0)  # on a GPU
         reserved = ledger.reserved_bytes
-        under_way = {"results of operators under way": reserved} if reserved else {}
+        under_way = {"results of running operators": reserved} if reserved else {}
         error: Exception = self.BudgetError(
             operator,
             nbytes,

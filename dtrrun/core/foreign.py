@@ -35,11 +35,11 @@ class LostError(RuntimeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "dtrrun: a tensor that was evicted is needed, but other code than PyTorch's has written to what "
-            "it was computed from: NumPy or another process to memory that PyTorch does not own "
-            "(torch.from_numpy, torch.frombuffer), or a native extension to a tensor that it was given. "
-            "Write with PyTorch (tensor.copy_), give that code a copy (.clone()), or keep in memory what is "
-            "needed later (session.pin)."
+            "dtrrun: an evicted tensor cannot be recomputed, because code outside of PyTorch has overwritten "
+            "what it was computed from: NumPy or another process wrote to memory that PyTorch does not own "
+            "(torch.from_numpy, torch.frombuffer), or a native extension wrote to a tensor that it was "
+            "given. Write with PyTorch (tensor.copy_), give that code a copy (.clone()), or keep the tensors "
+            "that are needed later in memory (session.pin)."
         )
 
 

@@ -431,7 +431,7 @@ class Rematerializer:
         """An evicted version has no recipe. Raises LostError, or AssertionError for an internal error."""
         if version.pin == LOST:
             raise LostError
-        raise AssertionError("dtrrun: a storage was evicted that can't be recomputed")
+        raise AssertionError("dtrrun: internal error: an evicted storage cannot be recomputed")
 
     def _run(self, wanted: Version, operation: Operation) -> bool:
         ledger, signature = self._ledger, operation.signature

@@ -123,9 +123,11 @@ def judge(
     if returncode > 0:
         return Outcome(returncode, note=absent, absent=absent)
     if absent:
-        return Outcome(FAILED, error=f"dtrrun had nothing to do: {absent}", absent=absent)
+        return Outcome(FAILED, error=f"no process ran under dtrrun: {absent}", absent=absent)
     if any(snapshot.counters.get("verify_mismatches") for snapshot in snapshots):
-        return Outcome(MISMATCH, error="rematerialized storages differ from what was evicted")
+        return Outcome(
+            MISMATCH, error="rematerialized storages differ from what was evicted, so results may be wrong"
+        )
     return Outcome(0)
 
 
@@ -138,5 +140,7 @@ def _why_absent(marks: Marks) -> str:
     if marks.python:
         return "the program never imported torch"
     if marks.old_python:
-        return "the target's Python is much older than 3.11"
-    return "the target started no Python, or one out of reach (flags -I, -E, -S, or PYTHONPATH taken away)"
+        return "the target's Python is too old; dtrrun needs 3.11 or later"
+    return (
+        "the target started no Python, or only one that ran with -I, -E or -S or without dtrrun's PYTHONPATH"
+    )

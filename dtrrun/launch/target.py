@@ -29,7 +29,7 @@ def resolve(words: Sequence[str], interpreter: Callable[[], str]) -> list[str]:
     if first.startswith("-"):
         return [interpreter(), *_python_words(words)]
     if not first:
-        raise LaunchError("the target is an empty word", NOT_FOUND)
+        raise LaunchError("the target is an empty string", NOT_FOUND)
     if _is_script(first):
         return [interpreter(), *words]
     command = shutil.which(first)

@@ -63,4 +63,4 @@ def _answer(child: subprocess.Popen[str], python: str, seconds: float) -> dict[s
     child.wait()
     if child.returncode == -9:
         return {"error": f"{python} did not answer within {seconds:.0f} s"}
-    return {"error": f"{python} ended with {child.returncode}: {said[-1] if said else 'it said nothing'}"}
+    return {"error": f"{python} ended with {child.returncode}: {said[-1] if said else 'it printed nothing'}"}

@@ -83,7 +83,7 @@ class Sampler:
         try:
             self._thread.start()
         except RuntimeError as error:  # the system has no more threads
-            self._tell(f"warning: the driver is not asked: {error}")
+            self._tell(f"warning: cannot monitor the driver's memory figures: {error}")
 
     def shown(self, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
         """Return `snapshots` with what the driver shows for them."""
@@ -103,7 +103,10 @@ class Sampler:
                 next_time, steps = time.monotonic() + EVERY_SECONDS, seen
                 self.sample()
             except Exception as error:  # a defect here must not affect the run
-                self._once(f"warning: the driver is asked no more: {type(error).__name__}: {error}")
+                self._once(
+                    f"warning: no longer monitoring the driver's memory figures: {type(error).__name__}: "
+                    f"{error}"
+                )
                 return
 
     def sample(self) -> None:
@@ -122,8 +125,9 @@ class Sampler:
         if before is not None and SOURCES.index(figure.source) > SOURCES.index(before.source):
             why = f" ({self._ladder.error})" if self._ladder.error else ""
             self._once(
-                f"warning: what the driver shows is no longer known by {NAMED[before.source]}{why}; "
-                f"from now on by {NAMED[figure.source]}"
+                "warning: the driver's memory figure is no longer available from "
+                f"{NAMED[before.source]}{why}; "
+                f"using {NAMED[figure.source]} instead"
             )
 
     def _exceeded(self, snapshot: Snapshot, figure: Figure, budget: int) -> None:

@@ -49,19 +49,22 @@ BUILDING = "building the native fast path for PyTorch {} (once, about a minute)"
 WAITING = "another run is building the native fast path: waiting for it"
 STILL = "still building: {:.0f} seconds so far"
 STILL_SECONDS = 15.0
-NO_COMPILER = "no C++ compiler was found", "install one (apt install g++), or name one in CXX"
-NO_SUCH_COMPILER = "CXX names {}, which is not there", "name a C++ compiler, or unset it"
+NO_COMPILER = "no C++ compiler was found", "install one (apt install g++), or set CXX to one"
+NO_SUCH_COMPILER = "CXX names {}, which does not exist", "set it to a C++ compiler, or unset it"
 NO_HEADERS = "Python's headers are missing", "install them (apt install python{}.{}-dev)"
-NO_TORCH_HEADERS = "PyTorch's headers are missing", "install PyTorch as pip does, with its C++ headers"
+NO_TORCH_HEADERS = (
+    "PyTorch's headers are missing",
+    "install a PyTorch that includes its C++ headers, as the one from pip does",
+)
 TAKEN = (
     "another extension has registered a fallback at PyTorch's dispatch key Fake",
     "run without that extension if you need the speed",
 )
 TOO_OLD = "PyTorch {} is too old for the native fast path", "install 2.10 or later"
-NO_ROOM = "make room there, or name another folder in XDG_CACHE_HOME"
+NO_ROOM = "free some space there, or set XDG_CACHE_HOME to another folder"
 UNWRITABLE = (
     "{}: the native fast path cannot be kept there ({})",
-    "name a folder that can be written to in XDG_CACHE_HOME",
+    "set XDG_CACHE_HOME to a writable folder",
 )
 UNFINISHED = "unfinished-"
 
@@ -262,7 +265,7 @@ def _compile(command: list[str], target: Path, say: Callable[[str], None]) -> No
         with suppress(FileNotFoundError):
             code = Path(unfinished).read_bytes() if status == 0 else b""
         if not code:
-            lines = output.strip().splitlines() or [f"it wrote nothing, and ended with {status}"]
+            lines = output.strip().splitlines() or [f"it printed nothing and exited with status {status}"]
             why = next((line for line in lines if "error:" in line or "ld: " in line), lines[0])
             _fail(f"{command[0]} failed: {why.strip()}", command, output, target.parent)
         with open(unfinished, "ab") as file:
@@ -392,5 +395,5 @@ def _import(path: Path) -> ModuleType:
         if taken:
             raise CannotBuild(*TAKEN) from None
         why = f"it cannot be loaded: {str(error).splitlines()[0]}"
-        raise CannotBuild(why, f"remove {path.parent}, so that it is built anew") from None
+        raise CannotBuild(why, f"remove {path.parent}, so that it is built again") from None
     return module

@@ -132,11 +132,11 @@ class Study:
         if plain.status != OK:
             raise ScriptFailed(plain)
         if not plain.steps:
-            raise NothingToProfile("the program took no optimizer step, and profile measures steps")
+            raise NothingToProfile("the program made no optimizer step, and profile measures steps")
         self.steps = min(self.steps, plain.steps[-1].number)
         if plain.peak_bytes < LEAST_PEAK:
             raise NothingToProfile(
-                f"its tensors take {plain.peak_bytes:,} bytes at most: too little to save any"
+                f"its tensors take at most {plain.peak_bytes:,} bytes, too little to save anything"
             )
         self.plain = plain
 
@@ -153,7 +153,7 @@ class Study:
                 raise ScriptFailed(trial)
             if trial.log_error:
                 folder = path.parent.parent
-                raise NothingToProfile(f"what it does cannot be written down in {folder}: {trial.log_error}")
+                raise NothingToProfile(f"its operators cannot be recorded in {folder}: {trial.log_error}")
             raise NothingToProfile(f"the {self.steps} steps could not be recorded: the next run had fewer")
         log = read_log(path)
         costs = costs_of(log)

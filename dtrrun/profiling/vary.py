@@ -15,7 +15,9 @@ def parse_template(text: str) -> list[str]:
     except ValueError as error:
         raise ValueError(f"{text!r}: {error}") from None
     if sum(word.count(PLACE) for word in words) != 1:
-        raise ValueError(f"{text!r} has not one {{}}, for the value; write one like '--batch-size {{}}'")
+        raise ValueError(
+            f"{text!r} needs exactly one {{}}, which stands for the value, as in '--batch-size {{}}'"
+        )
     return words
 
 
@@ -23,7 +25,7 @@ def parse_range(text: str) -> tuple[int, int]:
     """Parse `8:512`. Raises ValueError."""
     low, _, high = text.partition(":")
     if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high)):
-        raise ValueError(f"{text!r} is no range of whole numbers from 1 on, such as 8:512")
+        raise ValueError(f"{text!r} is not a range of whole numbers from 1 on, such as 8:512")
     return int(low), int(high)
 
 

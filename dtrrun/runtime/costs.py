@@ -42,8 +42,8 @@ def read_costs(path: str, device: str, warn: Callable[[str], None]) -> Costs:
             raise ValueError(f"its format is {found['format']}, not {FORMAT}")
         if (found["torch"], found["device"]) != (torch.__version__, device):
             warn(
-                f"{path}: costs of torch {found['torch']} on {found['device']}; this is {torch.__version__} "
-                f"on {device}: not used"
+                f"{path} is ignored: its costs are of torch {found['torch']} on {found['device']}, and this "
+                f"is torch {torch.__version__} on {device}"
             )
             return {}
         return costs_from(found["signatures"])
@@ -58,5 +58,5 @@ def read_costs(path: str, device: str, warn: Callable[[str], None]) -> Costs:
         AttributeError,
         RecursionError,
     ) as error:
-        warn(f"{path}: costs cannot be read: {error}")
+        warn(f"{path} is ignored: its costs cannot be read ({error})")
         return {}

@@ -30,7 +30,7 @@ COUNTERS = (
 )
 """The counters of `telemetry.fields` that only a GPU has."""
 
-NO_CUDA = "there is a GPU, but this PyTorch ({version}) was built without CUDA: the budget is the CPU's"
+NO_CUDA = "there is a GPU, but this PyTorch ({version}) was built without CUDA: the budget applies to the CPU"
 DRIVER = "/proc/driver/nvidia/gpus"
 """The Linux driver's list of devices, which needs no library."""
 DRIVERS_ELSEWHERE = ("/dev/dxg", "/dev/nvhost-gpu")  # under WSL, and on Jetson boards, which lack NVML

@@ -109,7 +109,7 @@ class BudgetError(torch.OutOfMemoryError):
         if self.needed_bytes > 0:
             what = f"{self.operator} needs {format_size_up(self.needed_bytes)} more"
         elif excess > 0:
-            what = f"{self.operator} leaves {format_size_up(excess)} too much in memory"
+            what = f"{self.operator} exceeds it by {format_size_up(excess)}"
         else:
             what = f"it does not hold what {self.operator} uses"
         held = ", ".join(

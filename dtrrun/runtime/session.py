@@ -268,7 +268,10 @@ class Session:
             with self._lock:
                 self.dtr.recipes.end()
             if lost:
-                self.alert(f"{len(lost)} storages could not be brought back at the session's end")
+                self.alert(
+                    f"{len(lost)} storages could not be brought back at the end of the session; tensors that "
+                    "use them have no data"
+                )
         finally:
             for part in reversed(self._parts):
                 part.remove()

@@ -15,7 +15,8 @@ from dtrrun.runtime.guards import below
 
 ALL = 4  # the number of the attempt for which everything is evicted
 REFUSED = (
-    "the system refuses memory that the budget has room for (ulimit?): evicting more than the budget requires"
+    "the system refuses memory that the budget has room for (is there a ulimit?): evicting more than the "
+    "budget requires"
 )
 
 

@@ -35,7 +35,7 @@ def check_run(name: str, run: Run) -> Check:
     if run.error:
         return Check(name, False, run.error, seconds)
     if not run.steps:
-        return Check(name, False, "no step of an optimizer was seen", seconds)
+        return Check(name, False, "the script made no optimizer step", seconds)
     detail = f"{run.steps} {'step' if run.steps == 1 else 'steps'} in {seconds:.1f} s"
     if run.count("evictions"):
         detail += f", {run.count('evictions'):,} evictions"
@@ -51,7 +51,7 @@ def check_state(plain: Run, other: Run) -> Check:
     for one, two in zip(plain.states, other.states, strict=True):
         if one["step"] != two["step"]:
             return Check(
-                name, False, f"the plain run made {one['step']} steps, that in the budget {two['step']}"
+                name, False, f"the plain run made {one['step']} steps, the run in the budget {two['step']}"
             )
         if differing := differences(one, two):
             shown = ", ".join(differing[:NAMED])
@@ -77,7 +77,7 @@ def check_slowdown(plain: Run, other: Run, most: float | None) -> Check:
     """Compare the median steps, without the first. most: None for no limit."""
     before, after = plain.step_seconds, other.step_seconds
     if not before or after is None:
-        return Check(NAMES[4], None, "it takes two steps at least to tell")
+        return Check(NAMES[4], None, "not measured: this needs at least two steps")
     found = after / before
     limit = "" if most is None else f", at most {most:g}"
     return Check(NAMES[4], most is None or found <= most, f"{found:.2f}{limit}")

@@ -18,7 +18,7 @@ PARTS = {"parameters": "parameters", "gradients": "gradients", "optimizer": "the
 FOR_A_COMMAND = "Try --budget {}", "`dtrrun profile` finds the least budget"
 FOR_A_BLOCK = (
     'Try dtrrun.budget("{}")',
-    "the peak_bytes that report() gives under dtrrun.budget(None) are enough",
+    "a budget of the peak_bytes that report() gives under dtrrun.budget(None) is enough",
 )
 
 
@@ -42,10 +42,10 @@ def advice(
         names = f"{', '.join(first)} and {last}" if first else last
         clauses.append(f"{names} need about {format_size_up(sum(known.values()))}")
         if given.get("optimizer", 0) is None:
-            clauses[-1] += ", and the optimizer's state comes on top"
+            clauses[-1] += ", plus the optimizer's state"
     attempt, search = how
     if not expected_bytes:
-        begun = ". The program has not begun to compute, so that nothing is known of what it needs then"
+        begun = ". The program has not computed anything yet, so it is unknown how much it will need"
         return f"{'; '.join(clauses)}{begun if training else ''}; {search}"
     attempt = attempt.format(format_size_up(expected_bytes).replace(" ", ""))
     return f"{'; '.join(clauses)}. {attempt} (what has not run yet may need more); {search}"

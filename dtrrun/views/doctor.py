@@ -75,7 +75,7 @@ def _swap(torch: dict[str, Any]) -> str:
     if torch["swap"]:
         return "available"
     if torch["native"]["why"]:
-        return "not available: storages come back by copy"
+        return "not available: rematerialized memory is copied"
     return "by the native fast path"
 
 
@@ -92,7 +92,7 @@ def _native(native: dict[str, Any]) -> str:
         return "not available: operators are handled in Python"
     if native["built"]:
         return f"built: {native['path']}"
-    return f"not built yet: the first run does it with {native['compiler']} (once, about a minute)"
+    return f"not built yet: the first run compiles it with {native['compiler']} (once, about a minute)"
 
 
 def _devices(report: dict[str, Any]) -> Table:

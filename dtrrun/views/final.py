@@ -119,7 +119,7 @@ def _summary(report: dict[str, Any]) -> Table:
         ours = f"{duration(sum(seconds[part] for part in PARTS[1:]))} of {duration(seconds['wall'])}"
         estimated = report["dispatch_seconds"]
         some = f", {duration(estimated)} of it estimated" if _estimated(report) else ""
-        label, start = ("slowdown", "") if of_steps is None else ("in all", ", with the start")
+        label, start = ("slowdown", "") if of_steps is None else ("in all", ", with start-up")
         rows[label] = f"about {_times(report['slowdown_estimate'], report)} ×  ({ours}{some}{start})"
     if native := native_share(report):
         rows["native"] = native
@@ -215,7 +215,7 @@ def _shown(process: dict[str, Any]) -> tuple[str | Text, str]:
 
 
 def _mismatches(verify: dict[str, Any]) -> Table:
-    table = columns_table("came back with other bits", "storages", "bytes")
+    table = columns_table("came back with different bits", "storages", "bytes")
     for row in verify["operators"][: 2 * MOST]:
         name = Text(plain(row.get("operator"), 60), style="red")
         table.add_row(name, f"{row.get('count') or 0:,}", format_size(int(row.get("bytes") or 0)))

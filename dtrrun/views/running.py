@@ -35,7 +35,7 @@ def runs_table(runs: Sequence[Run], width: int) -> RenderableType:
     the slowdown: that of its steps, or of the whole run before there were two.
     """
     if not runs:
-        return Text("no run of dtrrun is under way")
+        return Text("no dtrrun run is in progress")
     rows = [dict(zip(COLUMNS, _cells(run), strict=True)) for run in runs]
     names, tables = list(COLUMNS), []
     for left_out in LEFT_OUT:

@@ -106,9 +106,9 @@ RULES = {
     "first": "default",
     "remembered": "learned by an earlier run",
     "searched": "learned from logged steps",
-    "varying": "the one for steps that differ",
-    "worse": "kept, another one was worse",
-    "thrashing": "changed, a step went on recomputing",
+    "varying": "chosen because no two steps are alike",
+    "worse": "kept: another one was worse",
+    "thrashing": "changed: a step kept on recomputing",
 }
 
 

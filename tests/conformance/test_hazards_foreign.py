@@ -229,7 +229,7 @@ def test_what_is_lost_is_never_wrong():
                 x = torch.ones(ROWS, WIDTH) @ weight
                 assert x[0, 0] == WIDTH * array[0, 0]
             for lost in (y, deeper):
-                with pytest.raises(LostError, match="has written to what it was computed from"):
+                with pytest.raises(LostError, match="has overwritten what it was computed from"):
                     lost + 1
             del y, deeper, lost
             again = torch.ones(ROWS, WIDTH) @ weight  # the program can go on

@@ -159,7 +159,7 @@ def test_thrashing_is_said_once_and_can_stop(capsys):
     found, report = run_inside(program, 1, over_budget="warn", max_slowdown=1.01)
     assert_same(expected, found, "while warned")
     assert capsys.readouterr().err.count("larger budget would help") == 1
-    assert any("times their own work" in warning["text"] for warning in report["warnings"])
+    assert any("times as long as their own work" in warning["text"] for warning in report["warnings"])
 
     with (
         pytest.raises(SystemExit) as stopped,

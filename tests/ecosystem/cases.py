@@ -28,7 +28,7 @@ ACCELERATE = (
 HUGGING_FACE = {"packages": ("transformers", "accelerate")}
 CHECKPOINTING = {
     "arguments": ("--checkpointing",),
-    "warns": ("gradient checkpointing is on",),
+    "warns": ("the program uses gradient checkpointing",),
     **HUGGING_FACE,
 }
 TWO = {"launcher": TORCHRUN, "processes": 2}

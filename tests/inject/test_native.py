@@ -26,7 +26,7 @@ for _ in range(2):
     optimizer.step()
 print('trained')
 """
-NO_COMPILER = "no C++ compiler was found; install one (apt install g++), or name one in CXX"
+NO_COMPILER = "no C++ compiler was found; install one (apt install g++), or set CXX to one"
 IN_PYTHON = f"operators are handled in Python, which is slower: {NO_COMPILER}"
 
 

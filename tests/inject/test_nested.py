@@ -20,7 +20,7 @@ def test_dtrrun_dtrrun(program, dtrrun, plain, tmp_path):
     )
     assert (run.status, run.out) == (0, "trained\n"), run.err
     (warning,) = [line for line in run.ours if line.startswith("warning")]
-    assert "the smaller one holds, 1 GB (1,000,000,000 bytes), of the outer one" in warning
+    assert "the smaller of the two budgets applies, the other one's of 1 GB (1,000,000,000 bytes)" in warning
     assert run.ours[-1].startswith("the target ran dtrrun itself")
     assert run.processes == []
     assert '"steps": 2' in (tmp_path / "i.json").read_text()

@@ -40,7 +40,7 @@ def test_the_second_step(record, script, tmp_path):
     run = record("-o", "step.log", str(script))
     assert run.status == 0, run.err
     assert run.out == "step 1\n"  # it ends with the recorded step
-    assert run.ours[-1].startswith(f"step 2 is in {tmp_path / 'step.log'}: ")
+    assert run.ours[-1].startswith(f"wrote step 2 to {tmp_path / 'step.log'}: ")
     path = tmp_path / "step.log"
     (step,) = predict(path, None).steps
     assert step.index == 2
@@ -80,11 +80,11 @@ def test_a_program_that_ends_before(record, script, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "-o PATH is missing: where to write the log"),
+        ((), "record needs -o PATH, the file to write the log to"),
         (("-o", "x.log", "--step", "zero"), "'zero' is neither a number nor a range"),
-        (("-o", "x.log", "--step", "3-2"), "'3-2' is no range of steps"),
-        (("-o", "/nowhere/x.log"), "/nowhere is not a folder that can be written to"),
-        (("-o", "/tmp"), "-o: /tmp is a folder, or otherwise no regular file"),
+        (("-o", "x.log", "--step", "3-2"), "'3-2' is not a range of steps"),
+        (("-o", "/nowhere/x.log"), "/nowhere is not a writable folder"),
+        (("-o", "/tmp"), "-o: /tmp is not a regular file"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_starts(record, script, words, message):
@@ -122,5 +122,5 @@ def test_a_program_that_is_killed_after_the_step_leaves_its_log(record, script, 
     script.write_text(SCRIPT + "\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     run = record("--go-on", "-o", "step.log", str(script))
     assert run.status == -9
-    assert run.ours[-1].startswith(f"step 2 is in {tmp_path / 'step.log'}: ")
+    assert run.ours[-1].startswith(f"wrote step 2 to {tmp_path / 'step.log'}: ")
     assert names(tmp_path) == {"train.py", "step.log"}

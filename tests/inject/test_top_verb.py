@@ -61,6 +61,6 @@ def test_a_run_is_seen_from_elsewhere(run, plain):
 
 def test_no_such_run(plain):
     done = plain(sys.executable, "-m", "dtrrun", "top", "999999999")
-    assert (done.status, done.ours) == (1, ["error: no run of dtrrun with the PID 999999999 is under way"])
+    assert (done.status, done.ours) == (1, ["error: there is no dtrrun run with PID 999999999"])
     assert plain(sys.executable, "-m", "dtrrun", "top", "--", "0").status == 2
     assert plain(sys.executable, "-m", "dtrrun", "top", "x").status == 2

@@ -57,7 +57,7 @@ def test_a_pytorch_without_cuda(not_built, monkeypatch, tmp_path, capsys):
         assert capsys.readouterr().err == ""
     monkeypatch.setattr(device, "DRIVER", str(tmp_path))  # there is a driver
     with dtrrun.budget("1GB"):
-        assert "built without CUDA: the budget is the CPU's" in capsys.readouterr().err
+        assert "built without CUDA: the budget applies to the CPU" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

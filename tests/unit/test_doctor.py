@@ -112,7 +112,7 @@ def test_a_machine_without_a_gpu(machine):
     report = machine(CPU, library=False, device="cuda")
     assert not report["ok"]
     assert told(report) == [
-        "no NVIDIA driver answers: NVML Shared Library Not Found",
+        "no NVIDIA driver responds: NVML Shared Library Not Found",
         "this PyTorch is built for the CPU",
     ]
     assert "nvidia-smi" in todo(report)
@@ -122,7 +122,11 @@ def test_a_machine_without_a_gpu(machine):
     ("native", "advice", "row"),
     [
         ({}, [], "built: /cache/native.so"),
-        ({"built": False, "compiler": "g++ -m64"}, [], "not built yet: the first run does it with g++ -m64"),
+        (
+            {"built": False, "compiler": "g++ -m64"},
+            [],
+            "not built yet: the first run compiles it with g++ -m64",
+        ),
         (
             {"built": False, "why": "no C++ compiler was found", "do": "install one (apt install g++)"},
             ["operators are handled in Python, which is slower: no C++ compiler was found"],
@@ -206,7 +210,7 @@ def test_a_driver_and_a_pytorch_that_do_not_meet(machine):
 def test_nvml_is_missing_but_cuda_works(machine):
     report = machine(CUDA, library=False)
     assert (report["ok"], report["source"]) == (True, "reserved_overhead")
-    assert "NVML does not answer" in told(report, "advice")[0]
+    assert "NVML does not respond" in told(report, "advice")[0]
 
 
 @pytest.mark.parametrize(("hides", "ok"), [("", False), ("7", False), ("0", True), ("GPU-1a", True)])
@@ -224,7 +228,7 @@ def test_a_number_too_many(machine):
         "there is no cuda:2",
         "cuda:2 cannot be used: RuntimeError: invalid device ordinal",
     ]
-    assert "say cuda:0 to cuda:1" in todo(report)
+    assert "use cuda:0 to cuda:1" in todo(report)
 
 
 def test_a_container_with_the_hosts_ids(machine):
@@ -236,7 +240,7 @@ def test_a_container_with_the_hosts_ids(machine):
     report = machine(CUDA, gpu, then=then, around={"container": True})
     assert (report["ok"], report["source"]) == (True, "nvml_new_pid")
     assert told(report, "note") == [
-        "what the driver shows for a process is found only as the one that is new"
+        "the driver uses other process ids than this system: a process is found as the only new one"
     ]
     assert "--pid=host" in todo(report)
 
@@ -251,7 +255,7 @@ def test_wsl(machine):
     report = machine(CUDA, gpu, around={"wsl": True})
     assert (report["ok"], report["source"]) == (True, "reserved_overhead")
     assert told(report, "advice") == [
-        "what the driver shows for a process is not told; in its place: reserved_overhead"
+        "the driver does not report the memory of single processes; dtrrun uses reserved_overhead"
     ]
     assert "under WSL" in todo(report)
     assert "driver for Windows" in todo(machine(BLIND, library=False, device="cuda", around={"wsl": True}))
@@ -267,10 +271,10 @@ def test_mig(machine):
     assert (report["ok"], report["source"], report["visible"]) == (True, "nvml_pid", ["MIG-7"])
     assert [device["part_of"] for device in report["devices"]] == [None, "GPU-1a2b"]
     report = machine(BLIND, Gpu("GPU-1a2b", parts=[]), device="cuda")
-    assert told(report, "problem")[0] == "GPU 0 is in MIG mode and has no instance"
+    assert told(report, "problem")[0] == "GPU 0 is in MIG mode but has no instance"
     report = machine(CUDA, Gpu("GPU-9", parts=[]), Gpu("GPU-1a2b"))
     assert (report["ok"], report["visible"]) == (True, ["GPU-1a2b"])
-    assert "GPU 0 is in MIG mode and has no instance" in told(report, "note")
+    assert "GPU 0 is in MIG mode but has no instance" in told(report, "note")
 
 
 def test_a_gpu_on_which_nobody_may_compute(machine):
@@ -297,7 +301,7 @@ def test_gpus_that_differ(machine):
         (
             {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments: False"},
             {},
-            "expandable segments are switched off",
+            "expandable segments are turned off",
         ),
         ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, {}, "PYTORCH_NO_CUDA_MEMORY_CACHING is set"),
         ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, {}, None),
@@ -391,7 +395,7 @@ def test_the_command(machine, monkeypatch, capfd, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [
-        (["train.py"], 2, "dtrrun: error: doctor runs nothing: 'train.py' is one word too many"),
+        (["train.py"], 2, "dtrrun: error: doctor takes no target: 'train.py' is unexpected"),
         (["--device", "tpu"], 2, "dtrrun: error: --device: 'tpu' is not one of auto, cpu, cuda, cuda:N"),
         (["--python", "/none"], 127, "dtrrun: error: --python: no such interpreter: /none"),
     ],

@@ -151,8 +151,8 @@ def test_a_driver_that_goes_is_said_once(tmp_path, record, gpu):
             watched.sampler.sample()
     (line,) = watched.lines
     assert line == (
-        "warning: what the driver shows is no longer known by NVML (GPU is lost); "
-        "from now on by reserved and overhead, estimated"
+        "warning: the driver's memory figure is no longer available from NVML (GPU is lost); "
+        "using reserved and overhead, estimated instead"
     )
 
 
@@ -163,7 +163,7 @@ def test_no_more_threads(tmp_path, record, gpu, monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", none_left)
     with Watched(tmp_path, gpu) as watched:
         watched.start()
-    assert watched.lines == ["warning: the driver is not asked: can't start new thread"]
+    assert watched.lines == ["warning: cannot monitor the driver's memory figures: can't start new thread"]
     assert watched.nvml.open == 0
 
 
@@ -180,7 +180,9 @@ def test_an_error_of_our_own_is_said_and_is_the_end_of_it(tmp_path, record, gpu,
         watched.start()
         until(lambda: watched.lines)
         until(lambda: not watched.sampler._thread.is_alive())
-    assert watched.lines == ["warning: the driver is asked no more: ZeroDivisionError: division by zero"]
+    assert watched.lines == [
+        "warning: no longer monitoring the driver's memory figures: ZeroDivisionError: division by zero"
+    ]
 
 
 def test_a_driver_that_never_answers_does_not_hold_up_the_end(tmp_path, record, gpu, monkeypatch):

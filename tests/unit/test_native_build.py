@@ -20,9 +20,7 @@ from dtrrun.native import build
 from dtrrun.runtime.dispatch.native import choose  # before NATIVE replaces it
 from dtrrun.settings import RuntimeSettings
 
-UNWRITABLE = (
-    "the native fast path cannot be kept there ({}); name a folder that can be written to in XDG_CACHE_HOME"
-)
+UNWRITABLE = "the native fast path cannot be kept there ({}); set XDG_CACHE_HOME to a writable folder"
 CODE = b"what the compiler makes"
 
 
@@ -103,9 +101,9 @@ def test_what_is_built_needs_no_compiler(cxx, monkeypatch):
 
 def test_no_compiler(monkeypatch, tmp_path, cache):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert why_not() == "no C++ compiler was found; install one (apt install g++), or name one in CXX"
+    assert why_not() == "no C++ compiler was found; install one (apt install g++), or set CXX to one"
     monkeypatch.setenv("CXX", "/no/such/cxx -m64")
-    assert why_not() == "CXX names /no/such/cxx, which is not there; name a C++ compiler, or unset it"
+    assert why_not() == "CXX names /no/such/cxx, which does not exist; set it to a C++ compiler, or unset it"
     monkeypatch.setenv("CXX", "g++ 'a")
     assert why_not().startswith("CXX names g++ 'a, which")
     assert not cache.exists()
@@ -121,7 +119,7 @@ def test_no_compiler(monkeypatch, tmp_path, cache):
         ("/usr/bin/ld: cannot find -lc10\ncollect2: error: ld returned 1", "/usr/bin/ld: cannot find -lc10"),
         ("something else\nand more", "something else"),
         ("\\377", "�"),
-        ("", "it wrote nothing, and ended with 1"),
+        ("", "it printed nothing and exited with status 1"),
     ],
 )
 def test_a_compiler_that_fails(cxx, cache, output, line):
@@ -143,7 +141,7 @@ def test_a_compiler_that_fails(cxx, cache, output, line):
 @pytest.mark.parametrize("then", ["exit 0", 'rm "$2"', "kill -9 $$"])
 def test_a_compiler_that_makes_nothing(cxx, cache, then):
     cxx.does("", then)
-    assert why_not().startswith(f"{cxx.path} failed: it wrote nothing, and ended with ")
+    assert why_not().startswith(f"{cxx.path} failed: it printed nothing and exited with status ")
     assert left(cache) == ["errors.txt"]
     assert not build.built().exists()
 
@@ -206,7 +204,7 @@ def test_a_cache_that_cannot_be_written(cxx, cache, monkeypatch, number, call):
     else:
         monkeypatch.setattr(build.tempfile, "mkstemp", refuse)
     why = f"{cache}: {UNWRITABLE.format(os.strerror(number))}"
-    full = f"/the/path: {os.strerror(number)}; make room there, or name another folder in XDG_CACHE_HOME"
+    full = f"/the/path: {os.strerror(number)}; free some space there, or set XDG_CACHE_HOME to another folder"
     assert why_not() == (full if number == errno.ENOSPC else why)
     assert (cxx.calls, left(cache)) == ([], [])
 
@@ -219,7 +217,7 @@ def test_a_full_disk_beneath_the_compiler(cxx, cache, monkeypatch):
 
     monkeypatch.setattr(Path, "write_text", refuse)
     text = why_not()
-    assert "error writing to x.s: No space left on device; make room there, or name another" in text
+    assert "error writing to x.s: No space left on device; free some space there, or set XDG" in text
     assert left(cache) == []
 
 
@@ -400,7 +398,7 @@ def test_what_a_session_does_without_it(monkeypatch, tmp_path, capfd):
     assert choose(RuntimeSettings(native="auto"), warnings.append) is None
     assert warnings == [
         "operators are handled in Python, which is slower: "
-        "no C++ compiler was found; install one (apt install g++), or name one in CXX"
+        "no C++ compiler was found; install one (apt install g++), or set CXX to one"
     ]
     assert choose(RuntimeSettings(native="off"), warnings.append) is None
     with pytest.raises(

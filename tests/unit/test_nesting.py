@@ -30,9 +30,19 @@ def around(tmp_path):
     [
         (None, None, None, None),
         (None, 5 * MB, 5 * MB, None),
-        (8 * MB, 5 * MB, 5 * MB, "the smaller one holds, which is this one's, 5 MB (5,000,000 bytes)"),
-        (8 * MB, 9 * MB, 8 * MB, "the smaller one holds, 8 MB (8,000,000 bytes), of the outer one"),
-        (8 * MB, None, 8 * MB, "its budget holds, 8 MB (8,000,000 bytes)"),
+        (
+            8 * MB,
+            5 * MB,
+            5 * MB,
+            "the smaller of the two budgets applies, this one's of 5 MB (5,000,000 bytes)",
+        ),
+        (
+            8 * MB,
+            9 * MB,
+            8 * MB,
+            "the smaller of the two budgets applies, the other one's of 8 MB (8,000,000 bytes)",
+        ),
+        (8 * MB, None, 8 * MB, "whose budget of 8 MB (8,000,000 bytes) applies"),
     ],
 )
 def test_which_budget_holds(around, tmp_path, outer, ours, holds, told):
@@ -45,13 +55,13 @@ def test_which_budget_holds(around, tmp_path, outer, ours, holds, told):
 def test_a_verb_that_measures_is_not_limited(around):
     found = inside_another(options(None), limits=False, environ=around(8 * MB))
     assert found.settings.budget_bytes is None
-    assert "whose budget of 8 MB (8,000,000 bytes) does not hold" in found.warnings[0]
+    assert "whose budget of 8 MB (8,000,000 bytes) does not apply" in found.warnings[0]
 
 
 def test_budgets_of_other_devices_are_not_compared(around):
     found = inside_another(options(9 * MB), environ=around(8 * MB, "cuda:0"))
     assert found.settings.budget_bytes == 9 * MB
-    assert "is for cuda:0 and does not hold here" in found.warnings[0]
+    assert "is for cuda:0 and does not apply here" in found.warnings[0]
 
 
 @pytest.mark.parametrize("change", [{RECORDS: ""}, {RECORDS: "/nowhere"}, {"DTRRUN_RUNTIME": "{"}])

@@ -142,8 +142,8 @@ def test_the_users_default_profile_counts_where_no_other_is_named(folder, tmp_pa
         ({}, {"DTRRUN_ON_VIOLATION": "kill"}, "DTRRUN_ON_VIOLATION: 'kill' is not one of warn, stop"),
         ({}, {"DTRRUN_LIVE": "sometimes"}, "DTRRUN_LIVE: 'sometimes' is not one of auto, always, never"),
         ({"profile": "papre"}, {}, "--profile: there is no profile named 'papre'"),
-        ({"heuristic": "portfolio"}, {}, "--heuristic: portfolio means several heuristics"),
-        ({}, {"DTRRUN_HEURISTIC": "paper"}, "DTRRUN_HEURISTIC: paper means several heuristics"),
+        ({"heuristic": "portfolio"}, {}, "--heuristic: portfolio stands for several heuristics"),
+        ({}, {"DTRRUN_HEURISTIC": "paper"}, "DTRRUN_HEURISTIC: paper stands for several heuristics"),
         ({}, {"DTRRUN_PROFILE": "papre"}, "DTRRUN_PROFILE: there is no profile named 'papre'"),
     ],
 )
@@ -158,7 +158,7 @@ def test_a_bad_value_in_a_profile_is_told_with_its_line(folder):
     with pytest.raises(LaunchError, match=f"{path}:2: budget: 'much' is not a size"):
         collect({"profile": path}, {}, folder)
     path = profile(folder, "heuristic: portfolio\n")
-    with pytest.raises(LaunchError, match=f"{path}:1: heuristic: portfolio means several heuristics"):
+    with pytest.raises(LaunchError, match=f"{path}:1: heuristic: portfolio stands for several heuristics"):
         collect({"profile": path}, {}, folder)
 
 

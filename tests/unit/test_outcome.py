@@ -30,7 +30,7 @@ def test_a_signal_is_passed_on(number):
 def test_success_without_the_runtime_is_a_failure_of_ours():
     outcome = judge(0, [], QUIET)
     assert outcome.exit_status == 125
-    assert outcome.error == "dtrrun had nothing to do: the program never imported torch"
+    assert outcome.error == "no process ran under dtrrun: the program never imported torch"
 
 
 @pytest.mark.parametrize("returncode", [1, -15])
@@ -45,7 +45,7 @@ def test_a_failure_of_the_target_stays_its_own_with_a_note(returncode):
     ("marks", "why"),
     [
         (Marks(), "started no Python"),
-        (Marks(old_python=True), "much older than 3.11"),
+        (Marks(old_python=True), "the target's Python is too old"),
         (Marks(python=True, old_python=True), "never imported torch"),
         (Marks(python=True, without_torch=("/x/python",)), "not installed for /x/python"),
         (

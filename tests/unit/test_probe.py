@@ -67,7 +67,7 @@ def interpreter(folder, text):
     ("text", "error"),
     [
         ("echo noise; echo 'no such thing' >&2; exit 3", "ended with 3: no such thing"),
-        ("exit 3", "ended with 3: it said nothing"),
+        ("exit 3", "ended with 3: it printed nothing"),
     ],
 )
 def test_an_interpreter_that_does_not_tell(tmp_path, text, error):

@@ -46,7 +46,7 @@ def test_values_are_text_and_know_their_place(tmp_path):
         ("\tbudget: 1GB\n", 1, "malformed YAML"),
         ("budget: 1GB\nbugdet: 2GB\n", 2, "'bugdet'; did you mean budget?"),
         ("xyzzy: 2\n", 1, "there are budget, ignore_small, max_steps, sample"),
-        ("budget: 1GB\nbudget: 2GB\n", 2, "second time"),
+        ("budget: 1GB\nbudget: 2GB\n", 2, "is given twice"),
         ("sample: [yes]\n", 1, "not a list or a table"),
         ("- budget\n", 1, "lines of the form"),
         ("\nprofile: paper\n", 2, "cannot name another profile"),
@@ -169,7 +169,7 @@ def test_nearest_pyproject_counts(tmp_path):
     ("text", "hint"),
     [
         ("[tool.dtrrun]\n\nbugdet = '1GB'\n", ":3: there is no option named 'bugdet'; did you mean budget?"),
-        ("[tool.dtrrun]\nbudget = [1]\n", ":2: budget: one value is wanted"),
+        ("[tool.dtrrun]\nbudget = [1]\n", ":2: budget: expected a single value"),
         ("[tool.dtrrun\nbudget = 1\n", "malformed TOML"),
         ("[tool]\ndtrrun = 3\n", "is not a table"),
     ],

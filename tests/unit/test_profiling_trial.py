@@ -6,7 +6,7 @@ from fake_records import snapshot
 from dtrrun.launch.captured import Captured
 from dtrrun.profiling.trial import judged, slowdown
 
-STOPPED = {"text": "step 2 takes 4.0 times its own work: stopped (--on-thrash stop)", "count": 1}
+STOPPED = {"text": "step 2 takes 4.0 times as long as its own work: stopped (--on-thrash stop)", "count": 1}
 
 
 def step(index, wall, remat=0, bookkeeping=0, **counts):

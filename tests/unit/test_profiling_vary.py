@@ -32,5 +32,5 @@ def test_a_template_has_one_place(text):
 def test_a_range():
     assert parse_range("8:512") == (8, 512)
     for text in ("8", "8:", "9:8", "0:4", "-1:4", "a:b", "1.5:2"):
-        with pytest.raises(ValueError, match="no range"):
+        with pytest.raises(ValueError, match="not a range"):
             parse_range(text)

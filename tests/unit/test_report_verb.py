@@ -49,7 +49,10 @@ def test_from_standard_input(dtrrun, tmp_path, monkeypatch):
         ("{}", "is not the report of a run: its schema is not dtrrun.report/1"),
         ('{"schema": 1}', "is not the report of a run"),
         ('{"schema": "dtrrun.smoke/1"}', "is not the report of a run"),
-        ('{"schema": "dtrrun.report/2"}', "is a dtrrun.report/2; this dtrrun knows dtrrun.report/1"),
+        (
+            '{"schema": "dtrrun.report/2"}',
+            "has the format dtrrun.report/2; this version of dtrrun reads dtrrun.report/1",
+        ),
         ('{"schema": "dtrrun.report/1"}', "is damaged: it has no"),
         (json.dumps({**GOOD, "peak_bytes": "x"}), "is damaged"),
         (json.dumps({**GOOD, "processes": [None]}), "is damaged"),
@@ -71,12 +74,12 @@ def test_what_is_no_report(dtrrun, tmp_path, text, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((RUN,), "-o PATH is missing: where to write the page"),
+        ((RUN,), "report needs -o PATH, the file to write the page to"),
         (("/nowhere/run.json", "-o", "x.html"), "/nowhere/run.json cannot be read: No such file"),
         ((RUN, "-o", "/nowhere/x.html"), "-o: /nowhere/x.html cannot be written"),
         (
             (RUN, "-o", "x.html", "--profile-json", RUN),
-            f"--profile-json: {RUN} is not a file of dtrrun profile",
+            f"--profile-json: {RUN} was not written by dtrrun profile --json",
         ),
         ((__file__, "-o", "x.html"), "is not JSON"),
         (("/dev/null/\x1b[2J", "-o", "x.html"), "/dev/null/�[2J cannot be read"),

@@ -94,7 +94,7 @@ def test_a_line_a_run():
     assert "python3" not in text
     assert "65 s" in text
     assert len(text.splitlines()) == 3
-    assert shown(runs_table([], 120)).strip() == "no run of dtrrun is under way"
+    assert shown(runs_table([], 120)).strip() == "no dtrrun run is in progress"
 
 
 def test_one_process_is_shown_beside_its_budget_and_what_has_become_of_the_others():

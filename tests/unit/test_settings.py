@@ -53,7 +53,7 @@ def test_text_is_read_as_on_the_command_line(given, field, value):
         ({"over_budget": "explode"}, ValueError, "over_budget: 'explode' is not one of error, warn"),
         ({"max_slowdown": "1"}, ValueError, "max_slowdown: '1' is not above 1"),
         ({"device": "gpu"}, ValueError, "device: 'gpu' is not one of auto, cpu, cuda, cuda:N"),
-        ({"heuristic": "portfolio"}, ValueError, "heuristic: portfolio means several heuristics"),
+        ({"heuristic": "portfolio"}, ValueError, "heuristic: portfolio stands for several heuristics"),
         ({"bugdet": "1GB"}, TypeError, "bugdet"),
     ],
 )

@@ -48,7 +48,7 @@ def test_percentage_is_of_the_whole(text, size):
         ("GB", "is not a size"),
         ("", "is not a size"),
         ("nanGB", "is not a size"),
-        ("50%", "percentage means nothing here"),
+        ("50%", "percentage is not possible here"),
     ],
 )
 def test_what_is_not_a_size_is_refused_with_a_hint(text, hint):

@@ -47,7 +47,7 @@ def test_a_run_that_ends_well():
 def test_a_run_that_does_not():
     assert check_run("x", a_run(error="exit status 1")) == Check("x", False, "exit status 1", 12.5)
     none = check_run("x", a_run(steps=0))
-    assert (none.passed, none.detail) == (False, "no step of an optimizer was seen")
+    assert (none.passed, none.detail) == (False, "the script made no optimizer step")
 
 
 def test_the_same_state():
@@ -61,7 +61,7 @@ def test_the_same_state():
         ((state(weight="z"),), "1 of 2 differ: weight"),
         ((state(weight="z", bias="z"),), "2 of 2 differ: weight, bias"),
         ((state(more="z"),), "1 of 2 differ: more"),
-        ((state(step=2),), "the plain run made 3 steps, that in the budget 2"),
+        ((state(step=2),), "the plain run made 3 steps, the run in the budget 2"),
         ((), "plain run: 1 training processes, 0 in the budget"),
     ],
 )

@@ -33,14 +33,14 @@ def test_what_was_understood_comes_first_and_the_streams_are_the_targets(run):
 
 
 def test_no_budget(run):
-    assert run("false")[2].startswith("dtrrun: no budget: counting only, on cpu\n")
+    assert run("false")[2].startswith("dtrrun: no budget: memory is only counted, on cpu\n")
 
 
 def test_a_budget_that_stands_too_far_behind(run):
     """It may be an option of the script's own; else nothing would tell that it is not kept."""
     for words in (["--budget", "5MB"], ["--budget=5MB"]):
         first = run("false", *words)[2].splitlines()[0]
-        assert "counting only, on cpu (a --budget after the target is passed to it" in first
+        assert "memory is only counted, on cpu (a --budget after the target is passed to it" in first
         assert "target's where" not in run("false", *words, budget="200MB", device="cpu")[2]
 
 
@@ -48,7 +48,7 @@ def test_quiet_leaves_errors_only(run):
     assert run("sh", "-c", "exit 4", quiet=True) == (4, "", "")
     status, out, err = run("true", quiet=True)
     assert (status, out) == (125, "")
-    assert err.startswith("dtrrun: error: dtrrun had nothing to do")
+    assert err.startswith("dtrrun: error: no process ran under dtrrun")
 
 
 def test_a_report_on_standard_output_comes_after_the_target(run):

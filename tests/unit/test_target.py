@@ -87,7 +87,7 @@ def test_a_command_goes_before_a_file_of_its_name(here):
         (["--help"], 2, "'--help' is not a target"),
         (["-x"], 2, "'-x' is not a target"),
         (["-O", "train.py"], 2, "for an option of Python, write: dtrrun python -O ..."),
-        ([""], 127, "empty word"),
+        ([""], 127, "empty string"),
         (["nosuch.py"], 127, "no such script: nosuch.py"),
         (["./nosuch"], 127, "no such script or command: ./nosuch"),
         (["train"], 127, "did you mean train.py?"),

@@ -54,8 +54,8 @@ def test_short_steps_are_judged_together(said):
         thrashing.watch(step(index, 2 * MS, 58 * MS))
     last = -(-WINDOW_NS // (60 * MS))
     assert said[0] == (
-        f"steps take more than 10 times their own work (steps 1 to {last}: 30.0 times); "
-        "a larger budget would help"
+        f"steps take more than 10 times as long as their own work (steps 1 to {last}: 30.0 times), "
+        "because they recompute so much; a larger budget would help"
     )
     assert len(set(said)) == 1
 
@@ -75,7 +75,8 @@ def test_a_limit_of_the_users_own_holds_for_each_step(said):
         judge(said, 2.0, "stop").watch(step(3, 1 * MS, 2 * MS))
     assert stopped.value.code
     assert said == [
-        "step 3 takes 3.0 times its own work; a larger budget would help: stopped (--on-thrash stop)"
+        "step 3 takes 3.0 times as long as its own work: stopped (--on-thrash stop); "
+        "a larger budget would help"
     ]
 
 

@@ -54,7 +54,7 @@ def test_good_values(reader, text, value):
         (values.heuristic, "h_dtr_qe", "did you mean h_dtr_eq?"),
         (values.heuristic, "h'(s=yes,m=no,c=maybe)", "unknown heuristic"),
         (values.heuristic, "my module:score", "unknown heuristic"),
-        *[(values.heuristic, name, "a run has one") for name in ("portfolio", "paper", "ablations")],
+        *[(values.heuristic, name, "a run uses one") for name in ("portfolio", "paper", "ablations")],
     ],
 )
 def test_bad_values_say_why(reader, text, hint):

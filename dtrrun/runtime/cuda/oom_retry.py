@@ -28,7 +28,6 @@ from dtrrun.runtime.guards import below
 from dtrrun.runtime.operators import Operator
 
 ATTEMPTS = 3  # after the first
-OVER_BUDGET = "{operator} did not fit into the GPU's budget, and has taken more (--over-budget warn)"
 
 ALLOCATES_FIRST = {
     "aten.addmm_",
@@ -91,13 +90,10 @@ def requested(message: str) -> int:
 class Retry:
     """Runs what allocates, repeatedly if necessary. `retries` counts the repetitions."""
 
-    def __init__(
-        self, gpu: Any, accounts: Accounts, dtr: DTR, slow_path: SlowPath, alert: Callable[[str], None]
-    ) -> None:
+    def __init__(self, gpu: Any, accounts: Accounts, dtr: DTR, slow_path: SlowPath) -> None:
         self.gpu = gpu
         self.accounts = accounts
         self._dtr, self._ledger, self._slow_path = dtr, dtr.ledger, slow_path
-        self._alert = alert
         self.retries = 0
         self.lifted = False  # the cap is removed for good: exceed the budget rather than run out of memory
         self.refused: int | None = None
@@ -136,7 +132,6 @@ class Retry:
             self.gpu.set_cap(None)
             self.lifted = True
             self._dtr.eviction.over_budget += 1
-            self._alert(OVER_BUDGET.format(operator=name))
             return run()
         too_small: Any = self._dtr.eviction.too_small(wanted, name)
         self._slow_path.too_small(too_small)

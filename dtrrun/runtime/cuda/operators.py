@@ -26,7 +26,9 @@ DOES_WITHOUT = {"aten.convolution", "aten.convolution_backward"}
 LEAST_WORKSPACE = 1 << 20  # bytes; less fits into the slack
 GUESS_SHARE = 4  # an unknown workspace is assumed to be at most a quarter of the limit
 
-SIDE_STREAM = "tensors that are used on a side stream stay in memory: dtrrun evicts those of the main stream"
+SIDE_STREAM = (
+    "tensors that are used on a side stream stay in memory: dtrrun evicts only those of the main stream"
+)
 
 
 class CudaOperators:

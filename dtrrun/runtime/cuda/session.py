@@ -31,14 +31,16 @@ from dtrrun.telemetry import driver
 
 LOOK_AT_HOLES_SECONDS = 10.0  # the allocator's snapshot takes milliseconds
 BLIND = (
-    "the program's CUDA allocator gives no statistics: the budget covers only tensors, "
-    "not what the driver shows"
+    "the program's CUDA allocator has no statistics: the budget covers only tensors, and the driver may "
+    "report more"
 )
 DID_WITHOUT = (
-    "a GPU library found too little memory for its workspace: it may have used another algorithm, "
-    "and its results may have other bits than without a budget"
+    "a GPU library got too little memory for its workspace and may have used another algorithm: results may "
+    "differ in their last bits from those without a budget; a larger budget prevents that"
 )
-NEVER_USED = "this process did not use the GPU that the budget is for; --device cpu sets a budget for the CPU"
+NEVER_USED = (
+    "this process did not use a GPU, so its memory was not limited; --device cpu sets a budget for the CPU"
+)
 
 
 class Cuda:
@@ -66,7 +68,7 @@ class Cuda:
         """Connect to a session."""
         storage.use_device(storage.CUDA_ROUNDING, None)
         self.dtr, self.ledger, self.slow_path, self._alert = dtr, dtr.ledger, slow_path, alert
-        self.retry = Retry(self.gpu, self.accounts, dtr, slow_path, alert)
+        self.retry = Retry(self.gpu, self.accounts, dtr, slow_path)
         self.operators.connect(slow_path, self.retry, warn)
         self._captures = Captures(self, warn)
 

@@ -15,12 +15,12 @@ LARGE = 0.2
 VOCABULARY = 1000
 
 EARLIER_STEPS = (
-    "{} are values of earlier steps that the program still refers to (losses or outputs in a list): "
-    "detach() or item() frees what they were computed from, and torch.no_grad() keeps nothing"
+    "{} are values of earlier steps that the program still refers to (losses or outputs in a list): detach() "
+    "or item() frees what they were computed from, and under torch.no_grad() nothing is kept"
 )
 LOGITS = (
-    "{} has logits of {:,} x {:,} at once: a loss in chunks of the batch, or one that is fused with the last "
-    "layer, takes a fraction"
+    "{} has logits of {:,} x {:,} at once: a loss that is computed in chunks of the batch, or fused with the "
+    "last layer, takes a fraction of the memory"
 )
 
 

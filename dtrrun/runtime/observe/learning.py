@@ -243,7 +243,7 @@ class Learning:
             if error is not None:
                 raise OSError(0, error)
             if not sys.executable:
-                raise OSError(0, "there is no Python interpreter to be started")
+                raise OSError(0, "no Python interpreter was found")
             last = self._session.steps.last  # it was logged, so there is one
             seconds = max(SECONDS, LONGEST * last["wall_ns"] / 1e9) if last else SECONDS
             self._search.start(self._ledger.limit, self._found["heuristic"], seconds)
@@ -328,7 +328,7 @@ class Learning:
             self._search = None
 
 
-CANNOT = "cannot search for a better heuristic, so it stays {heuristic} ({why})"
+CANNOT = "cannot search for a better heuristic ({why}): the run keeps {heuristic}"
 
 
 def kinds_of(operators: Sequence[int]) -> int | None:

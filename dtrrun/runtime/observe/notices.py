@@ -24,13 +24,13 @@ READ_UNSEEN = (
     "native code read an evicted tensor; dtrrun sees only PyTorch's operators. "
     "Register the function as one (torch.library), or keep the tensor in memory (session.pin)"
 )
-SCRIPTED = "TorchScript has turned the budget's error into a RuntimeError. It was: "
+SCRIPTED = "TorchScript has turned a BudgetError into a plain RuntimeError. It was: "
 FORKED = (
     "process {pid}, a child made by os.fork(), trains without a budget; children of multiprocessing, "
     "subprocess and torchrun get their own"
 )
 UNDER_MODES = (
-    "a TorchDispatchMode was on before the session began: what runs under it cannot be recomputed, so "
+    "a TorchDispatchMode was active before the session began: what runs under it cannot be recomputed, so "
     "nothing is evicted; enter the mode inside the session"
 )
 OTHER_DEVICE = "tensors on {device} are outside the budget: only those on the {ours} are counted and evicted"

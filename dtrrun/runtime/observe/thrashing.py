@@ -45,15 +45,15 @@ class Thrashing:
             return
         if most is not None and self._settings.on_thrash == "stop":
             self._alert(
-                f"step {step['index']} takes {found:.1f} times its own work; a larger budget would "
-                "help: stopped (--on-thrash stop)"
+                f"step {step['index']} takes {found:.1f} times as long as its own work: stopped "
+                "(--on-thrash stop); a larger budget would help"
             )
             self._publish()
             raise SystemExit(THRASHED)
         if not self._warning:
             self._warning = (
-                f"steps take more than {most or THRASHING:g} times their own work ({steps}: "
-                f"{found:.1f} times); a larger budget would help"
+                f"steps take more than {most or THRASHING:g} times as long as their own work ({steps}: "
+                f"{found:.1f} times), because they recompute so much; a larger budget would help"
             )
         self._warn(self._warning)
 

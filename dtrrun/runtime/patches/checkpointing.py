@@ -10,8 +10,8 @@ import torch.utils.checkpoint as torch_checkpoint
 from dtrrun.runtime.patches.registry import Function, Patches
 
 CHECKPOINTING = (
-    "gradient checkpointing is on (torch.utils.checkpoint), and dtrrun recomputes beside it; the program is "
-    "likely to be faster without it, inside the same budget"
+    "the program uses gradient checkpointing (torch.utils.checkpoint), which recomputes in addition to "
+    "dtrrun; without it, the program is likely to be faster inside the same budget"
 )
 
 

@@ -102,7 +102,7 @@ def _problems(report: Row) -> Iterable[str]:
         most = format_size(violations["most_bytes"])
         yield f"By the driver, over the budget {times(violations['count'], 'time')}, by {most} at most."
     if verify["mismatches"]:
-        yield f"{times(verify['mismatches'], 'storage')} came back with other bits (--verify)."
+        yield f"{times(verify['mismatches'], 'storage')} came back with different bits (--verify)."
 
 
 def _part(name: str, seconds: Row) -> Json:

@@ -33,8 +33,8 @@ LOOK_SECONDS = 20e-6
 STARTERS = ("start_new_thread", "start_joinable_thread")  # of `_thread`; the second since Python 3.13
 
 UNREACHED = (
-    "{} threads that ran before dtrrun can't be reached in this Python: tensors that they write to need "
-    "`session.pin`"
+    "dtrrun cannot see the operators of {} threads that were running before it: pin the tensors that they "
+    "write to (session.pin), or what they write may be lost"
 )
 
 _here = threading.local()
