@@ -23,7 +23,7 @@ RANK = [EQUAL, PINNED, NONDETERMINISTIC, FAILED, CRASHED]
 PINS = {
     "not replayable": "run once, never again (the table in `dtrrun/runtime/operators.py`)",
     "updated in place": "written in place by an operator that also writes to memory nobody has set",
-    "written outside": "where an operator writes that runs with dtrrun's mode off (`runtime/composites.py`)",
+    "written outside": "by a composite operator, unseen (`dtrrun/runtime/patches/composites.py`)",
     "input lost": "made from a constant that the program let go of before memory ran short",
     "uninitialised": "memory that nothing has been written to yet",
     "read unseen": "small, and looked into by PyTorch before any operator reads it",

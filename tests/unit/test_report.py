@@ -18,6 +18,7 @@ from dtrrun.views.report import PRIVATE, build_report
 from dtrrun.views.text import SOURCE
 
 PAGE = Path(__file__).parents[2] / "docs" / "report.md"
+CODE = Path(__file__).parents[2] / "dtrrun"
 TABLES = {
     "pinned": [{"reason": "gradient", "bytes": 5, "storages": 2}],
     "warnings": [{"text": EVIL, "count": 3}],
@@ -186,6 +187,15 @@ def described(heading: str) -> set[str]:
     """The fields in the table of a section of the page."""
     section = PAGE.read_text().split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     return set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+
+
+def test_the_page_names_reasons_that_exist():
+    section = PAGE.read_text().split("\n## Why memory is pinned\n")[1].split("\n## ")[0]
+    code = "".join(path.read_text() for part in ("core", "runtime") for path in (CODE / part).rglob("*.py"))
+    rows = re.findall(r"^\| (`.+?) \|", section, re.MULTILINE)
+    reasons = [reason for row in rows for reason in re.findall("`(.+?)`", row)]
+    assert len(reasons) > 30
+    assert [reason for reason in reasons if f'"{reason}"' not in code] == []
 
 
 def test_the_page_describes_each_field_and_no_other() -> None:
