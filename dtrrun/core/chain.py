@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 RELEASED = 1e-6
+"""Factor on the scores of storages that the program has released, which puts them before all others."""
 
 
 class Settings(NamedTuple):

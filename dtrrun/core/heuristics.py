@@ -34,7 +34,10 @@ Score = Callable[[int, int, float, float], float]
 
 @dataclass(frozen=True)
 class Heuristic:
+    """A score, and what the search for the least one may assume of it."""
+
     name: str
+    """As `make_heuristic` takes it."""
     score: Score
     neighbourhood: Neighbourhood
     ages: bool

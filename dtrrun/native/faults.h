@@ -156,7 +156,7 @@ class Faults {
           std::this_thread::sleep_for(std::chrono::milliseconds(100));
           if (*has_ended) return;
         }
-        refuse("the thread that reads it waits for one that waits for it");
+        refuse("the thread that would do so waits for the one that reads it");
         std::abort();
       }).detach();
     }

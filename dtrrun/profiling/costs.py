@@ -1,4 +1,4 @@
-"""The file of costs of operators that a plain run leaves to later ones."""
+"""Writes the operators' costs that a plain run has measured, for later runs to read (`--costs`)."""
 
 from __future__ import annotations
 

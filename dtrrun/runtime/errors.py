@@ -1,4 +1,4 @@
-"""The error that the runtime may raise into the user's program."""
+"""BudgetError: what the program gets if its budget is too small, and the text that explains it."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class BudgetError(torch.OutOfMemoryError):
 
     - `operator`: the name of the operator that did not fit.
     - `needed_bytes`: how much it had to allocate; 0 if it had allocated already.
+    - `budget_bytes`: the budget that was too small.
     - `least_budget_bytes`: the least budget that would have been enough at this point. A later operator may
       need more.
     - `pinned`: how many bytes in memory could not be evicted, by reason.

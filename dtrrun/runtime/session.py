@@ -309,7 +309,10 @@ class Session:
     # -- what the parts call ---------------------------------------------------------------------
 
     def pin(self, tensor: torch.Tensor) -> None:
-        """Keep a tensor's storage in memory from now on. Use it for native code that dtrrun cannot see."""
+        """Keep a tensor's storage in memory from now on: for native code that dtrrun cannot see.
+
+        If it is evicted, it is brought back first. Raises BudgetError if it does not fit.
+        """
         self._access.pin(tensor, "pinned")
 
     def _met_leaf(self, leaf: torch.Tensor) -> None:

@@ -1,5 +1,4 @@
-"""A planner's graph as a schedule, so that DTR can run on the same input as the planners (grouped
-operators)."""
+"""A planner's graph (of grouped operators) as a schedule, so that DTR can run on the planners' input."""
 
 from __future__ import annotations
 

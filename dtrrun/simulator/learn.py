@@ -1,4 +1,4 @@
-"""The search for the rule that suits a program, on the log of its latest steps, beside the program.
+"""Searches for the heuristic that suits a program, on a log of its latest steps, in a process beside it.
 
     python -c "…; from dtrrun.simulator.learn import main; main()" '{"log": …, "answer": …, …}'
 

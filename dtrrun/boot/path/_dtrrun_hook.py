@@ -1,9 +1,10 @@
-"""A finder, first on `sys.meta_path`, that calls back when a given module has been imported.
+"""Starts the runtime as soon as a process of the target has imported torch.
 
-It finds nothing itself: it asks the other finders, and adds its call after the `exec_module` of the loader
-that they return, for the duration of one import. `importlib.util.find_spec`, `reload` and pickling see no
-difference. Needed because Python has no callback after an import. Standard library only, and little of it:
-every Python process of the target loads this file, those before LEAST too, from 3.7 on.
+A finder, first on `sys.meta_path`, calls back after an import. It finds nothing itself: it asks the other
+finders, and adds its call after the `exec_module` of the loader that they return, for the duration of one
+import. `importlib.util.find_spec`, `reload` and pickling see no difference. Needed because Python has no
+callback after an import. Standard library only, and little of it: every Python process of the target loads
+this file, those before LEAST too, from 3.7 on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The dispatch mode, which handles every operator of the program.
+"""The dispatch mode, which gets every operator of the program with `--native off`.
 
-This is the fast path. Plain operators of one thread are handled here, without a lock and with as few Python
+This is its fast path. Plain operators of one thread are handled here, without a lock and with as few Python
 objects as a recipe needs. Everything else is in `slow_path`, including bringing inputs back and making room.
 The fast path must always have the same effect as the slow path.
 """

@@ -1,4 +1,4 @@
-"""The complete handling of an operator. The dispatch mode has a fast path for the common case.
+"""Handles any operator of the program. The common ones take a fast path, in C++ or in the dispatch mode.
 
 This covers evicted inputs, memory shortage, in-place and random operators, unknown storages, first calls and
 several threads. `core.operator` defines what is done for an operator, and in which order; this flattens

@@ -1,10 +1,10 @@
-"""`--heuristic auto`: changes to the rule that suits the program, once its steps have shown which one it is.
+"""`--heuristic auto`: finds the heuristic that suits the program while it trains, and switches to it.
 
-The run begins with a rule that does well in general, or with what an earlier run has learned. When steps
-recompute more than a little, some of them are logged, and another process searches rules on the log
-(`simulator.learn`) while training goes on. At the end of a step, the session changes to what was found. If
-that is worse than what was before, it changes back. All of this happens again when the steps have become
-others. The values that the program computes depend on none of it.
+The run begins with a heuristic that does well in general, or with what an earlier run has found. When steps
+recompute more than a little, some of them are logged, and another process tries heuristics on the log
+(`simulator.learn`) while training goes on. At the end of a step, the session switches to what was found, and
+back if that is worse. All of this happens again when the steps change. The values that the program computes
+depend on none of it. In this code, a rule is a heuristic with its settings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Logs what the runtime is asked to do in a step: for `dtrrun record`, and for a search of the best rule.
+"""Logs what the runtime is asked to do in a step: for `dtrrun record`, and to find a heuristic.
 
 While a step is being recorded every operator takes the slow path. The log contains facts about the program
 (sizes, costs, which storages an operator reads and writes); `dtrrun.simulator.live` derives their

@@ -1,4 +1,4 @@
-"""Notices gradient checkpointing of the program's own: it recomputes what dtrrun would perhaps have kept."""
+"""Warns of gradient checkpointing in the program, which recomputes what dtrrun might have kept."""
 
 from __future__ import annotations
 

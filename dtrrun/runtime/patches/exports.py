@@ -1,9 +1,10 @@
-"""DLPack's C exchange: `Tensor.__dlpack_c_exchange_api__` is a table of C functions that export tensors.
+"""Notices tensors that DLPack's C exchange exports.
 
-Consumers find the table once and keep it, or its functions, for the life of the process. So functions in
-PyTorch's own table are exchanged while a session runs; ours go on to call PyTorch's afterwards. The native
-extension does that (`dtrrun/native/dlpack.h`). Without it, functions of Python do; they cannot pass an error
-on, which is printed instead. New in PyTorch 2.10.
+`Tensor.__dlpack_c_exchange_api__` is a table of C functions. Consumers find the table once and keep it, or
+its functions, for the life of the process. So functions in PyTorch's own table are exchanged while a session
+runs; ours go on to call PyTorch's afterwards. The native extension does that (`dtrrun/native/dlpack.h`).
+Without it, functions of Python do; they cannot pass an error on, which is printed instead. New in PyTorch
+2.10.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Functions of native extensions that Python calls directly, as those that pybind11 makes.
+"""Watches functions of native extensions that Python calls directly, such as those made by pybind11.
 
-No operator tells of them. They read and write tensors by address, before, between and after the operators
-that they call, as composite operators of native libraries do, and so the same is done about them
+No operator shows what they do. They read and write tensors by address, before, between and after the
+operators that they call, as composite operators of native libraries do, and so the same is done about them
 (`foreign_composites.py`).
 """
 

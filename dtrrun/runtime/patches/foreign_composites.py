@@ -1,4 +1,4 @@
-"""Composite operators of native libraries may work by address between the operators that they call.
+"""Watches composite operators of native libraries, which may work by address between operators.
 
 `m.def("f", &f)` registers a C++ function that PyTorch runs above autograd, as those of torch_scatter and
 torchvision are. It may fill a tensor by an operator and go on through `data_ptr()`: a recipe that knows the

@@ -1,4 +1,4 @@
-"""Forked children (data-loader workers) inherit the mode and the patches, and must not run under them."""
+"""Ends the session in forked children (data-loader workers), which inherit the mode and the patches."""
 
 from __future__ import annotations
 

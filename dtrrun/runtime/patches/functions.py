@@ -1,8 +1,8 @@
-"""Custom `autograd.Function`s may pass their tensors to native code that is not an operator.
+"""Keeps the tensors of a custom `autograd.Function` in memory while it runs.
 
-So their inputs stay in memory during the forward, and the result of `ctx.saved_tensors` during the backward.
-`Function.apply` and the class from which PyTorch derives each backward node are the only places to observe
-both.
+It may pass them to native code that is not an operator. So its inputs stay in memory during the forward pass,
+and the result of `ctx.saved_tensors` during the backward pass. `Function.apply` and the class from which
+PyTorch derives each backward node are the only places to observe both.
 """
 
 from __future__ import annotations

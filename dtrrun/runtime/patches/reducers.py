@@ -1,8 +1,9 @@
-"""DDP's reducer keeps buckets and a map of used parameters, which it accesses below all operators.
+"""Keeps the buckets of DDP's reducer, and its map of used parameters, in memory.
 
-It makes them with operators, in its constructor and when it rebuilds its buckets, so the ledger would treat
-them like other results. They are marked as escaped instead: they stay, and nothing is recomputed from them.
-Needed as long as the reducer is C++ that accesses memory by pointer.
+The reducer accesses them below all operators. It makes them with operators, in its constructor and when it
+rebuilds its buckets, so the ledger would treat them like other results. They are marked as escaped instead:
+they stay, and nothing is recomputed from them. Needed as long as the reducer is C++ that accesses memory by
+pointer.
 """
 
 from __future__ import annotations

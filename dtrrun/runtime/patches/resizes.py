@@ -1,4 +1,4 @@
-"""`UntypedStorage.resize_` is not an operator: FSDP empties and fills its storages with it.
+"""Follows `UntypedStorage.resize_`, which is not an operator: FSDP empties and fills its storages with it.
 
 The accounts are updated, and room is made before a storage grows. A program that resizes a storage manages
 its memory itself, so it is not evicted any more. Needed as long as PyTorch has no hook for a storage's size.

@@ -1,4 +1,4 @@
-"""TorchScript: `tolist` reads a tensor's memory by its address, without an operator.
+"""Brings back what TorchScript's `tolist` reads: it reads a tensor by address, without an operator.
 
 Everything else that a compiled function reads reaches the mode. A function with a `tolist` is replaced by a
 copy whose graph has an operator before each one: a view, which brings the storage back. Function modes of the

@@ -1,4 +1,4 @@
-"""Seeds of the default generators wait until no other thread runs a random operator again.
+"""Makes seeds of the default generators wait while another thread runs a random operator again.
 
 A replay puts the generator into the state that its operator saw, and the program's state back afterwards
 (`runtime.rng`). Random operators of other threads wait for their turn meanwhile, but to seed a generator, or

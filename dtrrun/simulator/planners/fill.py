@@ -1,4 +1,4 @@
-"""Making a plan cheaper without a plan of one's own: hold what fits instead of computing it again."""
+"""Makes a plan cheaper: holds what fits into the budget instead of computing it again."""
 
 from __future__ import annotations
 

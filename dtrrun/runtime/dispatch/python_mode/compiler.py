@@ -1,4 +1,4 @@
-"""`torch.compile` silently compiles nothing under a dispatch mode: warn once, where it matters.
+"""Warns once that `torch.compile` compiles nothing under a dispatch mode.
 
 Dynamo, its front end, must also skip our frames. PyTorch does this for every dispatch mode by wrapping its
 handler, which costs a microsecond per operator whether or not anything is compiled; a mark on the handler's

@@ -1,4 +1,4 @@
-"""Some of PyTorch's gradient formulas compute differently if any dispatch mode is on.
+"""Hides the dispatch mode from those gradient formulas of PyTorch that compute differently under one.
 
 Their C++ asks `isTensorSubclassLike`, which a mode makes true for every tensor, and then avoids in-place
 operators and data-dependent branches: the same mathematics, but different bits, and sometimes a missing

@@ -1,4 +1,4 @@
-"""A dispatch mode belongs to one thread: others get it when they start, or when the session does.
+"""Brings the dispatch mode, which belongs to one thread, to all others: when they start, or the session does.
 
 Every Python thread is started by `_thread`, in any library. Its functions are replaced in all modules that
 have them by name, since no public hook can enter a context when a thread starts. Running threads are visited
