@@ -125,7 +125,9 @@ def measure(quick: bool) -> Section:
             times.setdefault(way, []).append(took_one)
             if losses != expected:
                 raise AssertionError(f"{way}: {losses} instead of {expected}")
-    section = Section("19. A step that is the host's", TEXT, ["", "Step", "Times the plain step", "At most"])
+    section = Section(
+        "19. Steps of many small operators", TEXT, ["", "Step", "Times the plain step", "At most"]
+    )
     for way, took in times.items():
         compared = "two threads, plain" if way in in_turns else "plain"
         ratios = [ours / plain for ours, plain in zip(took, times[compared], strict=True)]

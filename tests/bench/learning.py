@@ -35,7 +35,7 @@ only with auto, and {fewer} only with {baseline}."""
 
 def measure(quick: bool) -> Section:
     shares = SHARES[2:3] if quick else SHARES
-    section = Section("14. Rules in a run", TEXT, ["Example", *map("{} %".format, shares)])
+    section = Section("14. Heuristics in a run", TEXT, ["Example", *map("{} %".format, shares)])
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder, "dtrrun")
         cache.mkdir()

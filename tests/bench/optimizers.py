@@ -49,7 +49,7 @@ def measure(quick: bool) -> Section:
     torch.set_num_threads(1)
     rounds, turns = (3, 3) if quick else (9, 20)
     section = Section(
-        "17. Optimizers' steps", TEXT, ["Optimizer", "Tensors", "Plain", "dtrrun", "Times as long"]
+        "17. Optimizer steps", TEXT, ["Optimizer", "Tensors", "Plain", "dtrrun", "Times as long"]
     )
     for name, make in OPTIMIZERS.items():
         for count in COUNTS:

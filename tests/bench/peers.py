@@ -202,7 +202,7 @@ def in_a_process(name: str, way: str, steps: int, budget: int | None = None) -> 
 def measure(quick: bool) -> Section:
     steps = 4 if quick else 8
     headers = ["Model, way", "Lines", "Peak", "Time", "Equal", "dtrrun: time", "Peak"]
-    section = Section("23. What else there is", TEXT, headers)
+    section = Section("23. Other ways to save memory", TEXT, headers)
     for name in ("transformer",) if quick else MODELS:
         ways = ["plain", "checkpoint by block", "torch.compile, budget 0.4"] if quick else [*LINES]
         theirs: dict[str, Any] = {}

@@ -24,7 +24,7 @@ heuristic. – : no heuristic of that kind survives."""
 
 def rules(logs: dict[str, Schedule], expected: dict[str, Any]) -> Section:
     headers = ["Log, budget", "Paper", "h_chain", "h_next", "Portfolio", "Its seconds"]
-    section = Section("13. Rules of ours", TEXT, headers)
+    section = Section("13. dtrrun's own heuristics in the simulator", TEXT, headers)
     for name, schedule in logs.items():
         for ratio in BUDGETS:
             nbytes = int(schedule.peak_bytes * ratio)

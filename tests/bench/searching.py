@@ -48,7 +48,7 @@ BEFORE, LOGGED, SEARCHING, AFTER = "before", "logged", "searching", "after"
 
 def measure(quick: bool) -> Section:
     headers = ["Program", "Compared", "Ratio", "Of"]
-    section = Section("21. What learning costs", TEXT, headers)
+    section = Section("21. The cost of `--heuristic auto`", TEXT, headers)
     for program, arguments in VARIES.items():
         _varying(section, program, arguments, 1 if quick else 3)
     for program in REPEATS[:1] if quick else REPEATS:
