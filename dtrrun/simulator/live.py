@@ -98,11 +98,12 @@ def predict(
 def _head(instructions: Sequence[Instruction], name: str) -> dict[str, Any]:
     head = instructions[0] if instructions else None
     if not (isinstance(head, Annotate) and head.text == START and head.facts):
-        raise LogError(
-            f"{name}: has not the facts that a prediction of our own runtime needs (dtrrun record)"
-        )
+        raise LogError(f"{name}: --semantics dtrrun needs a log that dtrrun record has written")
     if head.facts.get("format") != FORMAT:
-        raise LogError(f"{name}: of format {head.facts.get('format')}, not {FORMAT}: record it anew")
+        raise LogError(
+            f"{name}: the log has format {head.facts.get('format')}, and this version of dtrrun reads "
+            f"{FORMAT}: record it again"
+        )
     return head.facts
 
 

@@ -105,9 +105,9 @@ def read_log(path: str | Path) -> list[Instruction]:
         raise LogError(f"{path}: not a text file ({error.reason} at byte {error.start})") from None
     except EOFError:
         cut = f"the log was cut off after line {reader.place}"
-        raise LogError(f"{path}: not a whole gzip file: {cut}") from None
+        raise LogError(f"{path}: not a complete gzip file: {cut}") from None
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise LogError(f"{path}: not a whole gzip file ({error})") from None
+        raise LogError(f"{path}: not a complete gzip file ({error})") from None
 
 
 def _opened(path: str | Path) -> IO[str]:
@@ -208,7 +208,7 @@ class _Lines:
             except ValueError as error:
                 raise self.error(f"not JSON: {error}") from None
             except RecursionError:
-                raise self.error("not JSON that can be read: nested too deeply") from None
+                raise self.error("JSON that is nested too deeply") from None
             if not isinstance(fields, dict):
                 raise self.error(f"not an object with fields: {line.strip()[:60]}")
             self._fields = fields
@@ -272,7 +272,7 @@ class _Lines:
 
     def index(self, value: Any, count: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
-            raise self.error(f"{value!r} is no index of its {count} arguments")
+            raise self.error(f"{value!r} is not the index of one of its {count} arguments")
         return value
 
 

@@ -134,7 +134,7 @@ def _lower_bound(graph: Graph, nbytes: int, seconds: float) -> tuple[float | Non
 
     found = lower_bound(graph, nbytes, time_limit=seconds)
     if found is None:
-        return None, "not found in the time"
+        return None, "no bound was found in time"
     return found[0], f"lower bound on {found[1]}"
 
 

@@ -216,7 +216,7 @@ def peak_of(path: str, semantics: str) -> int:
 def _replayer(cell: Cell, nbytes: int) -> Replayer:
     if cell.semantics == "dtrrun":
         if (cell.deallocation, cell.search, cell.count) != ("eager", "heap", False):
-            raise ValueError("--semantics dtrrun goes with eager deallocation and the heap search alone")
+            raise ValueError("--semantics dtrrun works only with eager deallocation and the heap search")
         steps = partial(steps_at, cell.path)
         return partial(predict, log_at(cell.path), nbytes, watched=steps, name=cell.path, seed=cell.seed)
     return partial(

@@ -144,9 +144,9 @@ def test_released_storages_go_at_once():
 @pytest.mark.parametrize(
     ("log", "message"),
     [
-        ([], "has not the facts"),
-        ([Constant("x", 1)], "has not the facts"),
-        ([Annotate(START, HEAD | {"format": 99})], "of format 99"),
+        ([], "needs a log that dtrrun record has written"),
+        ([Constant("x", 1)], "needs a log that dtrrun record has written"),
+        ([Annotate(START, HEAD | {"format": 99})], "has format 99"),
         (head(call("f", 1, [7], [])), "instruction 3: facts that do not fit"),
         (head(Release("x", {"storage": 7})), "instruction 3: facts that do not fit"),
         (head(Annotate("SURPRISE", {"storage": 7})), "instruction 3: facts that do not fit"),

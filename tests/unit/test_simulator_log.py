@@ -68,7 +68,7 @@ def test_a_log_may_be_compressed(tmp_path):
         write_log(EVERYTHING, file)
     assert read_log(path) == EVERYTHING
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(LogError, match="not a whole gzip file"):
+    with pytest.raises(LogError, match="not a complete gzip file"):
         read_log(path)
 
 
@@ -108,13 +108,13 @@ def test_numbers_may_be_numbers():
         ([CALL, MEMORY | {"MEMORY": "-4"}], "line 2: MEMORY is -4, less than 0"),
         ([CALL, MEMORY | {"MEMORY": "4 MB"}], "line 2: MEMORY is '4 MB', not a whole number"),
         ([CALL, MEMORY | {"MEMORY": True}], "line 2: MEMORY is True, not a whole number"),
-        ([CALL, MEMORY, ALIAS | {"ALIAS": "0"}], "line 3: 0 is no index of its 0 arguments"),
+        ([CALL, MEMORY, ALIAS | {"ALIAS": "0"}], "line 3: 0 is not the index of one of its 0 arguments"),
         ([CALL | {"RESULT": []}], "line 1: mm has no RESULT"),
         ([CALL | {"ARGS": "a"}], "line 1: ARGS is 'a', not a list"),
         ([CALL | {"ARGS": [1]}], "line 1: ARGS holds 1, not the name of a tensor"),
         (
             [{"INSTRUCTION": "MUTATE", "NAME": "add_", "ARGS": ["a"], "MUTATE": ["0"], "TIME": 1}],
-            "line 1: '0' is no index of its 1 arguments",
+            "line 1: '0' is not the index of one of its 1 arguments",
         ),
     ],
 )
@@ -161,5 +161,5 @@ def test_a_whole_log_of_our_own(tmp_path, facts):
 
 
 def test_a_line_that_is_nested_too_deeply():
-    with pytest.raises(LogError, match=r"step\.log, line 1: not JSON that can be read: nested too deeply"):
+    with pytest.raises(LogError, match=r"step\.log, line 1: JSON that is nested too deeply"):
         list(parse(["[" * 200_000 + "]" * 200_000], "step.log"))

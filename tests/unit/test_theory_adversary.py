@@ -63,7 +63,7 @@ def test_the_revealed_graph_is_the_network() -> None:
 
 
 def test_too_little_to_build_on() -> None:
-    with pytest.raises(ValueError, match="less than 3"):
+    with pytest.raises(ValueError, match="at least 3 tensors"):
         adversary(TinyEngine(2), 10, 2)
     with pytest.raises(ValueError, match="6 nodes, not 5"):
         adversary(TinyEngine(5), 5, 5)

@@ -1,6 +1,6 @@
 """Pins the results of operators whose kernels the program removes or replaces while it runs.
 
-A notebook defines a custom operator anew; a library of kernels overrides PyTorch's own within a context. What
+A notebook redefines a custom operator; a library of kernels overrides PyTorch's own within a context. What
 the earlier kernels have made cannot be made again by the later ones, so it is brought back before, and stays.
 """
 

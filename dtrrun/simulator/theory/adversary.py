@@ -34,7 +34,7 @@ def adversary(engine: Engine[H], nodes: int, budget: int) -> Adversary[H]:
     for a budget below 3 (t_0, a tensor and its input), or too few nodes.
     """
     if budget < 3:
-        raise ValueError("a path cannot be computed in a memory of less than 3: t_0, a tensor and its input")
+        raise ValueError("a path needs a budget of at least 3 tensors: t_0, a tensor and its input")
     if nodes < budget + 1:
         raise ValueError(f"t_0 and {budget} children are {budget + 1} nodes, not {nodes}")
     root = engine.constant()

@@ -158,7 +158,9 @@ def binomial_optimum(layers: int, budget: int) -> int:
     checkpoints; a gradient and a value take the other two. Raises ValueError for a budget below 3.
     """
     if budget < LEAST_BUDGET:
-        raise ValueError(f"a budget of {budget} tensors: less than {LEAST_BUDGET} does for no network")
+        raise ValueError(
+            f"a budget of {budget} tensors is too small for any network; the least is {LEAST_BUDGET}"
+        )
     if budget >= layers:
         return 2 * layers
     return layers + 2 + advances(layers - 1, budget - 2)
