@@ -66,14 +66,21 @@ def _cpu(facts: dict[str, Any]) -> Iterator[Finding]:
 
 def _gpu(facts: dict[str, Any]) -> Iterator[Finding]:
     probe, driver = facts["torch"], facts["driver"]
-    if driver["error"] and not probe.get("available"):
+    if probe.get("hip"):
+        yield Finding(
+            "advice",
+            "this PyTorch is built for ROCm: dtrrun has never run on a GPU of AMD's",
+            "check with dtrrun smoke that the results are the same",
+        )
+    elif driver["error"] and not probe.get("available"):
         yield Finding("problem", f"no NVIDIA driver answers: {driver['error']}", _driver(facts))
     elif driver["error"]:
         yield Finding(
             "advice",
             f"PyTorch sees the GPU, but NVML does not answer: {driver['error']}",
             "install libnvidia-ml.so.1 of the driver's version (in a container: NVIDIA_DRIVER_CAPABILITIES="
-            "compute,utility); until then what the driver shows is estimated",
+            "compute,utility); without it (some boards have none), a run can work, and what the driver shows "
+            "is estimated",
         )
     else:
         yield from _devices(facts)
@@ -130,26 +137,29 @@ def _devices(facts: dict[str, Any]) -> Iterator[Finding]:
 
 def _torch(facts: dict[str, Any]) -> Iterator[Finding]:
     probe, newest = facts["torch"], facts["driver"]["cuda"]
-    if probe["hip"]:
-        yield Finding("problem", "this PyTorch is built for ROCm", "dtrrun knows NVIDIA's GPUs and the CPU")
-    elif not probe["cuda"]:
+    if not (probe["cuda"] or probe["hip"]):
         yield Finding("problem", "this PyTorch is built for the CPU", _install(facts))
     elif "device_error" in probe:
         yield Finding(
             "problem",
             f"{facts['device']} cannot be used: {probe['device_error']}",
-            "see with nvidia-smi whether it is free and healthy, or use another with --device",
+            f"see with {_tool(probe)} whether it is free and healthy, or use another with --device",
         )
     elif not probe["available"]:
         said = f": {probe['warnings'][-1]}" if probe["warnings"] else ""
-        old = newest is not None and _numbers(newest)[0] < _numbers(probe["cuda"])[0]
+        built = f"CUDA {probe['cuda']}" if probe["cuda"] else f"ROCm {probe['hip']}"
+        old = newest and probe["cuda"] and _numbers(newest)[0] < _numbers(probe["cuda"])[0]
         yield Finding(
             "problem",
-            f"PyTorch {probe['torch']} (CUDA {probe['cuda']}) cannot use the driver{said}",
+            f"PyTorch {probe['torch']} ({built}) cannot use the driver{said}",
             f"update the driver, which is for CUDA {newest}; or {_install(facts)}"
             if old
-            else "set right what stands above; else see that nvidia-smi works for this user",
+            else f"set right what stands above; else see that {_tool(probe)} works for this user",
         )
+
+
+def _tool(probe: dict[str, Any]) -> str:
+    return "rocm-smi" if probe["hip"] else "nvidia-smi"
 
 
 def _install(facts: dict[str, Any]) -> str:
@@ -167,6 +177,12 @@ def _allocator(facts: dict[str, Any]) -> Iterator[Finding]:
             f"the allocator's backend is {facts['torch']['backend']}: fragmentation cannot be seen",
             "take backend: out of PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF",
         )
+    if facts["driver"]["error"] and "expandable_segments:true" in settings.replace(" ", "").lower():
+        yield Finding(
+            "problem",
+            "expandable segments are switched on, and without NVML PyTorch may crash with them",
+            "take expandable_segments:True out of PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF",
+        )
     if "expandable_segments:false" in settings.replace(" ", "").lower():
         yield Finding(
             "advice",
@@ -178,14 +194,15 @@ def _allocator(facts: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _source(facts: dict[str, Any]) -> Iterator[Finding]:
-    if facts["source"] == "nvml_pid":
-        return
+    if facts["source"] in ("nvml_pid", "kfd_pid") or (facts["driver"]["error"] and not facts["torch"]["hip"]):
+        return  # without NVML, that it is estimated has been said
     if facts["container"]:
         do = "start the container with --pid=host, so that the driver's process ids are those in here"
     elif facts["wsl"]:
         do = "nothing: under WSL the driver does not tell"
     else:
-        do = "see whether nvidia-smi shows a process's memory; if not, the driver does not tell on this GPU"
+        tool = _tool(facts["torch"])
+        do = f"see whether {tool} shows a process's memory; if not, the driver does not tell on this GPU"
     exact = facts["source"] == "nvml_new_pid"
     text = (
         "is found only as the one that is new" if exact else f"is not told; in its place: {facts['source']}"

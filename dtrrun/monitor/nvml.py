@@ -1,4 +1,4 @@
-"""dtrrun's use of NVML. `nvml` is the module pynvml, or a test's substitute.
+"""dtrrun's use of NVML. `nvml` is a `libnvml.Library`, or a test's substitute.
 
 Every call into the driver may fail at any time: the functions here raise `nvml.NVMLError`, unless they
 document None for that case.
@@ -11,9 +11,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from dtrrun.monitor.libnvml import Library
+
 NOT_AVAILABLE = 1 << 63
 """Sizes from here on mean that none is available: NVML_VALUE_NOT_AVAILABLE is 2^64 - 1."""
 LISTS = ("Compute", "Graphics", "MPSCompute")
+
+
+LIBRARY: Any = Library()
 
 
 class NvmlUnavailable(Exception):
@@ -32,21 +37,12 @@ def started(module: Any = None) -> Iterator[Any]:
 
 def start(module: Any = None) -> Any:
     """Return NVML, initialised. Raises NvmlUnavailable."""
-    module = module or library()
+    module = module or LIBRARY
     try:
         module.nvmlInit()
     except (module.NVMLError, OSError) as error:
         raise NvmlUnavailable(str(error)) from None
     return module
-
-
-def library() -> Any:
-    """Return the module pynvml. Raises NvmlUnavailable."""
-    try:
-        import pynvml  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise NvmlUnavailable(f"nvidia-ml-py cannot be imported: {error}") from None
-    return pynvml
 
 
 def stop(nvml: Any) -> None:
