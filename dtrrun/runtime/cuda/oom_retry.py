@@ -45,8 +45,17 @@ ALLOCATES_FIRST = {
 NO_ENGINE = "unable to find an engine to execute this computation"
 """The RuntimeError of a cuDNN convolution that has memory for none of its algorithms."""
 
-FROM_THE_DRIVER = ("CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
-"""The RuntimeError if the driver is out of memory: for loading a kernel, or a cuBLAS handle."""
+LACKS_MEMORY = re.compile(
+    r"(CUDA|HIP)( driver)? error: out of memory"
+    r"|Triton Error \[(CUDA|HIP)\]: out of memory"
+    r"|\b(CU|HIP|ROC)[A-Z]+_([A-Z_]+_)?(?<!_HOST_)ALLOC(ATION)?_FAILED\b"
+    r"|\bmiopenStatusAllocFailed\b"
+)
+"""The RuntimeErrors of those that ask the driver for memory themselves: for a kernel, a handle, a plan.
+
+CUDA's runtime and driver, cuSPARSE and Triton say `out of memory`; in the other libraries of NVIDIA and AMD,
+the name of the status ends alike. What a library lacks on the host is not meant.
+"""
 
 SMALL_REQUEST = 2 << 20
 """The size that the error reports for a request of up to 1 MiB, which is served from a separate pool."""
@@ -74,9 +83,10 @@ def short_of_memory(error: BaseException, index: int) -> bool:
     if isinstance(error, torch.OutOfMemoryError):
         named = _DEVICE.search(str(error))
         return not isinstance(error, BudgetError) and (named is None or int(named[1]) == index)
-    return isinstance(error, RuntimeError) and any(
-        sign in str(error) for sign in (NO_ENGINE, *FROM_THE_DRIVER)
-    )
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error)
+    return NO_ENGINE in text or LACKS_MEMORY.search(text) is not None
 
 
 def requested(message: str) -> int:
