@@ -136,15 +136,15 @@ class Library:
         raise AttributeError(name)
 
     def _processes(self, name: str, handle: c_void_p) -> list[ProcessInfo]:
-        count, room = c_uint(), 0
+        room = 16
         while True:
-            listed = (ProcessInfo * room)()
+            count, listed = c_uint(room), (ProcessInfo * room)()
             try:
-                self._call(name, handle, byref(count), listed if room else None)
+                self._call(name, handle, byref(count), listed)
             except NVMLError as error:
                 if error.args[1:] != (TOO_SMALL,):
                     raise
-                count.value = room = 2 * count.value + 8  # more may start meanwhile
+                room = 2 * max(count.value, room)  # more may start meanwhile
             else:
                 return list(listed[: count.value])
 

@@ -115,7 +115,8 @@ class Retry:
         self.refusals = 0  # refusals of the allocator that were seen as errors
 
     def attempt(self, run: Callable[[], Any], name: str, wanted: int, *, ran: bool = True) -> Any:
-        """Call run(), and again after an out-of-memory error, up to `ATTEMPTS` times; then raise BudgetError.
+        """Call run(), and again after an out-of-memory error, up to `ATTEMPTS` times, and once more if a new
+        measurement leaves more room; then raise BudgetError.
 
         wanted: bytes that it will allocate, as far as known. ran: it has succeeded before, so it lacks only
         memory.
@@ -125,23 +126,24 @@ class Retry:
         refused, self.refused = self.refused, None
         if refused is not None:  # it was run once already
             self._release(0, max(wanted, refused), refused)
-        for attempt in range(refused is not None, ATTEMPTS + 1):
+        for attempt in range(refused is not None, ATTEMPTS + 2):
             try:
                 return run()
             except RuntimeError as error:
                 if not short_of_memory(error, self.gpu.index):
                     raise
                 self.met(error)
-                if attempt == ATTEMPTS and not ran and not isinstance(error, torch.OutOfMemoryError):
+                if attempt >= ATTEMPTS and not ran and not isinstance(error, torch.OutOfMemoryError):
                     error.dtrrun_given_up = True  # type: ignore[attr-defined]
                     raise
                 asked = requested(str(error))
             # The error has been released, and so has what its traceback held.
             if asked > wanted + wanted // 100:  # not only rounding
                 wanted = asked + asked // 100
-            if attempt == ATTEMPTS:
+            if attempt < ATTEMPTS:
+                self._release(attempt, wanted, asked)
+            elif attempt > ATTEMPTS or not self._dtr.eviction.refresh():
                 break
-            self._release(attempt, wanted, asked)
         if self._dtr.eviction.warn_only:
             self.gpu.set_cap(None)
             self.lifted = True
