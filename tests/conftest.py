@@ -12,6 +12,7 @@ import pytest
 # OpenMP's that it does not have.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from dtrrun.monitor.gpus import choose
 from dtrrun.native import build
 
 # A shell's background job, and nohup, start with these ignored, and so would every process of a test.
@@ -29,7 +30,10 @@ for number, handler in USUAL.items():
 def sessions_of_the_cpu(monkeypatch):
     """The programs compute on the CPU: their sessions are there, unless a test names another device."""
     if "torch" in sys.modules:
-        monkeypatch.setattr("dtrrun.runtime.device._gpu_is_there", lambda: False)
+        monkeypatch.setattr(
+            "dtrrun.runtime.device.choose_by_name",
+            lambda device, *how: "cpu" if device == "auto" else choose(device, *how),
+        )
 
 
 @pytest.fixture(autouse=True)

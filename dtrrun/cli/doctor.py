@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from dtrrun import __version__, values
 from dtrrun.cli.findings import CACHING_OFF, findings
 from dtrrun.cli.messages import to_stdout
 from dtrrun.cli.report_file import report_writer, write_each
+from dtrrun.launch import interpreter
 from dtrrun.launch.errors import FAILED, LaunchError
-from dtrrun.launch.interpreter import choose
 from dtrrun.launch.torch_probe import probed
 from dtrrun.monitor.checkup import device_facts, source_for, surroundings, versions
+from dtrrun.monitor.gpus import Gpus, build_of, choose, gpus
 from dtrrun.monitor.ladder import Ladder
 from dtrrun.monitor.nvml import NvmlUnavailable, start, stop
 from dtrrun.settings import option
@@ -65,9 +67,9 @@ def doctor(given: Doctor, target: Sequence[str]) -> int:
     """
     if target:
         raise LaunchError(f"doctor takes no target: {target[0]!r} is unexpected")
-    json, interpreter = given.json, choose(given.python)
+    json, python = given.json, interpreter.choose(given.python)
     with report_writer(json) as write:
-        facts = examine(given.device, interpreter)
+        facts = examine(given.device, python)
         unwritten = write_each(
             {"standard output": lambda: _show(facts, json), "--json": lambda: write(facts)}
         )
@@ -76,22 +78,31 @@ def doctor(given: Doctor, target: Sequence[str]) -> int:
     return FAILED if unwritten else 0
 
 
+def _device(device: str, torch: Mapping[str, Any], nvml: Any) -> str:
+    """Return the device of a run. torch: the result of the probe, which has asked CUDA itself."""
+    count = torch.get("count", 0)
+    if device == "auto":
+        build = build_of(SimpleNamespace(**torch))
+        device = choose(device, build, lambda build: Gpus((0,) * count) if count else gpus(build, nvml))
+    return "cuda:0" if device == "cuda" else device
+
+
 def _show(facts: dict[str, Any], json: str | None) -> None:
     if json != "-":
         with to_stdout():
             print_doctor(facts, sys.stdout)
 
 
-def examine(device: str, interpreter: str, nvml: Any = None) -> dict[str, Any]:
-    """Return the report as JSON values. nvml: pynvml, or a substitute."""
-    error = None
+def examine(device: str, python: str, nvml: Any = None) -> dict[str, Any]:
+    """Return the report as JSON values. nvml: a substitute for NVML."""
+    error, substitute = None, nvml
     try:
         nvml = start(nvml)
     except NvmlUnavailable as why:
         nvml, error = None, str(why)
     try:
         ladder = Ladder(nvml)  # before the probe has a context
-        with probed(interpreter, device) as torch:
+        with probed(python, device) as torch:
             seen = source_for(ladder, torch)
         told: dict[str, Any] = (
             versions(nvml) if nvml is not None else dict.fromkeys(("driver", "nvml", "cuda"))
@@ -102,7 +113,7 @@ def examine(device: str, interpreter: str, nvml: Any = None) -> dict[str, Any]:
             "dtrrun": __version__,
             "device": device,
             **surroundings(),
-            "interpreter": interpreter,
+            "interpreter": python,
             "driver": {**told, "error": error},
             **device_facts(ladder),
             "torch": torch,
@@ -113,9 +124,7 @@ def examine(device: str, interpreter: str, nvml: Any = None) -> dict[str, Any]:
     finally:
         if nvml is not None:
             stop(nvml)
-    if device in ("auto", "cuda"):
-        gpu = device == "cuda" or (torch.get("cuda") and (torch["available"] or facts["visible"]))
-        facts["device"] = "cuda:0" if gpu else "cpu"
+    facts["device"] = _device(device, torch, substitute)
     found = findings(facts)
     facts["findings"] = [finding._asdict() for finding in found]
     facts["ok"] = all(finding.level != "problem" for finding in found)

@@ -67,14 +67,21 @@ def _cpu(facts: dict[str, Any]) -> Iterator[Finding]:
 
 def _gpu(facts: dict[str, Any]) -> Iterator[Finding]:
     probe, driver = facts["torch"], facts["driver"]
-    if driver["error"] and not probe.get("available"):
+    if probe.get("hip"):
+        yield Finding(
+            "advice",
+            "this PyTorch is built for ROCm, and dtrrun has never run on an AMD GPU",
+            "check with dtrrun smoke that the results are the same",
+        )
+    elif driver["error"] and not probe.get("available"):
         yield Finding("problem", f"no NVIDIA driver responds: {driver['error']}", _driver(facts))
     elif driver["error"]:
         yield Finding(
             "advice",
             f"PyTorch sees the GPU, but NVML does not respond: {driver['error']}",
             "install the libnvidia-ml.so.1 that belongs to the driver (in a container: "
-            "NVIDIA_DRIVER_CAPABILITIES=compute,utility); until then, the driver's figures are estimated",
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility), if there is one for this board; without it, the "
+            "driver's figures are estimated",
         )
     else:
         yield from _devices(facts)
@@ -131,30 +138,29 @@ def _devices(facts: dict[str, Any]) -> Iterator[Finding]:
 
 def _torch(facts: dict[str, Any]) -> Iterator[Finding]:
     probe, newest = facts["torch"], facts["driver"]["cuda"]
-    if probe["hip"]:
-        yield Finding(
-            "problem",
-            "this PyTorch is built for ROCm",
-            "use an NVIDIA GPU or --device cpu; dtrrun does not support ROCm",
-        )
-    elif not probe["cuda"]:
+    if not (probe["cuda"] or probe["hip"]):
         yield Finding("problem", "this PyTorch is built for the CPU", _install(facts))
     elif "device_error" in probe:
         yield Finding(
             "problem",
             f"{facts['device']} cannot be used: {probe['device_error']}",
-            "check with nvidia-smi whether it is free and healthy, or choose another with --device",
+            f"check with {_tool(probe)} whether it is free and healthy, or choose another with --device",
         )
     elif not probe["available"]:
         said = f": {probe['warnings'][-1]}" if probe["warnings"] else ""
-        old = newest is not None and _numbers(newest)[0] < _numbers(probe["cuda"])[0]
+        built = f"CUDA {probe['cuda']}" if probe["cuda"] else f"ROCm {probe['hip']}"
+        old = newest and probe["cuda"] and _numbers(newest)[0] < _numbers(probe["cuda"])[0]
         yield Finding(
             "problem",
-            f"PyTorch {probe['torch']} (CUDA {probe['cuda']}) cannot use the driver{said}",
+            f"PyTorch {probe['torch']} ({built}) cannot use the driver{said}",
             f"update the driver, which is for CUDA {newest}; or {_install(facts)}"
             if old
-            else "fix the problems above; if there are none, check that nvidia-smi works for this user",
+            else f"fix the problems above; if there are none, check that {_tool(probe)} works for this user",
         )
+
+
+def _tool(probe: dict[str, Any]) -> str:
+    return "rocm-smi" if probe["hip"] else "nvidia-smi"
 
 
 def _install(facts: dict[str, Any]) -> str:
@@ -172,6 +178,12 @@ def _allocator(facts: dict[str, Any]) -> Iterator[Finding]:
             f"the allocator's backend is {facts['torch']['backend']}, whose fragmentation dtrrun cannot see",
             "remove backend: from PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF",
         )
+    if facts["driver"]["error"] and "expandable_segments:true" in settings.replace(" ", "").lower():
+        yield Finding(
+            "problem",
+            "expandable segments are enabled, and without NVML PyTorch may crash with them",
+            "remove expandable_segments:True from PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF",
+        )
     if "expandable_segments:false" in settings.replace(" ", "").lower():
         yield Finding(
             "advice",
@@ -185,8 +197,8 @@ def _allocator(facts: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _source(facts: dict[str, Any]) -> Iterator[Finding]:
-    if facts["source"] == "nvml_pid":
-        return
+    if facts["source"] in ("nvml_pid", "kfd_pid") or (facts["driver"]["error"] and not facts["torch"]["hip"]):
+        return  # without NVML, that it is estimated has been said
     if facts["container"]:
         do = (
             "start the container with --pid=host, so that the driver's process ids match those in the "
@@ -196,8 +208,8 @@ def _source(facts: dict[str, Any]) -> Iterator[Finding]:
         do = "nothing to do: under WSL, the driver does not report memory by process"
     else:
         do = (
-            "check whether nvidia-smi shows memory by process; if not, the driver does not report it for "
-            "this GPU"
+            f"check whether {_tool(facts['torch'])} shows memory by process; if not, the driver does not "
+            "report it for this GPU"
         )
     if facts["source"] == "nvml_new_pid":
         text = "the driver uses other process ids than this system: a process is found as the only new one"

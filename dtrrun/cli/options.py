@@ -15,7 +15,8 @@ from pathlib import Path
 
 from dtrrun import values
 from dtrrun.cli.profiles import Given, find_profile, read_profile, read_pyproject
-from dtrrun.launch.devices import resolve, total_bytes
+from dtrrun.launch import interpreter
+from dtrrun.launch.devices import resolve, target_build, total_bytes
 from dtrrun.launch.environment import RECORDS
 from dtrrun.settings import LIMITS, OUTPUT, SETUP, VARIABLE, RuntimeSettings, WarnOrStop, When, option, rows
 from dtrrun.sizes import parse_size
@@ -70,8 +71,11 @@ class Options:
     def of(cls, given: Mapping[str, Given], warnings: Iterable[str] = ()) -> Options:
         """Read the values in `given`. Raises LaunchError with the place of the first invalid one."""
         read = {OPTIONS[key].field: value.read(OPTIONS[key].read) for key, value in given.items()}
-        device = resolve(read.get("device", "auto"))
-        total = given.get("device", Given("", "--device")).read(lambda _: total_bytes(device))
+        build = None
+        if read.get("device") != "cpu":
+            build = target_build(lambda: interpreter.choose(read.get("python")))
+        device = resolve(read.get("device", "auto"), build)
+        total = given.get("device", Given("", "--device")).read(lambda _: total_bytes(device, build))
         warnings = list(warnings)
         if "budget" in given:
             size = read["budget_bytes"] = given["budget"].read(lambda text: parse_size(text, lambda: total))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns as now_ns
 from typing import Any
 
@@ -46,6 +46,7 @@ class Eviction:
         self.warn_only = warn_only
         self.replaying = 0  # rematerializations in progress
         self.reach = -1  # on a GPU: what tensors could use without fragmentation
+        self.refresh: Callable[[], bool] = lambda: False  # on a GPU: measure it again; is it more now?
         self.evictions = self.evicted_bytes_total = self.over_budget = 0
         self.evicted_by: dict[str, int] = {}
         self.making_room_ns = 0
@@ -81,12 +82,15 @@ class Eviction:
         Raises the budget error, or counts that it is exceeded.
         """
         ledger = self._ledger
-        if self.reach >= 0 and not (self.replaying and ledger.resident_bytes + nbytes > self.reach):
+        if self.reach >= 0 and (self._may_fit(nbytes) or (self.refresh() and self._may_fit(nbytes))):
             return  # the limit is an estimate: the allocator decides
         if self.warn_only:
             self.over_budget += 1
             return
         raise self.too_small(nbytes - ledger.reserved_bytes, operator)
+
+    def _may_fit(self, nbytes: int) -> bool:
+        return not (self.replaying and self._ledger.resident_bytes + nbytes > self.reach)
 
     def release(self, nbytes: int) -> bool:
         """Evict `nbytes`. If there are not as many, evict all and return False."""

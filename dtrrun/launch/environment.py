@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from dtrrun.launch.devices import resolve
 from dtrrun.launch.errors import FAILED, LaunchError
+from dtrrun.monitor.gpus import gpus
 from dtrrun.settings import RuntimeSettings
 
 HOOK = str(Path(__file__).resolve().parent.parent / "boot" / "path")
@@ -48,7 +48,9 @@ def child_environment(settings: RuntimeSettings, environ: Mapping[str, str] = os
     path = os.pathsep.join([HOOK, *before]) if any(before) else HOOK
     return {
         **environ,
-        **(allocator_settings(environ) if resolve(settings.device) != "cpu" else {}),
+        # PyTorch 2.13 calls NVML for such segments, and crashes where there is none (`get_nvml_device` in
+        # ATen/cuda/PeerToPeerAccess.cpp).
+        **(allocator_settings(environ) if settings.device != "cpu" and gpus(None).nvml else {}),
         **settings.to_environment(),
         "PYTHONPATH": path,
         RECORDS: settings.record_dir or "",

@@ -21,7 +21,7 @@ def watched(settings: RuntimeSettings, folder: str, nvml: Any = None) -> Iterato
     They use these to keep inside the budget, so that a short run behaves like a full one. Yields a function
     that adds the figures to the records.
     """
-    if not resolve(settings.device, nvml).startswith("cuda"):
+    if not resolve(settings.device, nvml=nvml).startswith("cuda"):
         yield _as_they_are
         return
     with Sampler(folder, settings.budget_bytes, "warn", _nothing, _nothing, nvml) as sampler:

@@ -127,12 +127,16 @@ def _usable(devices: Sequence[Device], device: Device) -> Device | None:
     return next((part for part in devices if part.parent == device.uuid), None)
 
 
-def by_uuid(devices: Sequence[Device], uuid: str) -> Device | None:
-    """Return the device of that UUID, with or without NVML's prefix `GPU-` or `MIG-`."""
+def by_uuid(devices: Sequence[Device], uuid: str, numbered: Sequence[Device] = ()) -> Device | None:
+    """Return the device of that UUID, with or without NVML's prefix `GPU-` or `MIG-`.
+
+    numbered: the device that CUDA's number means, if known. CUDA may tell the UUID of the GPU for each of its
+    parts.
+    """
     plain = uuid.removeprefix("GPU-").removeprefix("MIG-")
     for device in devices:
         if device.uuid.removeprefix("GPU-").removeprefix("MIG-") == plain:
-            return _usable(devices, device)
+            return _usable([*numbered, *devices], device)
     return None
 
 

@@ -1,6 +1,7 @@
 """Finds how much memory the driver shows for each training process, from the most direct source available.
 
     nvml_pid            the process's entry in NVML's list
+    kfd_pid             the same of AMD's driver, which NVML does not know
     nvml_new_pid        the only new entry since the launch: in a container, NVML may use the host's process
                         ids, which do not match
     device_delta        the growth of the device's use since the launch, if it was idle then and has only
@@ -17,8 +18,10 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from dtrrun.monitor import kfd
 from dtrrun.monitor.devices import Device, all_devices, by_uuid, order_is_certain, visible
 from dtrrun.monitor.namespaces import is_running, outer_id
 from dtrrun.monitor.nvml import DeviceMemory, memory, processes
@@ -50,6 +53,8 @@ class Ladder:
     proc_outer: Callable[[int, Sequence[int]], int | None] = outer_id
     error: str = ""
     """NVML's last error."""
+    kfd: Path = kfd.KFD
+    """The files of AMD's driver."""
     devices: list[Device] = field(init=False)
     _before: dict[str, Look] = field(init=False)
     _known: dict[tuple[int, str], tuple[int, str]] = field(default_factory=dict)
@@ -94,12 +99,11 @@ class Ladder:
     def _place(self, snapshot: Snapshot, now: dict[str, Look]) -> Device | None:
         """Return the device that a process has under its budget."""
         uuid = snapshot.tables.get("device_uuid") or snapshot.meta.get("device_uuid")
-        if isinstance(uuid, str) and (device := by_uuid(self.devices, uuid)):
+        counted, index = visible(self.devices, _variable(snapshot)), _index(snapshot)
+        numbered = counted[index : index + 1]
+        if isinstance(uuid, str) and (device := by_uuid(self.devices, uuid, numbered)):
             self._look_at(device, now)
             return device
-        variable = snapshot.meta.get("cuda_visible_devices", os.environ.get("CUDA_VISIBLE_DEVICES"))
-        counted = visible(self.devices, variable)
-        index = _index(snapshot)
         if index >= len(counted):
             return None
         listed = self._look_at(counted[index], now).processes
@@ -136,7 +140,11 @@ class Ladder:
         reserved = snapshot.counters.get("reserved_bytes", 0)
         if reserved <= 0:
             return None
-        if device is not None:
+        if device is None:
+            size = self._by_kfd(snapshot)
+            if size:
+                return Figure(size, time.monotonic_ns(), "kfd_pid")
+        else:
             size = self._by_new_id(snapshot, device, neighbours, now)
             if size:
                 return _figure(size, "nvml_new_pid", now[device.uuid])
@@ -163,6 +171,15 @@ class Ladder:
             return None
         self._known[key] = (new[0], "nvml_new_pid")
         return size
+
+    def _by_kfd(self, snapshot: Snapshot) -> int | None:
+        environ, variable = dict(os.environ), _variable(snapshot)
+        if variable is not None:
+            environ["CUDA_VISIBLE_DEVICES"] = variable
+        counted, index = kfd.gpus(environ, self.kfd), _index(snapshot)
+        if index >= len(counted) or not same_namespace(snapshot):
+            return None
+        return kfd.process_bytes(snapshot.pid, counted[index], self.kfd)
 
     def _by_growth(self, device: Device, neighbours: Sequence[Snapshot], now: dict[str, Look]) -> int | None:
         before, look = self._before[device.uuid], now[device.uuid]
@@ -209,6 +226,11 @@ def idle(look: Look) -> bool:
     if not look.memory.exact:
         return look.processes is not None  # some of it belongs to the driver
     return look.memory.used <= IDLE_BYTES
+
+
+def _variable(snapshot: Snapshot) -> str | None:
+    found: str | None = snapshot.meta.get("cuda_visible_devices", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return found
 
 
 def _index(snapshot: Snapshot) -> int:

@@ -7,10 +7,8 @@ inwards (NSpid, Linux 4.1). From inside, the outer ids are not visible.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-import psutil
 
 PROC = Path("/proc")
 
@@ -34,27 +32,44 @@ def is_ours(pid: int) -> bool:
     return os.getpid() in _ancestors(pid)
 
 
-def _ids(pid: int, proc: Path) -> list[int]:
+def listed_here(pids: Iterable[int]) -> bool:
+    """Return whether these ids, which the driver lists, can be those of our namespace: all are in use here.
+
+    A driver that lists the processes of the host by the host's ids lists at least one that is not.
+    """
+    return all(map(_is_used, pids))
+
+
+def _is_used(pid: int) -> bool:
     try:
-        status = (proc / str(pid) / "status").read_text()
-    except OSError:
-        return []
-    line = next((line for line in status.splitlines() if line.startswith("NSpid:")), "")
-    return [int(word) for word in line.split()[1:]]
-
-
-def _ancestors(pid: int) -> list[int]:
-    try:
-        return [process.pid for process in psutil.Process(pid).parents()]
-    except psutil.Error:
-        return []
-
-
-def is_running(pid: int) -> bool:
-    """Return whether there is such a process that is not a zombie, whose memory is already freed."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        os.kill(pid, 0)  # /proc may hide what belongs to other users
+    except ProcessLookupError:
         return False
-    except psutil.Error:
-        return True
+    except OSError:
+        pass
+    return True
+
+
+def is_running(pid: int, proc: Path = PROC) -> bool:
+    """Return whether there is such a process that is not a zombie, whose memory is already freed."""
+    return _is_used(pid) and not _field(pid, "State:", proc).startswith("Z")
+
+
+def _ids(pid: int, proc: Path) -> list[int]:
+    return [int(word) for word in _field(pid, "NSpid:", proc).split()]
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    while parent := int(_field(pid, "PPid:", PROC) or 0):
+        yield parent
+        pid = parent
+
+
+def _field(pid: int, name: str, proc: Path) -> str:
+    """Return a line of a process's status without its name; an empty text if there is none."""
+    try:
+        status = (proc / str(pid) / "status").read_text(errors="replace")
+    except OSError:
+        return ""
+    line = next((line for line in status.splitlines() if line.startswith(name)), "")
+    return line.removeprefix(name).strip()

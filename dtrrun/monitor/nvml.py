@@ -1,7 +1,8 @@
-"""dtrrun's use of NVML. `nvml` is the module pynvml, or a test's substitute.
+"""dtrrun's use of NVML. `nvml` is the module pynvml, a `libnvml.Library`, or a test's substitute.
 
 Every call into the driver may fail at any time: the functions here raise `nvml.NVMLError`, unless they
-document None for that case.
+document None for that case. The launcher asks through pynvml, which it depends on (`use_pynvml`); a program's
+process may lack it, or have another package of that name.
 """
 
 from __future__ import annotations
@@ -9,11 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
+
+from dtrrun.monitor.libnvml import Library
 
 NOT_AVAILABLE = 1 << 63
 """Sizes from here on mean that none is available: NVML_VALUE_NOT_AVAILABLE is 2^64 - 1."""
 LISTS = ("Compute", "Graphics", "MPSCompute")
+LIBRARY: Any = Library()
+
+
+def use_pynvml() -> None:
+    """Ask through pynvml from now on, if it can be imported."""
+    global LIBRARY
+    with suppress(ImportError):
+        LIBRARY = import_module("pynvml")
 
 
 class NvmlUnavailable(Exception):
@@ -32,21 +44,12 @@ def started(module: Any = None) -> Iterator[Any]:
 
 def start(module: Any = None) -> Any:
     """Return NVML, initialised. Raises NvmlUnavailable."""
-    module = module or library()
+    module = module or LIBRARY
     try:
         module.nvmlInit()
     except (module.NVMLError, OSError) as error:
         raise NvmlUnavailable(str(error)) from None
     return module
-
-
-def library() -> Any:
-    """Return the module pynvml. Raises NvmlUnavailable."""
-    try:
-        import pynvml  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise NvmlUnavailable(f"nvidia-ml-py cannot be imported: {error}") from None
-    return pynvml
 
 
 def stop(nvml: Any) -> None:

@@ -11,6 +11,7 @@ from dtrrun.telemetry.record import Snapshot
 
 NAMED: Mapping[str, str] = {
     "nvml_pid": "NVML",
+    "kfd_pid": "KFD, AMD's driver",
     "nvml_new_pid": "NVML, the one new process",
     "device_delta": "growth of the device's use",
     "reserved_overhead": "reserved and overhead, estimated",

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from dtrrun.core.graph import Operation
+from dtrrun.monitor.gpus import NEITHER, Gpus, build_of, gpus
+from dtrrun.monitor.gpus import choose as choose_by_name
 from dtrrun.runtime import storage
 from dtrrun.runtime.dispatch.interposer import Interposer
 from dtrrun.runtime.dispatch.mode import DTRMode
@@ -33,7 +35,6 @@ COUNTERS = (
 NO_CUDA = "there is a GPU, but this PyTorch ({version}) was built without CUDA: the budget applies to the CPU"
 DRIVER = "/proc/driver/nvidia/gpus"
 """The Linux driver's list of devices, which needs no library."""
-DRIVERS_ELSEWHERE = ("/dev/dxg", "/dev/nvhost-gpu")  # under WSL, and on Jetson boards, which lack NVML
 
 
 class Cpu:
@@ -97,32 +98,20 @@ class Cpu:
         return dict.fromkeys(COUNTERS, 0) | {"device_index": -1}
 
 
-def _gpu_is_there() -> bool:
-    """Return whether there is a GPU, without using CUDA.
-
-    Using CUDA would break it in forked children, and would fix CUDA_VISIBLE_DEVICES before the script can set
-    it. `torch.cuda.device_count()` also uses CUDA if NVML is missing or a MIG device is selected; then the
-    driver's own files are consulted. A session that finds no GPU after all sleeps.
-    """
-    count: Any = getattr(torch.cuda, "_device_count_nvml", None)
-    if count is None or torch.version.hip:
-        return torch.cuda.device_count() > 0
-    found = int(count())
-    return found > 0 if found >= 0 else any(os.path.exists(path) for path in (DRIVER, *DRIVERS_ELSEWHERE))
+def _see(build: str | None) -> Gpus:
+    """Return the GPUs that there are, without using CUDA if the program has not."""
+    return Gpus((0,) * torch.cuda.device_count()) if torch.cuda.is_initialized() else gpus(build)
 
 
 def choose(settings: RuntimeSettings) -> Any:
     """Return the device that the settings name. Raises ValueError if there is no such device."""
-    kind, _, index = settings.device.partition(":")
-    if kind == "auto":
-        if not torch.backends.cuda.is_built():
-            return Cpu(NO_CUDA.format(version=torch.__version__) if os.path.isdir(DRIVER) else "")
-        kind = "cuda" if _gpu_is_there() else "cpu"
-    if kind == "cpu":
-        return Cpu()
-    if not torch.backends.cuda.is_built():
-        raise ValueError(f"device {settings.device}: PyTorch {torch.__version__} was built without CUDA")
+    build = build_of(torch.version)
+    device = choose_by_name(settings.device, build, _see)
+    if device == "cpu":
+        unused = settings.device == "auto" and build == NEITHER and os.path.isdir(DRIVER)
+        return Cpu(NO_CUDA.format(version=torch.__version__) if unused else "")
     from dtrrun.runtime.cuda.gpu import Gpu
     from dtrrun.runtime.cuda.session import Cuda
 
+    _, _, index = device.partition(":")
     return Cuda(Gpu(), settings, int(index) if index else None)

@@ -13,11 +13,11 @@ import zlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
-SOURCES = ("nvml_pid", "nvml_new_pid", "device_delta", "reserved_overhead")
-"""Sources of a figure, most direct first: NVML's list of processes, by process id; its only entry that is new
-since the launch (a container's ids are not the host's); the growth of the device's use, if it was idle; the
-process's own figures, allocator and measured overhead."""
-PER_PROCESS = SOURCES[:2]
+SOURCES = ("nvml_pid", "kfd_pid", "nvml_new_pid", "device_delta", "reserved_overhead")
+"""Sources of a figure, most direct first: NVML's list of processes, by process id; that of KFD, AMD's kernel
+driver; NVML's only entry that is new since the launch (a container's ids are not the host's); the growth of
+the device's use, if it was idle; the process's own figures, allocator and measured overhead."""
+PER_PROCESS = SOURCES[:3]
 
 SUFFIX = ".driver"
 SLOT = struct.Struct("<qqqI4x")  # monotonic nanoseconds (0: never written), bytes, source, checksum

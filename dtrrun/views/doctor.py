@@ -46,7 +46,7 @@ def _facts(report: dict[str, Any]) -> Table:
     rows = {
         "dtrrun": report["dtrrun"],
         "system": ", ".join([report["system"], *where]),
-        "driver": f"none: {driver['error']}"
+        "driver": f"NVML does not answer: {driver['error']}"
         if driver["error"]
         else f"{driver['driver']}, NVML {driver['nvml']}, for CUDA {driver['cuda']}",
         "Python": f"{torch.get('python', '?')}  {torch.get('executable') or report['interpreter']}",

@@ -15,6 +15,7 @@ PLAIN = str.maketrans(
 
 SOURCE = {
     "nvml_pid": "NVML",
+    "kfd_pid": "KFD",
     "nvml_new_pid": "new pid",
     "device_delta": "device",
     "reserved_overhead": "estimate",

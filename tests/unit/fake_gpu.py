@@ -270,6 +270,8 @@ class FakeGpu:
     def __init__(self, context=300 * MIB, allocator=None, computes=True):
         self.allocator = allocator or Allocator()
         self.context = context
+        self.others = 0  # bytes of other processes on the device
+        self.own = None  # returns what the driver shows for this process, if it tells
         self.clock = 0.0  # ms
         self.done = True  # whether the GPU has done all that it was given
         self.side = False  # whether the current stream is a side stream
@@ -363,7 +365,10 @@ class FakeGpu:
         return Statistics(a.allocated, a.peak, a.total, a.reserved, a.reserved_peak, a.ooms)
 
     def used_and_total(self):
-        return self.context + self.allocator.reserved, TOTAL
+        return self.context + self.allocator.reserved + self.others, TOTAL
+
+    def shown(self):
+        return None if self.own is None else self.own()
 
     def set_cap(self, nbytes):
         self.allocator.cap = nbytes

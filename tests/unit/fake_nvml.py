@@ -1,4 +1,4 @@
-"""A driver that never was: the functions of pynvml that dtrrun calls, over a machine made of plain numbers.
+"""A driver that never was: the functions of NVML that dtrrun calls, over a machine made of plain numbers.
 
 Put in the place of the whole module (`Sampler(nvml=…)`, `Ladder(…)`, `total_bytes(…, nvml=…)`).
 """
@@ -6,11 +6,23 @@ Put in the place of the whole module (`Sampler(nvml=…)`, `Ladder(…)`, `total
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from dtrrun.monitor import cuda_probe, gpus, kfd
+
 MIB = 1 << 20
 GIB = 1 << 30
+
+
+def only_nvml(monkeypatch: Any) -> None:
+    """Hide the machine's other drivers and the variables that choose devices, if it has any."""
+    gpus._nvidia.cache_clear()
+    monkeypatch.setattr(cuda_probe, "LIBRARY", "libcuda.so.none")
+    monkeypatch.setattr(kfd.gpus, "__defaults__", (Path("/none"),))
+    for name in gpus.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
 
 
 class NVMLError(Exception):

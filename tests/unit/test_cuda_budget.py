@@ -54,6 +54,34 @@ def test_the_drivers_figure_counts_once_the_allocator_has_been_still():
     assert accounts.overhead == 410 * MIB
 
 
+def test_another_processs_memory_is_not_ours_once_the_driver_tells():
+    accounts = looked(Accounts(6 * GB), 1 * GB, 1 * GB + 500 * MIB, driver=(1 * GB + 500 * MIB, 0.0))
+    before = accounts.cap
+    looked(accounts, 1 * GB, 3 * GB + 500 * MIB, now=1.0)
+    assert accounts.overhead > 2 * GB
+    assert accounts.guard > 2 * GB  # it may grow on
+    looked(accounts, 1 * GB, 3 * GB + 500 * MIB, driver=(1 * GB + 500 * MIB, 2.0), now=2.0)
+    assert (accounts.overhead, accounts.guard, accounts.cap) == (500 * MIB, 6 * GB // 50, before)
+    # Growth that is ours stays so, by either way.
+    looked(accounts, 1 * GB, 3 * GB + 800 * MIB, now=3.0)
+    looked(accounts, 1 * GB, 3 * GB + 800 * MIB, driver=(1 * GB + 800 * MIB, 4.0), now=4.0)
+    assert (accounts.overhead, accounts.guard) == (800 * MIB, 300 * MIB + SEGMENT)
+
+
+def test_what_grows_without_a_first_call_may_be_disowned():
+    accounts = looked(Accounts(6 * GB), 0, 500 * MIB)
+    accounts.look(0, 800 * MIB, None, 1.0, loaded=True)  # a library
+    looked(accounts, 0, 810 * MIB)  # too little to be another process
+    assert accounts.disown() == 0
+    looked(accounts, 0, 2 * GB)
+    assert accounts.disown() == 2 * GB - 810 * MIB
+    assert looked(accounts, 0, 2 * GB).overhead == 810 * MIB
+    assert accounts.disown() == 0
+    # That process ends. It had more than we knew, but our context is still there.
+    assert looked(accounts, 0, 520 * MIB).overhead == 500 * MIB
+    assert looked(accounts, 0, 400 * MIB).overhead == 400 * MIB
+
+
 def test_the_guard_grows_at_once_and_shrinks_slowly():
     accounts = looked(Accounts(2 * GB), 0, 300 * MIB)
     assert accounts.guard == LEAST_GUARD

@@ -94,6 +94,102 @@ def test_the_drivers_own_figure_is_asked_for(monkeypatch, tmp_path):
         assert session.report()["overhead_bytes"] == 250 * MIB
 
 
+def test_the_context_among_other_processes(monkeypatch):
+    """The first reading alone would take all of it for ours."""
+    gpu = FakeGpu()
+    gpu.others = 600 * MIB
+    gpu.own = lambda: CONTEXT + gpu.allocator.reserved
+    with fake_session(monkeypatch, BUDGET, gpu=gpu) as (session, _):
+        tensor()
+        assert session.report()["overhead_bytes"] == CONTEXT
+
+
+def other_process(monkeypatch, gpu, tmp_path):
+    """It takes more than the budget, in the middle of a program. Returns report, and whether all is right."""
+    now = [0.0]
+    monkeypatch.setattr(cuda, "monotonic", lambda: now[0])
+    monkeypatch.setattr(cuda, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    with fake_session(monkeypatch, BUDGET, gpu=gpu, record_dir=str(tmp_path)) as (session, _):
+        kept = chain(20)
+        now[0] = 10.0
+        gpu.others = 2 * BUDGET
+        session.device.look()
+        kept += [kept[-1].mul(2.0)]
+        done = correct(kept)
+        return session.report(), done
+
+
+def test_another_process_is_no_reason_to_refuse_memory(monkeypatch, tmp_path, capsys):
+    gpu = FakeGpu()
+    gpu.own = lambda: CONTEXT + gpu.allocator.reserved
+    report, done = other_process(monkeypatch, gpu, tmp_path)
+    assert done
+    assert (report["overhead_bytes"], report["guard_bytes"]) == (CONTEXT, LEAST_GUARD)
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_nor_is_it_where_only_the_launcher_knows(monkeypatch, tmp_path, capsys):
+    """As in a container: the session waits for its next figure."""
+    gpu = FakeGpu()
+    asked = []
+
+    def told(folder):
+        asked.append(cuda.monotonic())
+        late = gpu.others and cuda.monotonic() > 10.5
+        return (CONTEXT + gpu.allocator.reserved, cuda.monotonic() if late else 0.0)
+
+    monkeypatch.setattr(cuda, "driver_bytes", told)
+    report, done = other_process(monkeypatch, gpu, tmp_path)
+    assert done
+    assert report["overhead_bytes"] == CONTEXT
+    assert 10.5 < asked[-1] < 12.5
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_nor_is_it_where_nobody_knows(monkeypatch, tmp_path, capsys):
+    report, done = other_process(monkeypatch, FakeGpu(), tmp_path)
+    assert done
+    assert report["overhead_bytes"] == CONTEXT
+    assert "taken for another process's" in capsys.readouterr().err
+
+
+def test_a_figure_without_a_context_is_not_ours(monkeypatch):
+    gpu = FakeGpu()
+    gpu.own = lambda: gpu.allocator.reserved
+    with fake_session(monkeypatch, BUDGET, gpu=gpu) as (session, _):
+        tensor()
+        stepped(session)
+        assert session.report()["overhead_bytes"] == CONTEXT
+
+
+def test_the_driver_is_asked_once_a_second(monkeypatch):
+    gpu, asked, now = FakeGpu(), [], [0.0]
+    monkeypatch.setattr(cuda, "monotonic", lambda: now[0])
+    gpu.own = lambda: asked.append(now[0]) or CONTEXT + gpu.allocator.reserved
+    with fake_session(monkeypatch, BUDGET, gpu=gpu) as (session, _):
+        tensor()
+        for _ in range(30):
+            now[0] += 0.125
+            stepped(session)
+        assert asked == [0.0, 1.0, 2.0, 3.0]
+        gpu.context += 100 * MIB
+        now[0] += 0.125
+        stepped(session)
+        assert len(asked) == 5  # much more than before: whose is it?
+
+
+def test_new_kernels_are_looked_for_with_each_dtype(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, _):
+        single = tensor()
+        double = single.double()
+        looks = []
+        monkeypatch.setattr(session.device.operators, "_loaded", lambda: looks.append(1))
+        for one in (single, single, double, double):
+            one.mul(2.0)
+            looks.append(0)
+        assert looks == [1, 0, 0, 1, 0, 0]
+
+
 def test_memory_that_no_tensor_shows_is_counted(monkeypatch):
     with fake_session(monkeypatch, BUDGET) as (session, gpu):
         kept = chain(2)

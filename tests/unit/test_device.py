@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import dtrrun
+from dtrrun.monitor.gpus import CUDA, Gpus
 from dtrrun.runtime import device
 from dtrrun.runtime.cuda.gpu import Gpu
 from dtrrun.runtime.device import Cpu, choose
@@ -11,7 +12,7 @@ from dtrrun.runtime.storage import place_of, use_device
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.fields import COUNTERS
 
-gpu_is_there = device._gpu_is_there
+choose_by_name = device.choose_by_name  # what the tests of the CPU replace
 
 
 def chosen(name):
@@ -20,38 +21,42 @@ def chosen(name):
 
 @pytest.fixture
 def built(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    monkeypatch.setattr(device, "_gpu_is_there", gpu_is_there)
-    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "device_count", None)  # may ask CUDA itself
+    """A PyTorch for CUDA, on a machine with two GPUs."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(device, "_see", lambda build: Gpus((1, 1) if build == CUDA else ()))
+    monkeypatch.setattr(device, "choose_by_name", choose_by_name)
 
 
 @pytest.fixture
 def not_built(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
 
 
 def test_auto_is_the_gpu_that_there_is(built, monkeypatch):
     assert chosen("auto").type == "cuda"
     assert chosen("cpu").type == "cpu"
-    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: 0)
+    monkeypatch.setattr(device, "_see", lambda build: Gpus(()))
     assert chosen("auto").type == "cpu"
 
 
-def test_without_nvml_the_driver_is_looked_for(built, monkeypatch, tmp_path):
-    """And for a MIG device, which PyTorch does not look for by NVML."""
-    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: -1)
-    monkeypatch.setattr(device, "DRIVERS_ELSEWHERE", ())
-    monkeypatch.setattr(device, "DRIVER", str(tmp_path / "none"))
-    assert chosen("auto").type == "cpu"
-    monkeypatch.setattr(device, "DRIVER", str(tmp_path))
-    assert chosen("auto").type == "cuda"
+def test_a_gpu_that_is_not_there(built):
+    with pytest.raises(ValueError, match=r"no CUDA device 2: 2 are visible"):
+        chosen("cuda:2")
+
+
+def test_a_program_that_uses_cuda_has_counted_them(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(device, "gpus", None)  # nobody else is asked
+    assert len(device._see(CUDA).sizes) == 3
 
 
 def test_a_pytorch_without_cuda(not_built, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(device, "DRIVER", str(tmp_path / "none"))
     assert type(chosen("auto")) is Cpu
-    with pytest.raises(ValueError, match=r"cuda:1: PyTorch .* was built without CUDA"):
+    with pytest.raises(ValueError, match=r"cuda:1: this PyTorch is built for the CPU"):
         chosen("cuda:1")
     with dtrrun.budget("1GB"):
         assert capsys.readouterr().err == ""

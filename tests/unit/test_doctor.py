@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fake_nvml import GIB, MIB, FakeNvml, Gpu, NVMLError_NotSupported
+from fake_nvml import GIB, MIB, FakeNvml, Gpu, NVMLError_NotSupported, only_nvml
 from fake_records import stream, written
 from view_snapshots import check
 
@@ -55,6 +55,7 @@ BLIND = {**CPU, "torch": "2.13.0+cu130", "cuda": "13.0"}
 @pytest.fixture
 def machine(monkeypatch):
     """Examines a machine: its GPUs, what PyTorch tells there, and what happens once that has its context."""
+    only_nvml(monkeypatch)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
@@ -210,7 +211,12 @@ def test_a_driver_and_a_pytorch_that_do_not_meet(machine):
 def test_nvml_is_missing_but_cuda_works(machine):
     report = machine(CUDA, library=False)
     assert (report["ok"], report["source"]) == (True, "reserved_overhead")
-    assert "NVML does not respond" in told(report, "advice")[0]
+    (advice,) = told(report)
+    assert "NVML does not respond" in advice
+    report = machine(CUDA, library=False, environ={"PYTORCH_ALLOC_CONF": "expandable_segments: True"})
+    assert told(report, "problem") == [
+        "expandable segments are enabled, and without NVML PyTorch may crash with them"
+    ]
 
 
 @pytest.mark.parametrize(("hides", "ok"), [("", False), ("7", False), ("0", True), ("GPU-1a", True)])
@@ -320,8 +326,15 @@ def test_settings_of_the_allocator(machine, environ, torch, text):
 
 
 def test_rocm(machine):
-    assert told(machine({**CPU, "hip": "6.2"}, Gpu("GPU-a"), device="cuda")) == [
-        "this PyTorch is built for ROCm"
+    untried = "this PyTorch is built for ROCm, and dtrrun has never run on an AMD GPU"
+    report = machine({**CPU, "hip": "6.2"}, Gpu("GPU-a"), device="cuda")
+    assert told(report) == ["PyTorch 2.13.0+cpu (ROCm 6.2) cannot use the driver", untried]
+    assert "rocm-smi" in todo(report)
+    report = machine({**CUDA, "cuda": None, "hip": "6.2"}, library=False)
+    assert (report["ok"], report["device"], report["source"]) == (True, "cuda:0", "reserved_overhead")
+    assert told(report) == [
+        untried,
+        "what the driver shows for a process is not told; in its place: reserved_overhead",
     ]
 
 

@@ -22,7 +22,7 @@ def test_the_newest_figure_is_read(tmp_path):
     assert read(folder, 8) is None
 
 
-@pytest.mark.parametrize(("source", "known"), [*zip(SOURCES, (True, True, False, False), strict=True)])
+@pytest.mark.parametrize(("source", "known"), [*zip(SOURCES, (True, True, True, False, False), strict=True)])
 def test_only_what_is_of_the_process_itself_is_told(tmp_path, source, known):
     write(str(tmp_path), 7, Figure(500, 1, source))
     assert read(str(tmp_path), 7) == (500 if known else None)

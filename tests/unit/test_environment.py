@@ -1,12 +1,14 @@
 """dtrrun.launch.environment"""
 
 import os
+from dataclasses import replace
 
 import pytest
 
 from dtrrun.launch import environment
 from dtrrun.launch.environment import HOOK, allocator_settings, child_environment
 from dtrrun.launch.errors import LaunchError
+from dtrrun.monitor.gpus import Gpus
 from dtrrun.settings import RuntimeSettings
 
 SETTINGS = RuntimeSettings(budget_bytes=1, record_dir="/records")
@@ -81,7 +83,12 @@ def test_platforms_without_it(monkeypatch):
 
 
 def test_a_run_on_the_cpu_leaves_the_allocator_alone(monkeypatch):
-    monkeypatch.setattr(environment, "resolve", lambda device: "cpu")
-    assert "PYTORCH_ALLOC_CONF" not in child_environment(SETTINGS, {})
-    monkeypatch.setattr(environment, "resolve", lambda device: "cuda:0")
+    monkeypatch.setattr(environment, "gpus", lambda _: Gpus((1,), nvml=True))
+    assert "PYTORCH_ALLOC_CONF" not in child_environment(replace(SETTINGS, device="cpu"), {})
     assert "PYTORCH_ALLOC_CONF" in child_environment(SETTINGS, {})
+
+
+@pytest.mark.parametrize("seen", [Gpus(()), Gpus((1,))])
+def test_without_nvml_such_segments_crash_pytorch(monkeypatch, seen):
+    monkeypatch.setattr(environment, "gpus", lambda _: seen)
+    assert "PYTORCH_ALLOC_CONF" not in child_environment(SETTINGS, {})

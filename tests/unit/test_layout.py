@@ -30,7 +30,7 @@ ARROWS = {
     "profiling": {"launch", "simulator", "telemetry", "settings", "sizes"},
     "views": {"telemetry", "settings", "sizes"},
     "boot": {"runtime", "settings"},
-    "runtime": {"core", "native", "telemetry", "settings", "sizes"},
+    "runtime": {"core", "native", "monitor", "telemetry", "settings", "sizes"},
     "native": set(),
     "simulator": {"core"},
     "core": set(),
@@ -47,6 +47,7 @@ INJECTED = {
     "runtime": {"torch"},
     "native": {"torch"},
     "core": set(),
+    "monitor": set(),
     "telemetry": set(),
     "settings": set(),
     "values": set(),
@@ -112,12 +113,6 @@ def test_injected_code_needs_no_package_but_torch(part):
     for path in sources(part):
         used = {name.partition(".")[0] for name in imports(path)}
         assert used <= allowed, f"{path} imports {used - allowed}"
-
-
-def test_what_the_driver_shows_is_asked_without_torch():
-    allowed = {"dtrrun", "psutil", "pynvml", *sys.stdlib_module_names}
-    for path in sources("monitor"):
-        assert {name.partition(".")[0] for name in imports(path)} <= allowed, path
 
 
 def test_injected_code_reaches_injected_code_only():

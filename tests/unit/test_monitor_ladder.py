@@ -1,5 +1,6 @@
 """dtrrun.monitor.ladder: which source a figure comes from, on machines of every kind."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -234,6 +235,35 @@ def test_a_part_of_a_gpu():
     assert seen(rungs, process()) == {50: ("MIG-1", 3 * GIB, "nvml_pid")}
     part.compute, part.used = NVMLError_NotSupported(), 4 * GIB
     assert seen(rungs, process()) == {50: ("MIG-1", 4 * GIB, "device_delta")}
+
+
+def test_a_part_whose_uuid_is_that_of_its_gpu():
+    parts = [Gpu("MIG-1", part=(1, 0)), Gpu("MIG-2", part=(2, 0))]
+    rungs = ladder(Gpu("GPU-a", parts=parts))
+    told = {"device_uuid": "a", "cuda_visible_devices": "MIG-2"}
+    parts[1].compute = {50: 3 * GIB}
+    assert seen(rungs, process(meta=told)) == {50: ("MIG-2", 3 * GIB, "nvml_pid")}
+
+
+def test_a_gpu_of_amds(tmp_path, monkeypatch):
+    for node in range(2):
+        folder = tmp_path / "topology" / "nodes" / str(node)
+        folder.mkdir(parents=True)
+        (folder / "properties").write_text("simd_count 304\n")
+        (folder / "gpu_id").write_text(f"{node + 7}\n")
+    monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
+    rungs = Ladder(None, proc_running=lambda pid: True, kfd=tmp_path)
+    ours, pid = tmp_path / "proc" / str(os.getpid()), os.getpid()
+    assert seen(rungs, process(pid))[pid][-1] == "reserved_overhead"
+    ours.mkdir(parents=True)
+    (ours / "vram_7").write_text(f"{3 * GIB}\n")
+    (ours / "vram_8").write_text(f"{5 * GIB}\n")
+    assert seen(rungs, process(pid)) == {pid: ("cuda:0", 3 * GIB, "kfd_pid")}
+    assert seen(rungs, process(pid, meta={"cuda_visible_devices": "1"}))[pid] == (
+        "cuda:0",
+        5 * GIB,
+        "kfd_pid",
+    )
 
 
 def test_the_processs_own_visible_devices_count():

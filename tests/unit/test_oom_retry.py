@@ -60,11 +60,57 @@ def test_another_gpus_error_is_not_ours():
     assert short_of_memory(torch.OutOfMemoryError(text.format(1)), 1)
     assert not short_of_memory(torch.OutOfMemoryError(text.format(0)), 1)
     assert short_of_memory(torch.OutOfMemoryError("CUDA out of memory."), 1)  # an allocator with other words
-    assert not short_of_memory(RuntimeError("CUDA error: misaligned address"), 1)
-    assert short_of_memory(
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), 1
-    )
-    assert short_of_memory(RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # As PyTorch 2.13 words them (c10/cuda/CUDAException.cpp and driver_api.h, ATen/cuda/Exceptions.h,
+        # ATen/native/cuda/CuFFTUtils.h, ATen/miopen/Exceptions.h), with each library's text for the status.
+        "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com/cuda",
+        "CUDA driver error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: out of memory when calling `cusparseCreate(handle)`",
+        "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`. If you keep",
+        "cuFFT error: CUFFT_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "cudss error: CUDSS_STATUS_ALLOC_FAILED, when calling `cudssCreate(handle)`. ",
+        "unable to find an engine to execute this computation",
+        "GET was unable to find an engine to execute this computation after executing 12 plans!",
+        "Triton Error [CUDA]: out of memory",
+        "HIP error: out of memory\nHIP kernel errors might be asynchronously reported",
+        "CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
+        "HIP error: HIPSPARSE_STATUS_ALLOC_FAILED when calling `hipsparseCreate(handle)`",
+        "hipsolver error: HIPSOLVER_STATUS_ALLOC_FAILED, when calling `hipsolverDnCreate(handle)`",
+        "cuFFT error: HIPFFT_ALLOC_FAILED",
+        "miopenStatusAllocFailed",
+        "Triton Error [HIP]: out of memory",
+    ],
+)
+def test_who_lacks_memory_of_the_gpu(text):
+    assert short_of_memory(RuntimeError(text), 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: misaligned address",
+        "CUDA error: too many resources requested for launch",
+        "CUDA driver error: invalid argument",
+        "CUDA error: insufficient resources when calling `cusparseSpGEMM_compute(handle)`",  # of any kind
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(handle)`",
+        "cuFFT error: CUFFT_INTERNAL_ERROR",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED_SHARED_MEMORY_INSUFFICIENT",
+        "out of resource: shared memory, Required: 200000, Hardware limit: 101376.",
+        "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory",
+        "the replay buffer is out of memory",
+    ],
+)
+def test_who_lacks_something_else(text):
+    assert not short_of_memory(RuntimeError(text), 0)
+    assert not short_of_memory(ValueError("CUDA error: out of memory"), 0)
 
 
 def test_memory_that_the_driver_lacks_is_given_back_to_it(monkeypatch):

@@ -176,18 +176,19 @@ def test_a_variable_that_looks_like_ours_is_warned_of(folder):
 
 
 def test_a_percentage_is_of_the_device(folder, monkeypatch):
-    monkeypatch.setattr(options, "total_bytes", {"cpu": 1000}.__getitem__)
+    monkeypatch.setattr(options, "total_bytes", lambda device, build: {"cpu": 1000}[device])
     found = collect({"budget": "50%", "device": "cpu"}, {}, folder)
     assert (found.settings.budget_bytes, found.device, found.warnings) == (500, "cpu", ())
 
 
-def test_a_device_that_is_not_there(folder):
-    with pytest.raises(LaunchError, match="DTRRUN_DEVICE: no CUDA device 77 is visible"):
+def test_a_device_that_is_not_there(folder, monkeypatch):
+    monkeypatch.setattr(options, "target_build", lambda python: "cuda")
+    with pytest.raises(LaunchError, match="DTRRUN_DEVICE: no CUDA device 77: "):
         collect({}, {"DTRRUN_DEVICE": "cuda:77"}, folder)
 
 
 def test_a_budget_larger_than_the_device_is_warned_of(folder, monkeypatch):
-    monkeypatch.setattr(options, "total_bytes", lambda device: 1000)
+    monkeypatch.setattr(options, "total_bytes", lambda device, build: 1000)
     assert collect({"budget": "1000B"}, {}, folder).warnings == ()
     (warning,) = collect({"budget": "1001B", "device": "cpu"}, {}, folder).warnings
     assert warning == "the budget of 1,001 bytes is more than the 1,000 bytes that cpu has"

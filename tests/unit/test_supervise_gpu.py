@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fake_nvml import GIB, FakeNvml, Gpu
+from fake_nvml import GIB, FakeNvml, Gpu, only_nvml
 
 from dtrrun.cli.options import collect
 from dtrrun.cli.supervise import supervise
@@ -47,13 +47,14 @@ class Children(dict):
 @pytest.fixture
 def run(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    only_nvml(monkeypatch)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "program.py").write_text(PROGRAM)
 
     def run(nbytes, *words, device="cuda", status=9, stay="", **options):
         nvml = FakeNvml(Gpu("GPU-a"))
-        monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        monkeypatch.setattr("dtrrun.monitor.nvml.LIBRARY", nvml)
+        monkeypatch.setattr("dtrrun.cli.options.target_build", lambda python: None)
         options = {"device": device, "budget": "2GiB", "json": str(tmp_path / "report.json")} | options
         read = collect(options, {}, tmp_path)
         nvml.gpus[0].compute = Children(nbytes)

@@ -100,7 +100,7 @@ def test_no_network_runs_in_less_than_three() -> None:
     with pytest.raises(Infeasible):
         chain_dp(chain(5), 2)
     for theory in ("linear", "adversary"):
-        with pytest.raises(ValueError, match="the least is 3|at least 3 tensors"):
+        with pytest.raises(ValueError, match=r"the least is 3|at least 3 tensors"):
             run_theory(TheoryCell(theory, "e_star", 5, 2))
     with pytest.raises(ValueError, match="the least is 3"):
         binomial_optimum(5, 2)

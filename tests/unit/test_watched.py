@@ -4,7 +4,7 @@ import os
 import time
 
 import pytest
-from fake_nvml import GIB, FakeNvml, Gpu
+from fake_nvml import GIB, FakeNvml, Gpu, only_nvml
 
 from dtrrun.launch.watched import watched
 from dtrrun.settings import RuntimeSettings
@@ -16,7 +16,7 @@ ME = os.getpid()
 
 @pytest.fixture
 def nvml(monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    only_nvml(monkeypatch)
     return FakeNvml(Gpu("GPU-a"))
 
 

@@ -29,44 +29,80 @@ class Accounts:
 
     def __init__(self, budget_bytes: int | None) -> None:
         self.overhead = 0
+        self._sure_overhead: int | None = None  # when the driver's figure last counted
+        self._least_overhead = 0  # known so far: a context does not shrink
+        self._unexplained = 0  # what has grown since, though no operator has run for the first time
         self.set_budget(budget_bytes)
         self._slack = 0
         self._others: int | None = None  # bytes of the device used by other processes
         self._reserved = -1
         self._since = 0.0  # when `reserved` was first seen at its present value
+        self.figured = -1.0  # the time of the last reading for which the driver's figure counted
 
     def set_budget(self, budget_bytes: int | None) -> None:
         """Start over with another budget; measurements remain valid."""
         self.budget_bytes = budget_bytes
-        self.guard = self.least_guard = 0
-        if budget_bytes is not None:
-            self.guard = self.least_guard = max(LEAST_GUARD, budget_bytes // GUARD_SHARE)
+        self.least_guard = 0 if budget_bytes is None else max(LEAST_GUARD, budget_bytes // GUARD_SHARE)
+        self.forget_growth()
         self.cap: int | None = None
 
-    def look(self, reserved: int, used: int, driver: tuple[int, float] | None, now: float) -> None:
-        """Update from measurements: the allocator's bytes, and the bytes of the device in use.
+    def forget_growth(self) -> None:
+        """Keep no more free than at the beginning, until memory grows again."""
+        self.guard = self._sure_guard = self.least_guard
 
-        driver: the bytes that the launcher last saw for this process, and when. They count if `reserved` has
-        not changed since. Times are in seconds, of one clock.
-        """
+    def still_since(self, reserved: int, now: float) -> float:
+        """Return since when the allocator's bytes have been what they are."""
         if reserved != self._reserved:
             self._reserved, self._since = reserved, now
-        if driver is not None and driver[1] > self._since:
-            self._others = max(used - driver[0], 0)
-        first = self._others is None
+        return self._since
+
+    def doubtful(self, reserved: int, used: int) -> bool:
+        """Return whether much would be counted that may be another process's."""
+        return self._others is None or used - self._others - reserved - self.overhead > SEGMENT
+
+    def look(
+        self, reserved: int, used: int, driver: tuple[int, float] | None, now: float, *, loaded: bool = False
+    ) -> None:
+        """Update from measurements: the allocator's bytes, and the bytes of the device in use.
+
+        driver: the bytes that the driver last showed for this process, and when. They count if `reserved` has
+        not changed since. Times are in seconds, of one clock. loaded: an operator has run for the first time.
+        """
+        since, first, figured = self.still_since(reserved, now), self._others is None, False
+        if driver is not None and driver[1] >= since:
+            figured, self._others, self.figured = True, max(used - driver[0], 0), now
         if self._others is None:
             own = used - reserved
             self._others = 0 if own <= IDLE else own - CONTEXT
-        before, self.overhead = self.overhead, max(used - self._others - reserved, 0)
+        if not figured:  # when another process ends, less is in use, but not by ours
+            self._others = max(min(self._others, used - reserved - self._least_overhead), 0)
+        before, self.overhead, guard = self.overhead, max(used - self._others - reserved, 0), self.guard
+        if figured:  # what has grown meanwhile may have been another process's
+            before = before if self._sure_overhead is None else self._sure_overhead
+            guard, self._sure_overhead = self._sure_guard, self.overhead
+        if first or figured:
+            self._least_overhead = self.overhead
+        growth = 0 if first else self.overhead - before
+        if figured or loaded or growth < SEGMENT:
+            self._unexplained = 0 if figured else min(self._unexplained, self.overhead - self._least_overhead)
+        else:
+            self._unexplained += growth
         if self.budget_bytes is None:
             return
-        growth = 0 if first else self.overhead - before
         self.guard = max(
             growth + SEGMENT if growth > 0 else 0,
-            self.guard - (self.guard - self.least_guard) // DECAY,
+            guard - (guard - self.least_guard) // DECAY,
             self.least_guard,
         )
+        if figured:
+            self._sure_guard = self.guard
         self.cap = max(self.budget_bytes - self.overhead - self.guard, 0)
+
+    def disown(self) -> int:
+        """Count what has grown without an operator's first call as other processes'. Returns its bytes."""
+        found, self._unexplained = self._unexplained, 0
+        self._others = (self._others or 0) + found
+        return found
 
     @property
     def slack(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dtrrun.monitor.own import OwnMemory
 from dtrrun.runtime.cuda.fragmentation import Block, Segment
 
 _C: Any = torch._C
@@ -34,6 +35,7 @@ class Gpu:
 
     type = "cuda"
     index = -1
+    _own: OwnMemory | None = None
     _home = 0  # the program's main stream: cudaStream_t as a number
     _home_stream: Any = None
     _cap_share: float | None = None  # fraction of the device, as the allocator reports our limit
@@ -95,6 +97,12 @@ class Gpu:
         """Return the bytes of the device that any process uses, and its total (cudaMemGetInfo)."""
         free, total = torch.cuda.mem_get_info(self.index)
         return total - free, total
+
+    def shown(self) -> int | None:
+        """Return the bytes that the driver shows for this process, if it tells. May take milliseconds."""
+        if self._own is None:
+            self._own = OwnMemory(self.uuid(), self.index)
+        return self._own.nbytes()
 
     def set_cap(self, nbytes: int | None) -> None:
         """Set how much the allocator may take from the driver. None restores the program's setting."""

@@ -44,8 +44,17 @@ ALLOCATES_FIRST = {
 NO_ENGINE = "unable to find an engine to execute this computation"
 """The RuntimeError of a cuDNN convolution that has memory for none of its algorithms."""
 
-FROM_THE_DRIVER = ("CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
-"""The RuntimeError if the driver is out of memory: for loading a kernel, or a cuBLAS handle."""
+LACKS_MEMORY = re.compile(
+    r"(CUDA|HIP)( driver)? error: out of memory"
+    r"|Triton Error \[(CUDA|HIP)\]: out of memory"
+    r"|\b(CU|HIP|ROC)[A-Z]+_([A-Z_]+_)?(?<!_HOST_)ALLOC(ATION)?_FAILED\b"
+    r"|\bmiopenStatusAllocFailed\b"
+)
+"""The RuntimeErrors of those that ask the driver for memory themselves: for a kernel, a handle, a plan.
+
+CUDA's runtime and driver, cuSPARSE and Triton say `out of memory`; in the other libraries of NVIDIA and AMD,
+the name of the status ends alike. What a library lacks on the host is not meant.
+"""
 
 SMALL_REQUEST = 2 << 20
 """The size that the error reports for a request of up to 1 MiB, which is served from a separate pool."""
@@ -73,9 +82,10 @@ def short_of_memory(error: BaseException, index: int) -> bool:
     if isinstance(error, torch.OutOfMemoryError):
         named = _DEVICE.search(str(error))
         return not isinstance(error, BudgetError) and (named is None or int(named[1]) == index)
-    return isinstance(error, RuntimeError) and any(
-        sign in str(error) for sign in (NO_ENGINE, *FROM_THE_DRIVER)
-    )
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error)
+    return NO_ENGINE in text or LACKS_MEMORY.search(text) is not None
 
 
 def requested(message: str) -> int:
@@ -101,7 +111,8 @@ class Retry:
         self.refusals = 0  # refusals of the allocator that were seen as errors
 
     def attempt(self, run: Callable[[], Any], name: str, wanted: int, *, ran: bool = True) -> Any:
-        """Call run(), and again after an out-of-memory error, up to `ATTEMPTS` times; then raise BudgetError.
+        """Call run(), and again after an out-of-memory error, up to `ATTEMPTS` times, and once more if a new
+        measurement leaves more room; then raise BudgetError.
 
         wanted: bytes that it will allocate, as far as known. ran: it has succeeded before, so it lacks only
         memory.
@@ -111,23 +122,24 @@ class Retry:
         refused, self.refused = self.refused, None
         if refused is not None:  # it was run once already
             self._release(0, max(wanted, refused), refused)
-        for attempt in range(refused is not None, ATTEMPTS + 1):
+        for attempt in range(refused is not None, ATTEMPTS + 2):
             try:
                 return run()
             except RuntimeError as error:
                 if not short_of_memory(error, self.gpu.index):
                     raise
                 self.met(error)
-                if attempt == ATTEMPTS and not ran and not isinstance(error, torch.OutOfMemoryError):
+                if attempt >= ATTEMPTS and not ran and not isinstance(error, torch.OutOfMemoryError):
                     error.dtrrun_given_up = True  # type: ignore[attr-defined]
                     raise
                 asked = requested(str(error))
             # The error has been released, and so has what its traceback held.
             if asked > wanted + wanted // 100:  # not only rounding
                 wanted = asked + asked // 100
-            if attempt == ATTEMPTS:
+            if attempt < ATTEMPTS:
+                self._release(attempt, wanted, asked)
+            elif attempt > ATTEMPTS or not self._dtr.eviction.refresh():
                 break
-            self._release(attempt, wanted, asked)
         if self._dtr.eviction.warn_only:
             self.gpu.set_cap(None)
             self.lifted = True

@@ -34,17 +34,17 @@ SIDE_STREAM = (
 class CudaOperators:
     """Runs operators on a GPU for the slow path and rematerializations."""
 
-    def __init__(self, gpu: Any, settings: RuntimeSettings, look: Callable[[], None]) -> None:
-        """look: measures the device's memory use."""
+    def __init__(self, gpu: Any, settings: RuntimeSettings, loaded: Callable[[], None]) -> None:
+        """loaded: called after the first call of each operator on tensors of these dtypes."""
         self.gpu = gpu
-        self._look = look
+        self._loaded = loaded
         self.timer = Timer(gpu.event, gpu.home_stream)
         self.capturing = False  # a CUDA graph
         self.blind = False  # an allocator without statistics
         self._timed = settings.cost == "measured"
         self._young: dict[Any, Signature] = {}
         self._guesses: dict[Signature, int] = {}  # bytes of `output_bytes` before the first call
-        self._seen: set[Operator] = set()
+        self._seen: set[tuple[Operator, frozenset[torch.dtype]]] = set()
         self.side_storages = 0
 
     def connect(self, slow_path: SlowPath, retry: Retry, warn: Callable[[str], None]) -> None:
@@ -160,9 +160,10 @@ class CudaOperators:
             signature.workspace = workspace if workspace >= LEAST_WORKSPACE else 0
         if self.gpu.on_side_stream() and not self.capturing:
             self._pin_side(call)
-        if call.operator not in self._seen:
-            self._seen.add(call.operator)
-            self._look()  # kernels, perhaps a library, have been loaded
+        kernel = call.operator, frozenset(dtype for _, _, _, dtype, *_ in signature.geometries)
+        if kernel not in self._seen:
+            self._seen.add(kernel)
+            self._loaded()  # kernels, perhaps a library
 
     def _pin_side(self, call: TensorCall) -> None:
         """Pin what two streams use, because one of them could not safely free it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, sleep
 from types import ModuleType
 from typing import Any
 
@@ -27,8 +27,11 @@ from dtrrun.runtime.cuda.operators import CudaOperators
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.guards import below
 from dtrrun.settings import RuntimeSettings
+from dtrrun.sizes import format_size
 from dtrrun.telemetry import driver
 
+ASK_SECONDS = 1.0  # between questions to the driver, which may take milliseconds
+WAIT_SECONDS = 2.0  # at most, for the launcher's next figure
 LOOK_AT_HOLES_SECONDS = 10.0  # the allocator's snapshot takes milliseconds
 BLIND = (
     "the program's CUDA allocator has no statistics: the budget covers only tensors, and the driver may "
@@ -41,6 +44,10 @@ DID_WITHOUT = (
 NEVER_USED = (
     "this process did not use a GPU, so its memory was not limited; --device cpu sets a budget for the CPU"
 )
+OTHERS = (
+    "the memory in use on the device has grown by {size} without the first call of an operator: dtrrun takes "
+    "it for another process's, since the driver does not report memory by process"
+)
 
 
 class Cuda:
@@ -49,7 +56,7 @@ class Cuda:
     def __init__(self, gpu: Any, settings: RuntimeSettings, index: int | None) -> None:
         self.gpu = gpu
         self.type: str = gpu.type
-        self.operators = CudaOperators(gpu, settings, self.look)
+        self.operators = CudaOperators(gpu, settings, self._loaded)
         self.memory = CudaMemory(self)
         self._index = index
         self._record_dir = settings.record_dir
@@ -59,6 +66,9 @@ class Cuda:
         self._statistics: Any = None  # of the last check
         self.fragmented = 0
         self._looked_at_holes = 0.0
+        self._ask_again = self._refresh_again = 0.0  # not before that time
+        self._patience = ASK_SECONDS
+        self._has_loaded = False  # since the last reading
 
     # -- the session's ---------------------------------------------------------------------------
 
@@ -71,6 +81,7 @@ class Cuda:
         self.retry = Retry(self.gpu, self.accounts, dtr, slow_path)
         self.operators.connect(slow_path, self.retry, warn)
         self._captures = Captures(self, warn)
+        dtr.eviction.refresh = self.refresh
 
     def make_mode(self, slow_path: SlowPath) -> CudaMode:
         return CudaMode(slow_path, self)
@@ -168,6 +179,11 @@ class Cuda:
 
     # -- the budget ------------------------------------------------------------------------------
 
+    def _loaded(self) -> None:
+        """An operator has run for the first time, and perhaps loaded kernels or a library."""
+        self._has_loaded = True
+        self.look()
+
     def look(self) -> None:
         """Measure the device's memory use; set the allocator's cap and the ledger's limit."""
         if not self.awake or self.capturing or self.operators.blind or not self.usable():
@@ -179,11 +195,13 @@ class Cuda:
             if self.retry.unseen(found.ooms):
                 self._alert(DID_WITHOUT)
             used, _ = self.gpu.used_and_total()
+            now = monotonic()
+            shown = self._shown(found.reserved, used, now)
             if self.gpu.statistics().reserved != found.reserved:
                 return  # changed by another thread's operator, so they don't match; check again soon
-            shown = None if self._record_dir is None else driver_bytes(self._record_dir)
             before = accounts.cap
-            accounts.look(found.reserved, used, shown, monotonic())
+            accounts.look(found.reserved, used, shown, now, loaded=self._has_loaded)
+            self._has_loaded = False
             if accounts.cap is None:
                 return
             if not self.retry.lifted and (accounts.cap != before or not self.gpu.cap_stands()):
@@ -193,6 +211,47 @@ class Cuda:
                     "kept free beside them": accounts.guard,
                 }
             self._limit(found)
+
+    def _shown(self, reserved: int, used: int, now: float) -> tuple[int, float] | None:
+        """Return the bytes that the driver shows for this process, as the launcher says or the driver itself,
+        and when that was."""
+        told = self._told()
+        if told is not None and told[1] >= self.accounts.still_since(reserved, now):
+            return told
+        if now >= self._ask_again or self.accounts.doubtful(reserved, used):
+            self._ask_again = now + ASK_SECONDS
+            nbytes = self.gpu.shown()
+            if nbytes is not None and nbytes > reserved:  # a context takes some, so less would not be ours
+                return nbytes, now
+        return None
+
+    def _told(self) -> tuple[int, float] | None:
+        return None if self._record_dir is None else driver_bytes(self._record_dir)
+
+    def refresh(self) -> bool:
+        """Measure again before the program is refused memory. Returns whether tensors may now take more.
+
+        Memory of other processes may have been counted as ours since the driver's last figure, and as a sign
+        of more to come. If nothing is gained, it is not tried again for a while.
+        """
+        start = monotonic()
+        if not self.awake or start < self._refresh_again:
+            return False
+        before = self.ledger.limit
+        self.accounts.forget_growth()
+        self._ask_again = start
+        self.look()
+        if self.accounts.figured < start and self._told() is not None:
+            while (told := self._told()) and told[1] < start and monotonic() < start + WAIT_SECONDS:
+                sleep(WAIT_SECONDS / 100)
+            self.look()
+        if self.accounts.figured < start and (nbytes := self.accounts.disown()):
+            self._alert(OTHERS.format(size=format_size(nbytes)))
+            self.look()
+        gained = bool(self.ledger.limit > before)
+        self._patience = ASK_SECONDS if gained else min(2 * self._patience, 60 * ASK_SECONDS)
+        self._refresh_again = monotonic() + self._patience
+        return gained
 
     def _limit(self, found: Any) -> None:
         ledger, cap = self.ledger, self.accounts.cap
