@@ -24,11 +24,6 @@ FORMULAS_HERE = {
 }
 
 
-def times(name):
-    """Return how often a formula is used. That of `ormqr` has many operators, and each is replayed often."""
-    return 2 if name == "ormqr" else 4
-
-
 def halved(tensor):
     return tensor.bfloat16() if tensor.dtype == torch.float32 else tensor
 
@@ -70,15 +65,15 @@ def behind_hooks(function, hooks=None, *, shape=(7, 7), kept=4):
 
 @pytest.mark.parametrize("name", FORMULAS_HERE)
 def test_hooks_run_once_and_find_what_they_read(name):
-    check_stress(behind_hooks(FORMULAS_HERE[name], kept=times(name)))
+    check_stress(behind_hooks(FORMULAS_HERE[name]))
 
 
 @pytest.mark.parametrize("name", FORMULAS_HERE)
 def test_tensors_kept_elsewhere(name):
-    check_stress(behind_hooks(FORMULAS_HERE[name], save_on_cpu, kept=times(name)))
+    check_stress(behind_hooks(FORMULAS_HERE[name], save_on_cpu))
 
 
-def recomputed(function, steps=4, **options):
+def recomputed(function, **options):
     """Checkpoints around activations, of which each has such a formula inside.
 
     They stay small: where `tanh` gives ones alone, eigenvectors depend on each, and whether their gradient is
@@ -94,7 +89,7 @@ def recomputed(function, steps=4, **options):
             return torch.sin(function(hidden).abs().sum()) + hidden
 
         value = x
-        for step in range(steps):
+        for step in range(4):
             value = checkpoint(block, value, step, use_reentrant=False, **options)
         value.abs().sum().backward()
         return value, x.grad, weight.grad
@@ -104,7 +99,7 @@ def recomputed(function, steps=4, **options):
 
 @pytest.mark.parametrize("name", FORMULAS_HERE)
 def test_within_checkpoints(name):
-    check_stress(recomputed(FORMULAS_HERE[name], times(name)))
+    check_stress(recomputed(FORMULAS_HERE[name]))
 
 
 def test_within_selective_checkpoints():
