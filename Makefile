@@ -25,6 +25,7 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	@echo 'Two halves side by side; each tells when it is done, after some ten minutes.'
+	@$(BIN)/python -m compileall -q dtrrun # or else each process that the tests start does it (PYTHONDONTWRITEBYTECODE)
 	@$(MAKE) --no-print-directory -j2 -Oline test-parts test-bits
 
 test-parts: # interpreters, signals and terminals among them, whose tests wait more than they compute

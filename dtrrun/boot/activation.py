@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from dtrrun.boot import children, helpers
+from dtrrun.boot import children, dynamo, helpers
 from dtrrun.boot.path._dtrrun_hook import fail
 from dtrrun.settings import RuntimeSettings
 
@@ -17,6 +17,7 @@ def activate() -> None:
     if why := runtime.unsupported():
         fail(why)
     _start()
+    dynamo.put_off()
     helpers.watch(runtime.deactivate)
     children.watch(_start, lambda: runtime.finish(os.getpid()))
 

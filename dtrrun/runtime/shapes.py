@@ -20,7 +20,7 @@ from dtrrun.runtime.storage import rounded, size_of, storage_of
 
 _MASKS = (torch.bool, torch.uint8)  # as indices: how many elements they select depends on data
 
-loading_ns = 0  # time in this process spent on imports (torch._dynamo) for PyTorch's first shape function
+loading_ns = 0  # time in this process spent on imports (sympy, …) for PyTorch's first shape function
 
 
 def made_by(result: Any, known: Any) -> list[torch.Tensor]:

@@ -73,8 +73,11 @@ def bits_of(value: Any) -> list[Any]:
         flat = torch.view_as_real(flat).reshape(-1)
     if flat.numel() < 2:  # contiguous whatever its stride
         flat = flat.as_strided(flat.shape, (1,))
-    # tolist of the bytes: nothing that compares equal but differs, and NaN equals itself.
-    return [str(value.dtype), list(value.shape), list(value.stride()), flat.view(torch.uint8).tolist()]
+    # tolist of the bytes, eight at a time: nothing that compares equal but differs, and NaN equals itself.
+    flat = flat.view(torch.uint8)
+    if flat.numel() % 8 == 0 and flat.storage_offset() % 8 == 0:
+        flat = flat.view(torch.int64)
+    return [str(value.dtype), list(value.shape), list(value.stride()), flat.tolist()]
 
 
 def outcome(program: Program) -> tuple[Any, list[Any]]:

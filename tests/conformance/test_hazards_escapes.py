@@ -83,8 +83,8 @@ READS = {
     "item": lambda x: x[3, 4].item(),
     "float, bool, int": lambda x: (float(x[0, 0]), bool(x[0, 1] > 0), int(x[0, 2] * 9), complex(x[0, 3])),
     "index": lambda x: [10, 20, 30][(x[0, 0] > 0).long()],
-    "repr": repr,
-    "print": lambda x: print(x, file=io.StringIO()) or str(x),
+    "repr": lambda x: repr(x[:2]),  # it reads one element after the other
+    "print": lambda x: print(x[:2], file=io.StringIO()),
     "format": lambda x: f"{x[0, 0]:.4f} {x[0, 1]}",
     "iteration": lambda x: [float(row.sum()) for row in x],
     "contains": lambda x: 2.0 in x,

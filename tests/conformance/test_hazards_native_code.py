@@ -338,27 +338,39 @@ def test_a_custom_operator_calls_such_functions(extension):
 
 
 def test_an_extension_is_found_when_it_is_loaded_and_when_the_session_begins(library):
-    load = f"""
-spec = importlib.util.spec_from_file_location("operators", {str(library)!r})
-extension = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(extension)
+    program = f"""
+import gc, importlib.util, os, sys, torch, torch._dynamo, dtrrun
+
+def load():
+    global extension
+    spec = importlib.util.spec_from_file_location("operators", {str(library)!r})
+    extension = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(extension)
+
+def load_hidden():
+    load()
+    del sys.modules["operators"]
+
+def load_frozen():
+    load()
+    gc.freeze()
+
+for before, after in (load_hidden, int), (load_frozen, int), (int, load_hidden):
+    if os.fork():
+        assert os.wait()[1] == 0
+        continue
+    before()
+    session = dtrrun.budget(1, over_budget="warn", native="require", device="cpu")
+    session.__enter__()
+    after()
+    x = torch.randn(64, 32).sin()
+    twice = extension.doubled_by_address(x)
+    torch.randn(64, 32).exp()
+    assert torch.equal(twice, 2 * x)
+    session.__exit__(None, None, None)
+    os._exit(0)
 """
-    hidden = "del sys.modules['operators']"
-    frozen = "import gc; gc.freeze()"
-    for before, after in (load + hidden, ""), (load + frozen, ""), ("", load + hidden):
-        program = f"""
-import importlib.util, sys, torch, dtrrun
-{before}
-session = dtrrun.budget(1, over_budget="warn", native="require", device="cpu")
-session.__enter__()
-{after}
-x = torch.randn(64, 32).sin()
-twice = extension.doubled_by_address(x)
-torch.randn(64, 32).exp()
-assert torch.equal(twice, 2 * x)
-session.__exit__(None, None, None)
-"""
-        subprocess.run([sys.executable, "-c", program], check=True)
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_threads_of_a_parallel_region_read_an_evicted_tensor():

@@ -251,19 +251,21 @@ def test_a_runtime_that_cannot_start_ends_the_process(program, dtrrun, heuristic
 
 
 def test_loading_shape_functions_is_no_thrashing(program, dtrrun):
-    """The first that is written in Python imports torch._dynamo, in the middle of the first step."""
+    """The first that is written in Python imports sympy, in the middle of the first step."""
     program(
         "train.py",
         "import time, torch\n"
         "weight = torch.nn.Parameter(torch.randn(64, 64))\n"
         "time.sleep(0.3)\n"
         "optimizer = torch.optim.SGD([weight], 0.1)\n"
-        "weight.sum().backward()\n"
+        "kept = [weight.exp() for _ in range(8)]\n"
+        "sum(kept).sum().backward()\n"
         "optimizer.step()\n"
         "print('done')\n",
     )
-    ended = dtrrun("--budget", "1GB", "--max-slowdown", "1.3", "--on-thrash", "stop", "train.py")
+    ended = dtrrun("--budget", "120kB", "--max-slowdown", "1.3", "--on-thrash", "stop", "train.py")
     assert (ended.status, ended.out) == (0, "done\n"), ended.err
+    assert ended.report["evictions"]
 
 
 def test_a_budget_error_that_torchscript_hides_is_shown(program, dtrrun):

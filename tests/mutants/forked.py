@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 os.environ["NATIVE"] = "off"  # the mutants are of the Python mode, too
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["numpy", "pytest", "dtrrun.runtime.session"])
+CONTEXT.set_forkserver_preload(["numpy", "pytest", "torch._dynamo", "dtrrun.runtime.session"])
 
 
 class Ended(NamedTuple):
@@ -52,8 +52,8 @@ def _child(tests: list[str], mutant: str, errors: Path, log: Path) -> None:
     for one in MUTANTS:
         if one.name == mutant:
             one.apply()
-    # The crashes that are meant to happen need no report.
-    words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", *tests]
+    # The crashes that are meant to happen need no report, nor do assertions need to be explained.
+    words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--assert=plain", *tests]
     status = pytest.main(words, plugins=[_Witness(errors)])
     os._exit(status)  # whatever threads a mutant has left behind
 

@@ -150,7 +150,7 @@ def test_nor_is_it_where_nobody_knows(monkeypatch, tmp_path, capsys):
     report, done = other_process(monkeypatch, FakeGpu(), tmp_path)
     assert done
     assert report["overhead_bytes"] == CONTEXT
-    assert "taken for another process's" in capsys.readouterr().err
+    assert "for another process's" in capsys.readouterr().err
 
 
 def test_a_figure_without_a_context_is_not_ours(monkeypatch):

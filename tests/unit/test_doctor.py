@@ -334,7 +334,7 @@ def test_rocm(machine):
     assert (report["ok"], report["device"], report["source"]) == (True, "cuda:0", "reserved_overhead")
     assert told(report) == [
         untried,
-        "what the driver shows for a process is not told; in its place: reserved_overhead",
+        "the driver does not report the memory of single processes; dtrrun uses reserved_overhead",
     ]
 
 
