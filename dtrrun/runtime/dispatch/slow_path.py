@@ -359,7 +359,7 @@ class SlowPath:
     def _given_storages(self, call: TensorCall) -> list[Version]:
         """The program gives a tensor an existing storage, to which it may write if it holds it itself.
 
-        C++ holds it for the call alone: at each call, cuDNN's recurrent layers look so for their weights' buffer.
+        C++ holds it only for the call: cuDNN's recurrent layers find the buffer of their weights this way.
         """
         tensors = outputs_of(call.result, [])
         given = [version for tensor in tensors if (version := self.version_of(tensor)) is not None]
