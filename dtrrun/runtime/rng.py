@@ -243,8 +243,8 @@ def _default_cuda(index: int | None) -> Any:
 
 def _set(generator: Any, state: Any) -> None:
     if type_of(generator.device) == "cuda":
-        # Through another generator that shares its state: on the program's own, either call would make cuDNN's
-        # recurrent dropout start over.
+        # Through another generator that shares the state: on the program's own, either call would make
+        # cuDNN's recurrent dropout start over.
         shared = generator.graphsafe_get_state()
         shared.manual_seed(state[0])
         shared.set_offset(state[1])
