@@ -39,6 +39,7 @@ ALLOCATES_FIRST = {
     "aten.index_add_",
     "aten.scatter_add_",
     "aten.masked_fill_",
+    "aten.cudnn_batch_norm_backward",  # writes to its reserve space
 }
 """In-place operators whose CUDA kernels allocate all of their workspace before writing to their target."""
 
