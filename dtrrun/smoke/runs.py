@@ -54,14 +54,9 @@ class Run:
     @property
     def step_seconds(self) -> float | None:
         """Return the median of the steps after the first, for the slowest process."""
-        found = [
-            median(walls)
-            for snapshot in self.snapshots
-            if (
-                walls := [row["wall_ns"] / 1e9 for row in _rows(snapshot, "latest_steps") if row["index"] > 1]
-            )
-        ]
-        return max(found, default=None)
+        steps = (_rows(snapshot, "latest_steps") for snapshot in self.snapshots)
+        walls = ([row["wall_ns"] / 1e9 for row in rows if row["index"] > 1] for rows in steps)
+        return max(map(median, filter(None, walls)), default=None)
 
 
 def _peak(snapshot: Snapshot) -> int:

@@ -1,4 +1,4 @@
-"""For tests on an NVIDIA GPU, alone on it, or on tests/hollow's: `gpu` sets what makes CUDA's results repeatable."""
+"""For tests alone on an NVIDIA GPU, or on tests/hollow's: `gpu` sets what makes CUDA's results repeatable."""
 
 import ctypes
 import os

@@ -1,5 +1,5 @@
-"""Small training programs for a GPU, whose activations are most of their peak: wide batches of narrow layers, which
-tests/hollow computes in seconds."""
+"""Small training programs for a GPU: large batches and narrow layers, so that activations are most of their
+peak, and tests/hollow computes them in seconds."""
 
 import gc
 import os

@@ -7,7 +7,7 @@ So it can be seen here that a budget is kept, and that values are right. Times m
 the host with --idle.
 
 Options:
-  --idle         compute nothing: memory reads as zeros and takes no place, and a step takes what the host needs
+  --idle         compute nothing: memory reads as zeros and takes no place, and a step costs the host alone
   --races        check that work waits for what it uses: between streams, and between streams and the host. A
                  race is told on stderr, and makes the exit status 1
   --devices N    the number of GPUs
@@ -59,7 +59,7 @@ def libraries() -> Path:
         with tempfile.TemporaryDirectory(dir=BUILT) as name:
             build(Path(name), Path(torch.__file__).parent)
             Path(name).rename(folder)  # whole, or not at all
-            Path(name).mkdir()
+            Path(name).mkdir()  # which the context removes
     return folder
 
 
