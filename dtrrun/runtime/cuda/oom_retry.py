@@ -22,6 +22,7 @@ from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Version
 from dtrrun.runtime.cuda.budget import Accounts
 from dtrrun.runtime.cuda.fragmentation import best_hole
+from dtrrun.runtime.cuda.observers import Observers
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import below
@@ -103,6 +104,7 @@ class Retry:
         self.lifted = False  # the cap is removed for good: exceed the budget rather than run out of memory
         self.refused: int | None = None
         """Bytes that were refused to the fast path's operator, which comes next."""
+        self.observers = Observers()
         self.refusals = 0  # refusals of the allocator that were seen as errors
 
     def attempt(self, run: Callable[[], Any], name: str, wanted: int, *, ran: bool = True) -> Any:
@@ -118,7 +120,9 @@ class Retry:
             self._release(0, max(wanted, refused), refused)
         for attempt in range(refused is not None, ATTEMPTS + 1):
             try:
-                return run()
+                result = run()
+                self.observers.survived()
+                return result
             except RuntimeError as error:
                 if not short_of_memory(error, self.gpu.index):
                     raise
@@ -139,6 +143,7 @@ class Retry:
             self._dtr.eviction.over_budget += 1
             self._warn(OVER_BUDGET.format(operator=name))
             return run()
+        self.observers.reached_program()
         too_small: Any = self._dtr.eviction.too_small(wanted, name)
         self._slow_path.too_small(too_small)
         raise too_small
@@ -154,6 +159,7 @@ class Retry:
             if refusal is None:
                 try:
                     self.gpu.take(sizes)
+                    self.observers.survived()
                     return
                 except torch.OutOfMemoryError as error:
                     refusal = error
