@@ -97,7 +97,7 @@ class Cells(nn.Module):
 
     def forward(self, x):
         state = None
-        for _ in range(16):
+        for _ in range(8):
             state = self.cell(x, state)
         return self.head(state[0])
 
@@ -109,7 +109,7 @@ def amp():
     for _ in range(3):
         optimizer.zero_grad()
         with torch.autocast(DEVICE, torch.float16):
-            loss = model(batch(1 << 13)).float().square().mean()
+            loss = model(batch(1 << 12)).float().square().mean()
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
