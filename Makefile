@@ -1,7 +1,7 @@
 # make demo, make test: all that a fresh machine needs is Python 3.11 or later. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test test-parts test-bits conformance programs versions ecosystem smoke sanitize sanitize-threads check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
+.PHONY: demo test test-parts test-bits conformance programs versions gpu-without-gpu ecosystem smoke sanitize sanitize-threads check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -60,6 +60,18 @@ versions: $(INSTALLED)
 		$(BIN)/python -m venv .venv/torch-$$version; \
 		.venv/torch-$$version/bin/python -m pip install --quiet torch==$$version --editable '.[dev]'; \
 		.venv/torch-$$version/bin/python -m pytest -q tests/conformance tests/programs; \
+	done
+
+# A GPU that is not there: PyTorch for CUDA (5 GB), whose driver and kernels tests/hollow takes the place of. GPU_ARGS:
+# of pytest. The examples, inside 60 % of what their tensors take, too.
+GPU_TORCH ?= 2.13.0
+GPU_ARGS ?= tests/gpu
+GPU := .venv/gpu-$(GPU_TORCH)
+GPU_SMOKE := $(GPU)/bin/dtrrun smoke --device cuda --steps 2
+gpu-without-gpu: $(GPU)/installed
+	$(GPU)/bin/python -m tests.hollow --races --devices 2 $(GPU)/bin/python -m pytest -q $(GPU_ARGS)
+	@set -ex; for example in docs/examples/*.py; do \
+		$(GPU)/bin/python -m tests.hollow --races $(GPU_SMOKE) $$example --device cuda; \
 	done
 
 # Real packages; writes the table of docs/compatibility.md.
@@ -141,6 +153,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PIP) setuptools
 	$(PIP) --no-build-isolation --editable '.[dev]'
 	-$(BIN)/python -m dtrrun.native # or else in Python
+	@touch $@
+
+# Not a build for the CPU, which pip prefers where it knows one.
+$(GPU)/installed: pyproject.toml
+	$(PYTHON) -m venv $(GPU)
+	$(GPU)/bin/python -m pip install --quiet 'torch==$(GPU_TORCH),!=$(GPU_TORCH)+cpu' nvidia-cuda-crt --editable '.[dev]'
 	@touch $@
 
 $(ECOSYSTEM): $(INSTALLED) tests/ecosystem/constraints.txt

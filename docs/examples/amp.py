@@ -48,10 +48,11 @@ parser.add_argument("--depth", type=int, default=8)
 parser.add_argument("--lr", type=float, default=1e-3)
 parser.add_argument("--clip", type=float, default=1.0)
 parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--device", default="cpu")
 args = parser.parse_args()
 
 torch.manual_seed(args.seed)
-model = VisionTransformer(32, 4, args.width, args.heads, args.depth, num_classes=6)
+model = VisionTransformer(32, 4, args.width, args.heads, args.depth, num_classes=6).to(args.device)
 optimizer = torch.optim.AdamW(model.parameters(), args.lr, weight_decay=0.05, foreach=True)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
 
@@ -60,8 +61,8 @@ for step in range(1, args.steps + 1):
     total = 0.0
     for _ in range(args.accumulate):
         images, labels = gratings(args.batch_size, 32, num_classes=6)
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = F.cross_entropy(model(images), labels) / args.accumulate
+        with torch.autocast(args.device, torch.bfloat16):
+            loss = F.cross_entropy(model(images.to(args.device)), labels.to(args.device)) / args.accumulate
         loss.backward()
         total += loss.item()
     nn.utils.clip_grad_norm_(model.parameters(), args.clip)

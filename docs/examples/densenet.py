@@ -89,15 +89,16 @@ parser.add_argument("--layers", type=int, default=8, help="layers in a dense blo
 parser.add_argument("--growth", type=int, default=12, help="channels that a layer adds")
 parser.add_argument("--lr", type=float, default=0.05)
 parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--device", default="cpu")
 args = parser.parse_args()
 
 torch.manual_seed(args.seed)
-model = DenseNet(args.layers, args.growth, num_classes=6)
+model = DenseNet(args.layers, args.growth, num_classes=6).to(args.device)
 optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, nesterov=True, weight_decay=1e-4)
 
 for step in range(1, args.steps + 1):
     images, labels = gratings(args.batch_size, 32, num_classes=6)
-    loss = F.cross_entropy(model(images), labels)
+    loss = F.cross_entropy(model(images.to(args.device)), labels.to(args.device))
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

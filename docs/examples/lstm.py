@@ -62,15 +62,16 @@ parser.add_argument("--layers", type=int, default=2)
 parser.add_argument("--dropout", type=float, default=0.1)
 parser.add_argument("--lr", type=float, default=1e-3)
 parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--device", default="cpu")
 args = parser.parse_args()
 
 torch.manual_seed(args.seed)
-model = Regressor(args.hidden, args.layers, args.dropout)
+model = Regressor(args.hidden, args.layers, args.dropout).to(args.device)
 optimizer = torch.optim.Adam(model.parameters(), args.lr)
 
 for step in range(1, args.steps + 1):
     padded, lengths, targets = adding_problem(args.batch_size, args.min_length, args.max_length)
-    loss = F.mse_loss(model(padded, lengths), targets)
+    loss = F.mse_loss(model(padded.to(args.device), lengths), targets.to(args.device))
     optimizer.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)

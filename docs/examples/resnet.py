@@ -72,18 +72,19 @@ parser.add_argument("--batch-size", type=int, default=192)
 parser.add_argument("--blocks", type=int, default=5, help="blocks in a stage")
 parser.add_argument("--lr", type=float, default=0.1)
 parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--device", default="cpu")
 args = parser.parse_args()
 
 torch.manual_seed(args.seed)
 loader = DataLoader(digits(32), args.batch_size, shuffle=True, drop_last=True)
-model = ResNet(args.blocks)
+model = ResNet(args.blocks).to(args.device)
 optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=1e-4)
 
 step = 0
 while step < args.steps:
     for images, labels in loader:
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(images), labels)
+        loss = F.cross_entropy(model(images.to(args.device)), labels.to(args.device))
         loss.backward()
         optimizer.step()
         step += 1

@@ -80,11 +80,12 @@ parser.add_argument("--depth", type=int, default=8)
 parser.add_argument("--dropout", type=float, default=0.1)
 parser.add_argument("--lr", type=float, default=2e-3)
 parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--device", default="cpu")
 args = parser.parse_args()
 
 torch.manual_seed(args.seed)
 text = standard_library()
-model = GPT(args.context, args.width, args.heads, args.depth, args.dropout)
+model = GPT(args.context, args.width, args.heads, args.depth, args.dropout).to(args.device)
 matrices = [p for p in model.parameters() if p.dim() > 1]
 vectors = [p for p in model.parameters() if p.dim() <= 1]
 optimizer = torch.optim.AdamW(
@@ -96,7 +97,7 @@ optimizer = torch.optim.AdamW(
 
 for step in range(1, args.steps + 1):
     starts = torch.randint(len(text) - args.context, (args.batch_size,)).tolist()
-    window = torch.stack([text[start : start + args.context + 1] for start in starts]).long()
+    window = torch.stack([text[start : start + args.context + 1] for start in starts]).long().to(args.device)
     loss = model(window[:, :-1], window[:, 1:])
     optimizer.zero_grad()
     loss.backward()

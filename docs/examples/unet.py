@@ -72,14 +72,15 @@ parser.add_argument("--base", type=int, default=12, help="channels of the highes
 parser.add_argument("--depth", type=int, default=4)
 parser.add_argument("--lr", type=float, default=1e-3)
 parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--device", default="cpu")
 args = parser.parse_args()
 
 torch.manual_seed(args.seed)
-model = UNet(args.base, args.depth)
+model = UNet(args.base, args.depth).to(args.device)
 optimizer = torch.optim.Adam(model.parameters(), args.lr)
 
 for step in range(1, args.steps + 1):
-    images, masks = discs(args.batch_size, args.size)
+    images, masks = (part.to(args.device) for part in discs(args.batch_size, args.size))
     logits = model(images)
     loss = F.binary_cross_entropy_with_logits(logits, masks) + dice_loss(logits, masks)
     optimizer.zero_grad(set_to_none=False)

@@ -56,17 +56,18 @@ parser.add_argument("--latent", type=int, default=32)
 parser.add_argument("--lr", type=float, default=1e-3)
 parser.add_argument("--unroll-lr", type=float, default=0.1)
 parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--device", default="cpu")
 args = parser.parse_args()
 
 torch.manual_seed(args.seed)
-generator = mlp(args.latent, args.hidden, 2)
-discriminator = mlp(2, args.hidden, 1)
+generator = mlp(args.latent, args.hidden, 2).to(args.device)
+discriminator = mlp(2, args.hidden, 1).to(args.device)
 generator_optimizer = torch.optim.Adam(generator.parameters(), args.lr, betas=(0.5, 0.999))
 discriminator_optimizer = torch.optim.Adam(discriminator.parameters(), args.lr, betas=(0.5, 0.999))
 
 for step in range(1, args.steps + 1):
-    real = ring(args.batch_size)
-    fake = generator(torch.randn(args.batch_size, args.latent))
+    real = ring(args.batch_size).to(args.device)
+    fake = generator(torch.randn(args.batch_size, args.latent).to(args.device))
 
     unrolled = unroll(discriminator, real, fake, args.unroll, args.unroll_lr)
     generator_loss = F.softplus(-functional_call(discriminator, unrolled, (fake,))).mean()

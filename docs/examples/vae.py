@@ -76,16 +76,18 @@ parser.add_argument("--blocks", type=int, default=2, help="residual blocks at a 
 parser.add_argument("--latent", type=int, default=16)
 parser.add_argument("--lr", type=float, default=1e-3)
 parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--device", default="cpu")
 args = parser.parse_args()
 
 torch.manual_seed(args.seed)
 loader = DataLoader(digits(), args.batch_size, shuffle=True, drop_last=True)
-model = VAE(args.base, args.latent, args.blocks)
+model = VAE(args.base, args.latent, args.blocks).to(args.device)
 optimizer = torch.optim.Adam(model.parameters(), args.lr)
 
 step = 0
 while step < args.steps:
-    for x in loader:
+    for batch in loader:
+        x = batch.to(args.device)
         logits, mean, log_variance = model(x)
         loss = negative_elbo(logits, x, mean, log_variance)
         optimizer.zero_grad()

@@ -17,6 +17,7 @@ from dtrrun.launch.errors import FAILED, LaunchError
 from dtrrun.launch.interpreter import choose
 from dtrrun.launch.signals import interrupting
 from dtrrun.launch.target import refuse_stream, resolve
+from dtrrun.profiling.room import budget_for
 from dtrrun.settings import OUTPUT, RuntimeSettings, option
 from dtrrun.sizes import parse_size
 from dtrrun.smoke.checks import NAMES, Check, check_peak, check_run, check_slowdown, check_state, skipped
@@ -160,16 +161,20 @@ def _check(
 
 
 def _bytes(budget: str, count: Callable[[], Run]) -> tuple[int, Run | None]:
-    """Return the budget in bytes; for a percentage, also the run without a budget that measured the peak."""
+    """Return the budget in bytes; for a percentage, also the run without a budget that measured the peak.
+
+    On a GPU it is a share of what tensors take: of a small program's peak, CUDA itself is most.
+    """
     counted: Run | None = None
 
-    def peak() -> int:
+    def tensors() -> int:
         nonlocal counted
         counted = count()
-        return max(counted.peak_bytes, 1)
+        return max(counted.peak_bytes - (counted.overhead_bytes or 0), 1)
 
     try:
-        return parse_size(budget, peak), counted
+        nbytes = parse_size(budget, tensors)
+        return nbytes if counted is None else budget_for(nbytes, counted.overhead_bytes), counted
     except ValueError as error:
         if counted is not None and counted.error:
             return 1, counted

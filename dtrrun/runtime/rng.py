@@ -8,7 +8,7 @@ block is used up, the next one is computed from it.)
 On CUDA a replay draws from a state of its own, which temporarily replaces the program's
 (`graphsafe_set_state`). Setting the program's seed or offset and restoring them would not be equivalent:
 either makes cuDNN's recurrent dropout start over, with a seed that it draws (`reset_rnn_state` in ATen's
-CUDAGeneratorImpl and native/cudnn/RNN.cpp).
+CUDAGeneratorImpl and native/cudnn/RNN.cpp). `put_back` sets them through a generator that shares the state.
 """
 
 from __future__ import annotations
@@ -243,7 +243,10 @@ def _default_cuda(index: int | None) -> Any:
 
 def _set(generator: Any, state: Any) -> None:
     if type_of(generator.device) == "cuda":
-        generator.manual_seed(state[0])
-        generator.set_offset(state[1])
+        # Through another generator that shares the state: on the program's own, either call would make
+        # cuDNN's recurrent dropout start over.
+        shared = generator.graphsafe_get_state()
+        shared.manual_seed(state[0])
+        shared.set_offset(state[1])
     else:
         generator.set_state(state.whole())

@@ -324,7 +324,8 @@ class Session:
         if kind.startswith("cuda:"):
             self.slow_path.reasons.add("several GPUs")  # each has its own thread of the autograd engine
         if kind != "cpu" or self.device.type == "cpu":  # with a GPU session, CPU tensors are expected
-            self.alert(notices.OTHER_DEVICE.format(device=kind, ours=self.ledger.device_type))
+            ours = "the CPU" if self.device.type == "cpu" else f"cuda:{self.device.gpu.index}"
+            self.alert(notices.OTHER_DEVICE.format(device=kind, ours=ours))
 
     def _threaded(self) -> None:
         """This thread is about to access the session's tensors: check whether the fast path stays allowed."""

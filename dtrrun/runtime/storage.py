@@ -189,9 +189,12 @@ def mapping_of(span: tuple[int, int]) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
-def is_held(storage: torch.UntypedStorage) -> bool:
-    """Return whether Python code holds this storage, besides its tensors and one variable of the caller."""
-    return sys.getrefcount(storage) > _references_beside_tensors()
+def is_held(storage: torch.UntypedStorage, times: int = 0) -> bool:
+    """Return whether Python code holds this storage, besides its tensors and one variable of the caller.
+
+    times: how often the caller holds it otherwise.
+    """
+    return sys.getrefcount(storage) > _references_beside_tensors() + times
 
 
 @functools.cache

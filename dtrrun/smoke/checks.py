@@ -56,7 +56,8 @@ def check_state(plain: Run, other: Run) -> Check:
         if differing := differences(one, two):
             shown = ", ".join(differing[:NAMED])
             more = f" and {len(differing) - NAMED} others" if len(differing) > NAMED else ""
-            return Check(name, False, f"{len(differing)} of {len(one['digests'])} differ: {shown}{more}")
+            detail = f"{len(differing)} of {len(one['digests'])} differ: {shown}{more}"
+            return Check(name, False, "; ".join([detail, *map("it warned: {}".format, other.warnings[:1])]))
     count = sum(len(state["digests"]) for state in plain.states)
     return Check(name, True, f"{count:,} tensors and values, the same bits")
 

@@ -38,18 +38,25 @@ class Run:
     def peak_bytes(self) -> int:
         return max(map(_peak, self.snapshots), default=0)
 
+    @property
+    def overhead_bytes(self) -> int | None:
+        """Return what CUDA's context and libraries take on a GPU; None on the CPU."""
+        on_gpu = (one.counters for one in self.snapshots if one.counters["device_index"] >= 0)
+        return max((counters["overhead_bytes"] for counters in on_gpu), default=None)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [row["text"] for snapshot in self.snapshots for row in _rows(snapshot, "warnings")]
+
     def count(self, name: str) -> int:
         return sum(snapshot.counters[name] for snapshot in self.snapshots)
 
     @property
     def step_seconds(self) -> float | None:
         """Return the median of the steps after the first, for the slowest process."""
-        found = [
-            median(walls)
-            for snapshot in self.snapshots
-            if (walls := [row["wall_ns"] / 1e9 for row in _rows(snapshot) if row["index"] > 1])
-        ]
-        return max(found, default=None)
+        steps = (_rows(snapshot, "latest_steps") for snapshot in self.snapshots)
+        walls = ([row["wall_ns"] / 1e9 for row in rows if row["index"] > 1] for rows in steps)
+        return max(map(median, filter(None, walls)), default=None)
 
 
 def _peak(snapshot: Snapshot) -> int:
@@ -61,8 +68,8 @@ def _peak(snapshot: Snapshot) -> int:
     return max(counted, driver.peak_bytes if driver and driver.source in PER_PROCESS else 0)
 
 
-def _rows(snapshot: Snapshot) -> list[dict[str, Any]]:
-    table = snapshot.tables.get("latest_steps")
+def _rows(snapshot: Snapshot, name: str) -> list[dict[str, Any]]:
+    table = snapshot.tables.get(name)
     return table if isinstance(table, list) else []
 
 

@@ -1,4 +1,4 @@
-"""What a step takes on the host: `python -m tests.hollow python -m tests.bench.gpu_host [MODEL…]`.
+"""What a step takes on the host: `python -m tests.hollow --idle python -m tests.bench.gpu_host [MODEL…]`.
 
 The models of `make bench-gpu` at their size, on a GPU that computes nothing, so that a step's time is that of
 Python, of PyTorch's dispatcher and of dtrrun. A real GPU hides it where it is busy for longer. Printed: the

@@ -1,5 +1,6 @@
-"""For tests that need a real NVIDIA GPU, alone on it: `gpu` sets what makes CUDA's results repeatable."""
+"""For tests alone on an NVIDIA GPU, or on tests/hollow's: `gpu` sets what makes CUDA's results repeatable."""
 
+import ctypes
 import os
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
@@ -8,7 +9,16 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # as th
 import pytest
 import torch
 
-REASON = "needs an NVIDIA GPU and a PyTorch with CUDA: none here"
+REASON = "needs an NVIDIA GPU and a PyTorch with CUDA, or python -m tests.hollow: none here"
+
+
+@pytest.fixture(autouse=True)
+def waits_for_what_it_uses():
+    """On tests/hollow with --races: no work begins before that which it depends on has been waited for."""
+    yield
+    if "HOLLOW_RACES" in os.environ:
+        found = ctypes.CDLL(None).hollow_races()
+        assert found == 0, f"{found} races: see stderr"
 
 
 @pytest.fixture

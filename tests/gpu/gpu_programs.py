@@ -1,9 +1,9 @@
-"""Small training programs for a GPU, whose activations are most of their peak."""
+"""Small training programs for a GPU: large batches and narrow layers, so that activations are most of their
+peak, and tests/hollow computes them in seconds."""
 
 import gc
 import os
 
-import pytest
 import torch
 from torch import nn
 
@@ -12,13 +12,11 @@ import dtrrun
 MIB = 1 << 20
 DEVICE = "cuda"
 HOLLOW = "HOLLOW_STATE" in os.environ
-"""Whether the GPU is one that computes nothing (tests/hollow): what it holds is not looked at."""
-
-computes = pytest.mark.skipif(HOLLOW, reason="this GPU computes nothing")
+"""Whether the GPU is tests/hollow's: its values are right, but its kernels take no time."""
 
 
 class Attention(nn.Module):
-    def __init__(self, width=256):
+    def __init__(self, width=128):
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.layer = nn.Linear(width, 3 * width)
@@ -33,24 +31,24 @@ def convnet():
     layers = []
     for _ in range(8):
         layers += [
-            nn.Conv2d(32, 32, 3, padding=1),
-            nn.BatchNorm2d(32),
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
             nn.ReLU(inplace=True),
             nn.Dropout(0.1),
         ]
-    model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return nn.Sequential(model, nn.Linear(32, 10)), lambda: torch.randn(32, 3, 96, 96, device=DEVICE)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(model, nn.Linear(8, 10)), lambda: torch.randn(32, 3, 128, 128, device=DEVICE)
 
 
 def transformer():
     blocks = [Attention() for _ in range(8)]
-    model = nn.Sequential(*blocks, nn.Dropout(0.2), nn.Flatten(), nn.Linear(256 * 256, 10))
-    return model, lambda: torch.randn(16, 256, 256, device=DEVICE)
+    model = nn.Sequential(*blocks, nn.Dropout(0.2), nn.Flatten(), nn.Linear(256 * 128, 10))
+    return model, lambda: torch.randn(16, 256, 128, device=DEVICE)
 
 
 def mlp():
-    layers = [part for _ in range(12) for part in (nn.Linear(1024, 1024), nn.GELU(), nn.Dropout(0.1))]
-    return nn.Sequential(*layers, nn.Linear(1024, 10)), lambda: torch.randn(4096, 1024, device=DEVICE)
+    layers = [part for _ in range(12) for part in (nn.Linear(128, 128), nn.GELU(), nn.Dropout(0.1))]
+    return nn.Sequential(*layers, nn.Linear(128, 10)), lambda: torch.randn(1 << 15, 128, device=DEVICE)
 
 
 class Recurrent(nn.Module):
@@ -64,22 +62,22 @@ class Recurrent(nn.Module):
 
 def recurrent():
     """Layer by layer: a call of cuDNN needs all of its own at once, and with dropout it is never repeated."""
-    layers = [part for _ in range(6) for part in (Recurrent(512, 512), nn.Dropout(0.1))]
-    return nn.Sequential(*layers, nn.Linear(512, 10)), lambda: torch.randn(96, 64, 512, device=DEVICE)
+    layers = [part for _ in range(6) for part in (Recurrent(64, 64), nn.Dropout(0.1))]
+    return nn.Sequential(*layers, nn.Linear(64, 10)), lambda: torch.randn(64, 256, 64, device=DEVICE)
 
 
 def recurrent_dropout():
     """cuDNN's own dropout beside PyTorch's, of which only the latter is recomputed."""
-    layers = [part for _ in range(10) for part in (nn.Linear(1024, 1024), nn.GELU(), nn.Dropout(0.1))]
-    first = Recurrent(64, 256, 2, dropout=0.3)
-    model = nn.Sequential(first, nn.Linear(256, 1024), *layers, nn.Linear(1024, 10))
-    return model, lambda: torch.randn(96, 64, 64, device=DEVICE)
+    layers = [part for _ in range(10) for part in (nn.Linear(128, 128), nn.GELU(), nn.Dropout(0.1))]
+    first = Recurrent(32, 32, 2, dropout=0.3)
+    model = nn.Sequential(first, nn.Linear(32, 128), *layers, nn.Linear(128, 10))
+    return model, lambda: torch.randn(64, 256, 32, device=DEVICE)
 
 
 MODELS = (convnet, transformer, mlp, recurrent)
 
 
-def train(make, steps=4, autocast=False, optimizer=torch.optim.AdamW, **options):
+def train(make, steps=3, autocast=False, optimizer=torch.optim.AdamW, **options):
     """Losses, and all that a user would want to be equal afterwards."""
     torch.manual_seed(11)
     model, batch = make()
@@ -120,7 +118,7 @@ def chain(length, mib=8):
 
 def correct(kept):
     """Whether each tensor of a chain is twice the one before, from 1 on."""
-    return HOLLOW or all(bool((one == 2.0**step).all()) for step, one in enumerate(kept))
+    return all(bool((one == 2.0**step).all()) for step, one in enumerate(kept))
 
 
 def beside():

@@ -71,7 +71,7 @@ def test_what_the_fast_path_has_no_memory_for_runs_again():
             found.append(F.dropout(x))
         assert session.report()["oom_retries"] > 0
         equal = [torch.equal(one, other.cpu()) for one, other in zip(expected, found, strict=True)]
-        assert HOLLOW or all(equal)
+        assert all(equal)
 
 
 def test_another_thread_of_the_programs_ends_the_fast_path():
@@ -93,8 +93,11 @@ def test_a_side_stream_is_pythons():
         x + 1
         x + 1
         before = session._native.python_calls().get("aten.add", 0)
-        with torch.cuda.stream(torch.cuda.Stream()):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
             y = x + 1
+        torch.cuda.current_stream().wait_stream(side)
         assert session._native.python_calls()["aten.add"] == before + 1
         assert session.slow_path.version_of(y).pin == "side stream"
 

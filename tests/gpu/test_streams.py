@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gpu_programs import DEVICE, HOLLOW, MIB, beside, chain, correct, tensor
+from gpu_programs import DEVICE, MIB, beside, chain, correct, tensor
 
 import dtrrun
 
@@ -23,7 +23,7 @@ def test_side_streams():
         more = chain(40)
         torch.cuda.current_stream().wait_stream(side)
         expected = [(2.0 ** next(i for i, one in enumerate(kept) if one is e) + 1) for e in evicted[:6]]
-        assert HOLLOW or [one.item() / (2 * MIB) for one in sums] == expected
+        assert [one.item() / (2 * MIB) for one in sums] == expected
         assert correct(kept)
         assert correct(more)
         assert session.device.operators.side_storages >= 6
@@ -44,7 +44,7 @@ def test_a_captured_graph_replays_while_others_are_evicted():
             kept = chain(60)
             static.fill_(float(step))
             graph.replay()
-            assert HOLLOW or bool((result == 3.0 * step + 1).all())
+            assert bool((result == 3.0 * step + 1).all())
             assert correct(kept)
         assert session.report()["evictions"] > 0
         assert session.slow_path.version_of(static).pin == "CUDA graph"

@@ -1,17 +1,14 @@
-/* The CUDA runtime and the driver's memory calls, of a GPU that computes nothing and whose memory reads as zeros.
+/* The CUDA runtime and the driver's memory calls, of GPUs that have no processor.
 
    Put before the real libraries (LD_PRELOAD), so that a stock PyTorch for CUDA runs whole, its caching allocator
-   included, on a machine without a GPU. Everything is done at once; what was asked for is accounted for as the
-   driver does, in pages of 2 MiB. */
-#include <cuda.h>
-#include <cuda_runtime_api.h>
+   included, on a machine without a GPU. Memory is the host's, mapped where the program's own driver calls map it and
+   nowhere else, and accounted for as the driver does, in pages of 2 MiB. Kernels do nothing: what they would compute,
+   compute.cpp does. Without it (HOLLOW_COMPUTE), memory takes no place and reads as zeros. */
 #include <dlfcn.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
-#include "device.h"
+#include "hollow.h"
 
 #define PAGE (2ull << 20)
 #define ROUNDED(n) (((n) + PAGE - 1) / PAGE * PAGE)
@@ -19,8 +16,43 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct hollow_process *own;
 static __thread cudaError_t last;
+__thread int hollow_current;
+__thread int hollow_inside;
+
+cudaError_t hollow_failed(cudaError_t error) { return last = error; }
+
+int hollow_computes(void) {
+    static int known = -1;
+    if (known < 0) {
+        const char *library = getenv("HOLLOW_COMPUTE");
+        known = library && *library;
+    }
+    return known;
+}
 
 /* -- the account ------------------------------------------------------------------------------- */
+
+static int visible[HOLLOW_DEVICES_MOST], visible_count = -1; /* CUDA_VISIBLE_DEVICES, by index or UUID */
+
+static int devices(void) {
+    pthread_mutex_lock(&lock);
+    if (visible_count < 0) {
+        const char *named = getenv("CUDA_VISIBLE_DEVICES");
+        char names[256];
+        snprintf(names, sizeof names, "%s", named ? named : "");
+        visible_count = 0;
+        if (!named)
+            for (; visible_count < HOLLOW_DEVICES; visible_count++) visible[visible_count] = visible_count;
+        for (char *rest = names, *name; named && (name = strsep(&rest, ","));) {
+            int index;
+            if (sscanf(name, HOLLOW_UUID, &index) != 1 && sscanf(name, "%d", &index) != 1) break;
+            if (index < 0 || index >= HOLLOW_DEVICES) break;
+            visible[visible_count++] = index;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return visible_count;
+}
 
 static struct hollow_process *self(void) {
     pid_t pid = getpid();
@@ -29,67 +61,106 @@ static struct hollow_process *self(void) {
     for (int i = 0; i < HOLLOW_PROCESSES; i++) {
         struct hollow_process *one = table + i;
         if (one->pid == 0 || kill(one->pid, 0) != 0) {
-            *one = (struct hollow_process){.pid = pid, .bytes = HOLLOW_CONTEXT};
+            *one = (struct hollow_process){.pid = pid};
             return own = one;
         }
     }
     abort();
 }
 
-static int take(uint64_t nbytes) {
+static uint64_t peaks[HOLLOW_DEVICES_MOST];
+
+/* For tests, by ctypes: the most that the driver has shown for this process since the last call, in bytes. */
+uint64_t hollow_peak(int device) {
+    pthread_mutex_lock(&lock);
+    uint64_t peak = peaks[device];
+    peaks[device] = self()->bytes[device];
+    pthread_mutex_unlock(&lock);
+    return peak;
+}
+
+/* The first call for a device makes a context there. */
+static int take(int device, uint64_t nbytes) {
     pthread_mutex_lock(&lock);
     struct hollow_process *mine = self();
-    int fits = hollow_used() + nbytes <= HOLLOW_TOTAL;
-    if (fits) mine->bytes += nbytes;
+    if (!mine->bytes[device]) mine->bytes[device] = HOLLOW_CONTEXT;
+    int fits = hollow_used(device) + nbytes <= HOLLOW_TOTAL;
+    if (fits) mine->bytes[device] += nbytes;
+    if (mine->bytes[device] > peaks[device]) peaks[device] = mine->bytes[device];
     pthread_mutex_unlock(&lock);
     return fits;
 }
 
-static void give_back(uint64_t nbytes) {
+static void give_back(int device, uint64_t nbytes) {
     pthread_mutex_lock(&lock);
-    self()->bytes -= nbytes;
+    self()->bytes[device] -= nbytes;
     pthread_mutex_unlock(&lock);
 }
 
-static cudaError_t failed(cudaError_t error) { return last = error; }
+static int here(void) { devices(); return visible[hollow_current]; }
 
 /* -- memory ------------------------------------------------------------------------------------ */
 
-static void *addresses(uint64_t nbytes) {
-    void *at = mmap(NULL, nbytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+/* What a program reads before it has written it: HOLLOW_POISON, by default 255, of which floats are not numbers. */
+static void poison(void *at, uint64_t nbytes) { memset(at, (int)hollow_number("HOLLOW_POISON", 255), nbytes); }
+
+static void *addresses(uint64_t nbytes, int may) {
+    void *at = mmap(NULL, nbytes, may, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return at == MAP_FAILED ? NULL : at;
 }
 
-struct piece { void *at; uint64_t nbytes; struct piece *next; };
+/* Addresses of the device's: allocated ones, and those reserved for pages. */
+struct piece { char *at; uint64_t nbytes; int device, index; struct piece *next; };
 static struct piece *pieces;
 
-cudaError_t cudaMalloc(void **found, size_t nbytes) {
-    uint64_t taken = ROUNDED(nbytes);
-    *found = NULL;
-    if (!nbytes) return cudaSuccess;
-    if (!take(taken)) return failed(cudaErrorMemoryAllocation);
+static void add(void *at, uint64_t nbytes, int device) {
     struct piece *piece = malloc(sizeof *piece);
-    *piece = (struct piece){addresses(taken), taken, NULL};
-    if (!piece->at) abort();
     pthread_mutex_lock(&lock);
-    piece->next = pieces;
+    *piece = (struct piece){at, nbytes, device, hollow_current, pieces};
     pieces = piece;
     pthread_mutex_unlock(&lock);
-    *found = piece->at;
-    return cudaSuccess;
 }
 
-cudaError_t cudaFree(void *at) {
-    if (!at) { take(0); return cudaSuccess; }
+static struct piece *removed(void *at) {
     pthread_mutex_lock(&lock);
     struct piece **link = &pieces;
     while (*link && (*link)->at != at) link = &(*link)->next;
     struct piece *piece = *link;
     if (piece) *link = piece->next;
     pthread_mutex_unlock(&lock);
-    if (!piece) return failed(cudaErrorInvalidValue);
+    return piece;
+}
+
+static int device_of(const void *at) { /* -1: the host's */
+    int found = -1;
+    pthread_mutex_lock(&lock);
+    for (struct piece *piece = pieces; piece && found < 0; piece = piece->next)
+        if ((const char *)at >= piece->at && (const char *)at < piece->at + piece->nbytes) found = piece->index;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+int hollow_on_device(const void *at) { return device_of(at) >= 0; }
+
+cudaError_t cudaMalloc(void **found, size_t nbytes) {
+    uint64_t taken = ROUNDED(nbytes);
+    *found = NULL;
+    if (!nbytes) return cudaSuccess;
+    if (!take(here(), taken)) return hollow_failed(cudaErrorMemoryAllocation);
+    *found = addresses(taken, hollow_computes() ? PROT_READ | PROT_WRITE : PROT_READ);
+    if (!*found) abort();
+    if (hollow_computes()) poison(*found, taken);
+    add(*found, taken, here());
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *at) {
+    if (!at) { take(here(), 0); return cudaSuccess; }
+    struct piece *piece = removed(at);
+    if (!piece) return hollow_failed(cudaErrorInvalidValue);
+    hollow_race_unmap(at, piece->nbytes);
     munmap(at, piece->nbytes);
-    give_back(piece->nbytes);
+    give_back(piece->device, piece->nbytes);
     free(piece);
     return cudaSuccess;
 }
@@ -98,42 +169,77 @@ cudaError_t cudaMallocAsync(void **found, size_t nbytes, cudaStream_t stream) { 
 cudaError_t cudaFreeAsync(void *at, cudaStream_t stream) { (void)stream; return cudaFree(at); }
 
 cudaError_t cudaMemGetInfo(size_t *free_, size_t *total) {
-    take(0);
+    take(here(), 0);
     *total = HOLLOW_TOTAL;
-    *free_ = *total - hollow_used();
+    *free_ = *total - hollow_used(here());
     return cudaSuccess;
 }
 
-static cudaError_t copied(void *to, size_t nbytes, enum cudaMemcpyKind kind) {
-    if (kind == cudaMemcpyDeviceToHost) memset(to, 0, nbytes);
+/* Rows of a copy, or of what is set where `from` is NULL. */
+struct rows { char *to; const char *from; size_t to_pitch, from_pitch, width, height; int value; };
+
+static void copy(const struct rows *rows, void *stream) {
+    if (!rows->width || !rows->height) return;
+    hollow_race_copy(rows->to, rows->from, rows->to_pitch * (rows->height - 1) + rows->width, stream,
+                     rows->from ? "a copy" : "a fill");
+    for (size_t row = 0; row < rows->height; row++) {
+        char *to = rows->to + row * rows->to_pitch;
+        if (rows->from) memmove(to, rows->from + row * rows->from_pitch, rows->width);
+        else memset(to, rows->value, rows->width);
+    }
+}
+static void copy_again(void *rows, void *stream) { copy(rows, stream); }
+
+static cudaError_t copied(struct rows rows, void *stream) {
+    if (!hollow_computes()) {
+        if (!hollow_on_device(rows.to))
+            for (size_t row = 0; row < rows.height; row++) memset(rows.to + row * rows.to_pitch, 0, rows.width);
+        return cudaSuccess;
+    }
+    if (hollow_inside && hollow_on_device(rows.to)) return cudaSuccess; /* compute.cpp writes what comes of it */
+    if (!hollow_captures(stream)) {
+        copy(&rows, stream);
+        return cudaSuccess;
+    }
+    struct rows *kept = malloc(sizeof *kept);
+    *kept = rows;
+    hollow_capture(stream, copy_again, free, kept);
     return cudaSuccess;
 }
-cudaError_t cudaMemcpy(void *to, const void *from, size_t nbytes, enum cudaMemcpyKind kind) { (void)from; return copied(to, nbytes, kind); }
+
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t nbytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
-    (void)from; (void)stream;
-    return copied(to, nbytes, kind);
+    (void)kind;
+    return copied((struct rows){to, from, nbytes, nbytes, nbytes, 1, 0}, stream);
+}
+cudaError_t cudaMemcpy(void *to, const void *from, size_t nbytes, enum cudaMemcpyKind kind) {
+    cudaMemcpyAsync(to, from, nbytes, kind, NULL);
+    return cudaStreamSynchronize(NULL);
+}
+cudaError_t cudaMemcpyPeerAsync(void *to, int there, const void *from, int here_, size_t nbytes, cudaStream_t stream) {
+    (void)there; (void)here_;
+    return cudaMemcpyAsync(to, from, nbytes, cudaMemcpyDeviceToDevice, stream);
 }
 cudaError_t cudaMemcpy2DAsync(void *to, size_t pitch, const void *from, size_t other, size_t width, size_t height,
                               enum cudaMemcpyKind kind, cudaStream_t stream) {
-    (void)from; (void)other; (void)stream;
-    for (size_t row = 0; row < height; row++) copied((char *)to + row * pitch, width, kind);
-    return cudaSuccess;
+    (void)kind;
+    return copied((struct rows){to, from, pitch, other, width, height, 0}, stream);
 }
+cudaError_t cudaMemsetAsync(void *to, int value, size_t nbytes, cudaStream_t stream) {
+    return copied((struct rows){to, NULL, nbytes, nbytes, nbytes, 1, value}, stream);
+}
+cudaError_t cudaMemset(void *to, int value, size_t nbytes) { return cudaMemsetAsync(to, value, nbytes, NULL); }
 
 cudaError_t cudaHostAlloc(void **found, size_t nbytes, unsigned flags) {
     (void)flags;
-    return posix_memalign(found, 4096, nbytes ? nbytes : 1) ? failed(cudaErrorMemoryAllocation) : cudaSuccess;
+    return posix_memalign(found, 4096, nbytes ? nbytes : 1) ? hollow_failed(cudaErrorMemoryAllocation) : cudaSuccess;
 }
 cudaError_t cudaFreeHost(void *at) { free(at); return cudaSuccess; }
 
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *found, const void *at) {
+    int device = device_of(at);
     memset(found, 0, sizeof *found);
-    found->type = cudaMemoryTypeUnregistered;
-    pthread_mutex_lock(&lock);
-    for (struct piece *piece = pieces; piece; piece = piece->next)
-        if ((const char *)at >= (char *)piece->at && (const char *)at < (char *)piece->at + piece->nbytes)
-            found->type = cudaMemoryTypeDevice;
-    pthread_mutex_unlock(&lock);
+    found->type = device < 0 ? cudaMemoryTypeUnregistered : cudaMemoryTypeDevice;
+    found->device = device < 0 ? 0 : device;
     found->devicePointer = (void *)at;
     return cudaSuccess;
 }
@@ -142,30 +248,53 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *found, const 
 
 CUresult cuMemAddressReserve(CUdeviceptr *at, size_t nbytes, size_t align, CUdeviceptr wish, unsigned long long flags) {
     (void)align; (void)wish; (void)flags;
-    char *found = mmap(NULL, nbytes + PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (found == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+    void *found = addresses(nbytes + PAGE, hollow_computes() ? PROT_NONE : PROT_READ);
+    if (!found) return CUDA_ERROR_OUT_OF_MEMORY;
     *at = ROUNDED((uint64_t)found);
+    add((void *)*at, nbytes, here());
     return CUDA_SUCCESS;
 }
-CUresult cuMemAddressFree(CUdeviceptr at, size_t nbytes) { munmap((void *)at, nbytes); return CUDA_SUCCESS; }
-CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t nbytes, const CUmemAllocationProp *prop, unsigned long long flags) {
-    (void)prop; (void)flags;
-    if (!take(nbytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-    uint64_t *size = malloc(sizeof *size);
-    *size = nbytes;
-    *handle = (CUmemGenericAllocationHandle)(uintptr_t)size;
+CUresult cuMemAddressFree(CUdeviceptr at, size_t nbytes) {
+    free(removed((void *)at));
+    munmap((void *)at, nbytes);
     return CUDA_SUCCESS;
 }
-CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-    give_back(*(uint64_t *)(uintptr_t)handle);
-    free((void *)(uintptr_t)handle);
+
+struct handle { uint64_t nbytes; int device; };
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *made, size_t nbytes, const CUmemAllocationProp *prop, unsigned long long flags) {
+    (void)flags;
+    devices();
+    int device = visible[prop->location.id];
+    if (!take(device, nbytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+    struct handle *handle = malloc(sizeof *handle);
+    *handle = (struct handle){nbytes, device};
+    *made = (CUmemGenericAllocationHandle)(uintptr_t)handle;
+    return CUDA_SUCCESS;
+}
+CUresult cuMemRelease(CUmemGenericAllocationHandle released) {
+    struct handle *handle = (void *)(uintptr_t)released;
+    give_back(handle->device, handle->nbytes);
+    free(handle);
+    return CUDA_SUCCESS;
+}
+
+/* Memory is where it is mapped, and a touch of any other address is a fault. */
+static CUresult mapped(CUdeviceptr at, size_t nbytes, int may) {
+    if (!hollow_computes()) return CUDA_SUCCESS;
+    void *found = mmap((void *)at, nbytes, may, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    if (found == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (may != PROT_NONE) poison(found, nbytes);
     return CUDA_SUCCESS;
 }
 CUresult cuMemMap(CUdeviceptr at, size_t n, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
-    (void)at; (void)n; (void)offset; (void)handle; (void)flags;
-    return CUDA_SUCCESS;
+    (void)offset; (void)handle; (void)flags;
+    return mapped(at, n, PROT_READ | PROT_WRITE);
 }
-CUresult cuMemUnmap(CUdeviceptr at, size_t nbytes) { (void)at; (void)nbytes; return CUDA_SUCCESS; }
+CUresult cuMemUnmap(CUdeviceptr at, size_t nbytes) {
+    hollow_race_unmap((void *)at, nbytes);
+    return mapped(at, nbytes, PROT_NONE);
+}
 CUresult cuMemSetAccess(CUdeviceptr at, size_t nbytes, const CUmemAccessDesc *desc, size_t count) {
     (void)at; (void)nbytes; (void)desc; (void)count;
     return CUDA_SUCCESS;
@@ -186,9 +315,9 @@ CUresult cuDeviceGetAttribute(int *found, CUdevice_attribute attribute, CUdevice
 }
 CUresult cuCtxGetCurrent(CUcontext *context) { *context = (CUcontext)&lock; return CUDA_SUCCESS; }
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
-    (void)device;
+    devices();
     *flags = 0;
-    *active = own != NULL;
+    *active = own && own->pid == getpid() && own->bytes[visible[device]];
     return CUDA_SUCCESS;
 }
 static CUresult not_modelled(void) { return CUDA_ERROR_NOT_SUPPORTED; }
@@ -204,24 +333,42 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **found, uns
 
 /* -- the device -------------------------------------------------------------------------------- */
 
-cudaError_t cudaGetDeviceCount(int *count) { *count = 1; return cudaSuccess; }
-cudaError_t cudaGetDevice(int *index) { *index = 0; return cudaSuccess; }
-cudaError_t cudaSetDevice(int index) { return index ? failed(cudaErrorInvalidDevice) : cudaSuccess; }
+static void load_compute(void) {
+    if (dlopen(getenv("HOLLOW_COMPUTE"), RTLD_NOW | RTLD_GLOBAL)) return;
+    fprintf(stderr, "hollow: %s\n", dlerror());
+    abort();
+}
+
+cudaError_t cudaGetDeviceCount(int *count) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    *count = devices();
+    if (!*count) return hollow_failed(cudaErrorNoDevice);
+    if (hollow_computes()) pthread_once(&once, load_compute);
+    return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int *index) { *index = hollow_current; return cudaSuccess; }
+cudaError_t cudaSetDevice(int index) {
+    if (index < 0 || index >= devices()) return hollow_failed(cudaErrorInvalidDevice);
+    hollow_current = index;
+    return cudaSuccess;
+}
 cudaError_t cudaDriverGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
 cudaError_t cudaDeviceCanAccessPeer(int *can, int one, int other) { (void)one; (void)other; *can = 0; return cudaSuccess; }
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { *least = 0; *greatest = -5; return cudaSuccess; }
 cudaError_t cudaDeviceGetPCIBusId(char *text, int nbytes, int device) {
-    (void)device;
-    snprintf(text, (size_t)nbytes, "0000:00:00.0");
+    devices();
+    snprintf(text, (size_t)nbytes, "0000:%02x:00.0", visible[device] + 1);
     return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *found, int device) {
-    (void)device;
+    devices();
     memset(found, 0, sizeof *found);
     strcpy(found->name, "Hollow GPU");
     memcpy(found->uuid.bytes, "hollowgpu", 9);
+    found->uuid.bytes[15] = (char)visible[device];
+    found->pciBusID = visible[device] + 1;
     found->totalGlobalMem = HOLLOW_TOTAL;
     found->major = (int)hollow_number("HOLLOW_MAJOR", 8); /* 9: scaled_dot_product_attention takes cuDNN, which is not modelled */
     found->multiProcessorCount = 132;
@@ -274,82 +421,6 @@ const char *cudaGetErrorName(cudaError_t error) { return error == cudaErrorMemor
 cudaError_t cudaGetLastError(void) { cudaError_t error = last; last = cudaSuccess; return error; }
 cudaError_t cudaPeekAtLastError(void) { return last; }
 
-/* -- streams and events ------------------------------------------------------------------------- */
-
-static __thread int capturing;
-static __thread cudaStream_t captured;
-
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
-    (void)flags; (void)priority;
-    *stream = malloc(64);
-    return cudaSuccess;
-}
-cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { free(stream); return cudaSuccess; }
-cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) { (void)stream; *priority = 0; return cudaSuccess; }
-cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call, void *data, unsigned flags) {
-    (void)flags;
-    call(stream, cudaSuccess, data);
-    return cudaSuccess;
-}
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t call, void *data) { (void)stream; call(data); return cudaSuccess; }
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
-    (void)mode;
-    capturing = 1;
-    captured = stream;
-    return cudaSuccess;
-}
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
-    (void)stream;
-    capturing = 0;
-    *graph = malloc(64);
-    return cudaSuccess;
-}
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
-    *status = capturing && stream == captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-    return cudaSuccess;
-}
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
-                                     cudaGraph_t *graph, const cudaGraphNode_t **dependencies,
-                                     const cudaGraphEdgeData **edges, size_t *count) {
-    (void)edges;
-    if (id) *id = 1;
-    if (graph) *graph = NULL;
-    if (dependencies) *dependencies = NULL;
-    if (count) *count = 0;
-    return cudaStreamIsCapturing(stream, status);
-}
-cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *made, cudaGraph_t graph, unsigned long long flags) {
-    (void)graph; (void)flags;
-    *made = malloc(64);
-    return cudaSuccess;
-}
-cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) {
-    (void)graph; (void)nodes;
-    *count = 1;
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
-    (void)flags;
-    *event = calloc(1, sizeof(struct timespec));
-    return cudaSuccess;
-}
-cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
-cudaError_t cudaEventDestroy(cudaEvent_t event) { free(event); return cudaSuccess; }
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
-    (void)stream; (void)flags;
-    clock_gettime(CLOCK_MONOTONIC, (struct timespec *)event);
-    return cudaSuccess;
-}
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return cudaEventRecordWithFlags(event, stream, 0); }
-cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
-    struct timespec *one = (struct timespec *)start, *other = (struct timespec *)end;
-    *ms = (float)(other->tv_sec - one->tv_sec) * 1e3f + (float)(other->tv_nsec - one->tv_nsec) / 1e6f;
-    return cudaSuccess;
-}
-
 /* -- kernels ------------------------------------------------------------------------------------ */
 
 #define LAUNCHED 65536
@@ -363,7 +434,7 @@ static cudaError_t launch(const void *kernel) {
     int first = !launched[place];
     launched[place] = kernel;
     pthread_mutex_unlock(&lock);
-    return first && !take(HOLLOW_KERNEL) ? failed(cudaErrorMemoryAllocation) : cudaSuccess;
+    return first && !take(here(), HOLLOW_KERNEL) ? hollow_failed(cudaErrorMemoryAllocation) : cudaSuccess;
 }
 cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t stream) {
     (void)grid; (void)block; (void)args; (void)shared; (void)stream;

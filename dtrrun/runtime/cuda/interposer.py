@@ -87,6 +87,7 @@ class CudaInterposer(Interposer):
     def _met(self, error: BaseException) -> None:
         if isinstance(error, torch.OutOfMemoryError) and not isinstance(error, BudgetError):
             self.device.retry.met(error)
+            self.device.retry.observers.reached_program()
 
     def provide(self, signature: Signature, refusal: torch.OutOfMemoryError) -> None:
         """A call is about to need a workspace, which the allocator has refused."""

@@ -49,4 +49,5 @@ class CudaMode(DTRMode):
         except torch.OutOfMemoryError as error:
             if not isinstance(error, BudgetError):
                 device.retry.met(error)
+                device.retry.observers.reached_program()
             raise

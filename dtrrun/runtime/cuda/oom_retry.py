@@ -22,6 +22,7 @@ from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Version
 from dtrrun.runtime.cuda.budget import Accounts
 from dtrrun.runtime.cuda.fragmentation import best_hole
+from dtrrun.runtime.cuda.observers import Observers
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import below
@@ -38,6 +39,7 @@ ALLOCATES_FIRST = {
     "aten.index_add_",
     "aten.scatter_add_",
     "aten.masked_fill_",
+    "aten.cudnn_batch_norm_backward",  # writes to its reserve space
 }
 """In-place operators whose CUDA kernels allocate all of their workspace before writing to their target."""
 
@@ -108,6 +110,7 @@ class Retry:
         self.lifted = False  # the cap is removed for good: exceed the budget rather than run out of memory
         self.refused: int | None = None
         """Bytes that were refused to the fast path's operator, which comes next."""
+        self.observers = Observers()
         self.refusals = 0  # refusals of the allocator that were seen as errors
 
     def attempt(self, run: Callable[[], Any], name: str, wanted: int, *, ran: bool = True) -> Any:
@@ -124,7 +127,9 @@ class Retry:
             self._release(0, max(wanted, refused), refused)
         for attempt in range(refused is not None, ATTEMPTS + 2):
             try:
-                return run()
+                result = run()
+                self.observers.survived()
+                return result
             except RuntimeError as error:
                 if not short_of_memory(error, self.gpu.index):
                     raise
@@ -145,6 +150,7 @@ class Retry:
             self.lifted = True
             self._dtr.eviction.over_budget += 1
             return run()
+        self.observers.reached_program()
         too_small: Any = self._dtr.eviction.too_small(wanted, name)
         self._slow_path.too_small(too_small)
         raise too_small
@@ -160,6 +166,7 @@ class Retry:
             if refusal is None:
                 try:
                     self.gpu.take(sizes)
+                    self.observers.survived()
                     return
                 except torch.OutOfMemoryError as error:
                     refusal = error

@@ -21,8 +21,12 @@ from dtrrun.runtime.rng import put_back
 from dtrrun.runtime.storage import size_of, storage_of
 from dtrrun.settings import RuntimeSettings
 
-DOES_WITHOUT = {"aten.convolution", "aten.convolution_backward"}
-"""Operators whose library chooses another algorithm, with different bits, if it lacks workspace."""
+PROVIDED = {"aten.convolution", "aten.convolution_backward", "aten._cudnn_rnn_backward"}
+"""Operators that must not be refused memory.
+
+For a convolution, the library would choose another algorithm, with different bits. A recurrent layer's
+backward pass allocates again after it has written to the reserve space, so it could not be repeated.
+"""
 LEAST_WORKSPACE = 1 << 20  # bytes; less fits into the slack
 GUESS_SHARE = 4  # an unknown workspace is assumed to be at most a quarter of the limit
 
@@ -68,7 +72,7 @@ class CudaOperators:
             self._guesses.clear()
         self._young[key] = signature
         unknown = not signature.calls and self._ledger.budget_bytes is not None and not self.blind
-        if signature.operator.name in DOES_WITHOUT and unknown and not self.capturing:
+        if signature.operator.name in PROVIDED and unknown and not self.capturing:
             # cuDNN's copies of its inputs and outputs, in its own layout, are the usual maximum.
             copies = signature.output_bytes + sum(map(bytes_of, signature.geometries))
             self._guesses[signature] = guess = min(copies, self._ledger.limit // GUESS_SHARE)
@@ -125,7 +129,7 @@ class CudaOperators:
         return run()
 
     def provide(self, signature: Signature, refusal: torch.OutOfMemoryError | None = None) -> None:
-        """When memory is short, ensure that a library gets a workspace it could do without.
+        """When memory is short, ensure that there are blocks for one of `PROVIDED`.
 
         refusal: the allocator's, if it has been asked.
         """
@@ -154,7 +158,7 @@ class CudaOperators:
                 signature.output_bytes = call.needed
             else:
                 signature.output_bytes = max(call.needed, signature.output_bytes)
-        if call.operator.name in DOES_WITHOUT:
+        if call.operator.name in PROVIDED:
             made = sum(size_of(storage_of(tensor)) for tensor in outputs_of(call.result, []))
             workspace = signature.output_bytes - made
             signature.workspace = workspace if workspace >= LEAST_WORKSPACE else 0

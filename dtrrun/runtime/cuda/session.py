@@ -104,9 +104,11 @@ class Cuda:
 
     def install(self) -> None:
         self._captures.install()
+        self.retry.observers.install()
 
     def remove(self) -> None:
         self._captures.remove()
+        self.retry.observers.remove()
         self._lift()
         storage.use_device(storage.CPU_ROUNDING, None)
 

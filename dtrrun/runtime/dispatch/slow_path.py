@@ -357,7 +357,10 @@ class SlowPath:
         call.result = None
 
     def _given_storages(self, call: TensorCall) -> list[Version]:
-        """The program gives a tensor an existing storage, to which it may write."""
+        """The program gives a tensor an existing storage, to which it may write if it holds it itself.
+
+        C++ holds it only for the call: cuDNN's recurrent layers find the buffer of their weights this way.
+        """
         tensors = outputs_of(call.result, [])
         given = [version for tensor in tensors if (version := self.version_of(tensor)) is not None]
         if until_return() is not None:  # `torch.load`: no other code will have it
@@ -365,7 +368,10 @@ class SlowPath:
                 version.escaped, version.pin = False, "loaded or copied"
             return given
         foreign = self.dtr.recipes.foreign
-        call.handed_out = given = [version for version in given if not foreign.undecided(version)]
+        given = [version for version in given if not foreign.undecided(version)]
+        times = sum(isinstance(one, torch.UntypedStorage) for one in call.template)
+        if any(is_held(storage_of(tensor), times) for tensor in tensors):
+            call.handed_out = given
         return given
 
     def _count_new(self, tensor: torch.Tensor) -> int:
@@ -398,9 +404,10 @@ class SlowPath:
             self.dtr.recipes.make_constant(self.ledger.versions[key], "drawn among threads")
 
     def _capture_rng(self, call: TensorCall) -> None:
-        """Note the states of the generators that a call can draw from, if its recipe may need them."""
+        """Note the states of the generators that a call can draw from, if it may have to draw again."""
         operator = call.operator
-        if not call.recordable or self.capturing:
+        # Its recipe needs them, and on a GPU its next attempt, when it has found no memory.
+        if self.capturing or not (call.recordable or self.device is not None):
             return
         nbytes = call.signature.output_bytes
         for holes in call.written.values():

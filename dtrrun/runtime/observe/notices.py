@@ -33,7 +33,7 @@ UNDER_MODES = (
     "a TorchDispatchMode was active before the session began: what runs under it cannot be recomputed, so "
     "nothing is evicted; enter the mode inside the session"
 )
-OTHER_DEVICE = "tensors on {device} are outside the budget: only those on the {ours} are counted and evicted"
+OTHER_DEVICE = "tensors on {device} are outside the budget: only those on {ours} are counted and evicted"
 
 
 class Notices:

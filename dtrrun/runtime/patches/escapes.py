@@ -8,7 +8,7 @@ reads of a storage's memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -60,6 +60,9 @@ SCRIPTS_SAVED = (
 STATES: tuple[tuple[Any, str], ...] = ((torch.random, "set_rng_state"), (torch.cuda, "set_rng_state"))
 """These read the state of a random generator from a tensor. `Generator.set_state` cannot be replaced."""
 
+KERNELS = ((torch._C, "_cuda_jiterator_compile_and_launch_kernel"),)
+"""These run a kernel over the memory of tensors, beneath all operators."""
+
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _PYTHON = torch._C.DispatchKey.Python
 
@@ -86,6 +89,8 @@ class Escapes:
             self._wrap(owner, name, writes=False, exposes=False, around=passing)
         for name in SCRIPTS_SAVED:
             self._patches.wrap(RecursiveScriptModule, name, self._saved)
+        for owner, name in KERNELS:
+            self._patches.wrap(owner, name, self._launched)
         [(owner, name), *aliases] = EXPOSING_FUNCTIONS
         self._wrap(owner, name, *aliases, writes=True, exposes=True)
 
@@ -126,16 +131,28 @@ class Escapes:
 
     def _saved(self, original: Function) -> Function:
         def patched(module: Any, *args: Any, **kwargs: Any) -> Any:
-            ends = []
-            try:
-                for tensor in (*module.parameters(), *module.buffers()):
-                    ends.append(self._reach(tensor, False, False))
-                return original(module, *args, **kwargs)
-            finally:
-                for end in ends:
-                    end()
+            tensors = (*module.parameters(), *module.buffers())
+            return self._reading(tensors, lambda: original(module, *args, **kwargs))
 
         return patched
+
+    def _launched(self, original: Function) -> Function:
+        def patched(*args: Any) -> Any:
+            lists = [arg for arg in args if isinstance(arg, (tuple, list))]
+            tensors = [one for arg in lists for one in arg if isinstance(one, torch.Tensor)]
+            return self._reading(tensors, lambda: original(*args))
+
+        return patched
+
+    def _reading(self, tensors: Iterable[torch.Tensor], call: Callable[[], Any]) -> Any:
+        ends = []
+        try:
+            for tensor in tensors:
+                ends.append(self._reach(tensor, False, False))
+            return call()
+        finally:
+            for end in ends:
+                end()
 
     def _below_modes(self, original: Function) -> Function:
         reach = self._reach

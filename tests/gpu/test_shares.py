@@ -1,0 +1,301 @@
+"""Programs of many kinds at shares of their peaks: the same bits, and never a byte more than the budget."""
+
+import functools
+import gc
+import threading
+
+import pytest
+import torch
+from gpu_programs import (
+    DEVICE,
+    HOLLOW,
+    convnet,
+    forget,
+    mlp,
+    recurrent,
+    recurrent_dropout,
+    train,
+    transformer,
+)
+from hollow_gpu import peak
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import dtrrun
+from dtrrun.profiling.room import budget_for
+
+pytestmark = pytest.mark.usefixtures("gpu")
+
+TWO = pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason="needs two GPUs: python -m tests.hollow --devices 2"
+)
+
+
+def of(make, **options):
+    """Return a program that trains `make()`, and gives all that a user would want to be equal."""
+
+    def program():
+        losses, state, drawn = train(make, **options)
+        return [losses, *state, drawn]
+
+    return program
+
+
+def layers(count=10, width=128):
+    return [part for _ in range(count) for part in (nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1))]
+
+
+def stack(*ends, **options):
+    return nn.Sequential(*layers(**options), *ends)
+
+
+def batch(rows=1 << 14, width=128):
+    return torch.randn(rows, width, device=DEVICE)
+
+
+def trained(model, step, steps=3):
+    """Train by `step(model)`, which gives the loss."""
+    torch.manual_seed(7)
+    model.to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = step(model)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [torch.stack(losses).cpu(), *(one.detach().cpu() for one in model.parameters())]
+
+
+def attention(backend, dtype):
+    """Of ten layers; its dropout is a multiple of what cuDNN can do."""
+
+    def program():
+        if backend == SDPBackend.CUDNN_ATTENTION:  # which PyTorch does not call deterministic
+            if not HOLLOW:
+                pytest.skip("needs python -m tests.hollow")
+            torch.use_deterministic_algorithms(False)
+        torch.manual_seed(1)
+        x = torch.randn(4, 8, 256, 32, device=DEVICE, dtype=dtype)
+        weights = [torch.randn(32, 96, device=DEVICE, dtype=dtype, requires_grad=True) for _ in range(10)]
+        with sdpa_kernel(backend):
+            for weight in weights:
+                q, k, v = (x @ weight).tanh().chunk(3, -1)
+                x = F.scaled_dot_product_attention(q, k, v, dropout_p=0.125, is_causal=True) + x
+        x.float().square().mean().backward()
+        return [one.grad.cpu() for one in weights]
+
+    return program
+
+
+class Cells(nn.Module):
+    def __init__(self, width=128):
+        super().__init__()
+        self.cell, self.head = nn.LSTMCell(width, width), nn.Linear(width, 10)
+
+    def forward(self, x):
+        state = None
+        for _ in range(8):
+            state = self.cell(x, state)
+        return self.head(state[0])
+
+
+def amp():
+    torch.manual_seed(2)
+    model = Cells().to(DEVICE)
+    optimizer, scaler = torch.optim.Adam(model.parameters(), 1e-3), torch.amp.GradScaler(DEVICE)
+    for _ in range(3):
+        optimizer.zero_grad()
+        with torch.autocast(DEVICE, torch.float16):
+            loss = model(batch(1 << 12)).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    return [loss.detach().cpu(), *(one.detach().cpu() for one in model.parameters())]
+
+
+def prefetch():
+    """The next batch is copied on another stream meanwhile."""
+    copies = torch.cuda.Stream()
+    host = [torch.randn(1 << 14, 128).pin_memory() for _ in range(4)]
+
+    def fetch(one):
+        with torch.cuda.stream(copies):
+            return one.to(DEVICE, non_blocking=True)
+
+    coming = [fetch(host[0])]
+
+    def step(model):
+        torch.cuda.current_stream().wait_stream(copies)
+        x = coming.pop()
+        x.record_stream(torch.cuda.current_stream())
+        coming.append(fetch(host[len(host) % 3]))
+        host.append(host[0])
+        return model(x).square().mean()
+
+    return trained(stack(), step)
+
+
+def branch():
+    """A branch of each step on another stream, which reads and writes what the first one has made."""
+    side = torch.cuda.Stream()
+
+    def step(model):
+        x = model(batch())
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            aside = x.detach().square().mean(0)
+            aside.add_(1.0)
+        y = (x * 2).relu()
+        torch.cuda.current_stream().wait_stream(side)
+        aside.record_stream(torch.cuda.current_stream())
+        return (y + aside).square().mean()
+
+    return trained(stack(), step)
+
+
+def on_a_stream_of_its_own():
+    own = torch.cuda.Stream()
+    own.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(own):
+        found = trained(stack(count=4), lambda model: model(batch(1 << 12)).square().mean())
+    torch.cuda.current_stream().wait_stream(own)
+    return found
+
+
+def threads():
+    """Two trainings at once, each without random numbers, since those of threads are in no order."""
+    torch.manual_seed(4)
+    data = batch(1 << 13)
+    models = [
+        nn.Sequential(*(part for part in layers(8) if not isinstance(part, nn.Dropout))).to(DEVICE)
+        for _ in range(2)
+    ]
+
+    def work(place):
+        model = models[place]
+        for _ in range(3):
+            model.zero_grad()
+            model(data).square().mean().backward()
+            with torch.no_grad():
+                for one in model.parameters():
+                    one -= 0.01 * one.grad
+
+    both = [threading.Thread(target=work, args=(place,)) for place in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    return [one.detach().cpu() for model in models for one in model.parameters()]
+
+
+def graph():
+    """The step of the optimizer's part is captured and replayed, beside activations that are evicted."""
+    torch.manual_seed(5)
+    model = stack().to(DEVICE)
+    parameters = list(model.parameters())
+    for one in parameters:
+        one.grad = torch.zeros_like(one)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    captured = torch.cuda.CUDAGraph()
+
+    def update():
+        for one in parameters:
+            one.sub_(one.grad * 0.01)
+
+    with torch.no_grad():
+        with torch.cuda.stream(side):
+            update()
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(captured):
+            update()
+    losses = []
+    for _ in range(3):
+        for one in parameters:
+            one.grad.zero_()
+        loss = model(batch()).square().mean()
+        loss.backward()
+        captured.replay()
+        losses.append(loss.detach())
+    return [torch.stack(losses).cpu(), *(one.detach().cpu() for one in parameters)]
+
+
+def pipeline():
+    """The second half of the layers is on another GPU."""
+    torch.manual_seed(7)
+    first, second = stack(count=6).to("cuda:0"), stack(count=6).to("cuda:1")
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], 0.01)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = second(first(batch()).to("cuda:1")).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach().cpu())
+    return [*losses, *(one.detach().cpu() for part in (first, second) for one in part.parameters())]
+
+
+PROGRAMS = {
+    "convnet": of(convnet),
+    "transformer": of(transformer),
+    "mlp-foreach": of(mlp, foreach=True),
+    "mlp-fused": of(mlp, fused=True),
+    "mlp-capturable": of(mlp, capturable=True),
+    "mlp-bf16": of(mlp, autocast=True),
+    "recurrent": of(recurrent),
+    "recurrent-dropout": of(recurrent_dropout),
+    "attention-math": attention(SDPBackend.MATH, torch.float32),
+    "attention-efficient": attention(SDPBackend.EFFICIENT_ATTENTION, torch.float32),
+    "attention-flash": attention(SDPBackend.FLASH_ATTENTION, torch.bfloat16),
+    "attention-cudnn": attention(SDPBackend.CUDNN_ATTENTION, torch.bfloat16),
+    "amp": amp,
+    "prefetch": prefetch,
+    "branch": branch,
+    "own-stream": on_a_stream_of_its_own,
+    "threads": threads,
+    "graph": graph,
+    "pipeline": pipeline,
+}
+NOTHING_TO_EVICT = {"own-stream"}
+"""What other streams than the default one use stays in memory."""
+
+
+@functools.cache
+def plainly(name):
+    """The program's results without a budget, and what it took: of tensors, and beside them."""
+    torch.cuda.empty_cache()
+    plain = PROGRAMS[name]()
+    gc.collect()
+    torch.cuda.empty_cache()
+    with dtrrun.budget(None, device=f"{DEVICE}:0") as session:
+        counted = PROGRAMS[name]()
+        report = session.report()
+    assert all(map(torch.equal, plain, counted))
+    gc.collect()
+    kept = torch.cuda.memory_allocated()  # by cuBLAS, for each of its threads
+    return plain, report["peak_bytes"], report["overhead_bytes"] + kept
+
+
+@pytest.mark.parametrize("share", [1.0, 0.7, 0.5])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=TWO if name == "pipeline" else ()) for name in PROGRAMS]
+)
+def test_the_same_bits_within_the_budget(name, share):
+    plain, tensors, beside = plainly(name)
+    forget()
+    if name in NOTHING_TO_EVICT:
+        share = 1.0
+    budget = budget_for(int(tensors * share), beside)
+    peak()
+    with dtrrun.budget(budget, device=f"{DEVICE}:0", verify=True) as session:
+        found = PROGRAMS[name]()
+        report = session.report()
+    assert peak() <= budget
+    assert report["mismatches"] == []
+    assert all(map(torch.equal, plain, found))
+    assert share == 1.0 or report["evictions"] > 0
