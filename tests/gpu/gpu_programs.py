@@ -141,6 +141,7 @@ def budget_for(make, share, **options):
 
 
 def forget():
-    """What was reserved so far is not to count."""
+    """What was reserved so far is not to count, nor what cuBLAS keeps for each stream that was used."""
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -261,19 +261,26 @@ PROGRAMS = {
     "graph": graph,
     "pipeline": pipeline,
 }
-NOTHING_TO_EVICT = {"own-stream"}
-"""What other streams than the default one use stays in memory."""
+
+
+PINNED = {"own-stream"}
+"""What other streams than the default one use is not evicted."""
+
+
+def run(name):
+    torch.manual_seed(0)
+    return PROGRAMS[name]()
 
 
 @functools.cache
 def plainly(name):
     """The program's results without a budget, and what it took: of tensors, and beside them."""
     torch.cuda.empty_cache()
-    plain = PROGRAMS[name]()
+    plain = run(name)
     gc.collect()
     torch.cuda.empty_cache()
     with dtrrun.budget(None, device=f"{DEVICE}:0") as session:
-        counted = PROGRAMS[name]()
+        counted = run(name)
         report = session.report()
     assert all(map(torch.equal, plain, counted))
     gc.collect()
@@ -286,16 +293,25 @@ def plainly(name):
     "name", [pytest.param(name, marks=TWO if name == "pipeline" else ()) for name in PROGRAMS]
 )
 def test_the_same_bits_within_the_budget(name, share):
+    """Where what cannot be evicted is more than that share, in the budget that the error advises."""
     plain, tensors, beside = plainly(name)
-    forget()
-    if name in NOTHING_TO_EVICT:
-        share = 1.0
     budget = budget_for(int(tensors * share), beside)
-    peak()
-    with dtrrun.budget(budget, device=f"{DEVICE}:0", verify=True) as session:
-        found = PROGRAMS[name]()
-        report = session.report()
-    assert peak() <= budget
+    for attempt in range(4):
+        forget()
+        peak()
+        with dtrrun.budget(budget, device=f"{DEVICE}:0", verify=True) as session:
+            try:
+                found = run(name)
+            except dtrrun.BudgetError as error:
+                assert attempt < 3, "its advice does not lead to a budget that is enough"
+                advised, found = error.least_budget_bytes, None
+            report = session.report()
+        assert peak() <= budget
+        if found is not None:
+            break
+        gc.collect()
+        assert advised > budget
+        budget = advised + advised // 50
     assert report["mismatches"] == []
     assert all(map(torch.equal, plain, found))
-    assert share == 1.0 or report["evictions"] > 0
+    assert attempt or share == 1.0 or name in PINNED or report["evictions"] > 0

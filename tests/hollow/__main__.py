@@ -11,6 +11,7 @@ Options:
   --races        check that work waits for what it uses: between streams, and between streams and the host. A
                  race is told on stderr, and makes the exit status 1
   --devices N    the number of GPUs
+  --no-nvml      as in a container without libnvidia-ml.so.1
 
 More can be set by environment variables: HOLLOW_TOTAL, HOLLOW_CONTEXT, HOLLOW_KERNEL (device.h) and
 HOLLOW_WORKSPACE (cudnn.c), in bytes; HOLLOW_POISON (cuda.c); HOLLOW_RACES=2 (races.c).
@@ -71,7 +72,8 @@ def build(folder: Path, torch: Path) -> None:
     succeeding.write_text("".join(weak.format(name) for name in sorted(asked) if CALLS.match(name)))
     compile_(folder / "libhollow.so", *headers, *CUDA, succeeding)
     (folder / "libcuda.so.1").symlink_to("libhollow.so")
-    compile_(folder / "libnvidia-ml.so.1", HERE / "nvml.c")
+    (folder / "nvml").mkdir()
+    compile_(folder / "nvml" / "libnvidia-ml.so.1", HERE / "nvml.c")
     include = torch / "include"
     cpp = ["-std=c++20", f"-I{include}", f"-I{include / 'torch/csrc/api/include'}", *headers, "-c"]
     objects = [folder / f"{source.stem}.o" for source in COMPUTE]
@@ -97,9 +99,9 @@ def called_by(library: Path) -> set[str]:
 
 def main(arguments: list[str]) -> int:
     folder = libraries()
+    paths = [str(folder / "nvml"), str(folder)]
     ours = {
         "LD_PRELOAD": str(folder / "libhollow.so"),
-        "LD_LIBRARY_PATH": ":".join(filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")])),
         "HOLLOW_COMPUTE": str(folder / "libcompute.so"),
     }
     while arguments and arguments[0].startswith("--"):
@@ -108,10 +110,13 @@ def main(arguments: list[str]) -> int:
                 ours["HOLLOW_COMPUTE"] = ""
             case "--races":
                 ours["HOLLOW_RACES"] = os.environ.get("HOLLOW_RACES", "1")
+            case "--no-nvml":
+                del paths[0]
             case "--devices" if arguments:
                 ours["HOLLOW_DEVICES"] = arguments.pop(0)
             case other:
                 raise SystemExit(f"tests.hollow: no such option: {other}\n\n{__doc__}")
+    ours["LD_LIBRARY_PATH"] = ":".join(filter(None, [*paths, os.environ.get("LD_LIBRARY_PATH")]))
     with tempfile.TemporaryDirectory() as name:
         ours["HOLLOW_STATE"] = f"{name}/state"
         ours["HOLLOW_RACES_FOUND"] = f"{name}/races"

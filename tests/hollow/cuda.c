@@ -308,6 +308,9 @@ CUresult cuGetErrorString(CUresult error, const char **text) {
     *text = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "an error of the hollow GPU";
     return CUDA_SUCCESS;
 }
+CUresult cuInit(unsigned flags) { (void)flags; return CUDA_SUCCESS; }
+CUresult cuDeviceGetCount(int *count) { *count = devices(); return CUDA_SUCCESS; }
+CUresult cuDeviceTotalMem_v2(size_t *found, CUdevice device) { (void)device; *found = HOLLOW_TOTAL; return CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice *device, int index) { *device = index; return CUDA_SUCCESS; }
 CUresult cuDeviceGetAttribute(int *found, CUdevice_attribute attribute, CUdevice device) {
     (void)device;

@@ -30,6 +30,9 @@ from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import format_size
 from dtrrun.telemetry import driver
 
+CONTEXT = "CUDA context and libraries"
+GUARD = "kept free beside them"
+WORKSPACES = "workspaces of libraries"
 ASK_SECONDS = 1.0  # between questions to the driver, which may take milliseconds
 WAIT_SECONDS = 2.0  # at most, for the launcher's next figure
 LOOK_AT_HOLES_SECONDS = 10.0  # the allocator's snapshot takes milliseconds
@@ -208,10 +211,7 @@ class Cuda:
                 return
             if not self.retry.lifted and (accounts.cap != before or not self.gpu.cap_stands()):
                 self.gpu.set_cap(accounts.cap)
-                ledger.overhead = {
-                    "CUDA context and libraries": accounts.overhead,
-                    "kept free beside them": accounts.guard,
-                }
+                ledger.overhead = {CONTEXT: accounts.overhead, GUARD: accounts.guard}
             self._limit(found)
 
     def _shown(self, reserved: int, used: int, now: float) -> tuple[int, float] | None:
@@ -259,6 +259,7 @@ class Cuda:
         ledger, cap = self.ledger, self.accounts.cap
         if ledger.budget_bytes is None or not ledger.evicting:
             return
+        ledger.overhead[WORKSPACES] = max(found.allocated - ledger.resident_bytes, 0)
         ledger.set_limit(self.accounts.limit(found.allocated, ledger.resident_bytes))
         self.dtr.eviction.reach = ledger.limit + self.accounts.slack
         if ledger.resident_bytes > ledger.limit:

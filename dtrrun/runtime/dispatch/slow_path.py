@@ -407,7 +407,8 @@ class SlowPath:
         """Note the states of the generators that a call can draw from, if it may have to draw again."""
         operator = call.operator
         # Its recipe needs them, and on a GPU its next attempt, when it has found no memory.
-        if self.capturing or not (call.recordable or self.device is not None):
+        repeatable = self.device is not None and operator.replayable
+        if self.capturing or not (call.recordable or repeatable):
             return
         nbytes = call.signature.output_bytes
         for holes in call.written.values():
