@@ -1,0 +1,98 @@
+"""Commands as in a container without libnvidia-ml.so.1, and beside another process: only on tests/hollow."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu_programs import HOLLOW
+
+pytestmark = pytest.mark.skipif(not HOLLOW, reason="needs python -m tests.hollow")
+ROOT = Path(__file__).parents[2]
+
+TRAINS = """
+import os, torch
+print(os.environ.get("PYTORCH_ALLOC_CONF"))
+weights = [torch.full((256, 256), 0.01, device="cuda", requires_grad=True) for _ in range(12)]
+optimizer = torch.optim.SGD(weights, 0.1)
+for step in range(3):
+    x = torch.ones(8192, 256, device="cuda")
+    for one in weights:
+        x = (x @ one).tanh()
+    optimizer.zero_grad()
+    x.square().mean().backward()
+    optimizer.step()
+print(float(sum(one.double().sum() for one in weights)).hex())
+"""
+
+NEIGHBOUR = """
+import sys, torch
+held = torch.empty(400 << 20, dtype=torch.uint8, device="cuda")
+print("has 400 MiB", flush=True)
+sys.stdin.read()
+"""
+
+BESIDE = """
+import subprocess, sys, torch
+import dtrrun
+
+def step(weights):
+    x = torch.randn(8192, 128, device="cuda")
+    for one in weights:
+        x = torch.tanh(x @ one)
+    x.square().mean().backward()
+
+torch.cuda.init()
+weights = [torch.randn(128, 128, device="cuda", requires_grad=True) for _ in range(16)]
+with dtrrun.budget(None, device="cuda") as session:
+    step(weights)
+    overhead = session.report()["overhead_bytes"]
+with dtrrun.budget(overhead + (150 << 20), device="cuda") as session:
+    step(weights)
+    before = session.report()["overhead_bytes"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    other = subprocess.Popen([sys.executable, "-c", sys.argv[1]], **pipes)
+    print(other.stdout.readline().strip())
+    for _ in range(6):
+        step(weights)
+    report = session.report()
+    other.communicate("")
+print(report["overhead_bytes"] - before, report["evictions"] > 0)
+"""
+
+
+def hollow(*command, nvml=True, **environ):
+    """Run a command on a GPU of its own. Returns its lines."""
+    options = [] if nvml else ["--no-nvml"]
+    hidden = {"LD_PRELOAD", "LD_LIBRARY_PATH", "PYTORCH_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hollow", *options, *command],
+        env={name: text for name, text in os.environ.items() if name not in hidden} | environ,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines(), done.stderr
+
+
+def test_a_gpu_is_used_though_nvml_does_not_answer(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(TRAINS)
+    (_, plain), _ = hollow(sys.executable, str(program))
+    budget = [sys.executable, "-m", "dtrrun", "--budget", "660MB"]
+    for nvml in (True, False):
+        (settings, found), told = hollow(*budget, str(program), nvml=nvml)
+        assert found == plain
+        assert "on cuda:0" in told
+        # Without NVML, PyTorch crashes with expandable segments.
+        assert ("expandable_segments:True" in settings) == nvml
+
+
+@pytest.mark.parametrize("nvml", [True, False])
+def test_memory_of_another_process_is_not_ours(nvml):
+    (said, found), _ = hollow(sys.executable, "-c", BESIDE, NEIGHBOUR, nvml=nvml)
+    assert said == "has 400 MiB"
+    assert found == "0 True"
