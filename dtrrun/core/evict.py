@@ -218,18 +218,22 @@ class Eviction:
         blocks = sum(block.nbytes for block in ledger.pinned_blocks())
         return sum(wanted.values()) + blocks + sum(ledger.overhead.values())
 
-    def too_small(self, nbytes: int, operator: str) -> Exception:
-        """Return the error for an operator that needs `nbytes` more than are available."""
+    def too_small(self, nbytes: int, operator: str, *, refused: bool = False) -> Exception:
+        """Return the error for an operator that needs `nbytes` more than are available.
+
+        refused: by the device's allocator, with all evicted, whatever room the ledger sees.
+        """
         ledger = self._ledger
         assert ledger.budget_bytes is not None
         overhead = max(ledger.budget_bytes - ledger.limit, sum(ledger.overhead.values()), 0)  # on a GPU
         reserved = ledger.reserved_bytes
         under_way = {"results of running operators": reserved} if reserved else {}
+        least = ledger.resident_bytes + reserved + nbytes + overhead
         error: Exception = self.BudgetError(
             operator,
             nbytes,
             ledger.budget_bytes,
-            ledger.resident_bytes + reserved + nbytes + overhead,
+            max(least, ledger.budget_bytes + nbytes) if refused else least,
             self.pinned_by_reason() | ledger.overhead | under_way,
         )
         return error

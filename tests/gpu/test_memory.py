@@ -98,6 +98,17 @@ def test_a_budget_that_is_too_small_says_what_would_do():
         tensor(400)
 
 
+def test_the_advice_is_more_than_what_the_allocator_refused_memory_in():
+    """What a pool of the program's own has is of no use outside of it, but the ledger counts it as free."""
+    budget = beside() + SPACE + 200 * MIB
+    pool = torch.cuda.MemPool()
+    with dtrrun.budget(budget, device=DEVICE), pytest.raises(dtrrun.BudgetError) as caught:
+        with torch.cuda.use_mem_pool(pool):
+            chain(40)
+        tensor(100)
+    assert caught.value.least_budget_bytes >= budget + 100 * MIB
+
+
 @pytest.mark.parametrize("native", ["auto", "off"])
 def test_observers_are_told_of_errors_that_the_program_gets(native):
     calls = []

@@ -151,7 +151,7 @@ class Retry:
             self._dtr.eviction.over_budget += 1
             return run()
         self.observers.reached_program()
-        too_small: Any = self._dtr.eviction.too_small(wanted, name)
+        too_small: Any = self._dtr.eviction.too_small(wanted, name, refused=True)
         self._slow_path.too_small(too_small)
         raise too_small
 
