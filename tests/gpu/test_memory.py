@@ -130,6 +130,31 @@ def test_observers_are_told_of_errors_that_the_program_gets(native):
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("native", ["auto", "off"])
+def test_numbers_on_the_cpu_are_kept_by_value(native):
+    """What was computed with one may be evicted, though the program writes to it afterwards."""
+    scale, low = torch.tensor(0.5), torch.tensor(0.1)
+    first = torch.randn(8 * MIB // 4, device=DEVICE)
+
+    def run():
+        kept = [first]
+        for step in range(30):
+            scale.fill_(0.5 + step / 100)
+            kept.append(torch.where(kept[-1] > 0, kept[-1] * scale, low))
+            if step % 3 == 0:
+                kept[-1].mul_(scale)
+        return [one.sum() for one in kept]
+
+    plain = run()
+    budget = beside() + SPACE + 150 * MIB
+    with dtrrun.budget(budget, device=DEVICE, native=native, verify=True) as session:
+        found = run()
+        report = session.report()
+    assert all(map(torch.equal, plain, found))
+    assert report["evictions"] > 0
+    assert report["mismatches"] == []
+
+
 def test_jiterator_kernels_find_their_tensors_in_memory():
     """They are launched beneath all operators, over addresses."""
     kernel = torch.cuda.jiterator._create_jit_fn("template <typename T> T f(T a) { return a + 1; }")

@@ -6,6 +6,8 @@ the CPU are unaffected. Its work is described in docs/design/cuda.md.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 from collections.abc import Callable
 from time import monotonic, sleep
@@ -35,6 +37,7 @@ GUARD = "kept free beside them"
 WORKSPACES = "workspaces of libraries"
 ASK_SECONDS = 1.0  # between questions to the driver, which may take milliseconds
 WAIT_SECONDS = 2.0  # at most, for the launcher's next figure
+SETTLE_SECONDS = 0.005
 LOOK_AT_HOLES_SECONDS = 10.0  # the allocator's snapshot takes milliseconds
 BLIND = (
     "the program's CUDA allocator has no statistics: the budget covers only tensors, and the driver may "
@@ -51,6 +54,17 @@ OTHERS = (
     "the memory in use on the device has grown by {size} without the first call of an operator: dtrrun takes "
     "it for another process's, since the driver does not report memory by process"
 )
+
+
+@functools.cache
+def settle_at_exit() -> None:
+    """Give the autograd engine's threads the GIL once more, before the interpreter ends.
+
+    After a backward pass, a GPU's thread drops what it ran for, which needs the GIL. If that comes once the
+    interpreter is ending, Python ends the thread, and C++ the process ("terminate called without an active
+    exception"), though its work is done. That is PyTorch's own race, which our bookkeeping makes likelier.
+    """
+    atexit.register(sleep, SETTLE_SECONDS)
 
 
 class Cuda:
@@ -147,6 +161,7 @@ class Cuda:
                 self.operators.blind = True
                 self._alert(BLIND)
             self.awake = True
+            settle_at_exit()
             self.look()
 
     def set_budget(self, budget_bytes: int | None) -> None:

@@ -10,8 +10,8 @@ import torch
 from dtrrun.core.graph import HOLE, Overwritten, Signature, Version
 from dtrrun.core.operator import Call
 from dtrrun.runtime.ambient import State
-from dtrrun.runtime.dispatch.arguments import covers, is_leaf
-from dtrrun.runtime.guards import Autocast
+from dtrrun.runtime.dispatch.arguments import covers, holes_in, is_leaf
+from dtrrun.runtime.guards import Autocast, below
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.storage import device_type_of, size_of
 
@@ -100,6 +100,32 @@ class TensorCall(Call):
         self.opaque = operator.shares_memory
         self.uninitialised = operator.uninitialised
         self.shrinks = not (operator.view or (operator.mutates and not operator.grows))
+
+    def take_by_value(self, key: list[Any]) -> bool:
+        """Keep numbers that lie on the CPU, beside tensors on a GPU, as copies in the template.
+
+        Kernels take them when they are launched, so the program may write to them later. Otherwise, nothing
+        that was computed with a scale, a mask value or the seed of an attention's dropout could be computed
+        again. Adds to `key` what a signature needs of them. Returns whether there are any.
+        """
+        tensors = self.tensors
+        if all(tensor.dim() or tensor.is_cuda for tensor in tensors):
+            return False
+        kept, place, found = [], 0, False
+        for argument, value in enumerate(self.template):
+            count = holes_in(value)
+            own = tensors[place : place + count]
+            place += count
+            is_number = value is HOLE and own[0].device.type == "cpu" and not own[0].dim()
+            if not is_number or (self.operator.mutates and not argument):
+                kept += own
+                continue
+            with below():
+                self.template[argument] = own[0].clone()
+            key += [argument, own[0].dtype]
+            found = True
+        tensors[:] = kept + tensors[place:]
+        return found
 
     def find_statistics(self) -> None:
         """Note which tensors are running statistics that the call, in training mode, does not read."""

@@ -513,6 +513,7 @@ class SlowPath:
         if kwargs:  # their names are values, too: part of the key
             named = flatten_into(chain.from_iterable(kwargs.items()), key, tensors)
             call.kwargs = dict(zip(named[::2], named[1::2], strict=True))
+        by_value = self.device is not None and call.take_by_value(key)
         elsewhere = self._elsewhere(kwargs.get("device"), tensors)
         if elsewhere:
             key.append(elsewhere)  # a key unknown to the fast path, which assumes that results are here
@@ -555,7 +556,7 @@ class SlowPath:
                 call.replayable = False
         if operator.statistics is not None:
             call.find_statistics()
-        call.common = not (elsewhere or call.complex or call.opaque)
+        call.common = not (elsewhere or by_value or call.complex or call.opaque)
         call.identity = tuple(key)
         call.signature = self.signatures.of(call, call.identity, geometries, elsewhere=bool(elsewhere))
         call.signature.same = same

@@ -1,4 +1,4 @@
-"""Commands as in a container without libnvidia-ml.so.1, and beside another process: only on tests/hollow."""
+"""Whole processes, each on a GPU of its own (tests/hollow only): without NVML, beside another, at the end."""
 
 import os
 import subprocess
@@ -62,6 +62,22 @@ print(report["overhead_bytes"] - before, report["evictions"] > 0)
 """
 
 
+ENDS = """
+import sys, torch, dtrrun
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+weights = [torch.randn(32, 96, device="cuda", requires_grad=True) for _ in range(4)]
+with dtrrun.budget(None, device="cuda"):
+    for _ in range(4):
+        x = torch.randn(2, 4, 64, 32, device="cuda")
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):  # a context variable, which backward keeps
+            for one in weights:
+                q, k, v = (x @ one).tanh().chunk(3, -1)
+                x = F.scaled_dot_product_attention(q, k, v) + x
+        x.square().mean().backward()
+"""
+
+
 def hollow(*command, nvml=True, **environ):
     """Run a command on a GPU of its own. Returns its lines."""
     options = [] if nvml else ["--no-nvml"]
@@ -96,3 +112,9 @@ def test_memory_of_another_process_is_not_ours(nvml):
     (said, found), _ = hollow(sys.executable, "-c", BESIDE, NEIGHBOUR, nvml=nvml)
     assert said == "has 400 MiB"
     assert found == "0 True"
+
+
+@pytest.mark.parametrize("time", range(5))
+def test_a_program_that_ends_after_its_backward_pass_ends_well(time):
+    """The thread of the autograd engine may still need the GIL; without a pause, every second run crashes."""
+    hollow(sys.executable, "-c", ENDS)
