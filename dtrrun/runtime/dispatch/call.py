@@ -109,7 +109,7 @@ class TensorCall(Call):
         again. Adds to `key` what a signature needs of them. Returns whether there are any.
         """
         tensors = self.tensors
-        if all(tensor.dim() or tensor.is_cuda for tensor in tensors):
+        if self.operator.collective or all(tensor.dim() or tensor.is_cuda for tensor in tensors):
             return False
         kept, place, found = [], 0, False
         for argument, value in enumerate(self.template):
@@ -117,7 +117,7 @@ class TensorCall(Call):
             own = tensors[place : place + count]
             place += count
             is_number = value is HOLE and own[0].device.type == "cpu" and not own[0].dim()
-            if not is_number or (self.operator.mutates and not argument):
+            if not is_number or argument in self.operator.mutates:
                 kept += own
                 continue
             with below():
