@@ -1,7 +1,6 @@
 """For tests alone on an NVIDIA GPU, or on tests/hollow's: `gpu` sets what makes CUDA's results repeatable."""
 
 import ctypes
-import gc
 import os
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
@@ -28,7 +27,6 @@ def gpu():
         pytest.skip(REASON)
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-    gc.collect()  # what the traceback of an expected error holds
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     yield
