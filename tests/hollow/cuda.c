@@ -158,6 +158,7 @@ cudaError_t cudaFree(void *at) {
     if (!at) { take(here(), 0); return cudaSuccess; }
     struct piece *piece = removed(at);
     if (!piece) return hollow_failed(cudaErrorInvalidValue);
+    if (hollow_checks_races()) hollow_host_waits_for_device(); /* as it does */
     hollow_race_unmap(at, piece->nbytes);
     munmap(at, piece->nbytes);
     give_back(piece->device, piece->nbytes);

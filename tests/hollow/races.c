@@ -149,6 +149,9 @@ int hollow_host_has_waited_for(const struct hollow_clock *clock) {
 void hollow_host_waits_for_stream(void *stream) {
     pthread_mutex_lock(&lock);
     later(&host, &streams[place_of(stream)].at);
+    /* Before it unmaps, PyTorch waits for a device's default stream while another device may be the current one. */
+    for (int i = 0; i < stream_count && !stream; i++)
+        if (!streams[i].stream) later(&host, &streams[i].at);
     pthread_mutex_unlock(&lock);
 }
 
