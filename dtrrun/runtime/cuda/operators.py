@@ -28,6 +28,8 @@ For a convolution, the library would choose another algorithm, with different bi
 backward pass allocates again after it has written to the reserve space, so it could not be repeated.
 """
 LEAST_WORKSPACE = 1 << 20  # bytes; less fits into the slack
+LEAST_GUESS = 64 << 20  # bytes, of an unknown workspace
+LEAST_GUESS_SHARE = 8  # and at most an eighth of the limit
 GUESS_SHARE = 4  # an unknown workspace is assumed to be at most a quarter of the limit
 
 SIDE_STREAM = (
@@ -73,9 +75,12 @@ class CudaOperators:
         self._young[key] = signature
         unknown = not signature.calls and self._ledger.budget_bytes is not None and not self.blind
         if signature.operator.name in PROVIDED and unknown and not self.capturing:
-            # cuDNN's copies of its inputs and outputs, in its own layout, are the usual maximum.
+            # cuDNN's copies of its inputs and outputs, in its own layout, are the usual maximum; but however
+            # small a convolution is, an algorithm may want tens of MiB.
             copies = signature.output_bytes + sum(map(bytes_of, signature.geometries))
-            self._guesses[signature] = guess = min(copies, self._ledger.limit // GUESS_SHARE)
+            limit = self._ledger.limit
+            guess = max(min(copies, limit // GUESS_SHARE), min(LEAST_GUESS, limit // LEAST_GUESS_SHARE))
+            self._guesses[signature] = guess
             signature.output_bytes += guess
 
     def call(self, call: TensorCall, args: Any, kwargs: dict[str, Any]) -> Any:
