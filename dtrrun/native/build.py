@@ -169,7 +169,10 @@ def build(say: Callable[[str], None]) -> Path:
                     raise CannotBuild(why, f"see {target.parent / ERRORS}")
                 say(BUILDING.format(torch.__version__))
                 _remove_unfinished(target.parent)
-                _compile(command, target, say)
+                try:
+                    _compile(command, target, say)
+                finally:  # also after Ctrl-C between a file's making and its use
+                    _remove_unfinished(target.parent)
     except OSError as error:
         raise _unwritable(error, target.parent) from None
     return target
