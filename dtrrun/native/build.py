@@ -171,8 +171,9 @@ def build(say: Callable[[str], None]) -> Path:
                 _remove_unfinished(target.parent)
                 try:
                     _compile(command, target, say)
-                finally:  # also after Ctrl-C between a file's making and its use
-                    _remove_unfinished(target.parent)
+                finally:
+                    with suppress(OSError):
+                        _remove_unfinished(target.parent)
     except OSError as error:
         raise _unwritable(error, target.parent) from None
     return target
@@ -201,7 +202,7 @@ def _unwritable(error: OSError, folder: Path) -> CannotBuild:
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove what builds have left that ended at a power cut. The caller has the lock."""
+    """Remove what a build has left that failed, or was interrupted anywhere. The caller has the lock."""
     for path in folder.glob(f"{UNFINISHED}*"):
         path.unlink(missing_ok=True)
 
@@ -260,25 +261,21 @@ def _compile(command: list[str], target: Path, say: Callable[[str], None]) -> No
     os.close(handle)
     command = [*command, "-o", unfinished]
     try:
-        try:
-            status, output = _output_of(command, unfinished, say)
-        except subprocess.TimeoutExpired:
-            _fail(f"{command[0]} took more than {TIME_LIMIT_SECONDS:g} seconds", command, "", target.parent)
-        code = b""
-        with suppress(FileNotFoundError):
-            code = Path(unfinished).read_bytes() if status == 0 else b""
-        if not code:
-            lines = output.strip().splitlines() or [f"it printed nothing and exited with status {status}"]
-            why = next((line for line in lines if "error:" in line or "ld: " in line), lines[0])
-            _fail(f"{command[0]} failed: {why.strip()}", command, output, target.parent)
-        with open(unfinished, "ab") as file:
-            file.write(hashlib.sha256(code).digest())
-        os.rename(unfinished, target)
-        with suppress(OSError):
-            os.unlink(target.parent / ERRORS)
-    finally:
-        with suppress(OSError):
-            os.unlink(unfinished)
+        status, output = _output_of(command, unfinished, say)
+    except subprocess.TimeoutExpired:
+        _fail(f"{command[0]} took more than {TIME_LIMIT_SECONDS:g} seconds", command, "", target.parent)
+    code = b""
+    with suppress(FileNotFoundError):
+        code = Path(unfinished).read_bytes() if status == 0 else b""
+    if not code:
+        lines = output.strip().splitlines() or [f"it printed nothing and exited with status {status}"]
+        why = next((line for line in lines if "error:" in line or "ld: " in line), lines[0])
+        _fail(f"{command[0]} failed: {why.strip()}", command, output, target.parent)
+    with open(unfinished, "ab") as file:
+        file.write(hashlib.sha256(code).digest())
+    os.rename(unfinished, target)
+    with suppress(OSError):
+        os.unlink(target.parent / ERRORS)
 
 
 _WATCHER = """

@@ -149,6 +149,7 @@ class Retry:
             self.gpu.set_cap(None)
             self.lifted = True
             self._dtr.eviction.over_budget += 1
+            self.observers.survived()
             return run()
         self.observers.reached_program()
         too_small: Any = self._dtr.eviction.too_small(wanted, name, refused=True)

@@ -11,6 +11,7 @@ from dtrrun.core.graph import HOLE, Overwritten, Signature, Version
 from dtrrun.core.operator import Call
 from dtrrun.runtime.ambient import State
 from dtrrun.runtime.dispatch.arguments import covers, holes_in, is_leaf
+from dtrrun.runtime.dispatch.python_mode.scalars import stands_for_number
 from dtrrun.runtime.guards import Autocast, below
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.storage import device_type_of, size_of
@@ -109,15 +110,18 @@ class TensorCall(Call):
         again. Adds to `key` what a signature needs of them. Returns whether there are any.
         """
         tensors = self.tensors
-        if self.operator.collective or all(tensor.dim() or tensor.is_cuda for tensor in tensors):
+        if (
+            self.operator.collective
+            or not self.plain_types
+            or all(tensor.dim() or tensor.is_cuda for tensor in tensors)
+        ):
             return False
         kept, place, found = [], 0, False
         for argument, value in enumerate(self.template):
             count = holes_in(value)
             own = tensors[place : place + count]
             place += count
-            is_number = value is HOLE and own[0].device.type == "cpu" and not own[0].dim()
-            if not is_number or argument in self.operator.mutates:
+            if value is not HOLE or argument in self.operator.mutates or not is_number(own[0]):
                 kept += own
                 continue
             with below():
@@ -223,4 +227,18 @@ def count_writes(before: list[tuple[torch.Tensor, int]]) -> None:
     """Count the writes that PyTorch has not counted; otherwise a backward pass would miss a lost value."""
     torch.autograd.graph.increment_version(
         [tensor for tensor, version in before if tensor._version == version]
+    )
+
+
+def is_number(tensor: torch.Tensor) -> bool:
+    """Return whether a copy of a tensor on the CPU is as good as itself: one real element, and no mark.
+
+    A number in the place of a tensor would not stand for a number any more, and lazy bits be resolved.
+    """
+    return (
+        tensor.device.type == "cpu"
+        and not tensor.dim()
+        and tensor.layout == torch.strided
+        and not tensor.is_complex()
+        and not stands_for_number(tensor)
     )
