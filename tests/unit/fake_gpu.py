@@ -1,8 +1,9 @@
 """A model of a GPU in plain Python. Sessions on CPU tensors run over it as they would over a real one.
 
 `FakeGpu` takes the place of `dtrrun.runtime.cuda.gpu.Gpu`: memory, streams, events and the current device.
-Its memory is an `Allocator`, a model of PyTorch's. Operators reach it through `Kernels`, a dispatch mode
-below the session, and replays call it directly, so that it can refuse them for want of memory.
+Its memory is an `Allocator`, a model of PyTorch's. The session's slow path runs each operator on it, and so
+do replays, so that it can refuse them for want of memory. There is no fast path: C++ would call the CPU's
+kernels.
 
     with fake_session(monkeypatch, budget) as (session, gpu):
         ...  # any program on the CPU
@@ -21,19 +22,20 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import dtrrun
 from dtrrun.runtime import device as devices
-from dtrrun.runtime import session as sessions
 from dtrrun.runtime import storage
 from dtrrun.runtime.cuda.budget import MIB
 from dtrrun.runtime.cuda.fragmentation import Block
 from dtrrun.runtime.cuda.gpu import Statistics
 from dtrrun.runtime.cuda.session import Cuda
+from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.execute import Executor
 from dtrrun.runtime.rng import replaying
+from dtrrun.runtime.session import Session
+from tests.python_core import use_python_core
 
 TOTAL = 1 << 40
 ENDLESS = 1 << 60  # the addresses behind a pool's last part
@@ -289,21 +291,22 @@ class FakeGpu:
 
     # -- operators
 
-    def run(self, func, args, kwargs):
+    def run(self, func, args, kwargs, compute):
+        """Run an operator on the model. compute: what computes it, without arguments."""
         name = func._schema.name
         self.ran.append(name)
         self.clock += self.duration.get(name, 0.01)
         if self.refuse.get(name, 0):
             self.refuse[name] -= 1
-            func(*args, **kwargs)
+            compute()
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 MiB.")
         self.allocator.busy = True
         try:
-            return self.kernel(func, name, args, kwargs)
+            return self.kernel(func, name, args, kwargs, compute)
         finally:
             self.allocator.busy = False
 
-    def kernel(self, func, name, args, kwargs):
+    def kernel(self, func, name, args, kwargs, compute):
         if self.workspace.get(name):
             self.allocator.take(self.workspace[name])
         if self.library.get(name):
@@ -312,7 +315,7 @@ class FakeGpu:
             except torch.OutOfMemoryError:
                 self.did_without.append(name)
         # Unlike a real one, it runs first and refuses then: the results are gone before anyone sees them.
-        result = func(*args, **kwargs) if self._computes else self._without_content(func, name, args, kwargs)
+        result = compute() if self._computes else self._without_content(func, name, args, kwargs, compute)
         if not (func._schema.is_mutable or func.is_view):
             for tensor in tree_leaves(result):
                 if isinstance(tensor, torch.Tensor):
@@ -321,13 +324,13 @@ class FakeGpu:
                         self.allocator.enter(made)
         return result
 
-    def _without_content(self, func, name, args, kwargs):
+    def _without_content(self, func, name, args, kwargs, compute):
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         # _unsafe_view is a view, though its schema does not say so.
         if func.is_view or name.startswith(("aten::set_", "aten::resize_", "aten::_unsafe_view")):
-            return func(*args, **kwargs)
+            return compute()
         if read and sum(tensor.numel() for tensor in read) <= COUNTERS:
-            return func(*args, **kwargs)
+            return compute()
         if func._schema.is_mutable:
             return _written(func._schema, args, kwargs)
         key = func, repr(tree_map_only(torch.Tensor, Shape, (args, kwargs)))
@@ -466,15 +469,13 @@ def _written(schema, args, kwargs):
 # -- sessions --------------------------------------------------------------------------------------
 
 
-class Kernels(TorchDispatchMode):
-    """Below the session: every operator runs on the model."""
+class ModelledCuda(Cuda):
+    """The parts of a session on a model of a GPU."""
 
-    def __init__(self, gpu):
-        super().__init__()
-        self.gpu = gpu
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return self.gpu.run(func, args, kwargs or {})
+    def make_interposer(self, native, slow_path, *told):
+        made = super().make_interposer(native, slow_path, *told)
+        made._place = torch.device("cpu")  # the extension is not told to use the device: it has no streams
+        return made
 
 
 @contextmanager
@@ -482,24 +483,30 @@ def fake_session(monkeypatch, budget, gpu=None, **options):
     """A session on a fake GPU, with its operators below; yields (session, gpu)."""
     gpu = gpu or FakeGpu()
 
-    def call(_executor, operation, args, kwargs):
+    def replay(_executor, operation, args, kwargs):
         func, _, _, rng, *_ = operation.recorded
         with replaying(rng) if rng else nullcontext():
-            return gpu.run(func, args, kwargs)
+            return gpu.run(func, args, kwargs, lambda: func(*args, **kwargs))
 
+    proceed = SlowPath.call
     allocate = storage.allocate
+
+    def run(slow_path, call, args, kwargs):
+        return gpu.run(call.func, args, kwargs, lambda: proceed(slow_path, call, args, kwargs))
 
     def counted(nbytes, device):  # a replay's copy of what its operator writes into
         made = allocate(nbytes, device)
         gpu.allocator.enter(made)
         return made
 
-    monkeypatch.setattr(devices, "choose", lambda settings: Cuda(gpu, settings, None))
+    monkeypatch.setattr(devices, "choose", lambda settings: ModelledCuda(gpu, settings, None))
+    monkeypatch.setattr(Session, "_make_heap", lambda _: None)  # the model's allocator is its own
     monkeypatch.setattr(storage, "allocate", counted)
-    monkeypatch.setattr(sessions, "modes_around", lambda: 0)  # the mode below stands for a device
-    monkeypatch.setattr(Executor, "_call", call)  # replays run below all modes
-    # Natively, operators would come to the session below `Kernels`.
-    with Kernels(gpu), dtrrun.budget(budget, **{"native": "off"} | options) as session:
+    monkeypatch.setattr(SlowPath, "call", run)
+    monkeypatch.setattr(Executor, "_call", replay)
+    use_python_core(monkeypatch)
+    with dtrrun.budget(budget, **options) as session:
+        session.slow_path.reasons.add("a model of a GPU")
         yield session, gpu
 
 

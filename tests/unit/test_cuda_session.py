@@ -234,29 +234,6 @@ def test_the_fast_path_takes_over_once_a_signature_is_known(monkeypatch):
         assert any(s.operator.name == "aten.mul" for s in session.slow_path.signatures.by_key.values())
 
 
-def test_so_does_that_of_updates_of_lists(monkeypatch):
-    with fake_session(monkeypatch, BUDGET) as (session, _):
-        state = [tensor() for _ in range(4)]
-        expected = [one * 0.5**20 for one in state]
-        for one in state:
-            session.pin(one)  # what an optimizer keeps over steps
-        slow = 0
-        run = session.slow_path.run
-
-        def counted(*args):
-            nonlocal slow
-            slow += args[1].updates_lists
-            return run(*args)
-
-        monkeypatch.setattr(session.slow_path, "run", counted)
-        for _ in range(20):
-            torch._foreach_mul_(state, 0.5)
-        assert slow == 9  # of which eight were timed
-        [signature] = session.slow_path.signatures.updates.values()
-        assert signature.operator.name == "aten._foreach_mul_"
-        assert all(map(torch.equal, state, expected))
-
-
 def test_the_cost_model_needs_no_events(monkeypatch):
     with fake_session(monkeypatch, BUDGET, cost="model") as (session, _):
         monkeypatch.setattr(session.device.operators.timer, "begin", None)

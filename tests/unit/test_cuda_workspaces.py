@@ -145,11 +145,11 @@ def test_a_convolution_without_an_engine_has_run_out_of_memory(monkeypatch):
     gpu = FakeGpu()
     real, failing = gpu.kernel, [2]
 
-    def kernel(func, name, args, kwargs):
+    def kernel(func, name, *call):
         if name == CONVOLUTION and failing[0]:
             failing[0] -= 1
             raise RuntimeError(f"GET was {NO_ENGINE}")
-        return real(func, name, args, kwargs)
+        return real(func, name, *call)
 
     monkeypatch.setattr(gpu, "kernel", kernel)
     with fake_session(monkeypatch, BESIDE + 16 * MIB, gpu=gpu) as (session, _):
