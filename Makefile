@@ -33,11 +33,7 @@ test-parts: # interpreters, signals and terminals among them, whose tests wait m
 
 test-bits:
 	$(BIN)/python -m pytest -q tests/conformance tests/programs
-	NATIVE=off $(BIN)/python -m pytest -q $(HAZARDS)
 	$(BIN)/python -m pytest -q tests/mutants -k "sample or row"
-
-# Those in which a Python dispatch mode matters most; `make conformance` runs all of them under it.
-HAZARDS := $(foreach name,modes mode_checks,tests/conformance/test_hazards_$(name).py)
 
 # PyTorch's own databases, also in contexts, random programs, and each handling of a hazard switched off: all of it.
 conformance: $(INSTALLED)
@@ -45,7 +41,6 @@ conformance: $(INSTALLED)
 	$(BIN)/python -m tests.database.predicted
 	$(BIN)/python -m tests.database --contexts --docs
 	$(MAKE) --no-print-directory programs
-	NATIVE=off $(BIN)/python -m pytest -q tests/conformance tests/programs
 	$(BIN)/python -m pytest -q tests/mutants
 
 programs: $(INSTALLED)
@@ -88,7 +83,7 @@ SANITIZED := CXX='g++ -fsanitize=address,undefined -fno-sanitize=vptr -g' XDG_CA
 PRELOAD := $(foreach name,libasan.so libubsan.so libstdc++.so.6,$(shell g++ -print-file-name=$(name) 2>/dev/null))
 sanitize: $(INSTALLED)
 	$(SANITIZED) $(BIN)/python -m dtrrun.native
-	$(SANITIZED) LD_PRELOAD='$(PRELOAD)' ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 PYTHONMALLOC=malloc NATIVE=require \
+	$(SANITIZED) LD_PRELOAD='$(PRELOAD)' ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 PYTHONMALLOC=malloc \
 		$(BIN)/python -m pytest -q tests/conformance/test_native_policy.py tests/conformance/test_native_graph.py \
 		tests/conformance/test_interposer.py tests/conformance/test_rematerialization.py \
 		tests/conformance/test_faults_operators.py tests/conformance/test_native_first_calls.py \
@@ -99,7 +94,7 @@ sanitize: $(INSTALLED)
 RACES := CXX='g++ -fsanitize=thread -g' XDG_CACHE_HOME=$(CURDIR)/build/races
 sanitize-threads: $(INSTALLED)
 	$(RACES) $(BIN)/python -m dtrrun.native
-	$(RACES) LD_PRELOAD='$(shell g++ -print-file-name=libtsan.so 2>/dev/null)' TSAN_OPTIONS=exitcode=66:allocator_may_return_null=1 NATIVE=require \
+	$(RACES) LD_PRELOAD='$(shell g++ -print-file-name=libtsan.so 2>/dev/null)' TSAN_OPTIONS=exitcode=66:allocator_may_return_null=1 \
 		$(BIN)/python -m pytest -q tests/conformance/test_hazards_threads.py tests/conformance/test_native_graph.py \
 		tests/conformance/test_native_heap.py
 

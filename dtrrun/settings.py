@@ -28,7 +28,6 @@ from dtrrun.values import Reader
 VARIABLE = "DTRRUN_RUNTIME"
 """Environment variable that passes the settings from the launcher to every process of the target."""
 
-Native = Literal["auto", "off", "require"]
 OverBudget = Literal["error", "warn"]
 Deallocation = Literal["eager", "banish", "ignore"]
 CostSource = Literal["measured", "model"]
@@ -196,13 +195,6 @@ class RuntimeSettings:
         "Print only errors, and warnings that results may differ or that the budget does not hold.",
         OUTPUT,
         False,
-    )
-
-    native: Native = option(
-        "Handle operators in C++, which is much faster and is compiled at the first use: auto, if it can be "
-        "compiled; off, never; require, fail if it cannot be compiled.",
-        SETUP,
-        "auto",
     )
 
     log: str | None = None

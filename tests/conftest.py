@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -54,42 +53,17 @@ def cheap_collections():
     gc.unfreeze()
 
 
-if "NATIVE" not in os.environ:
-    try:
-        build.build(print)
-    except build.CannotBuild:
-        os.environ["NATIVE"] = "off"  # no test of ours reads the line that says so
+build.build(print)
 
 
 @pytest.fixture(scope="session")
 def extension():
-    """The native extension. Tests that need it are skipped where it cannot be built."""
-    try:
-        return build.load(print)
-    except build.CannotBuild as error:
-        pytest.skip(str(error))
+    """The native extension."""
+    return build.load(print)
 
 
 @pytest.fixture(autouse=True)
 def spoiled():
     """What is evicted is overwritten, so that whoever still reads at its former address gets other bits."""
-    if "torch" in sys.modules and os.environ.get("NATIVE") != "off":
+    if "torch" in sys.modules:
         build.load(print).spoil_evicted(True)
-
-
-@pytest.fixture(autouse=True)
-def the_way_operators_come(monkeypatch, request):
-    """NATIVE says how operators come to the sessions of this process, in place of the default.
-
-    Tests of what only a Python mode needs are marked `python_mode`.
-    """
-    way = "off" if request.node.get_closest_marker("python_mode") else os.environ.get("NATIVE")
-    if way and "torch" in sys.modules:
-        from dtrrun.runtime.dispatch import native
-
-        choose = native.choose
-
-        def choose_that(settings, *more):
-            return choose(settings if settings.native != "auto" else replace(settings, native=way), *more)
-
-        monkeypatch.setattr(native, "choose", choose_that)

@@ -47,13 +47,6 @@ def _python(facts: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("problem", f"PyTorch {probe['torch']} is too old", "install 2.6 or later")
     native = probe.get("native")
     if native and native["why"]:
-        if not probe.get("swap", True):
-            yield Finding(
-                "note",
-                f"PyTorch {probe['torch']} cannot swap the memory of two storages",
-                "nothing to do: rematerialized memory is copied into place, which the native fast path "
-                "would avoid",
-            )
         yield Finding(
             "advice", f"operators are handled in Python, which is slower: {native['why']}", native["do"]
         )

@@ -15,9 +15,6 @@ class Memory(Protocol):
     Implemented by `runtime.storage`.
     """
 
-    REFILL_COPIES: bool
-    """Whether `refill` temporarily needs the storage's size a second time."""
-
     def size_of(self, storage: Any) -> int:
         """Return the bytes that a storage takes, as rounded by its allocator."""
 

@@ -270,7 +270,7 @@ class Graph:
         self.queue, self.versions, self.key_of = queue, versions, key_of
 
     def new_version(self, storage: Any, on_death: Any, nbytes: int, age: int, clock: int) -> Version:
-        """Return a resident version without a recipe. The dispatch mode has an inlined copy of this."""
+        """Return a resident version without a recipe."""
         version = self.version(storage, on_death)
         version.key = self.key_of(storage)
         version.nbytes = nbytes
@@ -291,7 +291,7 @@ class Graph:
     def new_operation(
         self, recorded: Any, signature: Signature, tensors: Sequence[Any], inputs: Sequence[Version]
     ) -> Operation:
-        """Return a recipe without outputs. The dispatch mode has an inlined copy of this."""
+        """Return a recipe without outputs."""
         operation = self.operation()
         operation.recorded = recorded
         operation.signature = signature

@@ -230,10 +230,7 @@ class Rematerializer:
         return done
 
     def _natively(self, targets: Sequence[Version]) -> bool:
-        shortcuts = self._shortcuts
-        return (
-            shortcuts is not None and not self._ledger.memory.REFILL_COPIES and shortcuts.materialize(targets)
-        )
+        return self._shortcuts is not None and self._shortcuts.materialize(targets)
 
     def _accounted(self) -> int:
         return self.operators_ns + self._eviction.making_room_ns
@@ -468,8 +465,6 @@ class Rematerializer:
         need = operation.signature.output_bytes
         if self._without_workspace is operation:
             need -= operation.signature.workspace
-        if self._ledger.memory.REFILL_COPIES:
-            need += wanted.nbytes
         given: list[int] = []
         seen: set[int] = set()
         place = -1  # `enumerate` would hold a reference, and those are counted

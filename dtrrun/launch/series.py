@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from dtrrun.telemetry.fields import PARTS
 from dtrrun.telemetry.record import Snapshot
-from dtrrun.telemetry.times import COUNTED, shared_out
+from dtrrun.telemetry.times import COUNTED, with_rest
 
 MOST_SAMPLES = 480
 MOST_STEPS = 360
@@ -97,7 +97,7 @@ class Series:
     def values(self) -> dict[str, Any]:
         """Return JSON values: columns (docs/report.md)."""
         steps = self.steps.rows
-        shared = [shared_out(row) for row in steps]
+        shared = [with_rest(row) for row in steps]
         parts = {part: [_short(row[part]) for row in shared] for part in ("wall", *PARTS, "other")}
         return {
             "pid": self.pid,

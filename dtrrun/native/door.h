@@ -1,7 +1,7 @@
 // One session's door, through which its operators come: the fast path of most of them, and the way to Python for the rest.
 //
-// `Door::fast` does for plain operators, views and in-place operators what `dtrrun/runtime/dispatch/mode.py`
-// does, on the native nodes of the same graph, and must always have the same effect. Everything else goes to Python, whole.
+// `Door::fast` does for plain operators, views and in-place operators what `dtrrun/runtime/dispatch/slow_path.py` does, on the
+// same graph, and must always have the same effect. Everything else goes to Python, whole.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// How operators reach dtrrun without a Python dispatch mode, and what Python can ask of the extension.
+// How operators reach dtrrun, and what Python can ask of the extension.
 //
 // A boxed fallback is registered for a dispatch key below Python's and above those of the backends, and is
 // switched on thread by thread. When it is called the program's autograd, autocast, modes and subclasses have

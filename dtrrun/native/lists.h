@@ -119,7 +119,7 @@ class ListUpdates {
     targets_.push_back(Ref::copy(one));
     return true;
   }
-  // The signature under `lists.key_of`.
+  // The signature under `list_key` (runtime/dispatch/signatures.py).
   Ref find(const Facts& facts, int64_t nbytes, uint64_t dtypes) const {
     Ref types = checked(PyList_New(0));
     for (int type = 0; type < 64; type++)

@@ -58,7 +58,7 @@ class Operators {
   Facts learned(const c10::OperatorHandle& op, Ref func) const {
     Facts facts;
     Ref learned = checked(PyObject_CallMethod(mode_.get(), "facts_of", "O", func.get()));
-    bool simple = truth(learned.get(), "simple_beneath_modes"), is_view = simple && truth(learned.get(), "view");
+    bool simple = truth(learned.get(), "simple"), is_view = simple && truth(learned.get(), "view");
     facts.composite = !truth(learned.get(), "higher_order") && truth(learned.get(), "composite");
     facts.untouching = truth(learned.get(), "untouching");
     if (simple && !facts.composite) {

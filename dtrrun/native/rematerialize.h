@@ -30,7 +30,7 @@ class Rematerializations {
   bool bring_back(const Refs& targets) {
     PyObject* self = rematerializer_.get();
     Off off;
-    if (!began_.is_none(self) || !may_run() || truth(memory_.get(), "REFILL_COPIES")) return false;
+    if (!began_.is_none(self) || !may_run()) return false;
     c10::SmallVector<PyObject*, 6> missing;
     for (const Ref& one : targets)
       if (!version_.resident.is_true(one.get())) missing.push_back(one.get());

@@ -98,7 +98,6 @@ def finish(pid: int) -> None:
         if isinstance(session, Session):
             session.device.ended(session.steps.count)
             session.stop_learning()
-            session.measure_at_the_end()
         session._publish()
         session.writer = None
         writer.close()
@@ -116,8 +115,8 @@ def budget(size: int | str | None, device: str = "auto", **options: Any) -> Iter
 
     Raises ValueError if the size, the device or an option is invalid, and TypeError if an option is unknown.
     Raises RuntimeError if another session is running (sessions do not nest), if this Python is free-threaded,
-    or if the native fast path cannot be built with `native="require"`. Inside the block, raises `BudgetError`
-    if an operator does not fit.
+    or if the native extension can be neither found nor built. Inside the block, raises `BudgetError` if an
+    operator does not fit.
     """
     if why := unsupported():
         raise RuntimeError(f"dtrrun: {why}")

@@ -11,8 +11,8 @@ import torch
 
 from dtrrun.core.graph import Version
 from dtrrun.core.locks import Locks
-from dtrrun.runtime.dispatch.python_mode.threads import joins
 from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.threads import joins
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import untraced
 from dtrrun.runtime.storage import storage_of

@@ -15,7 +15,6 @@ from dtrrun.monitor.gpus import NEITHER, Gpus, build_of, gpus
 from dtrrun.monitor.gpus import choose as choose_by_name
 from dtrrun.runtime import storage
 from dtrrun.runtime.dispatch.interposer import Interposer
-from dtrrun.runtime.dispatch.mode import DTRMode
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.guards import below
 from dtrrun.settings import RuntimeSettings
@@ -57,11 +56,8 @@ class Cpu:
             warn(self._notice)
         storage.use_device(storage.CPU_ROUNDING, None)
 
-    def make_mode(self, slow_path: SlowPath) -> DTRMode:
-        return DTRMode(slow_path)
-
     def make_interposer(self, native: ModuleType, slow_path: SlowPath, *told: Any) -> Interposer:
-        """Return what brings operators natively. told: as `Interposer` takes it."""
+        """Return what brings operators. told: as `Interposer` takes it."""
         return Interposer(native, slow_path, *told)
 
     def below(self) -> AbstractContextManager[None]:

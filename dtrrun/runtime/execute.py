@@ -15,7 +15,7 @@ import torch
 from dtrrun.core.graph import Operation, Overwritten
 from dtrrun.runtime.ambient import Ambient
 from dtrrun.runtime.dispatch.arguments import fill, outputs_of, over
-from dtrrun.runtime.guards import as_without_mode
+from dtrrun.runtime.guards import autocasting
 from dtrrun.runtime.rng import replaying
 from dtrrun.runtime.silence import silently
 
@@ -87,7 +87,7 @@ class Executor:
         with (
             self._ambient.restored(family, state),
             replaying(rng) if rng else nullcontext(),
-            as_without_mode(autocast) if autocast else nullcontext(),
+            autocasting(autocast) if autocast else nullcontext(),
         ):
             return func(*args, **kwargs)
 

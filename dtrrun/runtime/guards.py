@@ -1,26 +1,20 @@
-"""Runs operators where PyTorch runs them without a mode: beneath autograd and all modes.
+"""Runs operators where they first ran: beneath autograd and all modes.
 
 A replay happens at an arbitrary moment: the program may be inside autocast, `torch.func`, a dispatch mode or
 a grad mode in which the operator did not first run. Recorded operators lie below all of these, so they are
-excluded for the replay. In a dispatch mode's handler, on the other hand, too much is excluded: conjugate and
-negative bits that a kernel for complex tensors creates inside are not resolved as they would be without a
-mode, and the results have different bits. Uses PyTorch's internal key guard, as PyTorch's own modes do. No
-longer needed once the dispatcher's Python fallback excludes only itself.
+excluded for the replay. Uses PyTorch's internal key guard, as PyTorch's own modes do.
 """
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dtrrun.runtime.operators import AUTOCAST, Operator
+from dtrrun.runtime.operators import AUTOCAST
 
 _C: Any = torch._C
 _height = _C._len_torch_dispatch_stack
@@ -39,11 +33,7 @@ def _keys(*names: str) -> Any:
     return found
 
 
-_LAZY = _keys("Conjugate", "Negative", "ZeroTensor")
-_VIEWS = _keys("ADInplaceOrView")
-_SNAPSHOT = _keys("PythonTLSSnapshot")
 _TRACER = _keys("Tracer")
-_OURS = "dtrrun.runtime."
 _INTERPOSER: Any = _C._dispatch_key_parse("Fake")
 INTERPOSER = _keys("Fake")  # the dispatch key of the native interposer
 _INCLUDED = _keys("BackendSelect")
@@ -156,97 +146,34 @@ Autocast = tuple[tuple[str, torch.dtype], ...]
 """The device types for which autocast is on, each with the dtype that it casts to."""
 
 
-def program_autocast(operator: Operator, native: Any = None) -> Autocast:
-    """Return the autocast state that operators called by `operator` have without a mode.
+def program_autocast(native: Any) -> Autocast:
+    """Return the autocast state that operators called by the kernel of the present operator have.
 
-    native: the extension, if it has brought the operator; it knows. Within a mode's handler, where this is
-    called, autocast is always off. It is also off in the operators that autocast casts (`autocast_as_here`),
-    and below a mode of the program.
+    native: the extension, which has brought the operator, and knows whether autocast is off inside it.
     """
-    if native is not None:
-        return tuple(
-            [
-                (device_type, torch.get_autocast_dtype(device_type))
-                for device_type, key in AUTOCAST.items()
-                if not native.was_excluded(key)
-            ]
-        )
-    off = getattr(_cast, "off", ())
-    with _C._RestorePythonTLSSnapshot():
-        found = tuple(
-            [
-                (device_type, torch.get_autocast_dtype(device_type))
-                for device_type in AUTOCAST
-                if device_type not in operator.autocasts
-                and device_type not in off
-                and torch.is_autocast_enabled(device_type)
-            ]
-        )
-    return found if found and not inside_another_mode() else ()
-
-
-_cast = threading.local()
-"""`off`: device types for which autocast is off in this thread's current composite."""
+    return tuple(
+        [
+            (device_type, torch.get_autocast_dtype(device_type))
+            for device_type, key in AUTOCAST.items()
+            if not native.was_excluded(key)
+        ]
+    )
 
 
 @contextmanager
-def autocast_as_here() -> Iterator[None]:
-    """For a composite that autocast may have cast: operators that it calls have the present autocast state.
-
-    In the mode's handler only the state at the program's own call is known.
-    """
-    before = getattr(_cast, "off", ())
-    _cast.off = tuple([kind for kind in AUTOCAST if not torch.is_autocast_enabled(kind)])
-    try:
-        yield
-    finally:
-        _cast.off = before
-
-
-@contextmanager
-def as_without_mode(autocast: Autocast = (), *, views: bool = False) -> Iterator[None]:
-    """For a call in a mode's handler, or a replay: operators called by its kernel run as without a mode.
-
-    Conjugate and negative bits are resolved, and autocast casts according to `autocast`. views: in inference
-    mode autograd tracks the views that the kernel makes; otherwise it does so above the handler.
-    """
-    keys = _LAZY | _autocast_keys(autocast)
-    if views and torch.is_inference_mode_enabled():
-        keys = keys | _VIEWS
+def autocasting(autocast: Autocast) -> Iterator[None]:
+    """For a replay: autocast casts the operators that its kernel calls."""
     dtypes = [(device_type, torch.get_autocast_dtype(device_type)) for device_type, _ in autocast]
+    keys = _keys(*[AUTOCAST[device_type] for device_type, _ in autocast])
+    included, excluded = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
     try:
         for device_type, dtype in autocast:
             torch.set_autocast_dtype(device_type, dtype)
-        with _unhidden(keys):
+        with _C._ForceDispatchKeyGuard(included, excluded - keys):
             yield
     finally:
         for device_type, dtype in dtypes:
             torch.set_autocast_dtype(device_type, dtype)
-
-
-@contextmanager
-def composite(operator: Operator) -> Iterator[None]:
-    """For a composite operator that arrived whole, as in inference mode: its parts run as without a mode.
-
-    Autograd tracks its views. The parts take their own snapshot, from which `program_autocast` knows whether
-    autocast is off inside.
-    """
-    if not torch.is_inference_mode_enabled() or inside_another_mode():
-        yield
-        return
-    keys = _LAZY | _SNAPSHOT | _autocast_keys(program_autocast(operator))
-    if not operator.tracks_views:
-        keys = keys | _VIEWS
-    included, excluded = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
-    with _C._RestorePythonTLSSnapshot(), _C._ForceDispatchKeyGuard(included, excluded - keys):
-        yield
-
-
-def only_our_mode() -> bool:
-    """Return whether our mode is the only one in this thread."""
-    if _C._len_torch_dispatch_stack() != 1:
-        return False
-    return type(_C._get_dispatch_stack_at(0)).__module__.startswith(_OURS)
 
 
 @contextmanager
@@ -273,49 +200,7 @@ def _set_tracing_state(state: Any) -> None:
 
 
 @contextmanager
-def without_our_mode() -> Iterator[None]:
-    """Context without any mode, if ours is the only one."""
-    mode = _C._pop_torch_dispatch_stack(None)
-    try:
-        yield
-    finally:
-        _C._push_on_torch_dispatch_stack(mode)
-
-
-@contextmanager
 def without_session() -> Iterator[None]:
     """Context without any mode, in which the session sees no operator."""
     with _disable_current_modes(), _C._ExcludeDispatchKeyGuard(INTERPOSER):
         yield
-
-
-def any_like_a_subclass(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether `isTensorSubclassLike` holds even without a mode: for subclasses and `torch.func`."""
-    ordinary = torch.Tensor.__torch_dispatch__
-    return any(
-        type(tensor).__torch_dispatch__ not in (ordinary, _C._disabled_torch_dispatch_impl)
-        or _C._functorch.is_functorch_wrapped_tensor(tensor)
-        for tensor in tensors
-    )
-
-
-def inside_another_mode() -> bool:
-    """Return whether a mode or tensor subclass of the program has called the current operator.
-
-    PyTorch runs their handlers with as much excluded as ours, with or without us.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "__torch_dispatch__" and not frame.f_globals["__name__"].startswith(_OURS):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _unhidden(keys: Any) -> Any:
-    excluded = _C._dispatch_tls_local_exclude_set()
-    return _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), excluded - keys)
-
-
-def _autocast_keys(autocast: Autocast) -> Any:
-    return _keys(*[AUTOCAST[device_type] for device_type, _ in autocast])

@@ -117,43 +117,8 @@ _REDUCES_LAST = {
 _SIZED_BY_NUMBERS = {"aten::arange", "aten::range"}
 
 
-# Their gradient formulas ask whether a mode is on, and then compute different bits (`mode_checks`).
-_CHECKS_MODES = {
-    "aten::prod",
-    "aten::cumprod",
-    "aten::masked_fill",
-    "aten::_linalg_det",
-    "aten::_linalg_slogdet",
-    "aten::linalg_eig",
-    "aten::_linalg_eigh",
-    "aten::ormqr",
-    "aten::linalg_householder_product",
-}
-_CHECKS_MODES_OF_ALL = {"aten::max", "aten::min", "aten::median", "aten::nanmedian"}  # overloads without dim
-
-
 # Their kernels take another path if the same tensor is given twice, and then compute different bits.
 _COMPARES_TENSORS = {"aten::_native_multi_head_attention"}
-
-# Python may call these with numbers in place of tensors (`should_allow_numbers_as_tensors` in
-# torch/csrc/utils/python_arg_parser.cpp).
-_TAKES_NUMBERS = {
-    "add",
-    "copy",
-    "div",
-    "divide",
-    "floor_divide",
-    "mul",
-    "multiply",
-    "sub",
-    "subtract",
-    "to",
-    "_to_copy",
-    "true_divide",
-}
-
-# These return views without declaring it. Autograd must not know, except in inference mode.
-_VIEWS_UNSAID = {"aten::unsafe_split", "aten::unsafe_split_with_sizes"}
 
 # Outputs (by position) that a composite reads in the backward pass before any operator does.
 _READ_UNSEEN = {"aten::_pack_padded_sequence": 1}
@@ -215,16 +180,12 @@ class Operator:
     `mutates`: positions (int) and names (str) of the arguments that it writes to. `grows`: those among them
     whose storage it may enlarge. `foreign`: not PyTorch's own; it may draw random numbers undeclared.
     `generator`: position and name of the generator argument. `makes_tensors`: some result is a tensor that is
-    not an argument. `tracks_views`: autograd tracks its views and mutations above us. `only_views`: its
-    results are views; a composite view (`reshape`) may copy. `simple`: suitable for the fast path.
-    `tensors_at`: the places of tensors that must not be numbers, unless it writes to them.
+    not an argument. `only_views`: its results are views; a composite view (`reshape`) may copy. `simple`:
+    suitable for the fast path.
     """
 
     __slots__ = (
-        "autocasts",
-        "call",
         "calls_others",
-        "checks_modes",
         "collective",
         "compares_tensors",
         "composite",
@@ -251,35 +212,25 @@ class Operator:
         "reduces",
         "replayable",
         "reshapes_storage",
-        "returns_tensor",
         "shares_memory",
         "simple",
-        "simple_beneath_modes",
         "sized_by_numbers",
         "statistics",
         "takes_storage",
-        "tensors_at",
-        "tracks_views",
         "uninitialised",
         "untouching",
         "unversioned",
         "updates_lists",
         "view",
-        "views_unsaid",
         "writes_beside",
     )
 
     def __init__(self, func: Any) -> None:
         self.described = repr(func)
         self.higher_order = not isinstance(func, torch._ops.OpOverload)
-        # What OpOverload.__call__ calls; on the fast path each Python call counts.
-        self.call: Any = func._op if type(func) is torch._ops.OpOverload else func
         if self.higher_order:
             self.name = func.name()
-            self.simple = self.lazy_bits = self.checks_modes = self.foreign = False
-            self.updates_lists = self.views_unsaid = self.simple_beneath_modes = False
-            self.tensors_at: tuple[int, ...] = ()
-            self.returns_tensor = False
+            self.simple = self.lazy_bits = self.foreign = self.updates_lists = False
             return
         schema = func._schema
         name: str = schema.name
@@ -291,7 +242,6 @@ class Operator:
         self.composite = _has_kernel(func, "CompositeImplicitAutograd") and not (
             _has_kernel(func, "CPU") or _has_kernel(func, "CUDA")
         )
-        self.tracks_views = _has_kernel(func, "ADInplaceOrView")
         self.mutates: tuple[int | str, ...] = ()
         self.view = False
         if name in _RESIZES:  # tagged as below, but the storage may change
@@ -320,16 +270,6 @@ class Operator:
         self.makes_tensors = any(
             "Tensor" in str(result.type) and result.alias_info is None for result in schema.returns
         )
-        takes_numbers = namespace == "prims" or (
-            namespace == "aten" and name.partition("::")[2].removesuffix("_") in _TAKES_NUMBERS
-        )
-        self.tensors_at = tuple(
-            position
-            for position, argument in enumerate(schema.arguments)
-            if str(argument.type) in ("Tensor", "Optional[Tensor]")
-            and not (takes_numbers or position in self.mutates)
-        )
-        self.returns_tensor = [str(result.type) for result in schema.returns] == ["Tensor"]
         self.sized_by_numbers = self.foreign or name in _SIZED_BY_NUMBERS
         self.reshapes_storage = name in _RESHAPES_STORAGE
         out = any(argument.is_out for argument in schema.arguments)  # the tag is new in PyTorch 2.13
@@ -344,7 +284,6 @@ class Operator:
         self.pointwise = torch.Tag.pointwise in tags and namespace == "aten" and not self.foreach
         self.untouching = name in _UNTOUCHING
         self.family = family_of(namespace, name.partition("::")[2])
-        self.autocasts = tuple(kind for kind in AUTOCAST if _has_kernel(func, AUTOCAST[kind]))
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.calls_others = self.foreign or name in _CALLS_OTHERS
         self.generator = next(
@@ -373,14 +312,10 @@ class Operator:
         self.shares_memory = name == "aten::_lazy_clone"  # of two storages, until one of them is written to
         self.opaque_output = _OPAQUE_OUTPUT.get(name, -1)
         self.reads_opaque = name in _READS_OPAQUE
-        self.views_unsaid = name in _VIEWS_UNSAID
         self.compares_tensors = name in _COMPARES_TENSORS
         self.read_unseen = _READ_UNSEEN.get(name, -1)
         self.reduces = name in _REDUCES_LAST
         self.lazy_bits = name in _LAZY_BITS
-        self.checks_modes = name.removesuffix("_") in _CHECKS_MODES or (
-            name in _CHECKS_MODES_OF_ALL and func._overloadname == "default"
-        )
         # One input of theirs is a workspace that they leave changed; the others are only read.
         self.writes_beside = name in _WRITES_UNSAID and len(self.mutates) == 1
         special = (
@@ -395,17 +330,8 @@ class Operator:
             or "nest" in name
             or "quantize" in name
         )
-        self.simple_beneath_modes = not special and (
+        self.simple = not special and (
             self.mutates == () or (self.mutates == (0,) and not self.foreach) or self.writes_beside
-        )
-        self.simple = self.simple_beneath_modes and not (
-            self.sized_by_numbers
-            or self.uninitialised
-            or self.random
-            or self.overwrites
-            or self.statistics is not None
-            or self.writes_beside
-            or self.views_unsaid
         )
 
     def __repr__(self) -> str:

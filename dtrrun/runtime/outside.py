@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from dtrrun.runtime.dispatch.python_mode.threads import joins
 from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.threads import joins
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.patches.registry import Function, Patches
 from dtrrun.runtime.storage import rounded

@@ -42,7 +42,6 @@ def facts(device: str, build: str) -> dict[str, Any]:
             "hip": torch.version.hip,
             "available": torch.cuda.is_available(),
             "count": torch.cuda.device_count(),
-            "swap": hasattr(torch.UntypedStorage, "_swap_data_ptr_"),
         }
         if found["available"] and device != "cpu":
             found |= on_device(torch, device)

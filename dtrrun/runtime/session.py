@@ -1,4 +1,4 @@
-"""One session: the mode, the ledger and all patches, switched on and off together."""
+"""One session: the interposer, the ledger and all patches, switched on and off together."""
 
 from __future__ import annotations
 
@@ -18,16 +18,11 @@ import torch
 from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Signature, Version
 from dtrrun.runtime import device as devices
-from dtrrun.runtime import optional, shapes, weak
+from dtrrun.runtime import optional, shapes, storage, weak
 from dtrrun.runtime.access import Access
 from dtrrun.runtime.ambient import Ambient
 from dtrrun.runtime.costs import Costs, read_costs
 from dtrrun.runtime.dispatch import native
-from dtrrun.runtime.dispatch.interposer import Interposer
-from dtrrun.runtime.dispatch.mode import DTRMode
-from dtrrun.runtime.dispatch.python_mode import compiler, threads
-from dtrrun.runtime.dispatch.python_mode.dispatch_cost import dispatch_cost
-from dtrrun.runtime.dispatch.python_mode.mode_checks import ModeChecks
 from dtrrun.runtime.dispatch.signatures import Signatures
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.errors import BudgetError
@@ -35,7 +30,6 @@ from dtrrun.runtime.execute import Executor
 from dtrrun.runtime.guards import below, interposed
 from dtrrun.runtime.heap import Heap
 from dtrrun.runtime.launcher import Launcher
-from dtrrun.runtime.native_heap import NativeHeap
 from dtrrun.runtime.observe import notices, publish
 from dtrrun.runtime.observe.expected import expected_budget
 from dtrrun.runtime.observe.hints import hint
@@ -46,6 +40,7 @@ from dtrrun.runtime.outside import Outside
 from dtrrun.runtime.patches import fork
 from dtrrun.runtime.patches.backwards import Backwards
 from dtrrun.runtime.patches.checkpointing import Checkpointing
+from dtrrun.runtime.patches.compiler import CompileNotice
 from dtrrun.runtime.patches.composites import Composites
 from dtrrun.runtime.patches.escapes import Escapes
 from dtrrun.runtime.patches.exports import Exports
@@ -62,8 +57,6 @@ from dtrrun.runtime.shortage import Shortage
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import as_bytes
 from dtrrun.telemetry.advice import FOR_A_BLOCK, FOR_A_COMMAND
-
-modes_around = torch._C._len_torch_dispatch_stack
 
 PUBLISH_NS = 200_000_000  # between two writes of the record
 COMPACT_EVERY = 20_000  # operators
@@ -90,10 +83,10 @@ class Session:
         self.device = devices.choose(settings)
         self._recorder = optional.recorder(settings)
         self.fingerprints = optional.fingerprints(settings)
-        self._native = native.choose(settings, self._warn_once_a_run)
+        self._native = native.load(settings)
+        storage.use_extension(self._native)
         self._heap = self._make_heap()
         ambient = Ambient(self.device.type)
-        graph, ledger_class = native.parts(self._native)
         self.dtr = DTR(
             native.policy(self._native, settings),
             self.device.memory,
@@ -107,8 +100,8 @@ class Session:
             heap=self._heap,  # also without a budget, so that their times are comparable
             between_replays=self._between_replays,
             shortcuts=self._native,
-            graph=graph,
-            ledger_class=ledger_class,
+            graph=native.graph(self._native),
+            ledger_class=native.ledger_class(self._native),
             collect_garbage=self._collect_garbage,
             met_device=self._met_device,
             room_given_back=lambda: self.slow_path.tell_waiting(),
@@ -118,7 +111,6 @@ class Session:
         if settings.costs is not None and settings.cost == "measured":
             costs = read_costs(settings.costs, self.device.type, self.warn)
         kernels: dict[Any, Any] = {}
-        self._dispatches = self.device.type == "cpu" and self._native is None
         self.slow_path = SlowPath(
             self.dtr,
             ambient,
@@ -140,26 +132,18 @@ class Session:
             native=self._native,
         )
         self.device.connect(self.dtr, self.slow_path, self.warn, self.alert)
-        self.mode: DTRMode | Interposer
-        self._threads: threads.Threads
-        if self._native is None:
-            self.mode = self.device.make_mode(self.slow_path)
-            self._threads = threads.Threads(self.mode, self._threaded, self.alert)
-        else:
-            self.mode = self._threads = self.device.make_interposer(
-                self._native, self.slow_path, self._threaded, self.alert
-            )
+        self.interposer = self.device.make_interposer(
+            self._native, self.slow_path, self._threaded, self.alert
+        )
         if settings.verify:
             self.slow_path.reasons.add("verify")  # it keeps more about each output than the fast path does
         self._started_ns = now_ns()
         self._loading_ns = shapes.loading_ns
-        self._measuring_ns = 0
         self._compacted_age = 0
         self._thrashing = Thrashing(settings, self.warn, self.alert, self._publish)
         self.steps = StepClock(lambda: publish.totals(self), self._step_ended)
         self._access = Access(self.slow_path)
-        if isinstance(self.mode, Interposer):
-            self.mode.touch = self._access.touched
+        self.interposer.touch = self._access.touched
         self._gradients = Gradients(self._access.pin, self._native)
         self._notices = notices.Notices(self.warn, self.alert)
         self._checkpointing = Checkpointing(self._warn_once_a_run)
@@ -169,31 +153,28 @@ class Session:
         if self._recorder is not None:
             self._recorder.connect(self.slow_path)
         backends = sorted({"CPU", self.device.type.upper()})
+        composites = ForeignComposites(self.slow_path, self._native, kernels, backends)
         self._parts: list[Any] = [
             Escapes(self._access.reach),
             Exports(self._access.reach, self._native),
             Composites(self._access.reach, kernels, backends),
-            *self._native_code(kernels, backends),
+            composites,
+            ExtensionFunctions(self._native, composites),
             Libraries(self.slow_path),
             Resizes(self.slow_path),
             self._gradients,
             Functions(self._access.lock),
-            *(
-                [ModeChecks(self._access.lock, self.mode, lambda: self.slow_path.checks_modes)]
-                if self._native is None
-                else []
-            ),
             Backwards(self._no_optimizer, self._access.pin, self._met_leaf, self._backward_ended),
             Reducers(self.slow_path),
             Scripts(),
             Seeds(self._lock),
             self._checkpointing,
-            self._threads,
+            self.interposer,
             # Before `steps`, whose callback may end the program.
             *optional.training_state(settings, self._access.hold),
             *optional.tracing(settings, self.ledger, self._where),
             self.steps,
-            compiler.CompileNotice(self._warn_once_a_run, forbid=self._native is not None),
+            CompileNotice(self._warn_once_a_run),
             self._notices,
             self.device,
         ]
@@ -203,27 +184,17 @@ class Session:
         self.writer: Any = None
         self._pid = os.getpid()
 
-    def _make_heap(self) -> Heap | NativeHeap | None:
-        if self.device.type != "cpu":
-            return None
-        mode = self.settings.return_memory
-        return Heap(mode) if self._native is None else NativeHeap(mode, self._native)
+    def _make_heap(self) -> Heap | None:
+        return Heap(self.settings.return_memory, self._native) if self.device.type == "cpu" else None
 
     def _on_heap(self) -> list[Any]:
-        """Return the parts that the native heap calls."""
-        if self._native is None or self._heap is None:
+        """Return the parts that the heap calls."""
+        if self._heap is None:
             return []
         return [
             Outside(self.slow_path, self._native),
             Shortage(self.slow_path, self._native, self.warn),
         ]
-
-    def _native_code(self, kernels: dict[Any, Any], backends: list[str]) -> list[Any]:
-        """Return the parts that watch code beneath Python which is not PyTorch's."""
-        if self._native is None:
-            return []
-        composites = ForeignComposites(self.slow_path, self._native, kernels, backends)
-        return [composites, ExtensionFunctions(self._native, composites)]
 
     # -- on and off ------------------------------------------------------------------------------
 
@@ -235,13 +206,9 @@ class Session:
         if threading.current_thread() is threading.main_thread():
             self.slow_path.home = threading.get_ident()
         self.running = True
-        if modes_around():
-            self.slow_path.under_modes = True
-            self.slow_path.reasons.add("modes of the program's")
-            self.warn(notices.UNDER_MODES)
         if self._recorder is not None:
             self._recorder.step_begins()
-        self._threads.begin()
+        self.interposer.begin()
         self._publish()
 
     def stop(self) -> None:
@@ -256,7 +223,7 @@ class Session:
         if not self.running:
             return
         self.running = False
-        self._threads.end()
+        self.interposer.end()
         fork.unwatch()
         try:
             with self._lock:
@@ -275,7 +242,6 @@ class Session:
         finally:
             for part in reversed(self._parts):
                 part.remove()
-        self.measure_at_the_end()
         self._publish()
 
     def set_budget(self, size: int | str | None) -> None:
@@ -335,7 +301,7 @@ class Session:
         if self.slow_path.home == threading.get_ident():
             return
         self.slow_path.shared = True
-        self._threads.share(self.slow_path.reasons)
+        self.interposer.share(self.slow_path.reasons)
 
     def warn(self, text: str) -> None:
         """Show the user one line, once, unless `quiet`; repetitions are counted."""
@@ -396,7 +362,7 @@ class Session:
     def _collect_garbage(self) -> None:
         # Finalizers of the program run in here. Their operators come to us as others do, but not in the
         # middle of a rematerialization.
-        with nullcontext() if self._native is None or self.dtr.eviction.replaying else interposed():
+        with nullcontext() if self.dtr.eviction.replaying else interposed():
             gc.collect()
 
     # -- time ------------------------------------------------------------------------------------
@@ -406,18 +372,16 @@ class Session:
         policy = self.dtr.policy
         return {
             "wall_ns": now_ns() - self._started_ns,
-            "operators_ns": self.mode.operators_ns,
+            "operators_ns": self.interposer.operators_ns,
             "rematerialization_ns": self.dtr.rematerializer.operators_ns,
             "scoring_ns": policy.scoring_ns,
             "search_ns": policy.search_ns,
-            "bookkeeping_ns": self.mode.bookkeeping_ns
+            "bookkeeping_ns": self.interposer.bookkeeping_ns
             + self.dtr.eviction.making_room_ns
             + self.dtr.rematerializer.under_way_ns()
             - policy.scoring_ns
             - policy.search_ns
-            - (shapes.loading_ns - self._loading_ns)  # an import, not work on a step
-            + self._measuring_ns,
-            "dispatch_ns": dispatch_cost.of(self.ledger.age) if self._dispatches else 0,
+            - (shapes.loading_ns - self._loading_ns),  # an import, not work on a step
         }
 
     def stop_learning(self) -> None:
@@ -425,26 +389,13 @@ class Session:
         if self._learning is not None:
             self._learning.remove()
 
-    def measure_at_the_end(self) -> None:
-        """Measure the dispatch cost for a program that has made no steps."""
-        if self._dispatches and not self.steps.count:
-            self._measuring_ns += dispatch_cost.program_ended(self.ledger.age)
-
-    def _measure_dispatch(self) -> None:
-        """After a step, measure what the other times do not include, outside the steps' own times."""
-        if self._dispatches:  # on a GPU kernels continue meanwhile, so it is no slowdown
-            spent = dispatch_cost.step_ended(self.steps.count)
-            if spent:
-                self._measuring_ns += spent
-                self.steps.leave_out()
-
     def _tick(self) -> None:
-        """Called periodically, by the mode and in replays. Sets the time of the next call."""
+        """Called periodically, by operators and in replays. Sets the time of the next call."""
         # Not within a replay: compaction may itself replay, which would tick again.
         if self.ledger.age - self._compacted_age > COMPACT_EVERY and not self.dtr.eviction.replaying:
             self._compact()
         self._notices.look_for_modules()
-        self._threads.look()
+        self.interposer.look()
         self.device.look()
         self._launcher.look()
         self._publish()
@@ -495,7 +446,6 @@ class Session:
         assert self.steps.last is not None
         self._checkpointing.step_ended(self.dtr.rematerializer.rematerializations > 0)
         self._thrashing.watch(self.steps.last)
-        self._measure_dispatch()
         if self.settings.max_steps is not None and self.steps.count >= self.settings.max_steps:
             self._publish()
             raise SystemExit(0)
@@ -524,7 +474,7 @@ class Session:
             self.writer = None
         self._lock.release()  # the child's only thread is the one that holds it
         python_warnings.filterwarnings("ignore", message=".*dtrrun.*")
-        self._threads.forked = True
+        self.interposer.threads.forked = True
         enabled = gc.isenabled()
         gc.disable()  # a collection writes to every object, and the system would copy all of the parent's
         try:

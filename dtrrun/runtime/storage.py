@@ -1,18 +1,14 @@
 """The mechanism that DTR relies on: emptying and refilling the storage under the program's tensors.
 
-The program's tensors must keep their identity while their memory is freed and restored.
-`UntypedStorage._swap_data_ptr_` (PyTorch 2.13, absent in 2.12) moves the memory of a recomputed storage to
-the old one, without a copy. The native extension can do so with any version. If there is neither, the old
-storage is resized and copied into. No longer needed once PyTorch has a public swap.
+The program's tensors must keep their identity while their memory is freed and restored. The native extension
+moves the memory of a recomputed storage to the old one, without a copy.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import sys
 import weakref
-import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -22,8 +18,6 @@ import torch
 own_storage_of = torch._C.TensorBase.untyped_storage
 """The unpatched method: `escapes` patches that of torch.Tensor."""
 _storage_of: Any = own_storage_of
-_own_swap: Any = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
-_swap: Any = _own_swap
 address_of: Any = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
 resize: Any = torch._C.StorageBase.resize_  # type: ignore[attr-defined]  # unpatched too: see `resizes`
 
@@ -87,76 +81,32 @@ def device_type_of(storage: torch.UntypedStorage) -> str:
     return place_of(storage.device)
 
 
+def use_extension(native: Any) -> None:
+    """Let this extension empty, refill and hash storages."""
+    global _native
+    _native = native
+
+
+_native: Any = None
+
+
 def empty(storage: torch.UntypedStorage) -> None:
-    """Free the memory at once. Tensors over the storage keep sizes, strides and identity."""
-    _empty(storage)
+    """Free the memory at once. Tensors over the storage keep sizes, strides and identity.
+
+    The storage keeps its size. On a CPU, it points where nobody can read (`native/placeholders.h`).
+    """
+    _native.evict(storage)
 
 
 def is_empty(storage: torch.UntypedStorage) -> bool:
     """Return whether a storage has no memory."""
-    return _is_empty(storage)
+    found: bool = _native.is_evicted(storage)
+    return found
 
 
-def _empty_by_resize(storage: torch.UntypedStorage) -> None:
-    resize(storage, 0)
-
-
-def _has_no_bytes(storage: torch.UntypedStorage) -> bool:
-    return storage.nbytes() == 0
-
-
-_empty: Callable[[torch.UntypedStorage], None] = _empty_by_resize
-_is_empty: Callable[[torch.UntypedStorage], bool] = _has_no_bytes
-
-
-def use_placeholders(native: Any) -> None:
-    """Let evicted storages keep their sizes, and point where nobody can read (`native/placeholders.h`); None:
-    they are resized to nothing."""
-    global _empty, _is_empty
-    _empty = _empty_by_resize if native is None else native.evict
-    _is_empty = _has_no_bytes if native is None else native.is_evicted
-
-
-def refill_by_swap(storage: Any, source: torch.UntypedStorage) -> None:
+def refill(storage: torch.UntypedStorage, source: torch.UntypedStorage) -> None:
     """Move `source`'s memory to the emptied `storage`; `source` is empty afterwards."""
-    _swap(storage, source)
-
-
-def refill_by_copy(storage: Any, source: torch.UntypedStorage) -> None:
-    """Copy `source` into the emptied `storage`; both are allocated temporarily."""
-    try:
-        resize(storage, 0)  # or else it copies what the storage held before
-        resize(storage, source.nbytes())
-        storage.copy_(source)
-    except BaseException:  # an interrupt may come when it has its size but not its content
-        resize(storage, 0)
-        raise
-
-
-refill = refill_by_copy if _swap is None else refill_by_swap
-REFILL_COPIES = _swap is None
-"""Whether `refill` temporarily needs the storage's size a second time."""
-_wants_copies = False
-
-
-def use_refill(*, copy: bool) -> None:
-    """Choose how storages are refilled (tests cover both)."""
-    global _wants_copies
-    _wants_copies = copy
-    _choose_refill()
-
-
-def use_swap(function: Callable[[torch.UntypedStorage, torch.UntypedStorage], None] | None) -> None:
-    """Choose what swaps the memory of two storages if PyTorch has no method for it; None: nothing does."""
-    global _swap
-    _swap = _own_swap or function
-    _choose_refill()
-
-
-def _choose_refill() -> None:
-    global refill, REFILL_COPIES
-    REFILL_COPIES = _wants_copies or _swap is None
-    refill = refill_by_copy if REFILL_COPIES else refill_by_swap
+    _native.swap(storage, source)
 
 
 def allocate(nbytes: int, device: torch.device) -> torch.UntypedStorage:
@@ -213,19 +163,5 @@ def _references_beside_tensors() -> int:
 
 def checksum(storage: torch.UntypedStorage) -> int:
     """Return a checksum of the content of a storage in host memory."""
-    return _checksum(storage)
-
-
-def _crc(storage: torch.UntypedStorage) -> int:
-    nbytes = storage.nbytes()
-    return zlib.crc32((ctypes.c_char * nbytes).from_address(address_of(storage))) if nbytes else 0
-
-
-_checksum: Callable[[torch.UntypedStorage], int] = _crc
-
-
-def use_checksum(function: Callable[[torch.UntypedStorage], int] | None) -> None:
-    """Choose what computes checksums; None: the C library's CRC. Both may be used in one process, but not for
-    one storage."""
-    global _checksum
-    _checksum = function or _crc
+    found: int = _native.checksum(storage)
+    return found

@@ -190,7 +190,7 @@ class _Run:
     ) -> None:
         self.dtr = DTR(
             policy,
-            StandInMemory(refill_copies=bool(head["refill_copies"])),
+            StandInMemory(),
             StandInExecutor(limit),
             budget_bytes=budget_bytes,
             budget_error=OutOfBudget,

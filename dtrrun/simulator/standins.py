@@ -25,9 +25,6 @@ class Content:
 class StandInMemory:
     """The operations on storages, applied to stand-ins (compare `runtime.storage`)."""
 
-    def __init__(self, *, refill_copies: bool = False) -> None:
-        self.REFILL_COPIES = refill_copies
-
     @staticmethod
     def size_of(content: Content) -> int:
         return content.nbytes

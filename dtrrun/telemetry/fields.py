@@ -37,16 +37,9 @@ COUNTERS = (
     "oom_retries",  # operators tried again after an out-of-memory error
     "fragmented_bytes",  # reserved, but in blocks too small to be useful at the last check
     "process_peak_bytes",  # the process's peak memory, everything included; 0: unknown
-    "dispatch_ns",  # estimated: PyTorch's cost of passing operators to us, outside the other times
 )
 
 PARTS = ("operators", "rematerialization", "scoring", "search", "bookkeeping")
-"""Parts of the time in a training process, as in the paper's Fig. 4; the rest of `wall` is `other`.
-
-`dispatch_ns` is a part of that rest and of `operators_ns`: see `telemetry.times`.
-"""
+"""Parts of the time in a training process, as in the paper's Fig. 4; the rest of `wall` is `other`."""
 OVERHEADS = tuple(f"{part}_ns" for part in PARTS[1:])
-"""The counters of the overhead of a budget: recomputation and dtrrun's work.
-
-`dispatch_ns` does not depend on it.
-"""
+"""The counters of the overhead of a budget: recomputation and dtrrun's work."""

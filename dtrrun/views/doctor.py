@@ -52,8 +52,6 @@ def _facts(report: dict[str, Any]) -> Table:
         "Python": f"{torch.get('python', '?')}  {torch.get('executable') or report['interpreter']}",
         "PyTorch": torch.get("error") or f"{torch['torch']}, {_built(torch)}",
     }
-    if "torch" in torch:
-        rows["swap"] = _swap(torch)
     if "native" in torch:
         rows["native"] = _native(torch["native"])
     if "backend" in torch:
@@ -69,14 +67,6 @@ def _facts(report: dict[str, Any]) -> Table:
     for label, value in rows.items():
         table.add_row(label, Text(plain(value, 400)))
     return table
-
-
-def _swap(torch: dict[str, Any]) -> str:
-    if torch["swap"]:
-        return "available"
-    if torch["native"]["why"]:
-        return "not available: rematerialized memory is copied"
-    return "by the native fast path"
 
 
 def _built(torch: dict[str, Any]) -> str:

@@ -114,13 +114,11 @@ def _summary(report: dict[str, Any]) -> Table:
         rows["steps"] = f"{report['steps']:,}{speed}"
     of_steps = report["step_slowdown_estimate"]
     if of_steps is not None:
-        rows["slowdown"] = f"about {_times(of_steps, report)} × per step  (median without the first)"
+        rows["slowdown"] = f"about {of_steps:.2f} × per step  (median without the first)"
     if report["slowdown_estimate"] is not None:
         ours = f"{duration(sum(seconds[part] for part in PARTS[1:]))} of {duration(seconds['wall'])}"
-        estimated = report["dispatch_seconds"]
-        some = f", {duration(estimated)} of it estimated" if _estimated(report) else ""
         label, start = ("slowdown", "") if of_steps is None else ("in all", ", with start-up")
-        rows[label] = f"about {_times(report['slowdown_estimate'], report)} ×  ({ours}{some}{start})"
+        rows[label] = f"about {report['slowdown_estimate']:.2f} ×  ({ours}{start})"
     if native := native_share(report):
         rows["native"] = native
     if verify["enabled"]:
@@ -135,15 +133,6 @@ def _summary(report: dict[str, Any]) -> Table:
         bad = label in ("over budget", "violations") or (label == "verify" and verify["mismatches"])
         table.add_row(label, Text(value, style="red" if bad else ""))
     return table
-
-
-def _estimated(report: dict[str, Any]) -> bool:
-    """Return whether much of the time is estimated."""
-    return bool(report["dispatch_seconds"] >= report["seconds"]["wall"] / 20 > 0)
-
-
-def _times(slowdown: float, report: dict[str, Any]) -> str:
-    return f"{slowdown:{'.2g' if _estimated(report) else '.2f'}}"  # estimates justify fewer digits
 
 
 def _peak(peak: int, budget: int | None) -> str:

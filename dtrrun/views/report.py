@@ -84,7 +84,6 @@ def _step(step: Any) -> dict[str, Any] | None:
     if not isinstance(step, dict):
         return None
     seconds = breakdown(step)
-    del seconds["dispatch"]
     return {
         "index": step.get("index"),
         "peak_bytes": step.get("peak_bytes"),
@@ -96,7 +95,6 @@ def _step(step: Any) -> dict[str, Any] | None:
 def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
     counters = total(snapshots)
     seconds = breakdown(counters)
-    dispatch = seconds.pop("dispatch")
     errors = [error for snapshot in snapshots if isinstance(error := snapshot.tables.get("error"), dict)]
     return {
         "peak_bytes": counters.get("peak_bytes", 0),
@@ -111,7 +109,6 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
         **_driver(snapshots),
         "steps": counters.get("steps", 0),
         "seconds": seconds,
-        "dispatch_seconds": dispatch,
         "slowdown_estimate": slowdown(seconds),
         "step_slowdown_estimate": step_slowdown(snapshots),
         "native": _native(snapshots),

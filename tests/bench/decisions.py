@@ -1,10 +1,8 @@
 """Whether the native fast path evicts and recomputes what Python would, in each example.
 
 `python -m tests.bench.decisions [EXAMPLE…] [--steps N] [ARGS…]`, from the project's folder. Each example runs
-inside shares of its peak in three ways: natively, with all but the interposer in Python, and under the Python
-mode. The first two must decide alike. For the mode PyTorch may run other operators: its decisions may differ,
-and are shown, but all bits must be the same. Costs are those of `--cost model`, since measured ones differ
-from run to run.
+inside shares of its peak in two ways, which must decide alike: natively, and with all but the interposer in
+Python. Costs are those of `--cost model`, since measured ones differ from run to run.
 """
 
 import argparse
@@ -31,22 +29,20 @@ SHARES = (70, 50, 40)
 IN_PYTHON = Path(__file__).with_name("in_python.py")
 
 WAYS = {
-    "native": (["--native", "require"], []),
-    "python": (["--native", "require"], [str(IN_PYTHON), "all"]),
-    "search": (["--native", "require"], [str(IN_PYTHON), "search"]),
-    "mode": (["--native", "off"], []),
+    "native": [],
+    "python": [str(IN_PYTHON), "all"],
+    "search": [str(IN_PYTHON), "search"],
 }
-"""For each, options of `dtrrun` and what runs the script."""
+"""For each, what runs the script."""
 
-COMPARED_WAYS = ("native", "python", "mode")
+COMPARED_WAYS = ("native", "python")
 
 SHOWN = ("evictions", "rematerializations", "peak_bytes")
 COMPARED = (*SHOWN, "evicted_bytes", "rematerialized_bytes", "over_budget", "error")
 
 
 def run(way: str, budget: int | None, example: str, *arguments: str, heuristic: str = "h_dtr_eq") -> Run:
-    options, runner = WAYS[way]
-    options = [*options, "--heuristic", heuristic]
+    options = ["--heuristic", heuristic]
     if budget is not None:
         options = [*options, "--budget", f"{budget}B"]
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +59,7 @@ def run(way: str, budget: int | None, example: str, *arguments: str, heuristic: 
             *options,
         ]
         script = ROOT / "docs" / "examples" / f"{example}.py"
-        command += [sys.executable, *runner, str(CAPTURE), str(capture), str(script), *arguments]
+        command += [sys.executable, *WAYS[way], str(CAPTURE), str(capture), str(script), *arguments]
         status, stderr, _ = finished(command, ROOT, environment(), PATIENCE)
         found = [json.loads(file.read_text()) if file.exists() else {} for file in (capture, report)]
     result = Run(status, stderr, *found)
@@ -95,7 +91,7 @@ def main() -> int:
     args, more = parser.parse_known_args()  # the others are for the examples
     if unknown := set(args.examples) - set(TINY):
         parser.error(f"no example is called {', '.join(sorted(unknown))}")
-    headers = ["Example", "Share", "Evictions", "Rematerializations", "Peak", "All in Python", "Python mode"]
+    headers = ["Example", "Share", "Evictions", "Rematerializations", "Peak", "All in Python"]
     print(row(headers), row(["---"] * len(headers)), sep="\n", flush=True)
     wrong = 0
     for example in args.examples or TINY:
@@ -103,15 +99,12 @@ def main() -> int:
         expected = plain(example, *arguments)
         peak = run("native", None, example, *arguments).report["peak_bytes"]
         for percent in SHARES:
-            native, python, mode = (
-                run(way, share(percent, peak), example, *arguments) for way in COMPARED_WAYS
-            )
+            native, python = (run(way, share(percent, peak), example, *arguments) for way in COMPARED_WAYS)
             in_python, alike, same = compared(native, python)
-            under_mode, _, also = compared(native, mode)
             right = native.infeasible or not difference(expected, native)
-            cells = [example, f"{percent} %", *shown(native), in_python, under_mode]
+            cells = [example, f"{percent} %", *shown(native), in_python]
             print(row(cells), "" if right else "other bits than a plain run", flush=True)
-            wrong += not (alike and same and also and right)
+            wrong += not (alike and same and right)
     print(f"\n{wrong} differ that should not")
     return 1 if wrong else 0
 

@@ -85,7 +85,7 @@ def train(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Executor, "execute", counted)
         patch.setattr(Executor, "_copy", copy)
-        with fake_session(patch, budget, gpu=gpu, cost="model", native="off") as (session, _):
+        with fake_session(patch, budget, gpu=gpu, cost="model") as (session, _):
             if idea is not None:
                 idea(session, gpu.allocator, patch)
             torch.manual_seed(0)

@@ -1,6 +1,6 @@
 """Runs a script so that Python does what the native extension would.
 
-`python in_python.py all|search SCRIPT [ARGS…]`, as a target of `dtrrun --native require`. all: the interposer
+`python in_python.py all|search SCRIPT [ARGS…]`, as a target of `dtrrun`. all: the interposer
 only brings the operators. search: Python only chooses what to evict.
 """
 
@@ -25,7 +25,7 @@ def main() -> None:
         Eviction._natively = lambda *_: None
     del sys.argv[:2]
     runpy.run_path(sys.argv[0], run_name="__main__")
-    calls = session.mode.native_calls
+    calls = session.interposer.native_calls
     assert part == "search" or all(name.startswith("profiler.") for name in calls), calls
 
 

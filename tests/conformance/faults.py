@@ -12,7 +12,6 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtrrun.runtime import storage as memory
-from dtrrun.runtime.dispatch.python_mode import modes
 from dtrrun.runtime.execute import Executor
 from tests.python_core import use_python_core
 
@@ -40,9 +39,9 @@ INJECTED = "injected by the test"
 
 
 class Injector(TorchDispatchMode):
-    """Raises at one operator of the program; in a session, use it `underneath`.
+    """Raises at one operator of the program, before it comes to the session.
 
-    `at` counts the operators of the attempts from 0. `after` raises once the kernel has run and written.
+    `at` counts the operators of the attempts from 0. `after` raises once it has come back from there.
     Replays are not seen: they run below all modes.
     """
 
@@ -60,19 +59,6 @@ class Injector(TorchDispatchMode):
         if mine:
             raise self.error(INJECTED)
         return result
-
-
-@contextmanager
-def underneath(mode: TorchDispatchMode) -> Iterator[None]:
-    """On below the session that has begun: it sees the program's operators as they come out of the session.
-
-    A session that begins under a mode would evict nothing.
-    """
-    modes.put_under(mode)
-    try:
-        yield
-    finally:
-        assert modes.take_out(mode)
 
 
 @contextmanager

@@ -7,27 +7,20 @@ and dicts. Everything that it returns is compared twice: as read inside of the s
 from __future__ import annotations
 
 import gc
-import os
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 import dtrrun
 from dtrrun.core.graph import Operation, Version
 from dtrrun.runtime.session import Session
-from dtrrun.runtime.storage import REFILL_COPIES, is_empty, own_storage_of
+from dtrrun.runtime.storage import is_empty, own_storage_of
 
 Program = Callable[[], Any]
 Report = dict[str, Any]
-
-needs_swap = pytest.mark.skipif(
-    REFILL_COPIES and os.environ.get("NATIVE") == "off",
-    reason="the budget is too tight for copies: this PyTorch cannot swap the memory of storages",
-)
 
 
 def bits(value: Any) -> list[Any]:

@@ -31,7 +31,7 @@ def test_an_interrupted_call_counts_as_what_it_has_used(monkeypatch, used, inter
 def test_all_of_the_time_counts_where_the_system_does_not_tell(monkeypatch):
     monkeypatch.setattr(contention, "IS_TOLD", False)
     assert contention.own_ns(5000, contention.usage()) == 5000
-    with dtrrun.budget(None, native="off") as session:
+    with dtrrun.budget(None) as session:
         for _ in range(3):
             torch.ones(300, 300) @ torch.ones(300, 300)
         costs = [one.cost for one in session.slow_path.signatures.all() if one.operator.name == "aten.mm"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from faults import check_accounts
-from programs import assert_same, bits, mlp, needs_swap
+from programs import assert_same, bits, mlp
 from torch import nn
 
 import dtrrun
@@ -77,7 +77,6 @@ def test_a_budget_that_is_too_small_and_then_is_not(where):
     assert session.report()["mismatches"] == []
 
 
-@needs_swap
 def test_a_first_budget_after_counting_only():
     """Signatures that were learned without a budget know no output sizes: they must not be believed."""
     expected = bits(trained(lambda step, where: None))

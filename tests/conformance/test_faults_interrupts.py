@@ -20,7 +20,6 @@ from programs import assert_same, bits
 from torch import nn
 
 import dtrrun
-from dtrrun.runtime.dispatch.python_mode import modes
 
 pytestmark = pytest.mark.skipif("INTERRUPTS" not in os.environ, reason="takes long: INTERRUPTS=40 runs it")
 
@@ -146,7 +145,6 @@ def run(interrupts, verify):
             inside = guards_of()
             results = program(interrupts)
             found = bits(results)
-            assert modes.stacked() == (session.mode,), "modes"
             assert guards_of() == inside, "dispatch keys"
             assert torch.is_grad_enabled()
             assert not torch.is_inference_mode_enabled()
@@ -155,7 +153,7 @@ def run(interrupts, verify):
             check_accounts(session)
             assert session.report()["evictions"] > 0
         assert session.report()["mismatches"] == []
-        assert modes.stacked() == ()
+        assert torch._C._len_torch_dispatch_stack() == 0
         assert_same(found, bits(results), "after the session's end")
         assert guards_of() == guards, "dispatch keys, afterwards"
     finally:

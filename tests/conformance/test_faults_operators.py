@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from faults import Attempt, Injector, check_accounts, failing_replays, underneath
+from faults import Attempt, Injector, check_accounts, failing_replays
 from programs import assert_same, outcome
 from torch import nn
 
@@ -89,7 +89,7 @@ def test_at_each_operator_of_the_program(verify, after, every):
     def check(at, error):
         with Injector(at, error, after=after):
             _, expected = outcome(training)
-        check_failed(training, expected, underneath(Injector(at, error, after=after)), verify=verify)
+        check_failed(training, expected, Injector(at, error, after=after), verify=verify)
 
     with Injector(-1, RuntimeError) as watched:
         training()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dtrrun
-from dtrrun.runtime.dispatch.python_mode import threads
+from dtrrun.runtime.dispatch import threads
 from dtrrun.runtime.session import Session
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

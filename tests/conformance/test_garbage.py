@@ -1,7 +1,6 @@
 """Garbage: tensors that only cycles of references hold take no memory from the program that it would need."""
 
 import gc
-import os
 
 import pytest
 import torch
@@ -137,9 +136,6 @@ def test_a_collector_that_is_switched_off_stays_so_while_there_is_room(monkeypat
     assert not made
 
 
-@pytest.mark.skipif(
-    os.environ.get("NATIVE") == "off", reason="a Python mode is off while it handles an operator"
-)
 def test_finalizers_read_what_was_evicted(monkeypatch):
     monkeypatch.setattr("dtrrun.core.garbage.FIRST_NS", 0)
     read = []

@@ -1,7 +1,9 @@
 """Constants that change (buffers, running statistics) after something was computed from them."""
 
+import weakref
+
 import torch
-from programs import assert_same, batch, bits, chain, check, check_stress, mlp, needs_swap
+from programs import assert_same, batch, bits, chain, check, check_stress, mlp, plain, run_inside
 from torch import nn
 
 import dtrrun
@@ -139,7 +141,6 @@ def held_over_steps(then=lambda session, held: None, session=None):
     return losses, held, net
 
 
-@needs_swap
 def test_a_graph_that_is_held_while_its_weights_change_stays_recomputable():
     """The old weights are copied, and freed with the last recipe that reads them."""
 
@@ -216,3 +217,25 @@ def test_nothing_is_copied_in_an_ordinary_step(monkeypatch):
 
     check_stress(program)
     assert copies == []
+
+
+def test_what_was_made_from_a_small_constant_can_be_evicted():
+    def program():
+        rows = [torch.zeros(1000) + torch.tensor([step], dtype=torch.float32) for step in range(8)]
+        return [torch.sin(row) for row in rows], rows
+
+    expected = plain(program)
+    found, report = run_inside(program, 1, over_budget="warn")
+    assert found == expected
+    assert "input lost" not in [entry["reason"] for entry in report["pinned"]]
+
+
+def test_small_constants_are_let_go_of_at_the_end():
+    with dtrrun.budget(1 << 20) as session:
+        constant = torch.tensor([1.0])
+        torch.sin(constant)
+        storage = weakref.ref(torch._C.TensorBase.untyped_storage(constant))
+        del constant
+        assert storage() is not None
+        assert session.ledger.small_constants
+    assert storage() is None

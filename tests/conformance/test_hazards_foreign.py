@@ -5,7 +5,7 @@ import multiprocessing.sharedctypes
 import numpy as np
 import pytest
 import torch
-from programs import bits, check_budget, check_stress, mlp, needs_swap, plain, run_inside
+from programs import bits, check_budget, check_stress, mlp, plain, run_inside
 from torch import nn
 
 import dtrrun
@@ -75,7 +75,6 @@ def fine_tuning(load, *, before: nn.Module | None = None):
     return program
 
 
-@needs_swap
 @pytest.mark.parametrize("load", LOADERS)
 def test_loaded_weights_are_recomputed_from(load):
     program = fine_tuning(load)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from programs import batch, check, check_budget, check_stress, in_memory, mlp, needs_swap, train
+from programs import batch, check, check_budget, check_stress, in_memory, mlp, train
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -53,7 +53,7 @@ def test_gradients_arrive_natively(extension, budget, monkeypatch):
     in_python = []
     pin = Access.pin
     monkeypatch.setattr(Access, "pin", lambda self, *what: in_python.append(what) or pin(self, *what))
-    with dtrrun.budget(budget, over_budget="warn", native="require") as session:
+    with dtrrun.budget(budget, over_budget="warn") as session:
         model = mlp(3)
         words = nn.Embedding(16, 32, sparse=True)
         (model(torch.randn(64, 32)).sum() + words(torch.arange(4)).sum()).backward()
@@ -71,7 +71,7 @@ def test_gradients_arrive_natively(extension, budget, monkeypatch):
 def test_other_threads_wait_while_a_gradient_arrives(extension, monkeypatch):
     """The user's heuristic hears of it in Python, where another thread may take over."""
     seen = {}
-    with dtrrun.budget(1, over_budget="warn", native="require", heuristic="programs:most_recent") as session:
+    with dtrrun.budget(1, over_budget="warn", heuristic="programs:most_recent") as session:
         model = mlp(3)
         model(torch.randn(64, 32)).sum().backward()
         policy, native = session.ledger.policy, session._native
@@ -172,7 +172,6 @@ def test_maml_inner_steps_by_functional_call():
     check_stress(lambda: program(1))  # with nothing kept in between, the work grows exponentially with depth
 
 
-@needs_swap
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing(reentrant):
     def program():

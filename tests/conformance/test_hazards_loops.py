@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from programs import assert_same, check_stress, living_nodes, needs_swap, plain, run_inside
+from programs import assert_same, check_stress, living_nodes, plain, run_inside
 
 import dtrrun
 from dtrrun.runtime import session as session_module
@@ -124,7 +124,6 @@ def test_everything_evicted(program, monkeypatch):
     check_stress(lambda: program(steps=2))
 
 
-@needs_swap
 @pytest.mark.parametrize(
     ("program", "share", "most"),
     [

@@ -214,7 +214,7 @@ def test_what_an_ordinary_operator_makes_can_still_be_evicted(operators, name):
 def test_a_library_that_is_loaded_during_the_session(library):
     program = f"""
 import torch, dtrrun
-with dtrrun.budget(1, over_budget="warn", native="require", device="cpu"):
+with dtrrun.budget(1, over_budget="warn", device="cpu"):
     torch.ops.load_library({str(library)!r})
     x = torch.randn(64, 32).sin()
     most = torch.ops.dtrrun_tests.column_max(x)
@@ -360,7 +360,7 @@ for before, after in (load_hidden, int), (load_frozen, int), (int, load_hidden):
         assert os.wait()[1] == 0
         continue
     before()
-    session = dtrrun.budget(1, over_budget="warn", native="require", device="cpu")
+    session = dtrrun.budget(1, over_budget="warn", device="cpu")
     session.__enter__()
     after()
     x = torch.randn(64, 32).sin()
@@ -384,7 +384,7 @@ def program():
     return eight_bits(weight)
 
 expected = program().tolist()
-with dtrrun.budget(1, over_budget="warn", native="require", device="cpu") as session:
+with dtrrun.budget(1, over_budget="warn", device="cpu") as session:
     assert program().tolist() == expected
     assert session.report()["native"]["read_by_address"] > 0
 """
@@ -485,7 +485,7 @@ def test_an_operator_is_defined_anew_or_removed():
 def test_what_cannot_be_brought_back_ends_with_a_line_that_says_why():
     program = """
 import ctypes, torch, dtrrun
-with dtrrun.budget("13MB", native="require", device="cpu") as session:
+with dtrrun.budget("13MB", device="cpu") as session:
     x = torch.arange(1 << 20).float().sin()
     assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(x))
     address = torch._C.TensorBase.data_ptr(x)
@@ -505,7 +505,7 @@ def test_a_crash_of_the_programs_own_is_still_one():
     program = """
 import ctypes, faulthandler, torch, dtrrun
 faulthandler.enable()
-with dtrrun.budget("9MB", native="require", device="cpu"):
+with dtrrun.budget("9MB", device="cpu"):
     torch.ones(3)
     ctypes.string_at(8)
 """

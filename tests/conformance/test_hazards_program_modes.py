@@ -1,6 +1,5 @@
 """The program's own dispatch modes and tensor subclasses: each sees what it sees without us, none twice."""
 
-import os
 import threading
 from contextlib import nullcontext
 from functools import partial
@@ -25,10 +24,6 @@ from dtrrun.runtime.guards import INTERPOSER
 
 _C = torch._C
 OURS = _C._dispatch_key_parse("Fake")
-
-beneath = pytest.mark.skipif(
-    os.environ.get("NATIVE") == "off", reason="a Python mode of ours is one of those on the stack"
-)
 
 
 class Log(TorchDispatchMode):
@@ -139,7 +134,6 @@ def test_what_a_subclass_declines_is_an_error():
     check_stress(program)
 
 
-@beneath
 def test_the_thread_is_set_as_without_us_in_a_handler():
     """The same keys are switched on and off but ours, which what a handler calls has to find on."""
 
@@ -167,7 +161,6 @@ def test_the_thread_is_set_as_without_us_in_a_handler():
     assert True in ours_is_on
 
 
-@beneath
 def test_every_operator_beneath_modes_comes_to_the_session_once():
     def program(seen):
         with Log("outer", seen), Log("inner", []):
@@ -180,7 +173,6 @@ def test_every_operator_beneath_modes_comes_to_the_session_once():
     assert native["operators"] == sum(" has had " in one for one in seen)
 
 
-@beneath
 def test_what_a_mode_calls_itself():
     class Checks(TorchDispatchMode):
         """Computes something of its own for each operator: beneath itself, through itself, past all modes."""
@@ -332,7 +324,6 @@ def test_modes_of_other_threads():
     check_stress(program)
 
 
-@beneath
 def test_a_session_that_begins_within_a_mode():
     def program():
         x = torch.randn(32, 32).sin()

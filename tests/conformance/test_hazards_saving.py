@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from programs import check_stress, needs_swap, plain, run_inside
+from programs import check_stress, plain, run_inside
 from torch import nn
 
 import dtrrun
@@ -71,7 +71,6 @@ def test_what_was_read_is_recomputed_from_all_the_same(read):
     del kept
 
 
-@needs_swap
 @pytest.mark.parametrize("read", READ.values(), ids=READ)
 def test_a_training_goes_on_within_its_budget(read):
     """What it read must not take the room that the steps after it need."""

@@ -1,7 +1,6 @@
 """TorchScript: what a tracer records must be what it records without dtrrun, and a script may change a list
 of numbers that it has passed to an operator."""
 
-import os
 import re
 
 import pytest
@@ -126,9 +125,6 @@ TRACED = {
 
 @pytest.mark.parametrize("case", TRACED)
 def test_tracing(case):
-    if case == "constants" and os.environ.get("NATIVE") == "off":
-        pytest.skip("a Python mode gets numbers in place of such tensors, which most operators refuse")
-
     def program():
         kept = chain(torch.sin(torch.randn(64, 32)), 4)
         return kept, TRACED[case](), kept[1] * 2

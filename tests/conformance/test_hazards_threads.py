@@ -18,9 +18,9 @@ import pytest
 import torch
 from programs import assert_same, bits, chain, check_stress, mlp
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as stacked
 
 import dtrrun
-from dtrrun.runtime.dispatch.python_mode import modes
 from dtrrun.runtime.dispatch.signatures import Signatures
 
 
@@ -226,11 +226,7 @@ def test_what_is_half_written_is_not_read_by_a_replay_of_another_thread(monkeypa
         in_a_thread(lambda: base + 1)  # from now on, several threads use the session
         slow_path = session.slow_path
         slow_path.reasons.add("a test")  # the fast path has a test of its own
-        if slow_path._native is None:
-            operator = slow_path.learn(torch.ops.aten.add_.Tensor)
-            monkeypatch.setattr(operator, "call", slowed(operator.call))
-        else:
-            monkeypatch.setattr(slow_path, "_native", Slowed(slow_path._native))
+        monkeypatch.setattr(slow_path, "_native", Slowed(slow_path._native))
         thread = threading.Thread(target=lambda: base.add_(100))
         assert session.dtr.eviction.evict_if_possible(slow_path.version_of(kept))
         thread.start()
@@ -257,26 +253,25 @@ def test_what_is_half_written_natively_is_not_read_either():
             assert torch.equal(found, torch.full((10_000,), step * 3.0))
 
 
-@pytest.mark.skipif(os.environ.get("NATIVE") == "off", reason="in the Python mode all of it is in Python")
 def test_several_threads_stay_on_the_fast_path(extension):
     def work():
         x = torch.ones(64, 64)
         for _ in range(500):
             x = torch.tanh(x @ x)
 
-    with dtrrun.budget("1GB", native="require") as session:
+    with dtrrun.budget("1GB") as session:
         work()
         in_a_thread(work)
         assert session.slow_path.shared
-        before = sum(session.mode.python_calls.values())
+        before = sum(session.interposer.python_calls.values())
         threads = [threading.Thread(target=work) for _ in range(3)]
         for thread in threads:
             thread.start()
         work()
         for thread in threads:
             thread.join()
-        assert sum(session.mode.python_calls.values()) - before < 20  # each thread's first, at most
-        assert sum(session.mode.native_calls.values()) > 5_000
+        assert sum(session.interposer.python_calls.values()) - before < 20  # each thread's first, at most
+        assert sum(session.interposer.native_calls.values()) > 5_000
 
 
 @pytest.mark.parametrize("budget", ["7MB", "11MB"])
@@ -314,13 +309,12 @@ def test_long_kernels_of_several_threads_inside_a_small_budget(budget):
         assert_same(expected[seed], found[seed], f"thread {seed}")
 
 
-@pytest.mark.skipif(os.environ.get("NATIVE") == "off", reason="in the Python mode all of it is in Python")
 def test_who_has_waited_for_a_turn_looks_again_whether_it_may_be_native(extension):
     """Something that wants to see all operators has begun meanwhile, such as the log of a step."""
-    with dtrrun.budget("1GB", native="require") as session:
+    with dtrrun.budget("1GB") as session:
         kept = torch.ones(4) + 1
         in_a_thread(lambda: kept + 1)
-        begun, before = threading.Event(), sum(session.mode.python_calls.values())
+        begun, before = threading.Event(), sum(session.interposer.python_calls.values())
 
         def work():
             begun.set()
@@ -333,7 +327,7 @@ def test_who_has_waited_for_a_turn_looks_again_whether_it_may_be_native(extensio
             time.sleep(0.1)  # until it waits
             session.slow_path.reasons.add("a test")
         thread.join()
-        assert sum(session.mode.python_calls.values()) == before + 1
+        assert sum(session.interposer.python_calls.values()) == before + 1
 
 
 def test_an_operator_that_fails_beside_others_leaves_nothing_locked():
@@ -461,38 +455,6 @@ def test_a_data_loaders_own_threads_touch_nothing():
         assert not session.slow_path.shared
 
 
-@pytest.mark.python_mode
-def test_a_thread_waits_until_the_fast_path_is_left(monkeypatch):
-    """The fast path has no lock: whoever is in it must be out of it before another touches the ledger."""
-    met, order = threading.Event(), []
-    with dtrrun.budget("1GB") as session:
-        kept = torch.ones(4)
-        for _ in range(3):
-            kept + 1  # its signature is known: the fast path
-
-        real = session.ledger.collect_dead
-
-        def collect_dead():
-            if not met.is_set():
-                met.set()
-                time.sleep(0.1)
-                order.append("left")
-            real()
-
-        def other():
-            met.wait()
-            kept * 2
-            order.append("touched")
-
-        thread = threading.Thread(target=other)
-        thread.start()
-        session.ledger.dead.append(session.dtr.operators.adopt(torch.ones(1).untyped_storage()))
-        monkeypatch.setattr(session.ledger, "collect_dead", collect_dead)
-        kept + 1
-        thread.join()
-    assert order == ["left", "touched"]
-
-
 def test_a_thread_that_outlives_the_session():
     go_on, kept, results = threading.Event(), torch.ones(64), []
 
@@ -602,7 +564,7 @@ def waits_in_a_mode(waiting):
     with Mode():
         waiting.go.acquire()
         waiting.work()
-    assert modes.stacked() == () or type(modes.stacked()[0]) is not Mode
+    assert stacked() == []
     waiting.done.set()
 
 
@@ -692,20 +654,8 @@ def test_what_any_thread_writes_is_not_lost(make):
         assert_same(expected, bits(result), "afterwards")
 
 
-@pytest.mark.python_mode
-def test_a_pool_that_outlives_sessions_has_no_mode_in_between():
-    pool = warm(concurrent.futures.ThreadPoolExecutor(1))
-    for _ in range(3):
-        with dtrrun.budget("1GB") as session:
-            assert len(pool.submit(modes.stacked).result()) == 1
-            pool.submit(torch.ones, 4).result()
-            assert session.slow_path.reasons.any
-        assert pool.submit(modes.stacked).result() == ()
-    assert pool.submit(sys.gettrace).result() is pool.submit(sys.getprofile).result() is None
-
-
 def test_a_thread_that_never_wakes_keeps_nothing_of_sessions():
-    from dtrrun.runtime.dispatch.python_mode import visits
+    from dtrrun.runtime.dispatch import visits
 
     waiting = Waiting(waits_in_c)
     before = {thread: len(calls) for thread, (calls, _) in visits._awaited.items()}
@@ -752,9 +702,8 @@ together = threading.Event()
 
 def come():
     import torch
-    from dtrrun.runtime.dispatch.python_mode import modes
-    native = sys.modules.get("_dtrrun_native")
-    return len(modes.stacked()) + bool(native and native.is_on())
+        native = sys.modules.get("_dtrrun_native")
+    return len(stacked()) + bool(native and native.is_on())
 
 def early():
     together.wait()
@@ -788,13 +737,12 @@ print("fine", session.slow_path.home == threading.main_thread().ident)
 """
 
 
-@pytest.mark.parametrize("native", ["auto", "off"])
-def test_torch_imported_first_in_a_thread(tmp_path, native):
+def test_torch_imported_first_in_a_thread(tmp_path):
     """Operators of the main thread, and of every other one that runs by then, come to the session too."""
     program = tmp_path / "late.py"
     program.write_text(textwrap.dedent(LATE).format(budget=5_000_000))
     done = subprocess.run(
-        f"{sys.executable} -m dtrrun --native {native} --device cpu --budget 5MB {program}".split(),
+        f"{sys.executable} -m dtrrun --device cpu --budget 5MB {program}".split(),
         capture_output=True,
         text=True,
         timeout=300,
@@ -817,12 +765,12 @@ def test_a_session_ends_beneath_a_mode_of_the_program_and_in_another_thread():
     kept = next(turns)
     with Mode() as mode:
         assert next(turns, None) is None
-        assert modes.stacked() == (mode,)
-    assert modes.stacked() == ()
+        assert stacked() == [mode]
+    assert stacked() == []
     turns = session()
     kept += next(turns)
     in_a_thread(lambda: next(turns, None))
-    assert modes.stacked() == ()
+    assert stacked() == []
     assert torch.utils._python_dispatch.is_in_torch_dispatch_mode() == before
     assert bits([one + 1 for one in kept])
 
@@ -852,10 +800,10 @@ def test_fork_in_a_mode_of_the_program(threaded):
             if child == 0:
                 told = b"failed"
                 try:
-                    inside = modes.stacked() == (mode,) and bits([kept, kept[3] + kept[4]]) == expected
+                    inside = stacked() == [mode] and bits([kept, kept[3] + kept[4]]) == expected
                     mode.__exit__(None, None, None)
                     on = torch.utils._python_dispatch.is_in_torch_dispatch_mode() != before
-                    told = repr((inside, modes.stacked(), on)).encode()
+                    told = repr((inside, stacked(), on)).encode()
                 finally:
                     os.write(write, told)
                     os._exit(0)
@@ -869,7 +817,7 @@ def test_fork_in_a_mode_of_the_program(threaded):
     with dtrrun.budget(1, over_budget="warn") as session:
         in_a_thread(forking) if threaded else forking()
         assert session.report()["evictions"] > 0
-    assert results == [b"(True, (), False)"]
+    assert results == [b"(True, [], False)"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -896,7 +844,7 @@ def test_forks_while_another_thread_is_in_the_ledger():
                 if child == 0:
                     code = 1
                     try:
-                        code = 0 if bits(kept) == expected and modes.stacked() == () else 2
+                        code = 0 if bits(kept) == expected and stacked() == [] else 2
                     finally:
                         os._exit(code)
                 assert os.waitpid(child, 0)[1] == 0

@@ -74,8 +74,8 @@ def train(name, steps=4):
     return [tensor.clone() for tensor in model.state_dict().values()]
 
 
-def inside(name, budget, native="require", *, in_python=False):
-    with dtrrun.budget(budget, native=native, cost="model", over_budget="warn") as session:
+def inside(name, budget, *, in_python=False):
+    with dtrrun.budget(budget, cost="model", over_budget="warn") as session:
         if in_python:
             session.slow_path.reasons.add("a test")
         trained = train(name)
@@ -112,9 +112,7 @@ def trained_by(rules, budget):
     torch.manual_seed(0)
     make, batch, optimizer, options = PROGRAMS["words"]
     foreseen = 0
-    with dtrrun.budget(
-        budget, native="require", cost="model", over_budget="warn", heuristic=rules[0]
-    ) as session:
+    with dtrrun.budget(budget, cost="model", over_budget="warn", heuristic=rules[0]) as session:
         model = make()
         stepping = optimizer(model.parameters(), lr=0.01, **options)
         for step in range(4 * len(rules)):
@@ -142,15 +140,9 @@ def test_decisions_of_other_heuristics_are_those_of_python(rules, monkeypatch):
     assert found[1] > 0
 
 
-def test_decisions_are_those_of_the_python_mode():
-    """Where PyTorch runs the same operators with and without a mode."""
-    *_, peak = inside("images", None)[1]
-    assert inside("images", peak // 2)[1] == inside("images", peak // 2, "off")[1]
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_hardly_an_operator_goes_to_python(name):
-    with dtrrun.budget("1GB", native="require") as session:
+    with dtrrun.budget("1GB") as session:
         train(name, steps=3)  # the first calls of each signature
         native = session._native
         before, age = sum(native.python_calls().values()), session.ledger.age
@@ -162,7 +154,7 @@ def test_hardly_an_operator_goes_to_python(name):
 
 def test_what_is_brought_back_stays_out_of_python(monkeypatch):
     *_, peak = inside("words", None)[1]
-    with dtrrun.budget(int(0.6 * peak), native="require", cost="model") as session:
+    with dtrrun.budget(int(0.6 * peak), cost="model") as session:
         train("words", steps=3)
         calls = []
         make_ready = session.slow_path.make_ready
@@ -180,7 +172,7 @@ def test_an_optimizer_on_lists_stays_out_of_python(optimizer, share):
     *_, peak = inside("images", None)[1]
     model, batch = Images(), PROGRAMS["images"][1]
     stepping = getattr(torch.optim, optimizer)(model.parameters(), foreach=True)
-    with dtrrun.budget(int(share * peak), native="require") as session:
+    with dtrrun.budget(int(share * peak)) as session:
         for step in range(12):
             if step == 8:
                 before = session._native.python_calls()
@@ -206,13 +198,13 @@ def test_nothing_grows():
         nodes = living_nodes(session)
         return len(gc.get_objects()), len(session.ledger.versions), *nodes
 
-    with dtrrun.budget("1GB", native="require") as session:
+    with dtrrun.budget("1GB") as session:
         steps(20)
         assert steps(200) == pytest.approx(steps(5), rel=0.001)
 
 
 def test_an_error_of_a_kernel_is_the_programs():
-    with dtrrun.budget("1GB", native="require") as session:
+    with dtrrun.budget("1GB") as session:
         x = torch.ones(4, 4) * 2
         for _ in range(3):
             x.index_add(0, torch.tensor([0]), torch.ones(1, 4))
@@ -224,17 +216,17 @@ def test_an_error_of_a_kernel_is_the_programs():
 
 
 def test_threads_take_turns_on_the_fast_path():
-    with dtrrun.budget("1GB", native="require") as session:
+    with dtrrun.budget("1GB") as session:
         x = torch.randn(64, 64)
         kept = [x @ x for _ in range(20)]
-        fast = sum(session.mode.native_calls.values())
+        fast = sum(session.interposer.native_calls.values())
         thread = threading.Thread(target=lambda: kept.append(kept[3] @ x))
         thread.start()
         kept += [x @ x for _ in range(20)]
         thread.join()
         assert session.slow_path.shared
         assert not session.slow_path.reasons.any
-        assert sum(session.mode.native_calls.values()) - fast >= 15
+        assert sum(session.interposer.native_calls.values()) - fast >= 15
         for one in kept[1:20]:
             assert torch.equal(one, kept[0])
 
@@ -246,7 +238,7 @@ def test_what_was_brought_back_for_an_operator_stays_until_it_has_run():
     expected = torch.bernoulli(b.sin())
     begin, ended = threading.Event(), threading.Event()
 
-    with dtrrun.budget(None, native="require", cost="model") as session:
+    with dtrrun.budget(None, cost="model") as session:
         ledger = session.ledger
 
         def work():
@@ -258,7 +250,7 @@ def test_what_was_brought_back_for_an_operator_stays_until_it_has_run():
             ledger.set_limit(1 << 62)
             ended.set()
 
-        capture = session.mode.capture
+        capture = session.interposer.capture
 
         def slowly(*args):
             state = capture(*args)
@@ -273,7 +265,7 @@ def test_what_was_brought_back_for_an_operator_stays_until_it_has_run():
         assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(a))
         other = threading.Thread(target=work)
         other.start()
-        session.mode.capture = slowly  # for a random operator, once its inputs are in memory
+        session.interposer.capture = slowly  # for a random operator, once its inputs are in memory
         torch.manual_seed(0)
         found = torch.bernoulli(a)
         assert begin.is_set()
@@ -293,7 +285,7 @@ def test_an_interrupt_while_an_operator_is_hashed(monkeypatch):
         return hash_of(operator)
 
     ones = [torch.ones(8) for _ in range(3)]
-    with dtrrun.budget(None, native="require"):
+    with dtrrun.budget(None):
         for _ in range(3):
             torch._foreach_add_(ones, ones)
         monkeypatch.setattr(torch._ops.OpOverload, "__hash__", interrupted)
@@ -305,7 +297,7 @@ def test_an_interrupt_while_an_operator_is_hashed(monkeypatch):
 
 def test_one_session_at_a_time_and_none_afterwards(extension):
     for _ in range(3):
-        with dtrrun.budget("1GB", native="require"):
+        with dtrrun.budget("1GB"):
             assert extension.is_on()
             torch.ones(3) + 1
         assert not extension.is_on()
@@ -315,7 +307,7 @@ def test_one_session_at_a_time_and_none_afterwards(extension):
 def test_a_replay_that_fails_leaves_the_accounts_right():
     """Its index has been changed behind our back, and is out of range now."""
     table, index = torch.randn(8, 64), torch.arange(8)
-    with dtrrun.budget(None, native="require") as session:
+    with dtrrun.budget(None) as session:
         rows = torch.embedding(table, index)
         result = rows.sin().exp()
         address = torch._C.TensorBase.data_ptr(index)
@@ -344,7 +336,7 @@ def test_the_budget_may_change_while_room_is_made(monkeypatch):
         return [one.sum().item() for one in (*kept[::-7], *kept)]
 
     plain = program()
-    with dtrrun.budget("200kB", native="require", cost="model", heuristic="random") as session:
+    with dtrrun.budget("200kB", cost="model", heuristic="random") as session:
         policy, changes = type(session.dtr.policy), []
         select = policy.select
 
@@ -373,10 +365,10 @@ def test_tensors_made_from_numbers_stay_out_of_python():
         return seen
 
     plain = program()
-    with dtrrun.budget("1GB", native="require") as session:
+    with dtrrun.budget("1GB") as session:
         found = program()
-        in_python = sum(session.mode.python_calls.values())
-        natively = sum(session.mode.native_calls.values())
+        in_python = sum(session.interposer.python_calls.values())
+        natively = sum(session.interposer.native_calls.values())
         assert session.ledger.peak_bytes > 0
     assert in_python < 12
     assert natively > 60 * 7
@@ -397,7 +389,7 @@ def test_what_was_computed_from_a_constant_is_rescued_before_a_part_of_it_change
         return seen
 
     plain = program(lambda tensor: None)
-    with dtrrun.budget(None, native="require") as session:
+    with dtrrun.budget(None) as session:
 
         def evict(tensor):
             assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(tensor))
@@ -411,12 +403,12 @@ def test_what_was_computed_from_a_constant_is_rescued_before_a_part_of_it_change
 
 def test_a_view_of_what_is_new_and_does_not_fit():
     before = torch.zeros(64, 64)  # 16 KB
-    with dtrrun.budget("10kB", native="require") as session:
+    with dtrrun.budget("10kB") as session:
         with pytest.raises(dtrrun.BudgetError):
             before.view(-1)
         with pytest.raises(dtrrun.BudgetError):
             torch.tensor([1.0] * 4000)
-        assert session.mode.native_calls == {}
+        assert session.interposer.native_calls == {}
 
 
 def test_the_garbage_collector_may_find_a_storage():
@@ -441,7 +433,7 @@ def test_the_garbage_collector_may_find_a_storage():
 def test_the_operators_that_are_not_timed_are_counted():
     """One in four brief operators is, and stands for the others."""
     one = torch.ones(4, 4)
-    with dtrrun.budget("1GB", native="require") as session:
+    with dtrrun.budget("1GB") as session:
         for _ in range(20_000):
             torch.add(one, one)
         (add,) = [found for found in session.slow_path.signatures.all() if found.operator.name == "aten.add"]
@@ -456,7 +448,7 @@ def test_an_input_stays_in_memory_while_another_is_met(over_budget):
     """Room is made for a constant that comes from outside, and the first input has not been locked yet."""
     known, new = torch.full((250_000,), 1.0), torch.arange(250_000.0)
     spare = 4_500_000 if over_budget == "error" else 1_500_000
-    with dtrrun.budget("1GB", native="require", over_budget=over_budget) as session:
+    with dtrrun.budget("1GB", over_budget=over_budget) as session:
         for _ in range(3):
             torch.dot(known * 2, known)
         dear = torch.linalg.matrix_exp(torch.eye(500))
@@ -482,7 +474,7 @@ def test_statistics_stay_in_memory_while_room_is_made():
 
     expected, equal = call(*statistics()), []
     for budget in range(2_200_000, 1_500_000, -100_000):
-        with dtrrun.budget("1GB", native="require") as session:
+        with dtrrun.budget("1GB") as session:
             for _ in range(3):
                 call(*statistics())
             mean, variance = statistics()

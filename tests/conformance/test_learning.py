@@ -382,19 +382,18 @@ def test_what_was_found_is_remembered_for_this_budget_alone(remembered):
     assert not warnings
 
 
-@pytest.mark.parametrize("way", ["auto", "off"])
-def test_it_goes_on_with_the_costs_by_which_it_was_found(remembered, answers, shares, way):
+def test_it_goes_on_with_the_costs_by_which_it_was_found(remembered, answers, shares):
     make, _ = remembered
     shares[BETTER] = 0.1
     answers(answer(BETTER, 1.1))
-    with dtrrun.budget(BUDGET, heuristic="auto", native=way) as session:
+    with dtrrun.budget(BUDGET, heuristic="auto") as session:
         session._learning._remembered = make()
         list(train(STEPS))
     found = make().read()
     assert len(found["costs"]) > 10
     made_up = {name: [10_000_000 + place, row[1]] for place, (name, row) in enumerate(found["costs"].items())}
     make().write(found | {"costs": made_up})
-    with dtrrun.budget(BUDGET, heuristic="auto", native=way) as session:
+    with dtrrun.budget(BUDGET, heuristic="auto") as session:
         session._learning._remembered = make()
         session._learning.install()
         list(train(STEPS))
@@ -582,8 +581,7 @@ def test_the_beginning_of_a_step_is_compared_with_the_step_before():
         assert session.rule["source"] == "thrashing"
 
 
-@pytest.mark.parametrize("native", ["auto", "off"])
-def test_another_rule_within_a_rematerialization(native, monkeypatch):
+def test_another_rule_within_a_rematerialization(monkeypatch):
     monkeypatch.setattr(learning, "HOPELESS", 0)
     monkeypatch.setattr(learning, "AT_ONCE_NS", 1)
     monkeypatch.setattr(session_module, "PUBLISH_NS", 0)
@@ -596,7 +594,7 @@ def test_another_rule_within_a_rematerialization(native, monkeypatch):
     monkeypatch.setattr(session_module.Session, "change_heuristic", told)
     expected, _ = losses_of(None, heuristic="h_dtr_eq")
     torch.manual_seed(0)
-    with dtrrun.budget(BUDGET, native=native, heuristic="auto") as session:
+    with dtrrun.budget(BUDGET, heuristic="auto") as session:
         session.slow_path.next_tick = 0
         assert list(train(STEPS)) == expected
         check_accounts(session)

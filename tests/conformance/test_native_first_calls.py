@@ -157,14 +157,14 @@ def figures(signature):
 
 def run(call, *, limit, slow=False, sizes=SIZES):
     """Return the results, what is known of signatures, the peak, and what went to Python the last time."""
-    with dtrrun.budget(limit, native="require", cost="model", over_budget="warn") as session:
+    with dtrrun.budget(limit, cost="model", over_budget="warn") as session:
         if slow:
             session.slow_path.reasons.add("this test")
         results = []
         for size in sizes:
-            before = Counter(session.mode.python_calls)
+            before = Counter(session.interposer.python_calls)
             results.append(call(size))
-        in_python = Counter(session.mode.python_calls) - before
+        in_python = Counter(session.interposer.python_calls) - before
         known = {
             (one.operator.name, one.geometries): (*figures(one), one.replayed_as and figures(one.replayed_as))
             for one in session.slow_path.signatures.all()
@@ -196,17 +196,17 @@ def test_once_a_family_is_known_first_calls_are_native(name):
 
 
 def pins(*, slow):
-    with dtrrun.budget("1GB", native="require", cost="model") as session:
+    with dtrrun.budget("1GB", cost="model") as session:
         if slow:
             session.slow_path.reasons.add("this test")
         layer = module(nn.BatchNorm1d(4))
         optimizer = torch.optim.SGD(layer.parameters(), 0.1, foreach=False)
-        before = Counter(session.mode.python_calls)
+        before = Counter(session.interposer.python_calls)
         for _ in range(3):
             optimizer.zero_grad()
             layer(fill(6, 4)).square().sum().backward()
             optimizer.step()
-        calls = Counter(session.mode.python_calls) - before
+        calls = Counter(session.interposer.python_calls) - before
         state = [*layer.parameters(), *layer.buffers()]
         versions = [session.ledger.version_of(storage_of(tensor)) for tensor in state]
         found = [(one.pin, one.operation is None, one.escaped, one.used) for one in versions]
@@ -253,16 +253,18 @@ def test_what_no_memory_holds_is_an_error_of_pytorchs(name):
 
 def test_a_formula_that_does_not_fit_is_not_used_again():
     """The first call shows it: what a repetition makes is not of its input's size."""
-    with dtrrun.budget("1GB", native="require", cost="model") as session:
-        make = session.mode.formula_of
+    with dtrrun.budget("1GB", cost="model") as session:
+        make = session.interposer.formula_of
         try:
-            session.mode.formula_of = lambda func: "elementwise" if "repeat" in str(func) else make(func)
+            session.interposer.formula_of = lambda func: (
+                "elementwise" if "repeat" in str(func) else make(func)
+            )
             for size in (3, 4, 5):
                 made = torch.ones(size).repeat(2)
         finally:
-            del session.mode.formula_of
+            del session.interposer.formula_of
         assert torch.equal(made, torch.ones(10))
-        assert session.mode.python_calls["aten.repeat"] == 3
+        assert session.interposer.python_calls["aten.repeat"] == 3
         check_accounts(session)
 
 
@@ -272,7 +274,7 @@ def multiply(x):
 
 
 def test_python_knows_what_is_known_natively():
-    with dtrrun.budget("1GB", native="require", cost="model") as session:
+    with dtrrun.budget("1GB", cost="model") as session:
         x = torch.ones(8)
         multiply(x)
         signatures = session.slow_path.signatures
@@ -287,7 +289,7 @@ def test_python_knows_what_is_known_natively():
 
 
 def test_what_is_known_natively_is_forgotten_with_the_rest():
-    with dtrrun.budget("1GB", native="require", cost="model") as session:
+    with dtrrun.budget("1GB", cost="model") as session:
         x = torch.ones(8)
         multiply(x)
         signatures = session.slow_path.signatures

@@ -175,7 +175,7 @@ def test_a_superseded_version_has_no_storage_any_more(graph):
 
 def test_a_long_chain_is_freed_without_a_long_stack(extension, monkeypatch):
     monkeypatch.setattr(session_module, "COMPACT_EVERY", 1 << 60)
-    with dtrrun.budget("1GB", native="require") as session:
+    with dtrrun.budget("1GB") as session:
         before = living_nodes(session)
         x = torch.zeros(1)
         for _ in range(200_000):
@@ -192,7 +192,7 @@ def test_what_loses_its_recipe_is_what_python_finds(extension, seed):
     """At the end of a step, or of a turn of the outer loop."""
     draw = random.Random(seed)
     carried, mutated = [], []
-    with dtrrun.budget(4000, native="require", cost="model", over_budget="warn") as session:
+    with dtrrun.budget(4000, cost="model", over_budget="warn") as session:
         history, foreign = session.dtr.history, session.dtr.recipes.foreign
         weights = [torch.tensor([1.0] * 8) for _ in range(4)]  # constants
         kept = [weight * 2 for weight in weights]
@@ -218,7 +218,7 @@ def test_what_loses_its_recipe_is_what_python_finds(extension, seed):
 
 
 def test_a_trusted_constant_is_no_lost_input(extension):
-    with dtrrun.budget(1000, native="require", over_budget="warn") as session:
+    with dtrrun.budget(1000, over_budget="warn") as session:
         history, foreign = session.dtr.history, session.dtr.recipes.foreign
         weight = torch.nn.Parameter(torch.from_numpy(torch.ones(64).numpy().copy()))
         kept = [weight * number for number in range(8)]
@@ -234,7 +234,7 @@ def test_results_have_no_storage_in_python(extension):
     def storages():
         return sum(type(one) is torch.UntypedStorage for one in gc.get_objects())
 
-    with dtrrun.budget(None, native="require") as session:
+    with dtrrun.budget(None) as session:
         x = torch.ones(8) * 2
         x * 2  # the first call
         before = storages()
@@ -248,7 +248,7 @@ def test_results_have_no_storage_in_python(extension):
 
 
 def test_what_the_program_notes_on_a_storage_stays(extension):
-    with dtrrun.budget(None, native="require"):
+    with dtrrun.budget(None):
         made = torch.ones(8) * 2
         made = made * 2  # handled natively
         made.untyped_storage().note = "the program's"
@@ -264,10 +264,10 @@ def test_what_the_program_notes_on_a_storage_stays(extension):
 def test_a_storage_outlives_its_session(extension):
     """Its death is nobody's then, or that of a version of the next session, which may have it too."""
     x = torch.arange(LARGE / 4)
-    with dtrrun.budget(None, native="require"):
+    with dtrrun.budget(None):
         first, second = x * 2, x * 3
     del first
-    with dtrrun.budget(None, native="require") as session:
+    with dtrrun.budget(None) as session:
         ledger = session.ledger
         second.add_(1)
         third = x * 4
@@ -301,7 +301,7 @@ LARGE = 1 << 16
 def test_storages_of_another_class_are_counted_as_well(extension, of):
     """A weak reference in Python tells their death, and what concerns them is for Python."""
     x = of(torch.arange(LARGE / 4))
-    with dtrrun.budget(None, native="require", cost="model") as session:
+    with dtrrun.budget(None, cost="model") as session:
         ledger = session.ledger
         y = x * 2
         version = session.slow_path.version_of(x)
@@ -326,7 +326,7 @@ def test_storages_of_another_class_are_counted_as_well(extension, of):
 
 
 def test_deaths_in_other_threads(extension):
-    with dtrrun.budget(None, native="require") as session:
+    with dtrrun.budget(None) as session:
         x = torch.ones(8)
         x * 2
         session.ledger.collect_dead()
@@ -347,7 +347,7 @@ def test_deaths_in_other_threads(extension):
 @pytest.mark.parametrize("in_python", [False, True])
 def test_gradients_are_summed_in_place_as_without_us(extension, in_python):
     """PyTorch does so if it knows of no other reference to their storages."""
-    with dtrrun.budget(None, native="require") as session:
+    with dtrrun.budget(None) as session:
         if in_python:
             session.slow_path.reasons.add("a test")
         for _ in range(3):

@@ -11,16 +11,22 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import dtrrun
-from dtrrun.runtime.heap import resident_set
-from dtrrun.runtime.native_heap import NativeHeap
+from dtrrun.runtime.heap import Heap
 
 pytestmark = pytest.mark.usefixtures("extension")
 
 MB = 1 << 20
 
 
+def resident_set():
+    """This process's private pages, in bytes."""
+    with open("/proc/self/statm", "rb") as file:
+        _, resident, shared, *_ = file.read().split()
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
 def heap_of(extension, mode="auto"):
-    heap = NativeHeap(mode, extension)
+    heap = Heap(mode, extension)
     heap.install()
     return heap
 

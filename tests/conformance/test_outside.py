@@ -6,7 +6,6 @@ The count is that of the heap's blocks, which knows nothing of the ledger.
 import copy
 import gc
 import io
-import os
 import pickle
 
 import pytest
@@ -16,10 +15,7 @@ from torch import multiprocessing, nn
 import dtrrun
 from tests.conformance.programs import bits
 
-pytestmark = [
-    pytest.mark.usefixtures("extension"),
-    pytest.mark.skipif(os.environ.get("NATIVE") == "off", reason="the heap is the extension's"),
-]
+pytestmark = pytest.mark.usefixtures("extension")
 
 COUNT = 1 << 18
 NBYTES = 4 * COUNT

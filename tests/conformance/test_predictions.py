@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from programs import batch, mlp, needs_swap
+from programs import batch, mlp
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -253,7 +253,6 @@ def test_steps_with_checkpoints_are_recorded(tmp_path: Path):
     assert [step.peak_bytes for step in predicted(log, AMPLE)] == [step.peak_bytes for step in live]
 
 
-@needs_swap
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_step_alone_is_predicted_as_if_the_budget_began_with_it(program, tmp_path: Path):
     log = recorded(program, tmp_path / "log", 3, 3)

@@ -8,7 +8,6 @@ import pytest
 
 pytestmark = [
     pytest.mark.usefixtures("extension"),
-    pytest.mark.skipif(os.environ.get("NATIVE") == "off", reason="the heap is the extension's"),
     pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux"),
     pytest.mark.skipif(
         "asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer takes address space of its own"

@@ -4,7 +4,6 @@ What a program catches is compared with what it catches without us, frame by fra
 read from the output of a command.
 """
 
-import os
 import queue
 import subprocess
 import sys
@@ -18,8 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 import dtrrun
 from dtrrun.runtime.tracebacks import PACKAGE, hide
-
-NATIVE = os.environ.get("NATIVE", "auto")
 
 
 @torch.library.custom_op("dtrrun_test::picky", mutates_args=())
@@ -235,7 +232,7 @@ def test_what_is_printed(tmp_path, end, lines):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT + end + "\n")
     ended = subprocess.run(
-        [sys.executable, "-m", "dtrrun", "--quiet", "--native", NATIVE, "--budget", "100kB", script],
+        [sys.executable, "-m", "dtrrun", "--quiet", "--budget", "100kB", script],
         capture_output=True,
         text=True,
     )

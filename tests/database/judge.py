@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 
 import dtrrun
-from dtrrun.runtime import storage
 from dtrrun.runtime.storage import storage_of
 from tests.conformance.programs import bits, difference
 from tests.database.admitted import watched
@@ -39,11 +38,10 @@ class Way(NamedTuple):
 
     name: str
     budget_bytes: int | None = 1
-    copies: bool = False
     verify: bool = False
 
 
-WAYS = (Way("swap", verify=True), Way("copy", copies=True, verify=True), Way("fast path"))
+WAYS = (Way("verified", verify=True), Way("fast path"))
 """Everything is evicted; the fast path is not taken where what comes back is compared."""
 
 
@@ -165,7 +163,7 @@ def judge(case: Any) -> Verdict:
             verdict.status = FAILED
             return verdict
         pins |= probe.pins
-        if report["native"] is not None and report["native"]["read_by_address"]:
+        if report["native"]["read_by_address"]:
             pins.add("read by address")
     if not repeats:
         return Verdict(NONDETERMINISTIC, ["other bits each time"], verdict.evicted)
@@ -186,19 +184,14 @@ def raised(found: list[Any]) -> str:
 
 def inside(program: Program, way: Way) -> tuple[list[Any], Probe, dict[str, Any]]:
     """A program's bits in a session, which must be the same after its end; what was looked at; the report."""
-    storage.use_refill(copy=way.copies)
     _scramble()
-    try:
-        with dtrrun.budget(way.budget_bytes, "cpu", over_budget="warn", verify=way.verify) as session:
-            if session._native is not None:
-                session._native.spoil_evicted(True)
-            # A program that trains: else all gradients would stay in memory, and none be recomputed.
-            torch.optim.SGD([torch.zeros(1, requires_grad=True)])
-            probe = Probe(session)
-            result, found = attempt(program, probe)
-            report = session.report()
-            generator = torch.get_rng_state()
-        told = "" if result is None else difference(found, bits([result, generator]))
-    finally:
-        storage.use_refill(copy=False)
+    with dtrrun.budget(way.budget_bytes, "cpu", over_budget="warn", verify=way.verify) as session:
+        session._native.spoil_evicted(True)
+        # A program that trains: else all gradients would stay in memory, and none be recomputed.
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+        probe = Probe(session)
+        result, found = attempt(program, probe)
+        report = session.report()
+        generator = torch.get_rng_state()
+    told = "" if result is None else difference(found, bits([result, generator]))
     return ([f"after the session's end: {told}"] if told else found), probe, report

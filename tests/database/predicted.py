@@ -79,7 +79,7 @@ class Prediction(NamedTuple):
 @contextmanager
 def watched(found: list[Prediction], case: str) -> Iterator[None]:
     """Every operator inside adds to `found`."""
-    with dtrrun.budget(AMPLE, device="cpu", native="off") as session:
+    with dtrrun.budget(AMPLE, device="cpu") as session:
         session.slow_path.reasons.add("test")
         session.ledger.observers.append(Watch(session.ledger, found, case))
         yield

@@ -111,11 +111,10 @@ def test_the_advice_is_more_than_what_the_allocator_refused_memory_in():
     del caught  # whose traceback holds the pool
 
 
-@pytest.mark.parametrize("native", ["auto", "off"])
-def test_observers_are_told_of_errors_that_the_program_gets(native):
+def test_observers_are_told_of_errors_that_the_program_gets():
     calls = []
     attach = next(name for name in NAMES if hasattr(torch._C, name))
-    with dtrrun.budget(beside() + SPACE + 200 * MIB, device=DEVICE, native=native) as session:
+    with dtrrun.budget(beside() + SPACE + 200 * MIB, device=DEVICE) as session:
         getattr(torch._C, attach)(lambda *args: calls.append(args))
         kept = chain(30)
         del kept[1::2]
@@ -131,8 +130,7 @@ def test_observers_are_told_of_errors_that_the_program_gets(native):
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("native", ["auto", "off"])
-def test_numbers_on_the_cpu_are_kept_by_value(native):
+def test_numbers_on_the_cpu_are_kept_by_value():
     """What was computed with one may be evicted, though the program writes to it afterwards."""
     scale, low = torch.tensor(0.5), torch.tensor(0.1)
     first = torch.randn(8 * MIB // 4, device=DEVICE)
@@ -148,7 +146,7 @@ def test_numbers_on_the_cpu_are_kept_by_value(native):
 
     plain = run()
     budget = beside() + SPACE + 150 * MIB
-    with dtrrun.budget(budget, device=DEVICE, native=native, verify=True) as session:
+    with dtrrun.budget(budget, device=DEVICE, verify=True) as session:
         found = run()
         report = session.report()
     assert all(map(torch.equal, plain, found))

@@ -1,4 +1,4 @@
-"""The native interposer on a GPU: the decisions of the Python mode, in whichever thread an operator comes."""
+"""The interposer on a GPU: the decisions of the slow path, in whichever thread an operator comes."""
 
 import gc
 import random
@@ -12,29 +12,31 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dtrrun
-from dtrrun.runtime import storage
 
-pytestmark = pytest.mark.usefixtures("gpu", "extension")
+pytestmark = pytest.mark.usefixtures("gpu")
 
 
-def inside(make, budget, native):
+def inside(make, budget, *, in_python=False):
     gc.collect()
     forget()
-    with dtrrun.budget(budget, device=DEVICE, native=native, cost="model") as session:
+    with dtrrun.budget(budget, device=DEVICE, cost="model") as session:
+        if in_python:
+            session.slow_path.reasons.add("a test")
         trained = train(make)
         report = session.report()
-        assert not session.slow_path.reasons.any  # autograd's thread is none of the program's own
+        assert (
+            in_python or not session.slow_path.reasons.any
+        )  # autograd's thread is none of the program's own
     return trained, [report[name] for name in ("evictions", "rematerializations", "peak_bytes")]
 
 
 @pytest.mark.parametrize("make", [convnet, mlp, transformer])
-def test_decisions_are_those_of_the_python_mode(make, extension):
+def test_decisions_are_those_of_the_slow_path(make):
     overhead = beside()
-    plain, (*_, peak) = inside(make, None, "off")
+    plain, (*_, peak) = inside(make, None)
     budget = overhead + 96 * MIB + int(0.7 * peak)
-    storage.use_swap(extension.swap)  # else, before PyTorch 2.13, it makes room for copies
-    decided = inside(make, budget, "off")[1]
-    trained, found = inside(make, budget, "require")
+    decided = inside(make, budget, in_python=True)[1]
+    trained, found = inside(make, budget)
     assert same(plain, trained)
     assert found[0] > 0
     if HOLLOW:  # the limit in a real one's budget follows what its libraries take
@@ -45,7 +47,7 @@ def test_steps_stay_out_of_python():
     model, batch = convnet()
     model.to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters())
-    with dtrrun.budget(None, device=DEVICE, native="require") as session:
+    with dtrrun.budget(None, device=DEVICE) as session:
         for step in range(14):
             if step == 10:  # what is costly is measured eight times
                 before = session._native.python_calls()
@@ -61,7 +63,7 @@ def test_what_the_fast_path_has_no_memory_for_runs_again():
     x = torch.ones(16 * MIB // 4, device=DEVICE)
     torch.manual_seed(3)
     expected = [F.dropout(x).cpu() for _ in range(12)]
-    with dtrrun.budget(None, device=DEVICE, native="require", cost="model") as session:
+    with dtrrun.budget(None, device=DEVICE, cost="model") as session:
         F.dropout(x)
         session.set_budget(session.report()["overhead_bytes"] + 196 * MIB)
         torch.manual_seed(3)
@@ -75,7 +77,7 @@ def test_what_the_fast_path_has_no_memory_for_runs_again():
 
 
 def test_another_thread_of_the_programs_ends_the_fast_path():
-    with dtrrun.budget(None, device=DEVICE, native="require") as session:
+    with dtrrun.budget(None, device=DEVICE) as session:
         x = torch.ones(64, 64, device=DEVICE)
         host = threading.Thread(target=lambda: torch.ones(8) + 1)
         host.start()
@@ -88,7 +90,7 @@ def test_another_thread_of_the_programs_ends_the_fast_path():
 
 
 def test_a_side_stream_is_pythons():
-    with dtrrun.budget(None, device=DEVICE, native="require", cost="model") as session:
+    with dtrrun.budget(None, device=DEVICE, cost="model") as session:
         x = torch.ones(64, 64, device=DEVICE)
         x + 1
         x + 1
@@ -105,7 +107,7 @@ def test_a_side_stream_is_pythons():
 def test_attention_with_dropout_keeps_what_it_has_drawn():
     """Two of its results are its generator's state, on the host."""
     generator = torch.cuda.default_generators[0]
-    with dtrrun.budget(None, device=DEVICE, native="require", cost="model") as session:
+    with dtrrun.budget(None, device=DEVICE, cost="model") as session:
         x = torch.ones(4, 4, 256, 64, device=DEVICE, requires_grad=True) * 1
         for _ in range(3):
             with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
@@ -143,7 +145,7 @@ def chain(x, length, draw):
 def test_operators_of_two_threads_at_once(hasty):
     """Autograd's thread and another, which does not wait for it: recipes are those of their own operators."""
     draw, made = random.Random(0), []
-    with dtrrun.budget(None, device=DEVICE, native="require", cost="model") as session:
+    with dtrrun.budget(None, device=DEVICE, cost="model") as session:
         weight = torch.ones(8, 8, device=DEVICE, requires_grad=True)
         (weight * 1).sum().backward()
         assert not session.slow_path.reasons.any

@@ -82,9 +82,9 @@ def train(make, steps, autocast=False, backward=True, step_of=None, **options):
         (recurrent, {"backward": False}),
     ],
 )
-@pytest.mark.parametrize("native", ["require", "off"])
-def test_each_request_of_a_step_is_refused_once(make, options, native):
-    before = 3  # steps, after which operators of native sessions are on the fast path
+@pytest.mark.parametrize("path", ["fast", "slow"])
+def test_each_request_of_a_step_is_refused_once(make, options, path):
+    before = 3  # steps, after which operators are on the fast path
     requests = []
 
     def counts(step):
@@ -103,7 +103,9 @@ def test_each_request_of_a_step_is_refused_once(make, options, native):
     plain = train(make, steps, step_of=lambda step: step(), **options)
     gc.collect()
     place = []
-    with dtrrun.budget(2 << 30, device=DEVICE, native=native, cost="model") as session:
+    with dtrrun.budget(2 << 30, device=DEVICE, cost="model") as session:
+        if path == "slow":
+            session.slow_path.reasons.add("a test")
         found = train(make, steps, step_of=refuses, **options)
         report = session.report()
     assert same(plain, found)
@@ -119,8 +121,10 @@ def test_a_refusal_in_an_attentions_backward_pass():
         return torch.autograd.grad(out.square().sum(), (q, k, v))
 
     expected = gradients()
-    for native in ("require", "off"):
-        with dtrrun.budget(2 << 30, device=DEVICE, native=native, cost="model"):
+    for reasons in ((), ("a test",)):
+        with dtrrun.budget(2 << 30, device=DEVICE, cost="model") as session:
+            for reason in reasons:
+                session.slow_path.reasons.add(reason)
             for n in range(1, 12):
                 refuse(n)
                 found = gradients()

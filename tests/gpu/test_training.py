@@ -1,6 +1,5 @@
 """The same bits as a plain run, within what the driver shows."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +21,6 @@ from gpu_programs import (
 )
 
 import dtrrun
-from dtrrun.runtime import storage
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
@@ -32,17 +30,8 @@ def used():
     return total - free
 
 
-@pytest.fixture(params=["swap", "copy"])
-def refill(request):
-    if request.param == "swap" and storage.REFILL_COPIES and os.environ.get("NATIVE") == "off":
-        pytest.skip(f"PyTorch {torch.__version__} cannot swap storages")
-    storage.use_refill(copy=request.param == "copy")
-    yield
-    storage.use_refill(copy=False)
-
-
 @pytest.mark.parametrize("make", MODELS)
-def test_bit_for_bit(make, refill):
+def test_bit_for_bit(make):
     plain = train(make)
     assert same(plain, train(make)), "the program itself does not repeat"
     budget, counted = budget_for(make, 0.6)

@@ -40,7 +40,6 @@ def environment(tmp_path, monkeypatch):
     clean["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{clean['PATH']}"
     return clean | {
         "OMP_NUM_THREADS": "1",
-        "DTRRUN_NATIVE": os.environ.get("NATIVE", "auto"),
         "DTRRUN_REMEMBER": "no",  # what other tests have learned
         "DTRRUN_DEVICE": "cpu",  # the programs compute there, also where there is a GPU
         "PYTHONDONTWRITEBYTECODE": "1",

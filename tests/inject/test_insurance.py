@@ -1,18 +1,14 @@
 """docs/howto/insurance.md: the demonstration, as the page shows it, and the figure that it gives."""
 
-import os
 import re
 import shutil
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "howto" / "insurance.md").read_text()
 
 
-@pytest.mark.skipif(os.environ.get("NATIVE") == "off", reason="needs the native heap")
 def test_the_long_batch_ends_the_program_and_not_the_one_under_dtrrun(plain, tmp_path):
     """Each command of the page, with what it prints; the last digits of a loss differ between machines."""
     shutil.copytree(DOCS / "howto", tmp_path / "docs" / "howto")

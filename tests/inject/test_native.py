@@ -182,7 +182,7 @@ def test_the_counts_outlast_the_session(plain, program):
     program(
         "own.py",
         "import dtrrun, json, torch\n"
-        "with dtrrun.budget(None, device='cpu', native='require') as session:\n"
+        "with dtrrun.budget(None, device='cpu') as session:\n"
         "    torch.ones(5).add(1).sort()\n"
         "    before = session.report()['native']\n"
         "torch.ones(5).sort()\n"

@@ -91,7 +91,7 @@ def test_the_readmes_first_command(clean, plain, program, tmp_path):
     assert words[-3:] == ["train.py", "--epochs", "3"]
     program("train.py", TRAIN)
     active = {"VIRTUAL_ENV": sys.prefix}
-    more = ("--profile", "low-memory", "--html", "page.html", "--json", "run.json", "--native", "require")
+    more = ("--profile", "low-memory", "--html", "page.html", "--json", "run.json")
     ended = plain(str(clean / "dtrrun"), *more, *words[1:], env=active)
     assert (ended.status, ended.out.splitlines()[-1]) == (0, sys.executable), ended.err
     assert f"\n{clean.parent}/lib/" in ended.err  # the code that ran is the wheel's

@@ -34,7 +34,6 @@ conditions = st.builds(
     Conditions,
     share=st.sampled_from(SHARES),
     heuristic=st.sampled_from(HEURISTICS),
-    copies=st.booleans(),
     first=st.sampled_from((0, 0, 0, 2, 5)),
     left_out=st.sampled_from((0, 0, 0, 3, 6)),
     verify=st.sampled_from((True, True, False)),

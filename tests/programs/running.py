@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 import dtrrun
-from dtrrun.runtime import storage as memory
 from tests.conformance.programs import assert_same, bits
 from tests.programs import invariants, steps_autograd, steps_mutation, steps_python, steps_tensors  # noqa: F401
 from tests.programs.language import HELD, Program, World
@@ -28,15 +25,13 @@ class Conditions(NamedTuple):
     """How a program is run under dtrrun.
 
     share: None for a budget of one byte that is gone over (everything is evicted at every moment); else how
-    far the budget lies from the peak of such a run (0) towards the program's own (1). copies: storages are
-    restored by a copy, not by a swap. first, left_out: steps that run before the session begins, and after it
-    has ended. verify: else the dispatch mode takes its fast path. turns: heuristics that take turns, one for
-    each step.
+    far the budget lies from the peak of such a run (0) towards the program's own (1). first, left_out: steps
+    that run before the session begins, and after it has ended. verify: else most operators take the fast
+    path. turns: heuristics that take turns, one for each step.
     """
 
     share: float | None = None
     heuristic: str = "h_dtr_eq"
-    copies: bool = False
     first: int = 0
     left_out: int = 0
     verify: bool = True
@@ -44,15 +39,6 @@ class Conditions(NamedTuple):
 
 
 STRESS = Conditions()
-
-
-@contextmanager
-def restoring(*, copies: bool) -> Iterator[None]:
-    memory.use_refill(copy=copies)
-    try:
-        yield
-    finally:
-        memory.use_refill(copy=False)
 
 
 def plain(program: Program) -> list[Any]:
@@ -89,16 +75,13 @@ def compare(
     w = World()
     w.run(program[:first])
     weight = torch.zeros(1, requires_grad=True)
-    with (
-        restoring(copies=conditions.copies),
-        dtrrun.budget(
-            budget_bytes,
-            over_budget="warn" if conditions.share is None else "error",
-            heuristic=conditions.heuristic,
-            verify=conditions.verify,
-            cost="model",  # decisions do not depend on the machine: a failure repeats
-        ) as session,
-    ):
+    with dtrrun.budget(
+        budget_bytes,
+        over_budget="warn" if conditions.share is None else "error",
+        heuristic=conditions.heuristic,
+        verify=conditions.verify,
+        cost="model",  # decisions do not depend on the machine: a failure repeats
+    ) as session:
         if len(program) % 3:  # it trains: then gradients are not looked for in other ways
             torch.optim.SGD([weight])
         try:

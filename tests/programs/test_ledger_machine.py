@@ -29,7 +29,7 @@ from dtrrun.runtime.guards import below
 from tests.programs import amount, invariants
 from tests.programs.amount import search, seeded
 from tests.programs.drawing import HEURISTICS
-from tests.programs.running import restoring, settle
+from tests.programs.running import settle
 
 NUMBER = amount.NUMBER // 5
 HELD = 12
@@ -95,14 +95,11 @@ class LedgerMachine(RuleBasedStateMachine):
     @initialize(
         budget=st.sampled_from((1, 8 * MATRIX, 20 * MATRIX, 1 << 20)),
         heuristic=st.sampled_from(HEURISTICS),
-        copies=st.booleans(),
     )
-    def begin(self, budget: int, heuristic: str, copies: bool) -> None:
+    def begin(self, budget: int, heuristic: str) -> None:
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.arrays: list[tuple[Any, Any]] = []
         self.draws = 0
-        self.restoring = restoring(copies=copies)
-        self.restoring.__enter__()
         over = "warn" if budget == 1 else "error"
         options: dict[str, Any] = {
             "over_budget": over,
@@ -289,7 +286,6 @@ class LedgerMachine(RuleBasedStateMachine):
         TALLY["machines"] += 1
         invariants.check(self.session)
         self.context.__exit__(None, None, None)
-        self.restoring.__exit__(None, None, None)
         assert self.session.report()["mismatches"] == []
         for x, twin in self.pairs:
             assert content(x) == content(twin)

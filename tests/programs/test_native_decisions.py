@@ -6,7 +6,6 @@ Whole rematerializations and the eviction loop exist twice (`dtrrun/native` and 
 from __future__ import annotations
 
 import gc
-import os
 from collections import Counter
 from typing import Any
 
@@ -50,10 +49,6 @@ GIVEN_UP: Program = (
 )
 """Inside hardly more than it needs, operations that wait for their inputs are given up many times."""
 
-nothing_to_compare = pytest.mark.skipif(
-    os.environ.get("NATIVE") == "off", reason="there is nothing to compare"
-)
-
 
 def decisions(report: dict[str, Any]) -> dict[str, Any]:
     if report["error"]:  # while it is handled, its traceback keeps what the frames of Python code refer to
@@ -77,7 +72,6 @@ def both(
         return native, decisions(compare(program, conditions, expected, least))
 
 
-@nothing_to_compare
 def test_decisions_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     tally: Counter[str] = Counter()
 
@@ -89,9 +83,7 @@ def test_decisions_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         for share in (None, conditions.share, 0.3):
             heuristic = HEURISTICS[len(program) % len(HEURISTICS)]
             turns = TURNS if heuristic == "random" or share == 0.3 else ()
-            one = conditions._replace(
-                share=share, verify=False, copies=False, heuristic=heuristic, turns=turns
-            )
+            one = conditions._replace(share=share, verify=False, heuristic=heuristic, turns=turns)
             note(f"compare({program!r}, {one!r})")
             native, python = both(monkeypatch, program, one, expected, least)
             assert native == python
@@ -110,7 +102,6 @@ def test_decisions_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tally["rematerialized"] > tally["compared"] / 4
 
 
-@nothing_to_compare
 def test_decisions_are_the_same_where_operations_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operation that no longer waits must not count as a reader of what it would have made."""
     least = None

@@ -30,7 +30,7 @@ def run_both(program: Program, conditions: Conditions, tally: Counter[str]) -> N
     """With everything evicted at every moment, and inside a share of the peak."""
     expected = plain(program)
     least = None
-    for one in (conditions._replace(share=None, copies=not conditions.copies), conditions):
+    for one in (conditions._replace(share=None), conditions):
         note(f"compare({program!r}, {one!r})")
         report = compare(program, one, expected, least)
         kind = "stress" if one.share is None else "over" if report["error"] else "budget"

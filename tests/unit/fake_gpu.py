@@ -31,6 +31,7 @@ from dtrrun.runtime.cuda.budget import MIB
 from dtrrun.runtime.cuda.fragmentation import Block
 from dtrrun.runtime.cuda.gpu import Statistics
 from dtrrun.runtime.cuda.session import Cuda
+from dtrrun.runtime.dispatch.arguments import fill
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.execute import Executor
 from dtrrun.runtime.rng import replaying
@@ -491,8 +492,11 @@ def fake_session(monkeypatch, budget, gpu=None, **options):
     proceed = SlowPath.call
     allocate = storage.allocate
 
-    def run(slow_path, call, args, kwargs):
-        return gpu.run(call.func, args, kwargs, lambda: proceed(slow_path, call, args, kwargs))
+    def run(slow_path, call):
+        feed = iter(call.tensors)
+        args = [fill(arg, feed) for arg in call.template]
+        kwargs = {name: fill(arg, feed) for name, arg in call.kwargs.items()}
+        return gpu.run(call.func, args, kwargs, lambda: proceed(slow_path, call))
 
     def counted(nbytes, device):  # a replay's copy of what its operator writes into
         made = allocate(nbytes, device)

@@ -42,8 +42,8 @@ def test_options_are_those_of_the_verb(line, some):
 @pytest.mark.parametrize(
     ("line", "kind", "some"),
     [
-        ("--native ", "words", ["auto", "off", "require"]),
-        ("--native=r", "words", ["--native=require"]),
+        ("--return-memory ", "words", ["auto", "always", "never"]),
+        ("--return-memory=al", "words", ["--return-memory=always"]),
         ("--heuristic h_dt", "words", ["h_dtr", "h_dtr_eq", "h_dtr_local"]),
         ("--device c", "words", ["cpu", "cuda"]),
         ("--profile p", "files", ["paper"]),
@@ -73,8 +73,8 @@ def test_the_targets_words_are_the_shells(line, kind):
 
 
 def test_bash_splits_words_that_are_one():
-    assert answer(["--native", "=", "r"], "bash") == ["words", "require"]
-    assert answer(["--native", "="], "bash") == ["words", "auto", "off", "require"]
+    assert answer(["--return-memory", "=", "al"], "bash") == ["words", "always"]
+    assert answer(["--return-memory", "="], "bash") == ["words", "auto", "always", "never"]
     assert answer(["--device", "cuda", ":", "0", "train.py", ""], "bash") == ["target 5"]
 
 
@@ -109,7 +109,7 @@ def test_bash(tmp_path):
         '    echo "${COMPREPLY[*]@Q}"\n'
         "}\n"
         "ask dtrrun pro\n"
-        "ask dtrrun --native = r\n"
+        "ask dtrrun --return-memory = al\n"
         "ask dtrrun tr\n"
         "ask dtrrun train.py tr\n"
         '_command_offset() { COMPREPLY=("from $1"); }\n'
@@ -121,7 +121,7 @@ def test_bash(tmp_path):
     )
     assert done.stdout.splitlines() == [
         "'profile'",
-        "'require'",
+        "'always'",
         "'training data.py'",
         "'training data.py'",
         "'from 3'",

@@ -27,7 +27,6 @@ CPU = {
     "hip": None,
     "available": False,
     "count": 0,
-    "swap": True,
     "warnings": [],
     "native": {"path": "/cache/native.so", "built": True, "compiler": None, "why": None, "do": None},
 }
@@ -180,17 +179,6 @@ def test_an_interpreter_that_will_not_do(machine, torch, text, device):
     report = machine(torch, library=False, device=device)
     assert not report["ok"]
     assert text in told(report, "problem")[0] or text in told(report, "problem")[-1]
-
-
-def test_swap_is_only_noted(machine):
-    report = machine({**CPU, "torch": "2.11.0", "swap": False, "native": UNBUILT}, library=False)
-    assert report["ok"]
-    assert "cannot swap" in told(report, "note")[0]
-
-
-def test_the_native_fast_path_swaps(machine):
-    report = machine({**CPU, "torch": "2.11.0", "swap": False}, library=False)
-    assert told(report, "note") == []
 
 
 def test_a_driver_that_is_too_old(machine):
@@ -363,7 +351,7 @@ def test_looks_as_it_did(machine, case, width):
     else:
         environ = {"CUDA_VISIBLE_DEVICES": "1", "PYTORCH_ALLOC_CONF": "expandable_segments:False"}
         gpus = [Gpu("GPU-a", parts=[]), Gpu("GPU-1a2b", name="NVIDIA A100", compute=NVMLError_NotSupported())]
-        slow = {**CUDA, "swap": False, "native": UNBUILT}
+        slow = {**CUDA, "native": UNBUILT}
         report = machine(slow, *gpus, environ=environ, around={"container": True}, mode=2)
     to = stream()
     report["dtrrun"] = "0.1.0"

@@ -6,20 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtrrun.telemetry.fields import PARTS
-from dtrrun.telemetry.times import breakdown, shared_out
+from dtrrun.telemetry.times import breakdown
 from dtrrun.views.figures import merged, operators, slowdown, total
-
-
-def test_what_is_estimated_is_taken_from_where_it_was():
-    """From the time outside of operators first, then from theirs, of which the half is their own."""
-    counted = {"wall": 10.0, "operators": 3.0, "rematerialization": 1.0, "scoring": 0.0, "search": 0.0}
-    counted |= {"bookkeeping": 2.0, "dispatch": 0.0}
-    for dispatch, other, own, counts in ((0, 4, 3, 0), (3, 1, 3, 3), (5, 0, 2, 5), (9, 0, 1.5, 5.5)):
-        found = shared_out(counted | {"dispatch": float(dispatch)})
-        assert (found["other"], found["operators"], found["dispatch"]) == (other, own, counts)
-        assert found["bookkeeping"] == 2 + counts
-        parts = (*PARTS, "other")
-        assert sum(found[part] for part in parts) == found["wall"] == 10
 
 
 def test_total_adds_but_for_peak_and_steps() -> None:

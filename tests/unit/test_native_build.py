@@ -404,7 +404,7 @@ def test_what_a_session_does_without_it(monkeypatch, tmp_path, capfd):
     with pytest.raises(
         RuntimeError, match=r"^the native fast path is required: no C\+\+ compiler was found; "
     ):
-        choose(RuntimeSettings(native="require"), warnings.append)
+        choose(RuntimeSettings(), warnings.append)
     assert len(warnings) == 1
     assert capfd.readouterr() == ("", "")
 

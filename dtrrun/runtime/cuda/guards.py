@@ -57,10 +57,6 @@ class CudaMemory:
     def __getattr__(self, name: str) -> Any:
         return getattr(storage, name)
 
-    def refill(self, emptied: torch.UntypedStorage, source: torch.UntypedStorage) -> None:
-        nbytes = source.nbytes() if storage.REFILL_COPIES else 0
-        self._device.retry.attempt(lambda: storage.refill(emptied, source), "a rematerialization", nbytes)
-
     def allocate(self, nbytes: int, device: torch.device) -> torch.UntypedStorage:
         made: torch.UntypedStorage = self._device.retry.attempt(
             lambda: storage.allocate(nbytes, device), "a rematerialization", nbytes

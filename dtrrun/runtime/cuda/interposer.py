@@ -14,8 +14,8 @@ from dtrrun.core.graph import Signature
 from dtrrun.runtime import rng
 from dtrrun.runtime.cuda.oom_retry import requested
 from dtrrun.runtime.dispatch.interposer import NO_KEYWORDS, Interposer
-from dtrrun.runtime.dispatch.python_mode import threads
 from dtrrun.runtime.dispatch.slow_path import Reasons, SlowPath
+from dtrrun.runtime.dispatch.threads import joins
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.operators import Operator
 
@@ -48,7 +48,7 @@ class CudaInterposer(Interposer):
         if get_ident() != slow_path.home:
             self.join()
         try:
-            return slow_path.run(self, operator, func, (), args, kwargs or NO_KEYWORDS, entered)
+            return slow_path.run(operator, func, args, kwargs or NO_KEYWORDS, entered)
         except torch.OutOfMemoryError as error:
             self._met(error)
             raise
@@ -58,7 +58,7 @@ class CudaInterposer(Interposer):
     @staticmethod
     def join() -> None:
         """This thread, which is not the one that trains, is about to use the GPU."""
-        threads.joins()
+        joins()
 
     def overlap(self) -> None:
         """Operators of two threads are here at once: from now on all take the slow path, which locks."""
@@ -66,7 +66,7 @@ class CudaInterposer(Interposer):
         self.share(self.slow_path.reasons)
 
     def share(self, reasons: Reasons) -> None:
-        threads.Threads.share(self, reasons)  # taking turns is for the CPU alone
+        self.leave_fast_path(reasons)  # taking turns is for the CPU alone
 
     def forgives(self, operator: Operator | None, drawn: Any, error: Any) -> bool:
         """Return whether an operator that raised `error` has not begun to write, and will run again.

@@ -83,11 +83,11 @@ class CudaOperators:
             self._guesses[signature] = guess
             signature.output_bytes += guess
 
-    def call(self, call: TensorCall, args: Any, kwargs: dict[str, Any]) -> Any:
+    def call(self, call: TensorCall) -> Any:
         """Run one operator of the program: timed, measured, and retried after an out-of-memory error."""
         signature, rng = call.signature, call.rng
         if self.capturing:
-            return self._slow_path.call(call, args, kwargs)
+            return self._slow_path.call(call)
         if self.timer.pending:
             with self._slow_path.lock:
                 self.timer.poll()
@@ -106,7 +106,7 @@ class CudaOperators:
             first[0] = False
             start = self.timer.begin() if timed else None
             try:
-                result = self._slow_path.call(call, args, kwargs)
+                result = self._slow_path.call(call)
             except BaseException:
                 if start is not None:
                     self.timer.dropped(start)

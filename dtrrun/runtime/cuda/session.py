@@ -23,7 +23,6 @@ from dtrrun.runtime.cuda.fragmentation import fragmented_bytes
 from dtrrun.runtime.cuda.graphs import Captures
 from dtrrun.runtime.cuda.guards import CudaMemory, home
 from dtrrun.runtime.cuda.interposer import CudaInterposer
-from dtrrun.runtime.cuda.mode import CudaMode
 from dtrrun.runtime.cuda.oom_retry import Retry
 from dtrrun.runtime.cuda.operators import CudaOperators
 from dtrrun.runtime.dispatch.slow_path import SlowPath
@@ -99,9 +98,6 @@ class Cuda:
         self.operators.connect(slow_path, self.retry, warn)
         self._captures = Captures(self, warn)
         dtr.eviction.refresh = self.refresh
-
-    def make_mode(self, slow_path: SlowPath) -> CudaMode:
-        return CudaMode(slow_path, self)
 
     def make_interposer(self, native: ModuleType, slow_path: SlowPath, *told: Any) -> CudaInterposer:
         return CudaInterposer(native, slow_path, self, *told)

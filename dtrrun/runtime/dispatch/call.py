@@ -11,7 +11,6 @@ from dtrrun.core.graph import HOLE, Overwritten, Signature, Version
 from dtrrun.core.operator import Call
 from dtrrun.runtime.ambient import State
 from dtrrun.runtime.dispatch.arguments import covers, holes_in, is_leaf
-from dtrrun.runtime.dispatch.python_mode.scalars import stands_for_number
 from dtrrun.runtime.guards import Autocast, below
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.storage import device_type_of, size_of
@@ -35,7 +34,6 @@ class TensorCall(Call):
         "measured",
         "needed",
         "operator",
-        "plain_types",
         "result",
         "rng",
         "started",
@@ -61,8 +59,6 @@ class TensorCall(Call):
     """The generators that it may draw from, with their states before it; None if there are none."""
     complex: bool
     """A tensor may have a conjugate or negative bit, or its kernel may produce one."""
-    plain_types: bool
-    """None of its tensors is of a subclass."""
     common: bool
     """Whether its signature is that of every call with such arguments."""
     identity: Any
@@ -92,7 +88,6 @@ class TensorCall(Call):
         self.writes = self.generators = self.autocast = ()
         self.rng = self.identity = self.result = None
         self.complex = self.common = self.measured = False
-        self.plain_types = True
         self.unplain = self.counted = self.started = self.ended = 0
         self.needed = -1
         self.view = operator.only_views
@@ -110,11 +105,7 @@ class TensorCall(Call):
         again. Adds to `key` what a signature needs of them. Returns whether there are any.
         """
         tensors = self.tensors
-        if (
-            self.operator.collective
-            or not self.plain_types
-            or all(tensor.dim() or tensor.is_cuda for tensor in tensors)
-        ):
+        if self.operator.collective or all(tensor.dim() or tensor.is_cuda for tensor in tensors):
             return False
         kept, place, found = [], 0, False
         for argument, value in enumerate(self.template):
@@ -240,5 +231,4 @@ def is_number(tensor: torch.Tensor) -> bool:
         and not tensor.dim()
         and tensor.layout == torch.strided
         and not tensor.is_complex()
-        and not stands_for_number(tensor)
     )

@@ -1,4 +1,4 @@
-"""Brings operators to a session without a dispatch mode: the native interposer (`dtrrun/native`).
+"""Brings operators to a session: the native interposer (`dtrrun/native`).
 
 The interposer is switched on thread by thread. It handles most operators itself, and passes the others to
 `Interposer.handle`, beneath autograd and all modes of the program.
@@ -6,7 +6,6 @@ The interposer is switched on thread by thread. It handles most operators itself
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter_ns as now_ns
@@ -26,8 +25,8 @@ from dtrrun.core.rematerialize import Rematerializer
 from dtrrun.runtime import formulas, rng, storage
 from dtrrun.runtime.cost_model import modelled_ns
 from dtrrun.runtime.dispatch.call import learn
-from dtrrun.runtime.dispatch.python_mode import threads, visits
 from dtrrun.runtime.dispatch.slow_path import Reasons, SlowPath
+from dtrrun.runtime.dispatch.threads import Threads, joins, wait_while
 from dtrrun.runtime.guards import INTERPOSER
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.patches.registry import Function, Patches
@@ -52,21 +51,8 @@ CPU = torch.device("cpu")
 NO_KEYWORDS: dict[str, Any] = {}
 
 
-class Joiner:
-    """A thread other than the one that trains, until it first touches a tensor of the session."""
-
-    def __init__(self, noticed: Callable[[], None]) -> None:
-        self._noticed = noticed
-        self._joined = False
-
-    def join(self) -> None:
-        if not self._joined:
-            self._noticed()
-            self._joined = True
-
-
-class Interposer(threads.Threads):
-    """Switches the interposer on in every thread, from `begin` until `end`, and takes what it passes on."""
+class Interposer:
+    """The interposer of one session, from `begin` until `end`: takes the operators that it passes on."""
 
     device_type = "cpu"
     size_class = torch.Size
@@ -78,15 +64,16 @@ class Interposer(threads.Threads):
         noticed: Callable[[], None],
         alert: Callable[[str], None],
     ) -> None:
-        super().__init__(None, noticed, alert)
+        """noticed, alert: as `Threads` takes them."""
         self.native, self.slow_path = native, slow_path
+        self.threads = Threads(native, noticed, alert)
         self.ledger, self.recipes = slow_path.ledger, slow_path.dtr.recipes
         self.updates = slow_path.signatures.updates
         self.mask, self.sticky = storage.MASK, frozenset(STICKY)
         self.touch: Callable[[Version, Callable[[], bool]], None] | None = None
         self._patches = Patches()
         self._is_shared = False
-        self._operators_ns = self._bookkeeping_ns = 0
+        self.running = False
         self._faults = native.faults()
         self._ended = (0, 0)
         self._ended_calls: tuple[dict[str, int], dict[str, int]] = ({}, {})
@@ -100,20 +87,12 @@ class Interposer(threads.Threads):
     @property
     def operators_ns(self) -> int:
         """Time in the program's own operators."""
-        return self._operators_ns + self._counters()[0]
-
-    @operators_ns.setter
-    def operators_ns(self, ns: int) -> None:
-        self._operators_ns = ns - self._counters()[0]
+        return self.slow_path.operators_ns + self._counters()[0]
 
     @property
     def bookkeeping_ns(self) -> int:
         """Our time, without rematerializations and evictions."""
-        return self._bookkeeping_ns + self._counters()[1]
-
-    @bookkeeping_ns.setter
-    def bookkeeping_ns(self, ns: int) -> None:
-        self._bookkeeping_ns = ns - self._counters()[1]
+        return self.slow_path.bookkeeping_ns + self._counters()[1]
 
     # -- counts ----------------------------------------------------------------------------------
 
@@ -150,12 +129,8 @@ class Interposer(threads.Threads):
         slow_path = self.slow_path
         operator = slow_path.operators.get(id(func)) or slow_path.learn(func)
         if get_ident() != slow_path.home:
-            threads.joins()
-        return slow_path.run(self, operator, func, (), args, kwargs or NO_KEYWORDS, entered)
-
-    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run the operator that is being handled."""
-        return self.native.proceed()
+            joins()
+        return slow_path.run(operator, func, args, kwargs or NO_KEYWORDS, entered)
 
     def facts_of(self, func: Any) -> Operator:
         """Return the facts about an operator."""
@@ -166,7 +141,7 @@ class Interposer(threads.Threads):
         operator = self.facts_of(func)
         if self.slow_path.device is not None or self.slow_path.signatures.has_costs:
             return None  # a GPU's are measured, others looked up
-        if not operator.simple_beneath_modes:
+        if not operator.simple:
             return None
         return formulas.name_of(func, operator)
 
@@ -203,19 +178,13 @@ class Interposer(threads.Threads):
     # -- in PyTorch's Python ---------------------------------------------------------------------
 
     def install(self) -> None:
-        super().install()
+        self.threads.install()
         # Operators of higher order (`torch.cond`) look for a kernel in Python for each key that is on.
         self._patches.wrap(torch._ops, "key_extractor", _without_our_key)
-        storage.use_swap(self.native.swap)
-        storage.use_placeholders(self.native)
-        storage.use_checksum(self.native.checksum)
 
     def remove(self) -> None:
-        storage.use_checksum(None)
-        storage.use_placeholders(None)
-        storage.use_swap(None)
         self._patches.undo()
-        super().remove()
+        self.threads.remove()
 
     # -- threads ---------------------------------------------------------------------------------
 
@@ -225,49 +194,34 @@ class Interposer(threads.Threads):
         storage.use_objects(self.native.storage_of)
         self.slow_path.signatures.on_forget = self.native.forget
         self.slow_path.signatures.known = self.native.known_signature
-        if threading.current_thread() is threading.main_thread():
-            self.native.switch(True)
-        else:
-            self.enter()
-        self._entered.add(get_ident())
-        self.look()
+        self.threads.begin()
+        self.native.watch_faults()
 
     def end(self) -> None:
         self._ended = self._counters()
         self._ended_calls = self.native_calls, self.python_calls
         self.running = False
-        self._leave_other()
-        others = self._entered - {get_ident()}
-        visits.visit([one for one in others if not visits.cancel(one, self.enter)], self._leave_other)
+        self.threads.end()
         self.native.close()
         storage.use_objects(None)
-
-    def enter(self) -> None:
-        if not self.running:
-            return
-        self._entered.add(get_ident())
-        if not self.native.is_on():
-            threads._here.guest = Joiner(self.noticed)
-            self.native.switch(True)
 
     def share(self, reasons: Reasons) -> None:
         """Several threads use the session from now on: on the fast path they take turns."""
         if not self._is_shared:
-            super().share(reasons)  # until nobody is there who knows of no turns
+            self.leave_fast_path(reasons)  # until nobody is there who knows of no turns
             self.native.share()
             self._is_shared = True
             reasons.remove("threads")
 
+    def leave_fast_path(self, reasons: Reasons) -> None:
+        """Let all operators take the slow path, and wait until no other thread is on the fast path."""
+        reasons.add("threads")
+        wait_while(self.native.is_inside)
+
     def look(self) -> None:
-        super().look()
+        """Enter threads that nobody has seen begin, and take the faults back."""
+        self.threads.look()
         self.native.watch_faults()  # the program may have put another handler in place of ours
-
-    def wait_outside(self) -> None:
-        threads.wait_while(self.native.is_inside)
-
-    def _leave_other(self) -> None:
-        threads._here.guest = None
-        self.native.switch(False)
 
 
 def _without_our_key(original: Function) -> Function:

@@ -1,40 +1,30 @@
-"""Decides what is done natively: how operators come to a session, and the search for what to evict."""
+"""The native extension's parts of a session: nodes, ledger, and the search for what to evict."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import Any
 
 from dtrrun.core.graph import Graph, Operation, Signature, Version
 from dtrrun.core.heuristics import AUTO, FIRST, make_heuristic
-from dtrrun.core.ledger import Ledger, SlottedLedger
+from dtrrun.core.ledger import Ledger
 from dtrrun.core.pool import Policy
 from dtrrun.core.search import make_policy
 from dtrrun.native import build
 from dtrrun.settings import RuntimeSettings
 
-NOT_BUILT = "operators are handled in Python, which is slower: {}"
-REQUIRED = "the native fast path is required: {}"
 
+def load(settings: RuntimeSettings) -> ModuleType:
+    """Return the native extension, after building it if need be.
 
-def choose(settings: RuntimeSettings, warn: Callable[[str], None]) -> ModuleType | None:
-    """Return the native extension, or None if there is none.
-
-    warn: called with one line if the extension cannot be built. Raises RuntimeError, of one line, if it is
-    required.
+    Raises RuntimeError, of one line, if it cannot be had.
     """
-    if settings.native == "off":
-        return None
     try:
         return build.load(_nothing if settings.quiet else _say)
     except build.CannotBuild as error:
-        if settings.native == "require":
-            raise RuntimeError(REQUIRED.format(error)) from None
-        warn(NOT_BUILT.format(error))
-        return None
+        raise RuntimeError(f"the native extension is missing: {error}") from None
 
 
 @cache
@@ -56,16 +46,12 @@ def graph(extension: ModuleType) -> Graph:
 
 
 @cache
-def parts(extension: ModuleType | None) -> tuple[Graph, type[Ledger]]:
-    """Return what makes the graph's nodes, and the class of the ledger."""
-    if extension is None:
-        return Graph(), SlottedLedger
-    return graph(extension), type("NativeLedger", (extension.Counters, Ledger), {})
+def ledger_class(extension: ModuleType) -> type[Ledger]:
+    """Return the class of the ledger, whose figures are the extension's."""
+    return type("NativeLedger", (extension.Counters, Ledger), {})
 
 
-def policy(
-    extension: ModuleType | None, settings: RuntimeSettings, heuristic: str | None = None
-) -> Policy[Any]:
+def policy(extension: ModuleType, settings: RuntimeSettings, heuristic: str | None = None) -> Policy[Any]:
     """Return a policy of a session: the extension's for most rules, Python's for the user's own and `random`.
 
     heuristic: another than that of the settings. Raises ValueError for a rule that is unknown or cannot be
@@ -75,7 +61,7 @@ def policy(
     sample, ignore_small = settings.sample, settings.ignore_small
     if name == AUTO:
         name = FIRST
-    if extension is not None and not (sample or ignore_small):
+    if not (sample or ignore_small):
         rule = make_heuristic(name, settings.seed)
         if rule.powers is not None:
             found: Policy[Any] = extension.Policy(rule)

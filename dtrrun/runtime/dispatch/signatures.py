@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dtrrun.core.graph import Signature
+import torch
+
+from dtrrun.core.graph import Signature, Version
 from dtrrun.core.ledger import Ledger
 from dtrrun.runtime import shapes
 from dtrrun.runtime.cost_model import modelled_ns
@@ -40,7 +42,7 @@ class Signatures:
         """Those on a CPU, by their first calls. The native fast path makes some, and has keys of its own."""
         self.known: Callable[[], Signature | None] = _nothing  # the present call's, if it was made there
         self.on_forget: Callable[[], None] = _nothing
-        self.updates: dict[Any, Signature] = {}  # operators that update lists, by `lists.key_of`
+        self.updates: dict[Any, Signature] = {}  # operators that update lists, by `list_key`
 
     def forget(self) -> None:
         """Start over, since signatures made without a budget have no result sizes."""
@@ -129,6 +131,15 @@ class Signatures:
             if ns < signature.cost or not signature.calls:
                 signature.cost = ns
             signature.calls += 1
+
+
+def list_key(func: Any, tensors: list[torch.Tensor], versions: list[Version]) -> tuple[Any, ...]:
+    """Return what calls on lists of tensors have in common that cost about the same (`native/lists.h`).
+
+    The types distinguish complex tensors.
+    """
+    nbytes = sum([version.nbytes for version in versions])
+    return func, len(tensors), frozenset([tensor.dtype for tensor in tensors]), nbytes
 
 
 def _nothing() -> None:

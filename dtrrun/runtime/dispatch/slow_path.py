@@ -1,4 +1,4 @@
-"""Handles any operator of the program. The common ones take a fast path, in C++ or in the dispatch mode.
+"""Handles any operator of the program. The common ones take a fast path, in C++ (`dtrrun/native`).
 
 This covers evicted inputs, memory shortage, in-place and random operators, unknown storages, first calls and
 several threads. `core.operator` defines what is done for an operator, and in which order; this flattens
@@ -25,7 +25,6 @@ from dtrrun.core.operator import Output
 from dtrrun.runtime import contention, rng
 from dtrrun.runtime.ambient import DEFAULT_DTYPE, Ambient, State
 from dtrrun.runtime.dispatch.arguments import (
-    PLAIN,
     flatten_into,
     geometry_of,
     holes_in,
@@ -35,17 +34,14 @@ from dtrrun.runtime.dispatch.arguments import (
 )
 from dtrrun.runtime.dispatch.bodies import Body, has_python_kernel
 from dtrrun.runtime.dispatch.call import TensorCall, autograd_versions, count_writes, learn
-from dtrrun.runtime.dispatch.lists import key_of
 from dtrrun.runtime.dispatch.outputs import new_storages
-from dtrrun.runtime.dispatch.python_mode.scalars import as_tensor, stands_for_number, with_tensors
-from dtrrun.runtime.dispatch.signatures import Signatures
+from dtrrun.runtime.dispatch.signatures import Signatures, list_key
 from dtrrun.runtime.errors import BudgetError
-from dtrrun.runtime.guards import as_without_mode, below, composite, inside_another_mode, program_autocast
+from dtrrun.runtime.guards import below, program_autocast
 from dtrrun.runtime.operators import PACKED_NAMESPACES, Operator, operator_of
 from dtrrun.runtime.patches.passing import until_return
 from dtrrun.runtime.storage import device_type_of, is_held, place_of, rounded, storage_of, type_of
 
-COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 UNPLAIN = "no plain storage"
 PATIENCE_SECONDS = 1.0  # for operators of other threads, which may be waiting for one another
 PATIENCE_WITH_USERS_NS = 30_000_000_000  # for those that use memory which is to be moved
@@ -106,12 +102,12 @@ class SlowPath:
         met_leaf: Callable[[torch.Tensor], None],
         met_thread: Callable[[], None],
         too_small: Callable[..., None],
-        native: Any = None,
+        native: Any,
     ) -> None:
         """ended: a condition of the lock, notified when an operator has ended. device: the session's, if it
         is a GPU. kernels: our kernels of composite operators. tick: called periodically. met_leaf: called
         with leaves of autograd. met_thread: called when another thread is about to run operators. too_small:
-        called with an error that the program is about to get. native: the extension, if it brings the
+        called with an error that the program is about to get. native: the extension, which brings the
         operators."""
         self.dtr, self.ledger = dtr, dtr.ledger
         self._operators, self._eviction = dtr.operators, dtr.eviction
@@ -125,85 +121,45 @@ class SlowPath:
         """By id of the overload, since hashing one is a call in Python; `operator_of` keeps it alive."""
         self.reasons = Reasons()
         self.next_tick = 0  # ns
+        self.operators_ns = 0  # time in the program's own operators
+        self.bookkeeping_ns = 0  # our time, without rematerializations and evictions
         self.waiting = 0  # threads that wait until an operator of another one ends
         self.shared = False  # several threads have brought operators
         self.home: int | None = (
             None  # the thread that may use the fast path: the main one, or the first one seen
         )
-        self.under_modes = False  # entered before the session: results may be of any kind
         self.capturing = False  # a CUDA graph: no eviction, no replay
         self.stateful: set[str] = set()
         """Namespaces of operators of which one has kept a tensor: what they make may depend on it."""
         self.composites: list[NativeComposite] = []
         """Composite operators of native libraries that are under way, in any thread."""
-        self.checks_modes = False  # an operator whose gradient formula asks for modes has run
 
     def learn(self, func: Any) -> Operator:
         """Return the facts about an operator seen for the first time."""
         operator = self.operators[id(func)] = operator_of(func)
         if operator.lazy_bits:
             self.reasons.add("lazy bits")  # the fast path does not check for conjugate and negative views
-        if operator.checks_modes:
-            self.checks_modes = True
         return operator
 
     # -- running an operator ---------------------------------------------------------------------
 
-    def run(
-        self,
-        mode: Any,
-        operator: Operator,
-        func: Any,
-        types: Any,
-        args: Any,
-        kwargs: dict[str, Any],
-        entered: int,
-    ) -> Any:
-        """Run one operator. mode: the dispatch mode that received it, at the time `entered`.
+    def run(self, operator: Operator, func: Any, args: Any, kwargs: dict[str, Any], entered: int) -> Any:
+        """Run one operator, which the interposer has brought at the time `entered`.
 
         Raises what the operator raises, and BudgetError.
         """
         if sees_functions():
             # Some PyTorch functions hide from function modes, and call us with one active.
             with torch._C.DisableTorchFunction():
-                return self.run(mode, operator, func, types, args, kwargs, entered)
-        if operator.tensors_at and self._native is None:
-            given = with_tensors(operator.tensors_at, args)
-            if given is not args:
-                result = self.run(mode, operator, func, types, given, kwargs, entered)
-                return as_tensor(result) if operator.returns_tensor else result
+                return self.run(operator, func, args, kwargs, entered)
         if not self.reasons.any and self.device is None and get_ident() != self.home:
-            self._met_thread()  # not from Python, or it had a stand-in mode: TorchScript's `fork`
-        plain = not types or types == PLAIN
-        for cls in () if plain else types:
-            if cls.__module__.startswith("torch._subclasses."):
-                return func(*args, **kwargs)  # fake tensors have no memory, and other modes would reject them
-            if (
-                cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-                and cls is not torch.nn.Parameter
-            ):
-                return NotImplemented  # a subclass with its own dispatch: its plain operators reach us
-        if operator.higher_order:
-            return self._run_higher_order(mode, func, args, kwargs)
-        if operator.composite and not self.under_modes:  # these get it whole, as without us
-            with composite(operator), mode:
-                kernel = self.kernels.get(func)
-                return kernel(*args, **kwargs) if kernel else func._op_dk(COMPOSITE, *args, **kwargs)
+            self._met_thread()  # not started by Python: TorchScript's `fork`
         if operator.random:  # no draws between capturing the generator's state and the call
             with self.lock:
-                return self._run(mode, operator, func, args, kwargs, entered, plain)
-        return self._run(mode, operator, func, args, kwargs, entered, plain)
+                return self._run(operator, func, args, kwargs, entered)
+        return self._run(operator, func, args, kwargs, entered)
 
-    def _run(
-        self,
-        mode: Any,
-        operator: Operator,
-        func: Any,
-        args: Any,
-        kwargs: dict[str, Any],
-        entered: int,
-        plain: bool,
-    ) -> Any:
+    def _run(self, operator: Operator, func: Any, args: Any, kwargs: dict[str, Any], entered: int) -> Any:
         operators, eviction, rematerializer = self._operators, self._eviction, self._rematerializer
         # Evictions and rematerializations are accounted for separately.
         accounted = eviction.making_room_ns + rematerializer.operators_ns
@@ -211,7 +167,7 @@ class SlowPath:
         try:
             with self.lock:
                 while True:
-                    call = self._describe(operator, func, args, kwargs, plain)
+                    call = self._describe(operator, func, args, kwargs)
                     try:
                         if any(one.about_to_run(call) for one in self._own_composites()):
                             continue  # its inputs have other versions now
@@ -241,13 +197,13 @@ class SlowPath:
                     else:
                         self.too_small(error)
             if not started:
-                mode.bookkeeping_ns += now_ns() - entered + accounted
-                mode.bookkeeping_ns -= eviction.making_room_ns + rematerializer.operators_ns
+                self.bookkeeping_ns += now_ns() - entered + accounted
+                self.bookkeeping_ns -= eviction.making_room_ns + rematerializer.operators_ns
             raise
-        mode.operators_ns += call.ended - call.started
+        self.operators_ns += call.ended - call.started
         left = now_ns()
-        mode.bookkeeping_ns += left - call.ended + call.started - entered + accounted
-        mode.bookkeeping_ns -= eviction.making_room_ns + rematerializer.operators_ns
+        self.bookkeeping_ns += left - call.ended + call.started - entered + accounted
+        self.bookkeeping_ns -= eviction.making_room_ns + rematerializer.operators_ns
         if left > self.next_tick:
             self.tick()
         return result
@@ -259,14 +215,7 @@ class SlowPath:
         timed = self.device is None and call.signature.calls < Signature.SETTLED
         before = contention.usage() if timed else None
         call.started = now_ns()
-        if self.device is not None:
-            result = self.device.call(call, args, kwargs)
-        elif self._native is not None:
-            result = self._proceed(call)
-        elif call.complex or call.autocast or operator.views_unsaid:
-            result = call_operator(call, args, kwargs)
-        else:
-            result = operator.call(*args, **kwargs)
+        result = self.call(call) if self.device is None else self.device.call(call)
         call.ended = now_ns()
         cost = call.ended - call.started
         own = contention.own_ns(cost, before)
@@ -284,7 +233,7 @@ class SlowPath:
                 one.finished(call, result)
             # On a GPU a signature's first calls are measured, here.
             ready = self.device is None or call.signature.calls >= Signature.SETTLED
-            if self._native is not None and call.common and ready:
+            if call.common and ready:
                 self._native.remember(call.signature)
             if drawn:
                 self._keep_results(call, result)
@@ -295,11 +244,7 @@ class SlowPath:
     def _own_composites(self) -> list[NativeComposite]:
         return [one for one in self.composites if one.thread == get_ident()] if self.composites else []
 
-    def call(self, call: TensorCall, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run an operator's kernel."""
-        return call_operator(call, args, kwargs) if self._native is None else self._proceed(call)
-
-    def _proceed(self, call: TensorCall) -> Any:
+    def call(self, call: TensorCall) -> Any:
         """Run the kernel of the operator that the interposer has brought."""
         if not call.operator.foreign:
             return self._native.proceed()
@@ -422,28 +367,6 @@ class SlowPath:
         generator = call.generators[0] if call.generators else None
         call.rng = rng.capture(torch.device(device or "cpu"), generator, nbytes)
 
-    def _run_higher_order(self, mode: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run `torch.cond` and the like: their bodies run under the mode, their operands are resident."""
-
-        def seen(value: Any) -> Any:
-            if callable(value) and not isinstance(value, (torch.Tensor, type)):
-
-                def body(*inner: Any, **named: Any) -> Any:
-                    with mode:
-                        return value(*inner, **named)
-
-                return body
-            return value
-
-        tensors: list[torch.Tensor] = []
-        flatten_into((*args, *kwargs.values()), [], tensors)
-        versions = [version for tensor in tensors if (version := self.version_of(tensor)) is not None]
-        locks = Locks()
-        with locks:
-            with self.lock:
-                self._rematerializer.lock(versions, locks)
-            return func(*map(seen, args), **{name: seen(arg) for name, arg in kwargs.items()})
-
     # -- tensors ---------------------------------------------------------------------------------
 
     def version_of(self, tensor: torch.Tensor) -> Version | None:
@@ -499,14 +422,12 @@ class SlowPath:
 
     # -- taking a call apart ---------------------------------------------------------------------
 
-    def _describe(
-        self, operator: Operator, func: Any, args: Any, kwargs: dict[str, Any], plain: bool
-    ) -> TensorCall:
+    def _describe(self, operator: Operator, func: Any, args: Any, kwargs: dict[str, Any]) -> TensorCall:
         ledger = self.ledger
         if ledger.dead:
             ledger.collect_dead()
         call = TensorCall(func, operator, ledger.device_type)
-        call.plain_types, call.measured = plain, self.device is not None
+        call.measured = self.device is not None
         key: list[Any] = [operator]
         tensors = call.tensors
         call.template = flatten_into(args, key, tensors)
@@ -525,7 +446,7 @@ class SlowPath:
         if call.state[DEFAULT_DTYPE] is not torch.float32:
             key.append(call.state[DEFAULT_DTYPE])  # the dtype of results without an explicit one
         if operator.calls_others:
-            call.autocast = program_autocast(operator, self._native)
+            call.autocast = program_autocast(self._native)
         geometries = self._look_up(call)
         key.extend(geometries)
         same: tuple[int, ...] = ()
@@ -542,14 +463,11 @@ class SlowPath:
             operator.replayable
             and not operator.uninitialised
             and not elsewhere
-            and not self.under_modes
             and not call.opaque
-            and not self._has_numbers(tensors)
+            and not self._native.has_numbers()  # a replay's tensor would not stand for one
         )
-        if operator.foreign and self._native is not None:
+        if operator.foreign:
             call.replayable = call.replayable and namespace_of(operator) not in self.stateful
-        if call.complex and call.replayable:
-            call.replayable = not inside_another_mode()  # a replay resolves lazy bits, their handler did not
         if operator.mutates or operator.collective:
             _find_written(call)
             if operator.foreign and self.shared:
@@ -563,15 +481,8 @@ class SlowPath:
         if operator.updates_lists:
             measured = self.device is not None and call.signature.calls < Signature.SETTLED
             if not (call.opaque or call.complex or measured):
-                self.signatures.updates[key_of(func, tensors, call.versions)] = call.signature
+                self.signatures.updates[list_key(func, tensors, call.versions)] = call.signature
         return call
-
-    def _has_numbers(self, tensors: list[torch.Tensor]) -> bool:
-        """Return whether one of a call's tensors stands for a number: in a replay, it would not."""
-        if self._native is None:
-            return any(map(stands_for_number, tensors))
-        found: bool = self._native.has_numbers()
-        return found
 
     def _look_up(self, call: TensorCall) -> list[Any]:
         """Find the versions of a call's tensors. Returns the tensors' geometries."""
@@ -709,10 +620,6 @@ class SlowPath:
         with self.telling():
             self._eviction.shrink(made, operator.name)
 
-    def unbegun(self, operator: Operator, error: BaseException) -> bool:
-        """Return whether an in-place operator of the fast path that raised `error` has not begun to write."""
-        return self.device is not None and self.device.forgives(operator, error)
-
     # -- waiting for others ----------------------------------------------------------------------
 
     def others_end(self) -> bool:
@@ -799,11 +706,3 @@ def is_parameter(tensor: torch.Tensor) -> bool:
         isinstance(one, torch.nn.Parameter) or (one.requires_grad and is_leaf(one))
         for one in ((tensor,) if base is None else (tensor, base))
     )
-
-
-def call_operator(call: TensorCall, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an operator of the program as it would run without our mode."""
-    if call.autocast or ((call.complex or call.operator.views_unsaid) and not inside_another_mode()):
-        with as_without_mode(call.autocast, views=call.operator.views_unsaid):
-            return call.func(*args, **kwargs)
-    return call.func(*args, **kwargs)

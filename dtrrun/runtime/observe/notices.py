@@ -29,10 +29,6 @@ FORKED = (
     "process {pid}, a child made by os.fork(), trains without a budget; children of multiprocessing, "
     "subprocess and torchrun get their own"
 )
-UNDER_MODES = (
-    "a TorchDispatchMode was active before the session began: what runs under it cannot be recomputed, so "
-    "nothing is evicted; enter the mode inside the session"
-)
 OTHER_DEVICE = "tensors on {device} are outside the budget: only those on {ours} are counted and evicted"
 
 

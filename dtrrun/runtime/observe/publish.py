@@ -9,7 +9,6 @@ from dtrrun.runtime.heap import resident_peak
 from dtrrun.telemetry.fields import COUNTERS
 
 if TYPE_CHECKING:
-    from dtrrun.runtime.dispatch.mode import DTRMode
     from dtrrun.runtime.session import Session
 
 _INDEX = {name: place for place, name in enumerate(COUNTERS)}
@@ -105,21 +104,19 @@ def tables(session: Session) -> dict[str, Any]:
         "error": session.error,
         "log_error": session._recorder.error if session._recorder is not None else None,
         "device_uuid": session.device.uuid,
-        "native": _native(session.mode),
+        "native": _native(session.interposer),
         "rule": session.rule,
     }
 
 
-def _native(mode: DTRMode | Interposer) -> dict[str, Any] | None:
-    """Return how many operators there were, and which of them the native fast path left to Python."""
-    if not isinstance(mode, Interposer):
-        return None
-    calls = sorted(mode.python_calls.items(), key=lambda item: -item[1])
+def _native(interposer: Interposer) -> dict[str, Any]:
+    """Return how many operators there were, and which of them the fast path left to Python."""
+    calls = sorted(interposer.python_calls.items(), key=lambda item: -item[1])
     in_python = sum(count for _, count in calls)
     return {
-        "operators": sum(mode.native_calls.values()) + in_python,
+        "operators": sum(interposer.native_calls.values()) + in_python,
         "in_python": in_python,
-        "read_by_address": mode.read_by_address,
+        "read_by_address": interposer.read_by_address,
         "calls": [{"name": name, "count": count} for name, count in calls[:TOP]],
     }
 

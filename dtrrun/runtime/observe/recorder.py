@@ -255,7 +255,7 @@ class Recorder(Observer):
             "bytes": call.signature.output_bytes,
             "signature": self._identities[key],
         }
-        short = operator.simple and call.plain_types and not self._slow_path.reasons.all - {WHY, WATCHED}
+        short = operator.simple and not self._slow_path.reasons.all - {WHY, WATCHED}
         flags = {
             "view": call.view,
             "short": operator.view and short and bool(call.template) and call.template[0] is HOLE,

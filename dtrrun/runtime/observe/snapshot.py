@@ -8,7 +8,6 @@ import torch
 
 from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Operation, Overwritten, Version
-from dtrrun.runtime import storage as memory
 from dtrrun.runtime.observe.step_log import FORMAT, Facts
 
 
@@ -21,7 +20,6 @@ def head(dtr: DTR, step: int, last: int, cost: str) -> Facts:
         "cost": cost,
         "torch": torch.__version__,
         "device": ledger.device_type,
-        "refill_copies": memory.REFILL_COPIES,
         "clock": ledger.clock,
         "age": ledger.age,
         "step_age": ledger.step_age,

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from dtrrun.telemetry.fields import OVERHEADS, PARTS
-from dtrrun.telemetry.times import breakdown
+from dtrrun.telemetry.fields import OVERHEADS
 
 KEPT = 32
 SAMPLED = 256
@@ -42,17 +41,13 @@ class StepClock:
             self._before = now
             self.latest.append(self.last)
             if self.count > 1:  # the first one includes the start of the program, and of PyTorch
-                self.slowdowns.add(_estimated(self.last))
+                self.slowdowns.add(min(slowdown(self.last), MOST))
             self._ended()
 
         self._handle = register_optimizer_step_post_hook(stepped)
 
     def remove(self) -> None:
         self._handle.remove()
-
-    def leave_out(self) -> None:
-        """Attribute what has happened since the last step's end to no step."""
-        self._before = self._totals()
 
     def under_way(self) -> dict[str, int]:
         """Return the figures of the current step so far."""
@@ -80,13 +75,6 @@ class Sample:
     def median(self) -> float | None:
         """Return None if there are no values."""
         return median(self._values) if self._values else None
-
-
-def _estimated(step: dict[str, int]) -> float:
-    """Like `slowdown`, with the estimate of what PyTorch takes to pass operators to us."""
-    seconds = breakdown(step)
-    own = seconds["wall"] - sum(seconds[part] for part in PARTS[1:])
-    return min(seconds["wall"] / max(own, 1e-9), MOST)
 
 
 def overhead_ns(step: dict[str, int]) -> int:

@@ -1,10 +1,9 @@
 """Replaces kernels of composite operators that access memory without an operator, while a session runs.
 
 Some read an integer tensor by its address (lengths, split points) before any operator runs: it must be
-resident. Others behave differently under a dispatch mode: they run without one. For some, our mode must know
-whether autocast has cast them, which only they can see. Our kernels are registered with the dispatcher, where
-C++, TorchScript and Python all reach them, and nothing that Python sees is replaced. They use autograd's key,
-for which a composite operator has no kernel of its own.
+resident. Our kernels are registered with the dispatcher, where C++, TorchScript and Python all reach them,
+and nothing that Python sees is replaced. They use autograd's key, for which a composite operator has no
+kernel of its own.
 """
 
 from __future__ import annotations
@@ -16,13 +15,7 @@ from typing import Any
 import torch
 
 from dtrrun.runtime.access import Reach, unseen
-from dtrrun.runtime.guards import (
-    any_like_a_subclass,
-    autocast_as_here,
-    only_our_mode,
-    without_our_mode,
-    without_session,
-)
+from dtrrun.runtime.guards import without_session
 from dtrrun.runtime.tracebacks import hiding
 
 READ_INTEGERS = (
@@ -39,27 +32,13 @@ READ_INTEGERS = (
 READ_WITHOUT_GRADIENT = ("max_pool1d",)
 """These read their tensors' memory themselves where there is no gradient to compute, on a CPU."""
 
-WITHOUT_MODES = (
+UNSEEN = (
     "_sobol_engine_draw",
     "_sobol_engine_ff_",
     "_sobol_engine_initialize_state_",
     "_sobol_engine_scramble_",
 )
 """These access the memory of all their arguments, and of their own intermediates."""
-
-_LINALG = ("cond", "eigvals", "eigvalsh", "matrix_norm", "matrix_rank", "norm", "svdvals")
-ASK_FOR_MODES = (*(f"linalg_{name}" for name in _LINALG), "nuclear_norm", "svd")
-"""These ask whether a mode is on, and then also compute singular vectors, which gives different bits.
-
-With `out=` they write something else there, or nothing (PyTorch 2.13). Our mode is off for them, unless a
-gradient requires the vectors anyway.
-"""
-
-QUANTILES = ("quantile.default", "quantile.out", "nanquantile.default", "nanquantile.out")
-"""On a CPU these check that the points are between 0 and 1, but not under a mode."""
-
-CAST = ("bilinear", "pinverse")
-"""Autocast casts these, and is off inside them, although the operators they call have autocast kernels."""
 
 Kernel = Callable[..., Any]
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -83,15 +62,8 @@ class Composites:
             self._register(func, self._reading(func))
         for func in _named(READ_WITHOUT_GRADIENT):
             self._register(func, self._reading_without_gradient(func))
-        for func in _named(WITHOUT_MODES):
-            self._register(func, self._without_modes(func))
-        for name in ASK_FOR_MODES:
-            for func in _overloads(name):
-                self._register(func, self._asking(func))
-        for func in _named(QUANTILES):
-            self._register(func, self._checking(func))
-        for func in _named(CAST):
-            self._register(func, self._cast(func))
+        for func in _named(UNSEEN):
+            self._register(func, self._unseen(func))
 
     def remove(self) -> None:
         self._library._destroy()
@@ -119,50 +91,12 @@ class Composites:
 
         return kernel
 
-    def _without_modes(self, func: Any) -> Kernel:
+    def _unseen(self, func: Any) -> Kernel:
         is_written = _writes(func)
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             touched = _touched(args, kwargs, is_written)
             return self._run(func, args, kwargs, touched, without_session)
-
-        return kernel
-
-    def _asking(self, func: Any) -> Kernel:
-        is_written = _writes(func)
-
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            touched = _touched(args, kwargs, is_written)
-            if (_has_gradient(touched) and not is_written) or not only_our_mode():
-                return self._run(func, args, kwargs, [], nullcontext)
-            return self._run(func, args, kwargs, touched, without_our_mode)
-
-        return kernel
-
-    def _checking(self, func: Any) -> Kernel:
-        is_written = _writes(func)
-
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            touched = _touched(args, kwargs, is_written)
-            points: torch.Tensor = kwargs["q"] if "q" in kwargs else args[1]
-            given = [tensor for tensor, _ in touched]
-            if points.device.type != "cpu" or not only_our_mode() or any_like_a_subclass(given):
-                return self._run(func, args, kwargs, [], nullcontext)
-            ends = self._reach(points, False, False)
-            try:
-                with unseen(), without_our_mode(), torch.no_grad():
-                    fit = bool(points.ge(0).logical_and_(points.le(1)).all())
-            finally:
-                ends()
-            if fit:
-                return self._run(func, args, kwargs, [], nullcontext)
-            return self._run(func, args, kwargs, touched, without_our_mode)  # raises what there is to raise
-
-        return kernel
-
-    def _cast(self, func: Any) -> Kernel:
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            return self._run(func, args, kwargs, [], autocast_as_here)
 
         return kernel
 

@@ -24,8 +24,8 @@ from dtrrun.core.locks import Locks
 from dtrrun.runtime.access import unseen
 from dtrrun.runtime.dispatch.arguments import flatten_into, outputs_of
 from dtrrun.runtime.dispatch.call import TensorCall
-from dtrrun.runtime.dispatch.python_mode.threads import joins
 from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.threads import joins
 from dtrrun.runtime.operators import OWN_NAMESPACES
 from dtrrun.runtime.patches.composites import COMPOSITE, Kernel
 from dtrrun.runtime.tracebacks import hiding

@@ -20,12 +20,12 @@ from dtrrun.runtime.patches.registry import Function, Patches
 class Gradients:
     """Hooks on leaves. `pin` is called with each gradient once it has been accumulated."""
 
-    def __init__(self, pin: Callable[[torch.Tensor, str], None], native: Any = None) -> None:
-        """native: the extension, if there is one: thousands of gradients arrive in a step."""
+    def __init__(self, pin: Callable[[torch.Tensor, str], None], native: Any) -> None:
+        """native: the extension: thousands of gradients arrive in a step."""
         self._pin = pin
         self._patches = Patches()
         # A single object, to find it among a leaf's hooks.
-        self._hook = self._arrived if native is None else native.gradient_hook(self._arrived)
+        self._hook = native.gradient_hook(self._arrived)
         self._handles: list[Any] = []
         self._prune_at = 64
         self.optimizers = 0  # number of parameter groups given to one

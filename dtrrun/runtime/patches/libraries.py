@@ -15,8 +15,8 @@ import torch.library
 from torch._library.custom_ops import CustomOpDef
 
 from dtrrun.runtime.access import unseen
-from dtrrun.runtime.dispatch.python_mode.threads import joins
 from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.threads import joins
 from dtrrun.runtime.patches.registry import Function, Patches
 
 

@@ -13,8 +13,8 @@ import torch
 from dtrrun.core.graph import Version
 from dtrrun.core.locks import Locks
 from dtrrun.runtime import storage as memory
-from dtrrun.runtime.dispatch.python_mode.threads import joins
 from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.threads import joins
 from dtrrun.runtime.guards import below, unseen
 from dtrrun.runtime.patches.registry import Function, Patches
 from dtrrun.runtime.storage import rounded

@@ -1,8 +1,6 @@
-"""Warns once that `torch.compile` compiles nothing under a dispatch mode.
+"""Keeps `torch.compile` from compiling, and says so once.
 
-Dynamo, its front end, must also skip our frames. PyTorch does this for every dispatch mode by wrapping its
-handler, which costs a microsecond per operator whether or not anything is compiled; a mark on the handler's
-code does the same for free. The mark is private to PyTorch: without it, the wrapper stays.
+Compiled code reads its inputs' memory without an operator that could bring it back.
 """
 
 from __future__ import annotations
@@ -13,13 +11,8 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch._C._dynamo import eval_frame
 
 from dtrrun.runtime.patches.registry import Function, Patches, caller
-
-CAN_MARK = all(
-    hasattr(eval_frame, name) for name in ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")
-)
 
 TEXT = (
     "torch.compile compiles nothing under dtrrun: the function runs eagerly, with the same results but "
@@ -30,12 +23,6 @@ PYTORCHS_OWN = ("torch._higher_order_ops.", "torch.nn.attention.")
 """Modules that use `torch.compile` for tracing, not for speed."""
 
 
-def keep_off(function: Any) -> None:
-    """Make Dynamo compile neither `function` nor anything that it calls."""
-    skip = eval_frame._FrameAction.SKIP
-    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
-
-
 class CompileNotice:
     """Wraps `torch.compile` while installed. `warn` is called when a function made by it is called.
 
@@ -44,10 +31,8 @@ class CompileNotice:
     versions without such a list, the warning comes with the decoration.
     """
 
-    def __init__(self, warn: Callable[[str], None], *, forbid: bool = False) -> None:
-        """forbid: no mode is on that would keep Dynamo from compiling."""
+    def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
-        self._forbid = forbid
         self._stance: Any = None  # Dynamo's, while it compiles nothing
         self._installed = False
         self._patches = Patches()
@@ -87,8 +72,7 @@ class CompileNotice:
         """
         if not self._watched:
             self._watched = True
-            if self._forbid:  # compiled code reads its inputs' memory, which may have been evicted
-                self._stance = torch.compiler.set_stance("force_eager")
+            self._stance = torch.compiler.set_stance("force_eager")
             self._patches.wrap(import_module("torch._dynamo"), "optimize", self._optimizing)
 
     def _optimizing(self, original: Function) -> Function:

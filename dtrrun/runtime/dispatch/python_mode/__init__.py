@@ -1,1 +1,0 @@
-"""Compensates for changes in PyTorch's behaviour under a Python dispatch mode."""
