@@ -136,11 +136,11 @@ class Eviction:
 
     def _select(self) -> Version | None:
         ledger = self._ledger
-        if not ledger.observers:
+        if not ledger.decision_observers:
             return ledger.policy.select(ledger.clock, self.may_be_evicted)
         started = now_ns()
         victim: Version | None = ledger.policy.select(ledger.clock, self.may_be_evicted)
-        for observer in ledger.observers:
+        for observer in ledger.decision_observers:
             observer.searched(victim, started)
         return victim
 
@@ -173,7 +173,7 @@ class Eviction:
         storage: Any = version()
         if storage is None and version.scratch is None:
             return  # it has died since it was chosen
-        started = now_ns() if ledger.observers else 0
+        started = now_ns() if ledger.decision_observers else 0
         self.evictions += 1
         self.evicted_bytes_total += version.nbytes
         name = operation.signature.operator.name
@@ -193,7 +193,7 @@ class Eviction:
                 raise
             ledger.policy.evicted(version)
         ledger.freed(version.nbytes)
-        for observer in ledger.observers:
+        for observer in ledger.decision_observers:
             observer.evicted(version, started)
 
     # -- what the error says -----------------------------------------------------------------------

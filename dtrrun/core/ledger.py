@@ -13,7 +13,7 @@ from typing import Any
 
 from dtrrun.core.backend import Fingerprints, Heap, Memory, Outside
 from dtrrun.core.graph import Graph, Version
-from dtrrun.core.observer import RESIZED, Observer
+from dtrrun.core.observer import RESIZED, DecisionObserver, Observer
 from dtrrun.core.pool import Policy
 
 UNLIMITED = 1 << 62
@@ -59,6 +59,7 @@ class Ledger:
         self.device_type = device_type
         self.fingerprints = fingerprints
         self.observers: list[Observer] = []
+        self.decision_observers: list[DecisionObserver] = []
         self.heap = heap
         self.blocks: dict[int, Block] = {}
         self.counted: dict[int, Block] = {}  # tensors without plain storage, by address

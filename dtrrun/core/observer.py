@@ -1,6 +1,8 @@
 """Observers of a run: the log of a step, a trace, `--where`, heuristics with foresight.
 
-Without observers nothing is reported, at no cost.
+Without observers nothing is reported, at no cost. C++ tells those of decisions itself. Observers of operators
+need to know more of each than the native fast path does: with one of them, every operator takes the slow
+path.
 """
 
 from __future__ import annotations
@@ -14,10 +16,25 @@ if TYPE_CHECKING:
     from dtrrun.core.operator import Call, Output
 
 
-class Observer:
-    """Base class whose methods do nothing. `started_ns` is from `time.perf_counter_ns`."""
+class DecisionObserver:
+    """What the policy does (`Ledger.decision_observers`): base class whose methods do nothing.
 
-    # -- operators of the program ----------------------------------------------------------------
+    `started_ns` is from `time.perf_counter_ns`.
+    """
+
+    def searched(self, victim: Version | None, started_ns: int) -> None:
+        """The policy has searched for a victim."""
+
+    def evicted(self, version: Version, started_ns: int) -> None: ...
+
+    def rematerialized(self, version: Version, operation: Operation, started_ns: int, cost_ns: int) -> None:
+        """An operation was run again because `version` was needed."""
+
+
+class Observer:
+    """What the program does (`Ledger.observers`): base class whose methods do nothing."""
+
+    # -- operators -------------------------------------------------------------------------------
 
     def admitted(self, call: Call) -> None:
         """Before room is made for an operator."""
@@ -36,16 +53,6 @@ class Observer:
 
     def died(self, version: Version) -> None:
         """The storage of a version is gone; it may have been for some time."""
-
-    # -- what the policy does --------------------------------------------------------------------
-
-    def searched(self, victim: Version | None, started_ns: int) -> None:
-        """The policy has searched for a victim."""
-
-    def evicted(self, version: Version, started_ns: int) -> None: ...
-
-    def rematerialized(self, version: Version, operation: Operation, started_ns: int, cost_ns: int) -> None:
-        """An operation was run again because `version` was needed."""
 
     # -- what is no part of an operator, before it happens -----------------------------------------
 

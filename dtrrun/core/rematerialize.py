@@ -440,7 +440,7 @@ class Rematerializer:
         # An error's traceback holds this frame while locks are released: what it refers to counts as read.
         self._eviction.make_room(need, signature.operator.name)
         self._check_foreign(operation)
-        started = now_ns() if ledger.observers else 0
+        started = now_ns() if ledger.decision_observers else 0
         taken = {id(operation.tensors[place]): self._take(operation.tensors[place]) for place in given}
         results, targets, cost = self._executor.execute(operation, mutated, taken)
         del held
@@ -453,7 +453,7 @@ class Rematerializer:
         tally[0] += 1
         tally[1] += cost
         tally[2] += wanted.nbytes
-        for observer in ledger.observers:
+        for observer in ledger.decision_observers:
             observer.rematerialized(wanted, operation, started, cost)
         return True
 

@@ -44,7 +44,7 @@ class Door {
  public:
   Door(PyObject* mode, PyObject* handle, PyObject* classes, int64_t chain_limit, const char* device)
       : device(device), mode_(Ref::copy(mode)), handle_(Ref::copy(handle)), slow_path_(attribute(mode, "slow_path")),
-        ledger_(attribute(slow_path_.get(), "ledger")),
+        ledger_(attribute(slow_path_.get(), "ledger")), call_observer_(slow_path_.get()),
         dtr_(attribute(slow_path_.get(), "dtr")), recipes_(attribute(dtr_.get(), "recipes")),
         reasons_(attribute(slow_path_.get(), "reasons")),
         kernels_(attribute(slow_path_.get(), "kernels")), operators_(mode),
@@ -386,6 +386,7 @@ class Door {
       }
       ended = now_ns();
       lists_.finish(ended - started);
+      call_observer_.called();
     } catch (...) {
       lists_.fail();
       if (!device.is_cpu()) forgives(mode_.get(), nullptr);
@@ -470,6 +471,7 @@ class Door {
     accounts_.collect_dead();
     Call call{facts, op, stack, turn};
     call.clock = accounts_.number(ledger.clock);
+    if (facts.opaque && accounts_.fingerprints.are_taken()) return false;  // one of its results is a workspace
     if (!describe(call)) return false;
     // Only now: room is made for a constant that has just been met, and the inputs before it have not been locked.
     call.whole = are_resident(call.inputs);
@@ -507,6 +509,7 @@ class Door {
     }
     if (call.targets.empty() || facts.makes_tensors) enter(call, found);
     call.made.clear();
+    call_observer_.called();
     if (accounts_.number(ledger.resident_bytes) > accounts_.number(ledger.limit)) {
       c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
       Ref result = results(op.schema(), *stack);
@@ -597,7 +600,7 @@ class Door {
   bool read(Call& call, const at::Tensor& tensor) {
     if (!plain(tensor) || !device.has(tensor.device())) return false;
     PyObject* found = known_or_adopted(tensor);
-    if (found == nullptr || version.escaped.is_true(found)) return false;
+    if (found == nullptr || version.escaped.is_true(found) || accounts_.fingerprints.is_workspace(found)) return false;
     version.last_access.set_number(found, call.clock);
     key_.add(tensor, offsets_matter_);
     call.inputs.push_back(Ref::copy(found));
@@ -978,6 +981,7 @@ class Door {
       if (accounts_.version_at(storage) != nullptr) continue;
       if (maker != nullptr && !std::exchange(any, true)) mark_used(maker);
       Ref made = accounts_.new_version(storage, maker, found, uninitialised_.get());
+      if (maker != nullptr) accounts_.fingerprints.note(made.get(), tensor);
       total += version.nbytes.number(made.get());
       if (!single) call.made.emplace_back(static_cast<Py_ssize_t>(place), std::move(made));
     }
@@ -1005,7 +1009,9 @@ class Door {
 
   static inline thread_local const Placeholders::Claim* touched_ = nullptr;  // what this thread waits for
 
-  Ref mode_, handle_, slow_path_, ledger_, dtr_, recipes_, reasons_, kernels_;
+  Ref mode_, handle_, slow_path_, ledger_;
+  CallObserver call_observer_;
+  Ref dtr_, recipes_, reasons_, kernels_;
   Ambient ambient_;
   Accounts accounts_;
   Ref uninitialised_, gradient_, parameter_, updated_, running_, sticky_;

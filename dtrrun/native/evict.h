@@ -20,11 +20,10 @@ class Evictions {
   Evictions(PyObject* dtr, PyObject* classes, Accounts& accounts)
       : eviction_(attribute(dtr, "eviction")), deallocation_(attribute(dtr, "deallocation")),
         recipes_(attribute(dtr, "recipes")), foreign_(attribute(recipes_.get(), "foreign")),
-        observers_(attribute(accounts.get(), "observers")), reserved_(attribute(accounts.get(), "reserved")),
+        decision_observers(accounts.get()), observers_(attribute(accounts.get(), "observers")), reserved_(attribute(accounts.get(), "reserved")),
         overhead_(attribute(accounts.get(), "overhead")),
         evicted_by_(attribute(eviction_.get(), "evicted_by")), came_back_(attribute(deallocation_.get(), "_came_back")),
         may_be_evicted_(attribute(eviction_.get(), "may_be_evicted")),
-        fingerprints_(attribute(accounts.get(), "fingerprints").get() != Py_None),
         warn_only_(truth(eviction_.get(), "warn_only")), garbage_(attribute(dtr, "garbage")),
         rematerializer_(attribute(dtr, "rematerializer")), accounts_(accounts),
         count_(type_of(classes, "Eviction"), "evictions"),
@@ -34,8 +33,10 @@ class Evictions {
         recomputed_ns_(type_of(classes, "Rematerializer"), "operators_ns"), swept_(type_of(classes, "Deallocation"), "swept"),
         gradient_(checked(PyUnicode_InternFromString("gradient"))) {}
 
-  // Whether something follows every single event, which only Python tells.
-  bool observed() const { return fingerprints_ || PyList_GET_SIZE(observers_.get()) != 0; }
+  DecisionObservers decision_observers;
+
+  // Whether something follows each operator and what becomes of each storage, which only Python tells.
+  bool observed() const { return PyList_GET_SIZE(observers_.get()) != 0; }
 
   // Whether operators that are under way have reserved memory (`Ledger.reserved`).
   bool any_reserved() const { return PyDict_GET_SIZE(reserved_.get()) != 0; }
@@ -69,8 +70,10 @@ class Evictions {
     bool fits = true;
     while (accounts_.number(ledger_.resident_bytes) > most) {
       if (sweep()) continue;
+      int64_t began = decision_observers.start();
       Ref victim = accounts_.rule.select(accounts_.number(ledger_.clock), may_be_evicted_.get(),
                                          [&](PyObject* one) { return may_be_evicted(one); });
+      if (began != 0) decision_observers.searched(victim.get(), began);
       if (victim) {
         StorageRef storage = Accounts::storage_of(victim.get());  // so that it outlives what Python does in between
         if (secure(victim.get())) evict(victim.get(), storage.get());
@@ -174,7 +177,7 @@ class Evictions {
 
   // `Eviction.evict`. storage: the program's, or null.
   void evict(PyObject* one, c10::StorageImpl* storage) {
-    int64_t nbytes = version_.nbytes.number(one);
+    int64_t nbytes = version_.nbytes.number(one), started = decision_observers.start();
     add(count_, 1);
     add(nbytes_, nbytes);
     Ref name = attribute(signature_.operator_.get(operation_.signature.get(version_.operation.get(one))), "name");
@@ -186,11 +189,13 @@ class Evictions {
       accounts_.rule.released(one);
     } else {
       keep_inputs(one);
+      accounts_.fingerprints.take(one);
       accounts_.emptied(one);
       empty(storage);
       accounts_.rule.evicted(one);
     }
     accounts_.freed(nbytes);
+    if (started != 0) decision_observers.evicted(one, started);
   }
 
   // `Deallocation.sweep`.
@@ -348,7 +353,7 @@ class Evictions {
   }
 
   Ref eviction_, deallocation_, recipes_, foreign_, observers_, reserved_, overhead_, evicted_by_, came_back_, may_be_evicted_;
-  bool fingerprints_, warn_only_;
+  bool warn_only_;
   Ref garbage_, rematerializer_;
   Accounts& accounts_;
   VersionFields version_;

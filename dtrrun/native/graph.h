@@ -80,6 +80,7 @@ struct VersionFields {
   Number<V, &V::last_access> last_access;
   Number<V, &V::age> age;
   Number<V, &V::mutations> mutations;
+  Number<V, &V::extent> extent;
   Number<V, &V::locks> locks;
   Optional<V, &V::bound> bound;
   Flag<V, &V::resident> resident;
@@ -93,6 +94,7 @@ struct VersionFields {
   Link<V, &V::copy> copy;
   Link<V, &V::block> block;
   Link<V, &V::needed_by> needed_by;
+  Link<V, &V::fingerprint> fingerprint;
   Link<V, &V::uses> uses;
   Link<V, &V::component> component;
   Link<V, &V::dependents> dependents;

@@ -6,6 +6,7 @@
 #include <torch/csrc/Storage.h>
 
 #include "figures.h"
+#include "observers.h"
 #include "policy.h"
 #include "versions.h"
 
@@ -57,7 +58,7 @@ class Accounts {
         mutated_(checked(PyUnicode_InternFromString("mutated"))),
         scratch_(attribute(ledger, "scratch")), blocks_(attribute(ledger, "blocks")),
         dead_(queue_of(counters.dead.get(ledger))), versions_(versions_of(counters.versions.get(ledger))),
-        rule(ledger), block_address_(block_class_.get(), "address"),
+        fingerprints(ledger), rule(ledger), block_address_(block_class_.get(), "address"),
         block_nbytes_(block_class_.get(), "nbytes"), block_pin_(block_class_.get(), "pin"), mask_(mask) {}
 
   PyObject* get() const { return ledger_.get(); }
@@ -85,6 +86,7 @@ class Accounts {
 
  public:
   SignatureFields signature;
+  Fingerprints fingerprints;
   Rule rule;
 
   // -- versions --
@@ -131,6 +133,7 @@ class Accounts {
     version.nbytes.set_number(made.get(), version.nbytes.number(target));
     version.age.set_number(made.get(), version.age.number(target));
     version.mutations.set_number(made.get(), version.mutations.number(target) + 1);
+    if (fingerprints.are_taken()) version.extent.set_number(made.get(), version.extent.number(target));
     version.escaped.set(made.get(), version.escaped.is_true(target));
     version.superseded.set(target, true);
     bool has_copy = !version.copy.is_none(target);
@@ -191,13 +194,14 @@ class Accounts {
     add(counters.resident_bytes, -nbytes);
     add(counters.evicted_bytes, nbytes);
   }
-  // `Ledger.restored`, without fingerprints.
+  // `Ledger.restored`.
   void restored(PyObject* one) {
     version.resident.set(one, true);
     int64_t nbytes = version.nbytes.number(one);
     add(counters.evicted_bytes, -nbytes);
     add(counters.resident_bytes, nbytes);
     note_peak(number(counters.resident_bytes));
+    fingerprints.compare(one);
   }
 
   // `Ledger.scratch`: borrowed.

@@ -130,6 +130,7 @@ class Replays {
     make_room(inputs, uses, found, without_workspace);
     workspaces_.provide(found);
 
+    int64_t began = evictions_.decision_observers.start();
     c10::SmallVector<Ref, 1> taken;  // the old versions whose memory is written to
     c10::SmallVector<c10::Storage, 4> targets(count);
     Stack stack = arguments(recipe, *geometries, inputs, uses, targets, taken);
@@ -149,6 +150,7 @@ class Replays {
     collect(wanted, maker, recipe, found, stack, targets);
     for (const Ref& source : taken) accounts_.rule.released(source.get());  // only now: nothing evicted depends on it
     tally(facts, cost, version.nbytes.number(wanted));
+    if (began != 0) evictions_.decision_observers.rematerialized(wanted, maker, began, cost);
     return End::DONE;
   }
 

@@ -135,8 +135,6 @@ class Session:
         self.interposer = self.device.make_interposer(
             self._native, self.slow_path, self._threaded, self.alert
         )
-        if settings.verify:
-            self.slow_path.reasons.add("verify")  # it keeps more about each output than the fast path does
         self._started_ns = now_ns()
         self._loading_ns = shapes.loading_ns
         self._compacted_age = 0

@@ -17,7 +17,7 @@ from dtrrun.runtime.dispatch import native
 
 def main() -> None:
     session = runtime._active
-    session.ledger.change_policy(native.policy(None, session.settings))
+    session.ledger.change_policy(native.python_policy(session.settings))
     part = sys.argv[1]
     if part == "all":
         session.slow_path.reasons.add("a comparison")

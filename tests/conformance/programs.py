@@ -18,6 +18,7 @@ import dtrrun
 from dtrrun.core.graph import Operation, Version
 from dtrrun.runtime.session import Session
 from dtrrun.runtime.storage import is_empty, own_storage_of
+from tests.paths import budget
 
 Program = Callable[[], Any]
 Report = dict[str, Any]
@@ -99,13 +100,14 @@ def assert_same(expected: list[Any], found: list[Any], when: str) -> None:
 
 
 def run_inside(
-    program: Program, budget_bytes: int | None, *, by_address: bool = False, **options: Any
+    program: Program, budget_bytes: int | None, *, by_address: bool = False, slow: bool = True, **options: Any
 ) -> tuple[list[Any], dict[str, Any]]:
     """Run under dtrrun; the bits after the session's end, which equal those inside of it, and the report.
 
-    by_address: whether native code may touch evicted memory, which is then brought back for it.
+    by_address: whether native code may touch evicted memory, which is then brought back for it. slow: as
+    `tests.paths.budget` takes it.
     """
-    with dtrrun.budget(budget_bytes, **{"verify": True, **options}) as session:
+    with budget(budget_bytes, slow=slow, **{"verify": True, **options}) as session:
         result, inside = outcome(program)
         report = session.report()
         generator = torch.get_rng_state()
@@ -123,14 +125,11 @@ def run_inside(
 def check_stress(
     program: Program, expected: list[Any] | None = None, *, by_address: bool = False
 ) -> dict[str, Any]:
-    """Under a budget of one byte, where everything is evicted that can be: the same bits.
-
-    Twice: `verify` sends every operator the slow path, so that the fast path needs a run without it.
-    """
+    """Under a budget of one byte, where everything is evicted that can be: the same bits, on either path."""
     expected = plain(program) if expected is None else expected
-    for verify in (False, True):
-        found, report = run_inside(program, 1, over_budget="warn", verify=verify, by_address=by_address)
-        assert_same(expected, found, f"under stress, verify={verify}")
+    for slow in (False, True):
+        found, report = run_inside(program, 1, over_budget="warn", slow=slow, by_address=by_address)
+        assert_same(expected, found, f"under stress, slow={slow}")
         assert report["evictions"] > 0, "nothing was evicted: the test does not bite"
     return report
 

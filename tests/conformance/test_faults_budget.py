@@ -7,6 +7,7 @@ from programs import assert_same, bits, mlp
 from torch import nn
 
 import dtrrun
+from tests.paths import budget
 
 
 def trained(change):
@@ -30,8 +31,8 @@ def trained(change):
     return kept, model, optimizer, torch.get_rng_state()
 
 
-@pytest.mark.parametrize("verify", [False, True], ids=["fast path", "slow path"])
-def test_a_budget_that_goes_up_and_down(verify):
+@pytest.mark.parametrize("slow", [False, True], ids=["fast path", "slow path"])
+def test_a_budget_that_goes_up_and_down(slow):
     expected = bits(trained(lambda step, where: None))
     peaks = []
 
@@ -45,7 +46,7 @@ def test_a_budget_that_goes_up_and_down(verify):
             assert session.report()["resident_bytes"] <= session.ledger.limit
         peaks.append(session.report()["evictions"])
 
-    with dtrrun.budget(200_000, verify=verify, over_budget="warn") as session:
+    with budget(200_000, slow=slow, verify=True, over_budget="warn") as session:
         result = trained(change)
         check_accounts(session)
         inside = bits(result)

@@ -11,6 +11,7 @@ from torch import nn
 
 import dtrrun
 from dtrrun.runtime.execute import Executor
+from tests.paths import budget
 from tests.python_core import use_python_core
 
 
@@ -66,13 +67,13 @@ HOOKS = {
 
 def check_faults(program, budget_bytes, failures):
     expected = plain(program)
-    for verify in (False, True):
+    for slow in (False, True):
         failed.clear()
-        with dtrrun.budget(budget_bytes, over_budget="warn", verify=verify) as session:
+        with budget(budget_bytes, over_budget="warn", slow=slow, verify=True) as session:
             _, found = outcome(program)
             check_accounts(session)
             assert session.report()["evictions"] > 0
-        assert_same(expected, found, f"verify={verify}")
+        assert_same(expected, found, f"slow={slow}")
         assert session.report()["mismatches"] == []
         assert len(failed) == failures
 

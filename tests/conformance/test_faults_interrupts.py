@@ -20,6 +20,7 @@ from programs import assert_same, bits
 from torch import nn
 
 import dtrrun
+from tests.paths import budget
 
 pytestmark = pytest.mark.skipif("INTERRUPTS" not in os.environ, reason="takes long: INTERRUPTS=40 runs it")
 
@@ -134,14 +135,14 @@ def program(interrupts):
     return results
 
 
-def run(interrupts, verify):
+def run(interrupts, slow):
     """The program's bits inside of a session, and what is wrong with the session afterwards."""
     gc.collect()
     gc.freeze()
     gc.disable()
     guards = str(torch._C._dispatch_tls_local_exclude_set()), str(torch._C._dispatch_tls_local_include_set())
     try:
-        with dtrrun.budget(BUDGET_BYTES, over_budget="warn", verify=verify) as session:
+        with budget(BUDGET_BYTES, over_budget="warn", slow=slow, verify=True) as session:
             inside = guards_of()
             results = program(interrupts)
             found = bits(results)
@@ -166,8 +167,8 @@ def guards_of():
     return str(torch._C._dispatch_tls_local_exclude_set()), str(torch._C._dispatch_tls_local_include_set())
 
 
-@pytest.mark.parametrize("verify", [False, True], ids=["fast path", "slow path"])
-def test_an_interrupt_at_each_place(verify, monkeypatch):
+@pytest.mark.parametrize("slow", [False, True], ids=["fast path", "slow path"])
+def test_an_interrupt_at_each_place(slow, monkeypatch):
     reports = sys.unraisablehook
 
     def report(unraisable):
@@ -177,9 +178,9 @@ def test_an_interrupt_at_each_place(verify, monkeypatch):
 
     monkeypatch.setattr(sys, "unraisablehook", report)
     expected = bits(program(Interrupts()))
-    run(Interrupts(), verify)  # what is imported or set up once
+    run(Interrupts(), slow)  # what is imported or set up once
     counting = Interrupts()
-    assert_same(expected, run(counting, verify), "without an interrupt")
+    assert_same(expected, run(counting, slow), "without an interrupt")
     places = [(*place, count) for place, n in counting.seen.items() for count in {0, n // 2, n - 1}]
     assert len(places) > 1000
     for folder in OURS:  # a folder that was renamed would otherwise go untried, and nothing would say so
@@ -190,7 +191,7 @@ def test_an_interrupt_at_each_place(verify, monkeypatch):
     for code, offset, count in places[::SHARE]:
         interrupts = Interrupts(code, offset, count)
         try:
-            assert_same(expected, run(interrupts, verify), "after the interrupt")
+            assert_same(expected, run(interrupts, slow), "after the interrupt")
         except (Exception, KeyboardInterrupt) as failed:
             line = next((line for start, end, line in code.co_lines() if start <= offset < end), 0)
             where = f"{Path(code.co_filename).name}:{line} {code.co_name}+{offset}, time {count}"

@@ -12,7 +12,7 @@ from faults import Attempt, Injector, check_accounts, failing_replays
 from programs import assert_same, outcome
 from torch import nn
 
-import dtrrun
+from tests.paths import budget
 
 BUDGET_BYTES = 12_000  # of a peak of some 40,000
 ERRORS = (torch.OutOfMemoryError, RuntimeError, KeyboardInterrupt)
@@ -47,7 +47,7 @@ def training():
 
 def inside(**options):
     """A budget in which each run replays the same operators: costs that are measured would differ."""
-    return dtrrun.budget(BUDGET_BYTES, over_budget="warn", cost="model", **options)
+    return budget(BUDGET_BYTES, over_budget="warn", cost="model", verify=True, **options)
 
 
 def check_failed(program, expected, injector, **options):
@@ -77,7 +77,7 @@ def check_each(check, count, every):
 
 
 WAYS = pytest.mark.parametrize(
-    ("verify", "after", "every"),
+    ("slow", "after", "every"),
     [(False, True, 2), (False, False, 5), (True, True, 5), (True, False, 5)],
     ids=["fast path, after", "fast path, before", "careful, after", "careful, before"],
 )
@@ -85,11 +85,11 @@ WAYS = pytest.mark.parametrize(
 
 
 @WAYS
-def test_at_each_operator_of_the_program(verify, after, every):
+def test_at_each_operator_of_the_program(slow, after, every):
     def check(at, error):
         with Injector(at, error, after=after):
             _, expected = outcome(training)
-        check_failed(training, expected, Injector(at, error, after=after), verify=verify)
+        check_failed(training, expected, Injector(at, error, after=after), slow=slow)
 
     with Injector(-1, RuntimeError) as watched:
         training()
@@ -120,14 +120,14 @@ def rebuilding():
 
 
 @WAYS
-def test_at_each_operator_of_a_rematerialization(verify, after, every):
+def test_at_each_operator_of_a_rematerialization(slow, after, every):
     _, expected = outcome(rebuilding)
 
     def check(at, error):
         with failing_replays(at, error, after=after):
-            check_failed(rebuilding, expected, nullcontext(), verify=verify)
+            check_failed(rebuilding, expected, nullcontext(), slow=slow)
 
-    with failing_replays(-1, RuntimeError) as ran, inside(verify=verify):
+    with failing_replays(-1, RuntimeError) as ran, inside(slow=slow):
         rebuilding()
     assert len(ran) > 50
     check_each(check, len(ran), every)

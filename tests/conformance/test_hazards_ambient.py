@@ -251,7 +251,7 @@ def rounded():
 def test_a_mode_of_the_programs_around_the_session_is_never_left_out(capsys):
     with Rounding():
         expected = plain(rounded)
-        found, report = run_inside(rounded, 1, over_budget="warn", verify=False)
+        found, report = run_inside(rounded, 1, over_budget="warn", slow=False)
     assert_same(expected, found, "inside of a mode")
     assert report["evictions"] == 0
     assert capsys.readouterr().err.count("TorchDispatchMode") == 1
@@ -281,9 +281,9 @@ def test_a_mode_of_the_programs_around_the_session_gets_composites_whole_in_infe
 
     with Listening() as mode:
         expected = plain(program)
-        for verify in (False, True):
-            found, _ = run_inside(program, None if verify else 1, over_budget="warn", verify=verify)
-            assert_same(expected, found, f"inside of a mode, verify={verify}")
+        for slow in (False, True):
+            found, _ = run_inside(program, None if slow else 1, over_budget="warn", slow=slow)
+            assert_same(expected, found, f"inside of a mode, slow={slow}")
 
 
 def test_a_mode_of_the_programs_within_the_session():
@@ -297,6 +297,6 @@ def test_a_mode_of_the_programs_within_the_session():
 def test_a_device_around_the_session():
     expected = plain(rounded)
     with torch.device("cpu"):
-        found, report = run_inside(rounded, 1, over_budget="warn", verify=False)
+        found, report = run_inside(rounded, 1, over_budget="warn", slow=False)
     assert_same(expected, found, "inside of a device context")
     assert report["evictions"] > 0

@@ -316,8 +316,8 @@ def test_two_storages_over_the_same_memory():
 
     for twice in (arrays, slices):
         expected = plain(program(twice))
-        for verify in (False, True):
-            found, _ = run_inside(program(twice), 1, over_budget="warn", verify=verify)
+        for slow in (False, True):
+            found, _ = run_inside(program(twice), 1, over_budget="warn", slow=slow)
             assert found == expected
 
 

@@ -149,7 +149,7 @@ def test_new_state_among_old(taken):
 
     expected = plain(program)
     check_stress(program, expected)
-    assert run_inside(program, None, verify=False)[0] == expected
+    assert run_inside(program, None, slow=False)[0] == expected
     assert len(taken) > 8
 
 
@@ -166,7 +166,7 @@ def test_autograd_sees_the_writes(taken):
             seen += [weights, [one._version for one in weights]]
         return seen
 
-    assert run_inside(program, None, verify=False)[0] == plain(program)
+    assert run_inside(program, None, slow=False)[0] == plain(program)
     assert taken
 
 

@@ -22,10 +22,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as sta
 
 import dtrrun
 from dtrrun.runtime.dispatch.signatures import Signatures
+from tests.paths import budget
 
 
-@pytest.mark.parametrize("verify", [True, False])
-def test_threads_train_in_one_session(verify):
+@pytest.mark.parametrize("slow", [True, False])
+def test_threads_train_in_one_session(slow):
     """Four models in four threads, each with a generator of its own: as if one after the other."""
 
     def work(seed, results, together=None):
@@ -51,7 +52,7 @@ def test_threads_train_in_one_session(verify):
     expected, found = {}, {}
     for seed in range(4):
         work(seed, expected)
-    with dtrrun.budget(1, over_budget="warn", verify=verify) as session:
+    with budget(1, over_budget="warn", slow=slow, verify=True) as session:
         together = threading.Barrier(4)
         threads = [threading.Thread(target=work, args=(seed, found, together)) for seed in range(4)]
         for thread in threads:

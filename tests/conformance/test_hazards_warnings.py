@@ -8,7 +8,7 @@ import torch
 from programs import check_stress
 
 import dtrrun
-from dtrrun.core.observer import Observer
+from dtrrun.core.observer import DecisionObserver
 
 
 @torch.library.custom_op("dtrrun_tests::warns", mutates_args=())
@@ -134,12 +134,12 @@ def test_other_threads_are_warned_meanwhile():
             x = torch.rand(4, 400)
             results = [torch.sin(x + step) for step in range(4)]
 
-            class Waiting(Observer):
+            class Waiting(DecisionObserver):
                 def rematerialized(self, *_):
                     began.set()
                     done.wait(60)
 
-            session.ledger.observers.append(Waiting())
+            session.ledger.decision_observers.append(Waiting())
             sums = [result.sum() for result in results]
             thread.join()
             assert session.report()["rematerializations"]

@@ -93,8 +93,7 @@ def test_decisions_are_those_of_python(name, share, monkeypatch):
     for ours, theirs in zip(trained, plain, strict=True):
         assert torch.equal(ours, theirs)
     assert found == inside(name, int(peak * share), in_python=True)[1]
-    make = dispatch.policy
-    monkeypatch.setattr(dispatch, "policy", lambda _, *more: make(None, *more))
+    monkeypatch.setattr(dispatch, "policy", lambda _, *more: dispatch.python_policy(*more))
     use_python_core(monkeypatch)
     assert found == inside(name, int(peak * share))[1]
     assert found[0] > 0
@@ -133,8 +132,7 @@ def trained_by(rules, budget):
 def test_decisions_of_other_heuristics_are_those_of_python(rules, monkeypatch):
     *_, peak = inside("words", None)[1]
     found = trained_by(rules, int(0.6 * peak))
-    make = dispatch.policy
-    monkeypatch.setattr(dispatch, "policy", lambda _, *more: make(None, *more))
+    monkeypatch.setattr(dispatch, "policy", lambda _, *more: dispatch.python_policy(*more))
     assert found == trained_by(rules, int(0.6 * peak))
     assert found[0][1] > 0
     assert found[1] > 0

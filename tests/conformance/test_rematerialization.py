@@ -111,7 +111,7 @@ def test_conjugate_gradients_do_not_recompute_earlier_iterations():
     _, counted = run_inside(conjugate_gradients, None, cost="model")
     for share, most in ((0.75, 200), (0.7, 400)):
         found, report = run_inside(
-            conjugate_gradients, int(share * counted["peak_bytes"]), cost="model", verify=False
+            conjugate_gradients, int(share * counted["peak_bytes"]), cost="model", slow=False
         )
         assert_same(expected, found, f"at {share:.0%} of the peak")
         assert 0 < report["rematerializations"] < most

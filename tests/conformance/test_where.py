@@ -129,5 +129,5 @@ def test_without_it_nothing_is_hooked():
         assert hooks() == (0, 0)
         train(1)
         assert not session.slow_path.reasons.any
-        assert session.ledger.observers == []
+        assert session.ledger.decision_observers == []
         assert session.report()["places"] == []

@@ -41,7 +41,7 @@ DEFAULTS_OF_CONTEXT = ("dtype", "device")
 
 
 COUNTED = Way("counted", budget_bytes=None)
-EVICTED = (Way("fast path"), Way("verified", verify=True))
+EVICTED = (Way("fast path"), Way("slow path", slow=True))
 """With everything evicted at every moment: each program by one of these, in turn."""
 
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-import dtrrun
 from dtrrun.runtime.storage import storage_of
 from tests.conformance.programs import bits, difference
 from tests.database.admitted import watched
 from tests.database.replicas import tensors
+from tests.paths import budget
 
 EQUAL, PINNED, NONDETERMINISTIC, FAILED, CRASHED = "equal", "pinned", "nondeterministic", "failed", "crashed"
 RANK = [EQUAL, PINNED, NONDETERMINISTIC, FAILED, CRASHED]
@@ -38,11 +38,11 @@ class Way(NamedTuple):
 
     name: str
     budget_bytes: int | None = 1
-    verify: bool = False
+    slow: bool = False
 
 
-WAYS = (Way("verified", verify=True), Way("fast path"))
-"""Everything is evicted; the fast path is not taken where what comes back is compared."""
+WAYS = (Way("slow path", slow=True), Way("fast path"))
+"""Everything is evicted, and what comes back is compared."""
 
 
 @dataclass
@@ -185,7 +185,7 @@ def raised(found: list[Any]) -> str:
 def inside(program: Program, way: Way) -> tuple[list[Any], Probe, dict[str, Any]]:
     """A program's bits in a session, which must be the same after its end; what was looked at; the report."""
     _scramble()
-    with dtrrun.budget(way.budget_bytes, "cpu", over_budget="warn", verify=way.verify) as session:
+    with budget(way.budget_bytes, "cpu", slow=way.slow, over_budget="warn", verify=True) as session:
         session._native.spoil_evicted(True)
         # A program that trains: else all gradients would stay in memory, and none be recomputed.
         torch.optim.SGD([torch.zeros(1, requires_grad=True)])

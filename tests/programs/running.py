@@ -14,6 +14,7 @@ import torch
 
 import dtrrun
 from tests.conformance.programs import assert_same, bits
+from tests.paths import budget
 from tests.programs import invariants, steps_autograd, steps_mutation, steps_python, steps_tensors  # noqa: F401
 from tests.programs.language import HELD, Program, World
 
@@ -26,15 +27,15 @@ class Conditions(NamedTuple):
 
     share: None for a budget of one byte that is gone over (everything is evicted at every moment); else how
     far the budget lies from the peak of such a run (0) towards the program's own (1). first, left_out: steps
-    that run before the session begins, and after it has ended. verify: else most operators take the fast
-    path. turns: heuristics that take turns, one for each step.
+    that run before the session begins, and after it has ended. slow: as `tests.paths.budget` takes it. turns:
+    heuristics that take turns, one for each step.
     """
 
     share: float | None = None
     heuristic: str = "h_dtr_eq"
     first: int = 0
     left_out: int = 0
-    verify: bool = True
+    slow: bool = True
     turns: tuple[str, ...] = ()
 
 
@@ -75,11 +76,12 @@ def compare(
     w = World()
     w.run(program[:first])
     weight = torch.zeros(1, requires_grad=True)
-    with dtrrun.budget(
+    with budget(
         budget_bytes,
+        slow=conditions.slow,
         over_budget="warn" if conditions.share is None else "error",
         heuristic=conditions.heuristic,
-        verify=conditions.verify,
+        verify=True,
         cost="model",  # decisions do not depend on the machine: a failure repeats
     ) as session:
         if len(program) % 3:  # it trains: then gradients are not looked for in other ways

@@ -66,8 +66,7 @@ def both(
     """Decisions of the native extension, and those of Python."""
     native = decisions(compare(program, conditions, expected, least))
     with monkeypatch.context() as patch:
-        make = dispatch.policy
-        patch.setattr(dispatch, "policy", lambda _, *more: make(None, *more))
+        patch.setattr(dispatch, "policy", lambda _, *more: dispatch.python_policy(*more))
         use_python_core(patch)
         return native, decisions(compare(program, conditions, expected, least))
 
@@ -83,7 +82,7 @@ def test_decisions_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         for share in (None, conditions.share, 0.3):
             heuristic = HEURISTICS[len(program) % len(HEURISTICS)]
             turns = TURNS if heuristic == "random" or share == 0.3 else ()
-            one = conditions._replace(share=share, verify=False, heuristic=heuristic, turns=turns)
+            one = conditions._replace(share=share, slow=False, heuristic=heuristic, turns=turns)
             note(f"compare({program!r}, {one!r})")
             native, python = both(monkeypatch, program, one, expected, least)
             assert native == python
@@ -106,7 +105,7 @@ def test_decisions_are_the_same_where_operations_are_given_up(monkeypatch: pytes
     """An operation that no longer waits must not count as a reader of what it would have made."""
     least = None
     for share in (None, -0.4, -0.3, -0.2):
-        native, python = both(monkeypatch, GIVEN_UP, Conditions(share=share, verify=False), None, least)
+        native, python = both(monkeypatch, GIVEN_UP, Conditions(share=share, slow=False), None, least)
         assert native == python
         assert native["rematerializations"] > 0
         least = native["peak_bytes"] if least is None else least

@@ -57,16 +57,27 @@ def policy(extension: ModuleType, settings: RuntimeSettings, heuristic: str | No
     heuristic: another than that of the settings. Raises ValueError for a rule that is unknown or cannot be
     loaded.
     """
-    name = heuristic or settings.heuristic
-    sample, ignore_small = settings.sample, settings.ignore_small
-    if name == AUTO:
-        name = FIRST
-    if not (sample or ignore_small):
-        rule = make_heuristic(name, settings.seed)
+    if not (settings.sample or settings.ignore_small):
+        rule = make_heuristic(_rule(settings, heuristic), settings.seed)
         if rule.powers is not None:
             found: Policy[Any] = extension.Policy(rule)
             return found
-    return make_policy(name, seed=settings.seed, sample=sample, ignore_small=ignore_small)
+    return python_policy(settings, heuristic)
+
+
+def python_policy(settings: RuntimeSettings, heuristic: str | None = None) -> Policy[Any]:
+    """As `policy`, but Python's for all rules."""
+    return make_policy(
+        _rule(settings, heuristic),
+        seed=settings.seed,
+        sample=settings.sample,
+        ignore_small=settings.ignore_small,
+    )
+
+
+def _rule(settings: RuntimeSettings, heuristic: str | None) -> str:
+    name = heuristic or settings.heuristic
+    return FIRST if name == AUTO else name
 
 
 def _nothing(_: str) -> None:

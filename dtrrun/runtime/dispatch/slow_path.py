@@ -129,6 +129,8 @@ class SlowPath:
             None  # the thread that may use the fast path: the main one, or the first one seen
         )
         self.capturing = False  # a CUDA graph: no eviction, no replay
+        self.called: Callable[[], None] | None = None
+        """`--where`: called after each operator that is not a view. Set it before the session begins."""
         self.stateful: set[str] = set()
         """Namespaces of operators of which one has kept a tensor: what they make may depend on it."""
         self.composites: list[NativeComposite] = []
@@ -291,6 +293,8 @@ class SlowPath:
             if unplain:
                 call.counted = sum([self._count_new(tensor) for tensor in unplain])
         self._operators.finish(call, outputs, plain=not unplain)
+        if self.called is not None and not call.view:
+            self.called()
         for version in given:
             nbytes = call.resized(0, version)
             if nbytes is not None:

@@ -12,11 +12,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtrrun.core.graph import Operation, Version
 from dtrrun.core.ledger import Ledger
-from dtrrun.core.observer import Observer
+from dtrrun.core.observer import DecisionObserver
 from dtrrun.telemetry.events import EVICT, MODULE, REMATERIALIZE, SEARCH, STEP, EventWriter
 
 
-class Tracing(Observer):
+class Tracing(DecisionObserver):
     """Writes evictions, searches and rematerializations to a file in `folder` while installed.
 
     Times are the host's: on a GPU an operator's time is that of its launch. module_of: the module of a
@@ -40,10 +40,10 @@ class Tracing(Observer):
         atexit.register(self._writer.close)
         self._stepped_ns = now_ns()
         self._handle = register_optimizer_step_post_hook(self._stepped)
-        self._ledger.observers.append(self)
+        self._ledger.decision_observers.append(self)
 
     def remove(self) -> None:
-        self._ledger.observers.remove(self)
+        self._ledger.decision_observers.remove(self)
         self._handle.remove()
         atexit.unregister(self._writer.close)
         self._writer.close()

@@ -2,8 +2,8 @@
 
 Operators are numbered: a storage's age is the number of its maker. So it is enough to note at which numbers
 the program entered and left modules, and the line of each operator; both are looked up only when something is
-run again. Modules are observed by PyTorch's global module hooks, lines by the frames below an operator, for
-which every operator takes the slow path. None of this is active unless requested.
+run again. Modules are observed by PyTorch's global module hooks, lines by the frames below an operator. None
+of this is active unless requested.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from dtrrun.core.graph import Operation, Version
-from dtrrun.core.observer import Observer
+from dtrrun.core.observer import DecisionObserver
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 
-WHY = "lines are noted"
 OURS = tuple(str(folder) + os.sep for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
 """Folders of PyTorch and of dtrrun: lines in them are not the program's."""
 BACKWARD = "backward"
@@ -55,11 +54,11 @@ class Marks:
             del self._ages[:place], self._values[:place]
 
 
-class Where(Observer):
+class Where(DecisionObserver):
     """Adds up what was run again, by module, line and operator."""
 
     def __init__(self, slow_path: SlowPath) -> None:
-        self._reasons, self._ledger = slow_path.reasons, slow_path.ledger
+        self._slow_path, self._ledger = slow_path, slow_path.ledger
         self._modules, self._lines = Marks(), Marks()
         self._stack: list[str] = []
         self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
@@ -73,14 +72,14 @@ class Where(Observer):
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
         )
-        self._reasons.add(WHY)
-        self._ledger.observers.append(self)
+        self._slow_path.called = self._called
+        self._ledger.decision_observers.append(self)
 
     def remove(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._reasons.remove(WHY)
-        self._ledger.observers.remove(self)
+        self._slow_path.called = None
+        self._ledger.decision_observers.remove(self)
 
     def step_ended(self) -> None:
         """Long-lived storages keep their recipes for a step or two."""
@@ -114,9 +113,8 @@ class Where(Observer):
 
     # -- lines -----------------------------------------------------------------------------------
 
-    def finished(self, call: Any, outputs: Any) -> None:
-        if call.view:
-            return
+    def _called(self) -> None:
+        """An operator that is not a view has been called."""
         frame: Any = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(OURS):
             frame = frame.f_back

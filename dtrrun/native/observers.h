@@ -1,0 +1,89 @@
+// Those who are told of single events: observers of decisions (`core.observer.DecisionObserver`), fingerprints under
+// `--verify` (`runtime/observe/verify.py`), and `--where`, which looks at the caller of each operator.
+//
+// As long as there is none, each costs one comparison for a decision, and `--where` one for an operator.
+#pragma once
+
+#include "attributes.h"
+#include "graph.h"
+
+namespace dtrrun {
+
+class DecisionObservers {
+ public:
+  explicit DecisionObservers(PyObject* ledger) : all_(attribute(ledger, "decision_observers")) {}
+
+  // When something begins that they will be told of: ns, or 0 if there are none.
+  int64_t start() const { return PyList_GET_SIZE(all_.get()) == 0 ? 0 : now_ns(); }
+
+  // victim: null if none was found.
+  void searched(PyObject* victim, int64_t started) const {
+    each([&](PyObject* one) {
+      return PyObject_CallMethod(one, "searched", "OL", victim == nullptr ? Py_None : victim, static_cast<long long>(started));
+    });
+  }
+  void evicted(PyObject* version, int64_t started) const {
+    each([&](PyObject* one) {
+      return PyObject_CallMethod(one, "evicted", "OL", version, static_cast<long long>(started));
+    });
+  }
+  void rematerialized(PyObject* version, PyObject* maker, int64_t started, int64_t cost) const {
+    each([&](PyObject* one) {
+      return PyObject_CallMethod(one, "rematerialized", "OOLL", version, maker, static_cast<long long>(started),
+                                 static_cast<long long>(cost));
+    });
+  }
+
+ private:
+  template <class Call>
+  void each(const Call& call) const {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(all_.get()); i++)
+      checked(call(Ref::copy(PyList_GET_ITEM(all_.get(), i)).get()));
+  }
+  Ref all_;
+};
+
+// Digests of evicted contents.
+class Fingerprints {
+ public:
+  explicit Fingerprints(PyObject* ledger) : object_(attribute(ledger, "fingerprints")) {}
+
+  bool are_taken() const { return object_.get() != Py_None; }
+  // Before a version is evicted.
+  void take(PyObject* one) const {
+    if (are_taken()) version_.fingerprint.take(one, checked(PyObject_CallMethod(object_.get(), "of", "O", one)).release());
+  }
+  // A version is in memory again.
+  void compare(PyObject* one) const {
+    if (are_taken() && !version_.fingerprint.is_none(one))
+      checked(PyObject_CallMethod(object_.get(), "compare", "O", one));
+  }
+  // Some operators allocate more than their result needs: the rest is never written.
+  void note(PyObject* one, const at::Tensor& tensor) const {
+    if (are_taken() && tensor.is_contiguous())
+      version_.extent.set_number(one, (tensor.storage_offset() + tensor.numel()) * static_cast<int64_t>(tensor.itemsize()));
+  }
+  // Whether a version is a workspace, parts of which are never written: what reads it is for Python.
+  bool is_workspace(PyObject* one) const {
+    return are_taken() && version_.extent.number(one) == 0 && version_.nbytes.number(one) != 0;
+  }
+
+ private:
+  Ref object_;
+  VersionFields version_;
+};
+
+// `SlowPath.called`, or nobody.
+class CallObserver {
+ public:
+  explicit CallObserver(PyObject* slow_path) : function_(attribute(slow_path, "called")) {}
+  // An operator that is not a view has been called.
+  void called() const {
+    if (function_.get() != Py_None) checked(PyObject_CallNoArgs(function_.get()));
+  }
+
+ private:
+  Ref function_;
+};
+
+}  // namespace dtrrun
