@@ -188,9 +188,7 @@ class RuntimeSettings:
         LIMITS,
         False,
     )
-    where: bool = option(
-        "Show from which module and line recomputed operators were called (slower).", OUTPUT, False
-    )
+    where: bool = option("Show from which module and line recomputed operators were called.", OUTPUT, False)
     quiet: bool = option(
         "Print only errors, and warnings that results may differ or that the budget does not hold.",
         OUTPUT,

@@ -18,17 +18,9 @@ from programs import bits, chain, check, check_stress, in_memory
 import dtrrun
 from dtrrun.native import build
 
-pytestmark = pytest.mark.usefixtures("native_way")
+pytestmark = pytest.mark.usefixtures("extension")
 
 SOURCE = Path(__file__).with_name("native_library.cpp")
-
-
-@pytest.fixture
-def native_way(extension, the_way_operators_come):
-    """The Python mode sees none of this: see docs/limits.md."""
-    with dtrrun.budget(None) as session:
-        if session._native is None:
-            pytest.skip("needs the native path")
 
 
 @pytest.fixture(scope="module")

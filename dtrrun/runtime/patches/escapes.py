@@ -158,7 +158,7 @@ class Escapes:
         reach = self._reach
 
         def patched(tensor: torch.Tensor) -> Any:
-            if not _is_excluded(_PYTHON):  # the operator reaches our mode
+            if not _is_excluded(_PYTHON):  # then the operator comes to us
                 return original(tensor)
             end = reach(tensor, False, False)
             try:

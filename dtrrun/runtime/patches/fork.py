@@ -1,4 +1,4 @@
-"""Ends the session in forked children (data-loader workers), which inherit the mode and the patches."""
+"""Ends the session in forked children (data-loader workers), which inherit the interposer and the patches."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Brings back what TorchScript's `tolist` reads: it reads a tensor by address, without an operator.
 
-Everything else that a compiled function reads reaches the mode. A function with a `tolist` is replaced by a
-copy whose graph has an operator before each one: a view, which brings the storage back. Function modes of the
-program see nothing of what compiled code does, and must not see how we inspect its tensors.
+Everything else that a compiled function reads, it reads by operators. A function with a `tolist` is replaced
+by a copy whose graph has an operator before each one: a view, which brings the storage back. Function modes
+of the program see nothing of what compiled code does, and must not see how we inspect its tensors.
 
 The tracer names a tensor after the variable that holds it in the innermost frame, which may be one of ours.
 """
