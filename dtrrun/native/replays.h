@@ -105,38 +105,42 @@ class Replays {
   End run(PyObject* wanted, PyObject* maker, bool without_workspace) {
     if (operation.recipe(maker) == nullptr || evictions_.observed()) return End::FOR_PYTHON;
     const Recipe& recipe = *operation.recipe(maker);
-    if (recipe.rng || !operation.tensors.is_none(maker)) return End::FOR_PYTHON;
     Items inputs = operation.inputs(maker);
+    auto blank = Blank::of(operation.tensors.get(maker));
     Facts* known = operators_.find(recipe.handle);
     if (known == nullptr || known->func.get() != recipe.func.get()) return End::FOR_PYTHON;
     Facts& facts = *known;
     PyObject* found = operation.signature.get(maker);
     auto geometries = geometries_of(found);
-    auto count = static_cast<size_t>(inputs.size());
+    size_t count = static_cast<size_t>(inputs.size()) + blank.has_value();
     if (geometries == nullptr || geometries->size() != count) return End::FOR_PYTHON;
-    for (size_t i = 0; i < count; i++)
-      if (version.escaped.is_true(inputs[i])) return End::FOR_PYTHON;
+    for (PyObject* source : inputs)
+      if (version.escaped.is_true(source)) return End::FOR_PYTHON;
     PyObject* state = ambient_.read(facts.family.get(), facts.state, facts.general);
     if (state != recipe.state.get()) {
       int equal = PyObject_RichCompareBool(state, recipe.state.get(), Py_EQ);
       if (equal < 0) raise();
       if (equal == 0) return End::FOR_PYTHON;
     }
-    auto uses = uses_of(maker, inputs);
-    if (!device_.is_cpu() && std::find(uses.begin(), uses.end(), Use::COPY) != uses.end()) return End::FOR_PYTHON;
+    Sources sources(inputs, blank.has_value());
+    auto uses = uses_of(maker, sources);
+    bool allocates = std::any_of(uses.begin(), uses.end(), [](Use use) { return use == Use::COPY || use == Use::BLANK; });
+    if (!device_.is_cpu() && (allocates || recipe.rng)) return End::FOR_PYTHON;
     c10::SmallVector<c10::Storage, 6> held;  // a garbage collection while room is made would take those that cycles hold
     for (PyObject* source : inputs)
       if (!held.emplace_back(accounts_.memory_of(source))) return End::INPUT_GONE;
-    make_room(inputs, uses, found, without_workspace);
+    make_room(sources, uses, blank, found, without_workspace);
     workspaces_.provide(found);
 
     int64_t began = evictions_.decision_observers.start();
     c10::SmallVector<Ref, 1> taken;  // the old versions whose memory is written to
     c10::SmallVector<c10::Storage, 4> targets(count);
-    Stack stack = arguments(recipe, *geometries, inputs, uses, targets, taken);
+    Stack stack = arguments(recipe, *geometries, sources, uses, blank, targets, taken);
     int64_t started = now_ns();
     try {
+      Drawing drawing(mode_.get(), recipe);
       call(recipe, found, &stack);
+      drawing.end();
     } catch (...) {
       if (!device_.is_cpu() && forgives(mode_.get(), facts.operator_.get())) return End::FOR_PYTHON;
       drop(taken);
@@ -155,17 +159,65 @@ class Replays {
   }
 
  private:
-  // What is done with one of an operation's tensors.
-  enum class Use : uint8_t { READ, COPY, TAKE, AGAIN };
+  // What is done with one of an operation's tensors. BLANK: it gets new memory, since all of it is overwritten.
+  enum class Use : uint8_t { READ, COPY, TAKE, AGAIN, BLANK };
+
+  // What an operation overwrites completely, without reading it (`core.graph.Overwritten`): always the first of its tensors.
+  struct Blank {
+    int64_t nbytes, size;  // as of a version; of the storage
+
+    // tensors: `Operation.tensors`, or None.
+    static std::optional<Blank> of(PyObject* tensors) {
+      if (tensors == Py_None) return std::nullopt;
+      PyObject* first = PyList_GET_ITEM(tensors, 0);
+      return Blank{attribute_number(first, "nbytes"), attribute_number(first, "size")};
+    }
+  };
+
+  // The versions of an operation's tensors, by place: null for what is overwritten.
+  class Sources {
+   public:
+    Sources(const Items& inputs, bool blank) : inputs_(inputs), blank_(blank) {}
+    size_t size() const { return static_cast<size_t>(inputs_.size()) + blank_; }
+    PyObject* operator[](size_t place) const { return blank_ && place == 0 ? nullptr : inputs_[place - blank_]; }
+
+   private:
+    const Items& inputs_;
+    bool blank_;
+  };
+
+  // While a random operator draws what it drew when it first ran (`runtime/rng.py`).
+  class Drawing {
+   public:
+    Drawing(PyObject* mode, const Recipe& recipe) {
+      if (recipe.rng) context_ = checked(PyObject_CallMethod(mode, "replaying", "(O)", recipe.rng.get()));
+    }
+    ~Drawing() {
+      if (!context_) return;  // after an error of the kernel
+      PyObject *type, *value, *traceback;
+      PyErr_Fetch(&type, &value, &traceback);
+      if (!Ref(PyObject_CallMethod(context_.get(), "__exit__", nullptr))) PyErr_WriteUnraisable(context_.get());
+      PyErr_Restore(type, value, traceback);
+    }
+    Drawing(const Drawing&) = delete;
+    void end() {
+      if (Ref context = std::move(context_)) checked(PyObject_CallMethod(context.get(), "__exit__", nullptr));
+    }
+
+   private:
+    Ref context_;
+  };
 
   // An operator that writes to an old version gets a copy of it, or its memory if no other recipe reads it.
-  c10::SmallVector<Use, 6> uses_of(PyObject* maker, const Items& inputs) const {
-    c10::SmallVector<Use, 6> uses(inputs.size(), Use::READ);
+  c10::SmallVector<Use, 6> uses_of(PyObject* maker, const Sources& sources) const {
+    c10::SmallVector<Use, 6> uses(sources.size(), Use::READ);
+    if (sources.size() != 0 && sources[0] == nullptr) uses[0] = Use::BLANK;
     operation.each_written(maker, [&](int64_t written) {
-      PyObject* target = inputs[written];
+      PyObject* target = sources[written];
+      if (target == nullptr) return;
       Use use = may_take(target, maker) ? Use::TAKE : Use::COPY;
       for (size_t place = 0; place < uses.size(); place++) {
-        if (inputs[place] != target) continue;
+        if (sources[place] != target) continue;
         uses[place] = use;
         use = Use::AGAIN;
       }
@@ -179,25 +231,29 @@ class Replays {
     return Py_REFCNT(source) <= 1 + operation.references_to(maker, source);  // 1: the ledger's table
   }
 
-  void make_room(const Items& inputs, const c10::SmallVector<Use, 6>& uses, PyObject* found, bool without_workspace) {
+  void make_room(const Sources& sources, const c10::SmallVector<Use, 6>& uses, const std::optional<Blank>& blank,
+                 PyObject* found, bool without_workspace) {
     int64_t need = signature.output_bytes.number(found);
     if (without_workspace) need -= signature.workspace.number(found);
+    if (blank) need += blank->nbytes;
     for (size_t i = 0; i < uses.size(); i++)
-      if (uses[i] == Use::COPY) need += version.nbytes.number(inputs[i]);
+      if (uses[i] == Use::COPY) need += version.nbytes.number(sources[i]);
     evictions_.make_room(need, found);
   }
 
   // Returns the operator's arguments. targets: receives the storages that it writes to, by place. taken: the old
   // versions whose memory is among them.
-  Stack arguments(const Recipe& recipe, const std::vector<Geometry>& geometries, const Items& inputs,
-                  const c10::SmallVector<Use, 6>& uses, c10::SmallVector<c10::Storage, 4>& targets,
-                  c10::SmallVector<Ref, 1>& taken) {
+  Stack arguments(const Recipe& recipe, const std::vector<Geometry>& geometries, const Sources& sources,
+                  const c10::SmallVector<Use, 6>& uses, const std::optional<Blank>& blank,
+                  c10::SmallVector<c10::Storage, 4>& targets, c10::SmallVector<Ref, 1>& taken) {
     c10::SmallVector<at::Tensor, 6> tensors;
     for (size_t place = 0; place < uses.size(); place++) {
-      PyObject* source = inputs[place];
-      if (uses[place] == Use::AGAIN) {
+      PyObject* source = sources[place];
+      if (uses[place] == Use::BLANK) {
+        targets[place] = blank_storage(blank->size);
+      } else if (uses[place] == Use::AGAIN) {
         size_t before = 0;
-        while (inputs[before] != source) before++;
+        while (sources[before] != source) before++;
         targets[place] = targets[before];
       } else if (uses[place] == Use::TAKE) {
         targets[place] = THPStorage_Unpack(version.scratch.get(source));
@@ -236,8 +292,11 @@ class Replays {
       accounts_.rule.discard(source.get());
     }
   }
+  static c10::Storage blank_storage(int64_t nbytes) {
+    return {c10::Storage::use_byte_size_t(), c10::SymInt(nbytes), c10::GetCPUAllocator(), /*resizable=*/true};
+  }
   static c10::Storage copy_of(const c10::Storage& storage) {
-    c10::Storage copy(c10::Storage::use_byte_size_t(), storage.nbytes(), c10::GetCPUAllocator(), /*resizable=*/true);
+    c10::Storage copy = blank_storage(static_cast<int64_t>(storage.nbytes()));
     std::memcpy(copy.mutable_data(), storage.data(), storage.nbytes());
     return copy;
   }

@@ -8,8 +8,6 @@ import torch
 from programs import chain, check_stress, mlp
 from torch import nn
 
-from dtrrun.runtime.operators import operator_of
-
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
@@ -147,24 +145,6 @@ def test_a_tracer_sees_no_question_of_ours():
         return pasted(torch.jit.trace(function, torch.ones(64, 32)).inlined_graph), kept
 
     check_stress(program)
-
-
-def test_the_operators_that_take_numbers_for_tensors_are_pytorchs():
-    for name in dir(torch.ops.aten):
-        packet = getattr(torch.ops.aten, name)
-        for overload in packet.overloads() if hasattr(packet, "overloads") else ():
-            func = getattr(packet, overload)
-            arguments = func._schema.arguments
-            if len(arguments) < 2 or str(arguments[0].type) != "Tensor":
-                continue
-            with pytest.raises(RuntimeError) as error:
-                func(0, no_such_argument=0)  # refused before it runs
-            refuses = "Expected a value of type 'Tensor' for argument" in str(error.value)
-            operator = operator_of(func)
-            assert refuses == (0 in operator.tensors_at) or 0 in operator.mutates, func
-
-
-# -- lists ---------------------------------------------------------------------------------------------------
 
 
 @torch.jit.script

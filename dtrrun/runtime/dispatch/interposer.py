@@ -163,6 +163,13 @@ class Interposer:
         """Return the state of the generator from which an operator is about to draw `nbytes` bytes."""
         return rng.capture(CPU, None, nbytes)
 
+    @staticmethod
+    def replaying(captured: rng.Captured) -> rng.replaying:
+        """Enter the context in which generators are in these states again."""
+        context = rng.replaying(captured)
+        context.__enter__()
+        return context
+
     def touched(self, version: Version) -> None:
         """Code that is not an operator touches the memory of an evicted storage, and waits for it."""
         assert self.touch is not None
