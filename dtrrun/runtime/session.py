@@ -172,7 +172,7 @@ class Session:
         self._parts: list[Any] = [
             Escapes(self._access.reach),
             Exports(self._access.reach, self._native),
-            Composites(self._access.reach, kernels, backends),
+            Composites(self._access.reach, self._native, kernels, backends),
             *self._native_code(kernels, backends),
             Libraries(self.slow_path),
             Resizes(self.slow_path),

@@ -41,6 +41,7 @@ def environment(tmp_path, monkeypatch):
     return clean | {
         "OMP_NUM_THREADS": "1",
         "DTRRUN_NATIVE": os.environ.get("NATIVE", "auto"),
+        "DTRRUN_WAY_IN": os.environ.get("DTRRUN_WAY_IN", ""),
         "DTRRUN_REMEMBER": "no",  # what other tests have learned
         "DTRRUN_DEVICE": "cpu",  # the programs compute there, also where there is a GPU
         "PYTHONDONTWRITEBYTECODE": "1",

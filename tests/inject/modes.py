@@ -2,9 +2,10 @@
 
 MODES = """
 def modes():
-    from torch._C import _dispatch_key_parse, _dispatch_tls_local_include_set
+    import sys
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
     names = [type(mode).__name__ for mode in _get_current_dispatch_mode_stack()]
-    native = _dispatch_tls_local_include_set().has(_dispatch_key_parse("Fake"))
-    return ["dtrrun"] * native + ["dtrrun" if name == "DTRMode" else name for name in names]
+    extension = sys.modules.get("_dtrrun_native")
+    ours = ["dtrrun"] * bool(extension and extension.is_on())
+    return ours + ["dtrrun" if name == "DTRMode" else name for name in names]
 """

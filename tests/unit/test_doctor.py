@@ -29,7 +29,15 @@ CPU = {
     "count": 0,
     "swap": True,
     "warnings": [],
-    "native": {"path": "/cache/native.so", "built": True, "compiler": None, "why": None, "do": None},
+    "native": {
+        "path": "/cache/native.so",
+        "built": True,
+        "compiler": None,
+        "why": None,
+        "do": None,
+        "way_in": "fake",
+        "closed": None,
+    },
 }
 UNBUILT = CPU["native"] | {"built": False, "why": "no C++ compiler was found", "do": "install one"}
 HELD = {

@@ -119,6 +119,7 @@ def _native(mode: DTRMode | Interposer) -> dict[str, Any] | None:
     return {
         "operators": sum(mode.native_calls.values()) + in_python,
         "in_python": in_python,
+        "way_in": mode.native.way(),
         "read_by_address": mode.read_by_address,
         "calls": [{"name": name, "count": count} for name, count in calls[:TOP]],
     }
