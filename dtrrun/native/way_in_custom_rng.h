@@ -19,13 +19,17 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "factory_gates.h"
 #include "python.h"
 #include "registrations.h"
 #include "way_in.h"
@@ -47,8 +51,21 @@ class CustomRngWay {
       if (auto op = dispatcher.findSchema(name)) cover(*op, has_kernel_for_all_backends(*op));
   }
 
+  static void interpose(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    if (Registrations::has_changes() || again_.load(std::memory_order_relaxed)) follow();
+    if (is_unseen()) {
+      op.redispatchBoxed(keys & way_in.below, stack);
+      return;
+    }
+    arrive(op, keys, stack);
+  }
+
+  // For a gate. keys: with ours, unless it is off, or the operator has come already.
+  static bool is_for_us(DispatchKeySet keys) { return keys.has(KEY) && !is_unseen(); }
+
  private:
   static constexpr DispatchKey KEY = DispatchKey::CustomRNGKeyId;
+  using Factories = FactoryGates<CustomRngWay>;
   static constexpr const char* OURS = "by dtrrun";
   // Above the key.
   static constexpr DispatchKey GATES[] = {
@@ -58,15 +75,6 @@ class CustomRngWay {
   };
 
   static c10::KernelFunction kernel() { return c10::KernelFunction::makeFromBoxedFunction<&interpose>(); }
-
-  static void interpose(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    if (Registrations::has_changes() || again_.load(std::memory_order_relaxed)) follow();
-    if (is_unseen()) {
-      op.redispatchBoxed(keys & way_in.below, stack);
-      return;
-    }
-    arrive(op, keys, stack);
-  }
 
   // `torch.tensor` makes a tensor by operators, and fills it by address. It hides them from modes of all kinds, but cannot know
   // of our key.
@@ -94,12 +102,12 @@ class CustomRngWay {
     static constexpr const char* REMOVED = "SafeKernelFunction has been invalidated";  // of PyTorch's
     c10::SafeKernelFunction kernel_;
   };
-  // The same for one above the key. keys: with ours, unless it is off, or the operator has come already.
+  // The same for one above the key.
   class Gate final : public Stand {
    public:
     using Stand::Stand;
     void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-      if (keys.has(KEY) && !is_unseen()) return interpose(op, keys, stack);
+      if (is_for_us(keys)) return interpose(op, keys, stack);
       Stand::operator()(op, keys, stack);
     }
   };
@@ -136,7 +144,7 @@ class CustomRngWay {
     Cover& own = covers_[op.operator_name()];
     for (DispatchKey key : GATES)
       if (!own.has(key) && op.hasKernelForDispatchKey(key) && !op.isKernelFallthroughKernel(key))
-        own.add(op, key, replacing<Gate>(op, key));
+        if (auto gate = gate_for(op, key)) own.add(op, key, std::move(*gate));
     if (!own.has(KEY) && for_all_backends) own.add(op, KEY, kernel());
   }
 
@@ -150,8 +158,25 @@ class CustomRngWay {
     own = Cover();
     own.is_whole = true;
     // Because of the one at our key, PyTorch does not let the composite stand in for a kernel at this one any more.
-    own.add(op, DispatchKey::AutogradOther, replacing<Stand>(op, DispatchKey::AutogradOther));
+    own.add(op, DispatchKey::AutogradOther, standing_for<Stand>(op.getComputedKernelForDispatchKey(DispatchKey::AutogradOther)));
     own.add(op, KEY, kernel());
+  }
+
+  static std::optional<c10::KernelFunction> gate_for(const OperatorHandle& op, DispatchKey key) {
+    c10::SafeKernelFunction before = op.getComputedKernelForDispatchKey(key);
+    if (key == DispatchKey::BackendSelect && Factories::is_generated(before.debug())) {
+      const auto& arguments = op.schema().arguments();
+      // If there is a tensor, the kernel passes on what keys are switched on, and so the operator arrives after it.
+      if (std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& one) { return has_tensors(*one.type()); }))
+        return std::nullopt;
+      if (auto gate = Factories::made_for(op)) return gate;
+    }
+    return standing_for<Gate>(std::move(before));
+  }
+  static bool has_tensors(const c10::Type& type) {
+    if (type.kind() == c10::TypeKind::TensorType) return true;
+    auto inner = type.containedTypes();
+    return std::any_of(inner.begin(), inner.end(), [](const auto& one) { return has_tensors(*one); });
   }
 
   static void cover_again(const OperatorHandle& op) {
@@ -164,9 +189,8 @@ class CustomRngWay {
   }
 
   template <class Replacement>
-  static c10::KernelFunction replacing(const OperatorHandle& op, DispatchKey key) {
-    return c10::KernelFunction::makeFromBoxedFunctor(
-        std::make_unique<Replacement>(op.getComputedKernelForDispatchKey(key)));
+  static c10::KernelFunction standing_for(c10::SafeKernelFunction kernel) {
+    return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Replacement>(std::move(kernel)));
   }
 
   static void follow() {
