@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtrrun.native import build
+from dtrrun.native import build, ways_in
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("NATIVE") == "off"
@@ -148,6 +148,5 @@ def test_one_that_is_closed(plain, program):
     ended = plain(sys.executable, script, env={"DTRRUN_WAY_IN": "fake"})
     assert (ended.status, ended.err.splitlines()[-1]) == (
         1,
-        "RuntimeError: dtrrun: DTRRUN_WAY_IN=fake: PyTorch's dispatch key Fake is used by PyTorch or another "
-        "extension; unset the variable, or set it to custom-rng",
+        f"RuntimeError: dtrrun: {ways_in.Closed()}",
     )
