@@ -1,7 +1,7 @@
 # make demo, make test: all that a fresh machine needs is Python 3.11 or later. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test test-parts test-bits conformance programs versions gpu-without-gpu ecosystem smoke sanitize sanitize-threads check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
+.PHONY: demo test test-parts test-bits conformance programs versions torch-next gpu-without-gpu ecosystem smoke sanitize sanitize-threads check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -33,7 +33,14 @@ test-parts: # interpreters, signals and terminals among them, whose tests wait m
 
 test-bits:
 	$(BIN)/python -m pytest -q tests/conformance tests/programs
+	$(OTHER_WAY) PROGRAMS=40 $(BIN)/python -m pytest -q $(SAMPLE) tests/programs/test_programs.py
 	$(BIN)/python -m pytest -q tests/mutants -k "sample or row"
+
+# Operators come by the way in that is not the default one (docs/design/native.md): the tests in which that matters most.
+# `make conformance` runs all of them.
+OTHER_WAY := DTRRUN_WAY_IN=custom-rng
+SAMPLE := tests/conformance/test_later_operators.py \
+	$(foreach name,escapes functions layouts modes program_modes threads,tests/conformance/test_hazards_$(name).py)
 
 # PyTorch's own databases, also in contexts, random programs, and each handling of a hazard switched off: all of it.
 conformance: $(INSTALLED)
@@ -41,6 +48,7 @@ conformance: $(INSTALLED)
 	$(BIN)/python -m tests.database.predicted
 	$(BIN)/python -m tests.database --contexts --docs
 	$(MAKE) --no-print-directory programs
+	$(OTHER_WAY) $(BIN)/python -m pytest -q tests/conformance tests/programs
 	$(BIN)/python -m pytest -q tests/mutants
 
 programs: $(INSTALLED)
@@ -56,6 +64,15 @@ versions: $(INSTALLED)
 		.venv/torch-$$version/bin/python -m pip install --quiet torch==$$version --editable '.[dev]'; \
 		.venv/torch-$$version/bin/python -m pytest -q tests/conformance tests/programs; \
 	done
+
+# With the newest PyTorch that pip finds, pre-releases among them: what the next one will change.
+NEXT := .venv/torch-next
+torch-next: $(INSTALLED)
+	$(BIN)/python -m venv $(NEXT)
+	$(NEXT)/bin/python -m pip install --quiet --upgrade 'torch>=2.13.0.dev0' --editable '.[dev]'
+	$(NEXT)/bin/python -m pip list 2>/dev/null | grep -w ^torch
+	$(NEXT)/bin/dtrrun doctor --device cpu
+	$(NEXT)/bin/python -m pytest -q tests/conformance tests/programs
 
 # A GPU that is not there: PyTorch for CUDA (5 GB), whose driver and kernels tests/hollow takes the place of. GPU_ARGS:
 # of pytest. The examples, inside 60 % of what their tensors take, too.

@@ -46,6 +46,8 @@ def _python(facts: dict[str, Any]) -> Iterator[Finding]:
     elif _numbers(probe["torch"]) < OLDEST_TORCH:
         yield Finding("problem", f"PyTorch {probe['torch']} is too old", "install 2.6 or later")
     native = probe.get("native")
+    if native and native["closed"]:
+        yield Finding("problem", native["closed"]["why"], native["closed"]["do"])
     if native and native["why"]:
         yield Finding(
             "advice", f"operators are handled in Python, which is slower: {native['why']}", native["do"]

@@ -56,10 +56,6 @@ NO_TORCH_HEADERS = (
     "PyTorch's headers are missing",
     "install a PyTorch that includes its C++ headers, as the one from pip does",
 )
-TAKEN = (
-    "another extension has registered a fallback at PyTorch's dispatch key Fake",
-    "run without that extension if you need the speed",
-)
 TOO_OLD = "PyTorch {} is too old for the native fast path", "install 2.10 or later"
 NO_ROOM = "free some space there, or set XDG_CACHE_HOME to another folder"
 UNWRITABLE = (
@@ -211,14 +207,6 @@ def _check_place() -> None:
     """Raise CannotBuild if this PyTorch has no place for the extension."""
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
         raise CannotBuild(TOO_OLD[0].format(torch.__version__), TOO_OLD[1])
-    if NAME not in sys.modules and is_taken():
-        raise CannotBuild(*TAKEN)
-
-
-def is_taken() -> bool:
-    """Return whether somebody has registered a fallback at the dispatch key of the extension."""
-    key: Any = torch._C._dispatch_key_parse("Fake")
-    return torch._C._dispatch_has_backend_fallback(key)
 
 
 def outlook() -> dict[str, Any]:
@@ -387,13 +375,10 @@ def _import(path: Path) -> ModuleType:
     )
     assert spec is not None
     assert spec.loader is not None
-    taken = is_taken()  # perhaps since we looked
     try:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except (ImportError, RuntimeError) as error:
-        if taken:
-            raise CannotBuild(*TAKEN) from None
         why = f"it cannot be loaded: {str(error).splitlines()[0]}"
         raise CannotBuild(why, f"remove {path.parent}, so that it is built again") from None
     return module

@@ -20,10 +20,9 @@
 #include "signatures.h"
 #include "stopwatch.h"
 #include "turns.h"
+#include "way_in.h"
 
 namespace dtrrun {
-
-using c10::OperatorHandle;
 
 // An operator that Python handles, for `proceed`: the innermost one of this thread.
 struct Underway {
@@ -53,8 +52,7 @@ class Door {
         evictions_(dtr_.get(), classes, accounts_), workspaces_(mode, accounts_, this->device),
         lock_(slow_path_.get()),
         replays_(mode, dtr_.get(), classes, accounts_, evictions_, ambient_, workspaces_, operators_, this->device),
-        rematerializations_(slow_path_.get(), dtr_.get(), classes, accounts_, evictions_, replays_, this->device,
-                            above | DispatchKeySet(KEY)),
+        rematerializations_(slow_path_.get(), dtr_.get(), classes, accounts_, evictions_, replays_, this->device),
         readiness_(slow_path_.get(), lock_, accounts_, evictions_, rematerializations_, replays_, workspaces_),
         dependents_(dtr_.get(), classes, accounts_), lists_(mode, accounts_, dependents_),
         first_calls_(mode, attribute(slow_path_.get(), "signatures").get(), accounts_),
@@ -74,7 +72,7 @@ class Door {
     if (!device.is_cpu() && !is_used_by(op, *stack)) {
       Off off;
       Gil::Released released(gil);
-      op.redispatchBoxed(keys & below, stack);
+      op.redispatchBoxed(keys & way_in.below, stack);
       return;
     }
     Facts& facts = operators_.of(op);
@@ -89,7 +87,7 @@ class Door {
       body->calls(op, *stack, accounts_);
       {
         Gil::Released released(gil);
-        op.redispatchBoxed(keys & below, stack);
+        op.redispatchBoxed(keys & way_in.below, stack);
       }
       body->made(op, *stack);
       return;
@@ -97,7 +95,7 @@ class Door {
     if (facts.way == Facts::Way::NO_TENSORS) {  // the profiler's marks, in every step of an optimizer
       facts.native_calls++;
       Gil::Released released(gil);
-      op.redispatchBoxed(keys & below, stack);
+      op.redispatchBoxed(keys & way_in.below, stack);
       return;
     }
     Visit visit(*this);
@@ -281,7 +279,7 @@ class Door {
         ~Ends() { underway = underway->outer; }
       } ends;
       Untraced untraced;
-      c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
+      c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
       bool may_evict = !ledger.budget_bytes.is_none(ledger_.get());
       Anchors anchors(accounts_, may_evict ? Words::of_foreign_code() : std::vector<uintptr_t>());
       PyObject* given[] = {facts.func.get(), args.get(), kwargs ? kwargs.get() : Py_None};
@@ -304,7 +302,7 @@ class Door {
     if (kernel == nullptr && PyErr_Occurred()) raise();
     if (kernel == nullptr) {
       Gil::Released released(gil);
-      op.redispatchBoxed(keys & below, stack);
+      op.redispatchBoxed(keys & way_in.below, stack);
       return;
     }
     size_t count = op.schema().arguments().size();
@@ -349,7 +347,7 @@ class Door {
     if (found == nullptr || !(version.resident.is_true(found) || facts.untouching)) return false;
     version.last_access.set_number(found, accounts_.number(ledger.clock));
     int64_t started = watch.is_on() ? now_ns() : 0;
-    op.redispatchBoxed(keys & below, stack);  // too short to give up the GIL for
+    op.redispatchBoxed(keys & way_in.below, stack);  // too short to give up the GIL for
     if (watch.is_on()) operators_ns += Stopwatch::EACH * (now_ns() - started);
     accounts_.add(ledger.age, 1);
     bookkeeping_ns += watch.before(started);
@@ -366,7 +364,7 @@ class Door {
     accounts_.some_died();  // so that the table knows
     PyObject* found = accounts_.version_of(first.toTensor());
     if (found == nullptr || !(version.resident.is_true(found) || facts.untouching)) return false;
-    op.redispatchBoxed(keys & below, stack);
+    op.redispatchBoxed(keys & way_in.below, stack);
     facts.native_calls++;
     return true;
   }
@@ -382,7 +380,7 @@ class Door {
       {
         Unkept unkept;
         Gil::Released released(gil);
-        op.redispatchBoxed(keys & below, stack);
+        op.redispatchBoxed(keys & way_in.below, stack);
       }
       ended = now_ns();
       lists_.finish(ended - started);
@@ -412,7 +410,7 @@ class Door {
         tensor.is_conj() || tensor.is_neg())
       return nullptr;
     Untraced untraced;
-    c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
     Ref object = to_python(shown(tensor), Enumeration::TENSOR);
     checked(PyObject_CallMethod(slow_path_.get(), "version_of", "O", object.get()));
     bool fits = accounts_.number(ledger.resident_bytes) <= accounts_.number(ledger.limit);
@@ -511,7 +509,7 @@ class Door {
     call.made.clear();
     call_observer_.called();
     if (accounts_.number(ledger.resident_bytes) > accounts_.number(ledger.limit)) {
-      c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
+      c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
       Ref result = results(op.schema(), *stack);
       Anchors anchors(accounts_, Words::of_foreign_code());
       checked(PyObject_CallMethod(slow_path_.get(), "shrink", "OO", facts.operator_.get(), result.get()));
@@ -618,7 +616,7 @@ class Door {
     PyObject* found = call.signature.get();
     bool whole = are_resident(call.inputs);  // what is written to may have been rescued since
     if (whole && readiness_.is_ready(found)) return 0;
-    c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
     int64_t began = now_ns();
     auto elsewhere = readiness_.make_ready(call.inputs, whole, found, call.turn.shared());
     if (!elsewhere) return elsewhere;
@@ -753,7 +751,7 @@ class Door {
     bool has_run = false;
     auto run_kernel = [&] {
       Keeping keeping(*this, call);
-      call.op.redispatchBoxed(keys & below, call.stack);
+      call.op.redispatchBoxed(keys & way_in.below, call.stack);
       has_run = true;
       if (started != 0) ended = now_ns();
     };
@@ -997,7 +995,7 @@ class Door {
 
   void enter_in_python(const Call& call, PyObject* found) {
     Untraced untraced;
-    c10::impl::ExcludeDispatchKeyGuard only_kernels(above);
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
     const Recipe& recipe = *operation.recipe(call.maker.get());
     Ref recorded = as_sequence(recipe), result = results(call.op.schema(), *call.stack);
     Ref inputs = attribute(call.maker.get(), "inputs");

@@ -9,7 +9,7 @@
 #include "bodies.h"
 #include "callers.h"
 #include "python.h"
-#include "pytorch.h"
+#include "way_in.h"
 
 namespace dtrrun {
 
@@ -46,8 +46,7 @@ class ExtensionFunctions {
   static PyObject* called(PyObject* self, PyObject* const* given, size_t count, PyObject* names) {
     PyObject* twin = twins_.at(self);
     bool is_watched = Body::innermost != nullptr;  // the operator that calls it, as a whole
-    if (call_ == nullptr || is_watched || !Off::none() || !c10::impl::tls_is_dispatch_key_included(KEY) ||
-        c10::impl::tls_is_dispatch_key_excluded(KEY))
+    if (call_ == nullptr || is_watched || !Off::none() || !is_switched_on() || is_hidden())
       return PyObject_Vectorcall(twin, given, count, names);
     return guarded([&]() -> PyObject* {
       Py_ssize_t places = PyVectorcall_NARGS(count);

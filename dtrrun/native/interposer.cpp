@@ -1,13 +1,11 @@
-// How operators reach dtrrun, and what Python can ask of the extension.
+// What happens to the operators that the way in brings, and what Python can ask of the extension.
 //
-// A boxed fallback is registered for a dispatch key below Python's and above those of the backends, and is
-// switched on thread by thread. When it is called the program's autograd, autocast, modes and subclasses have
-// done their work, as they would without us. No mode is on, so nothing in PyTorch behaves otherwise for our
-// sake. While it handles an operator the key is off, so what the kernel calls is not seen.
+// When an operator arrives, the program's autograd, autocast, modes and subclasses have done their work, as they would
+// without us. No mode is on, so nothing in PyTorch behaves otherwise for our sake. While an operator is handled, the key of
+// the way in is off, so what the kernel calls is not seen.
 #include "python.h"
 
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/library.h>
 
 #include <atomic>
 #include <memory>
@@ -19,6 +17,9 @@
 #include "heap.h"
 #include "pytorch.h"
 #include "registrations.h"
+#include "way_in.h"
+#include "way_in_custom_rng.h"
+#include "way_in_fake.h"
 
 namespace dtrrun {
 namespace {
@@ -27,14 +28,9 @@ namespace {
 std::shared_ptr<Door>& door = *new std::shared_ptr<Door>;
 std::atomic<bool> is_open{false};
 
-void interpose(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  if (ABOVE_PYTHON && keys.has(DispatchKey::Python)) {
-    if (is_for_python(op, *stack)) {
-      to_python_first(op, keys, stack);
-      return;
-    }
-    keys = keys.remove(DispatchKey::Python);
-  }
+}  // namespace
+
+void arrive(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   if (is_open) {
     Stopwatch watch;
     Gil gil;
@@ -44,8 +40,10 @@ void interpose(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     }
   }
   Off off;
-  op.redispatchBoxed(keys & below, stack);
+  op.redispatchBoxed(keys & way_in.below, stack);
 }
+
+namespace {
 
 bool bring_back(const Placeholders::Claim& claim, const std::vector<uintptr_t>& words) {
   auto session = door;
@@ -53,6 +51,38 @@ bool bring_back(const Placeholders::Claim& claim, const std::vector<uintptr_t>& 
 }
 
 // -- for Python ------------------------------------------------------------------------------------------
+
+// Takes a way in, for as long as the process lives.
+PyObject* use_way(PyObject*, PyObject* name) {
+  const char* text = PyUnicode_AsUTF8(name);
+  if (text == nullptr) return nullptr;
+  return guarded([&]() -> PyObject* {
+    std::string_view wanted = text;
+    if (way_in.name != nullptr && wanted != way_in.name) throw std::runtime_error("dtrrun: this process has taken another way in");
+    if (way_in.name == nullptr && wanted == "fake") FakeWay::install();
+    if (way_in.name == nullptr && wanted == "custom-rng") CustomRngWay::install();
+    if (way_in.name == nullptr) throw std::runtime_error("dtrrun: there is no such way in");
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* way_taken(PyObject*, PyObject*) { return Py_BuildValue("z", way_in.name); }
+
+PyObject* key_of_way(PyObject*, PyObject*) {
+  return way_in.name == nullptr ? Py_BuildValue("") : Py_BuildValue("s", c10::toString(way_in.key));
+}
+
+PyObject* take_whole(PyObject*, PyObject* name) {
+  const char* given = PyUnicode_AsUTF8(name);
+  if (given == nullptr) return nullptr;
+  return guarded([&]() -> PyObject* {
+    std::string text = given;
+    size_t dot = text.find('.');
+    c10::OperatorName operator_name(text.substr(0, dot), dot == std::string::npos ? "" : text.substr(dot + 1));
+    if (auto op = c10::Dispatcher::singleton().findSchema(operator_name)) way_in.take_whole(*op);
+    Py_RETURN_NONE;
+  });
+}
 
 PyObject* open_door(PyObject*, PyObject* args) {
   PyObject *mode, *handle, *classes, *placeholder;
@@ -89,7 +119,7 @@ PyObject* switch_on(PyObject*, PyObject* on) {
   Py_RETURN_NONE;
 }
 
-PyObject* is_on(PyObject*, PyObject*) { return PyBool_FromLong(c10::impl::tls_is_dispatch_key_included(KEY)); }
+PyObject* is_on(PyObject*, PyObject*) { return PyBool_FromLong(is_switched_on()); }
 
 // Runs the kernel of the operator that Python handles in this thread, as without us.
 PyObject* proceed(PyObject*, PyObject*) {
@@ -101,7 +131,7 @@ PyObject* proceed(PyObject*, PyObject*) {
     {
       c10::impl::ForceDispatchKeyGuard program(call.program);
       WithoutGil released;
-      call.op->redispatchBoxed(call.keys & below, &stack);
+      call.op->redispatchBoxed(call.keys & way_in.below, &stack);
     }
     call.done = true;
     return shown_results(call.op->schema(), stack).release();
@@ -125,10 +155,10 @@ PyObject* proceed_watched(PyObject*, PyObject* args) {
     {
       Body body(touch, call.values, call.count);
       auto seen = call.program;
-      seen.excluded_ = seen.excluded_.remove(KEY);
+      seen.excluded_ = seen.excluded_ - way_in.own;
       c10::impl::ForceDispatchKeyGuard program(seen);
       WithoutGil released;
-      call.op->redispatchBoxed(call.keys & below, &stack);
+      call.op->redispatchBoxed(call.keys & way_in.below, &stack);
       reads_unseen = body.reads_unseen(stack);
     }
     call.done = true;
@@ -418,6 +448,11 @@ PyObject* share(PyObject*, PyObject*) {
 PyObject* is_inside(PyObject*, PyObject*) { return PyBool_FromLong(door && door->is_inside()); }
 
 PyMethodDef methods[] = {
+    {"use_way", use_way, METH_O, "Take the way in of this name, before the first session. Raises RuntimeError if that is closed."},
+    {"way", way_taken, METH_NOARGS, "The name of the way in that this process has taken, or None."},
+    {"key", key_of_way, METH_NOARGS, "The name of the dispatch key at which operators come, or None."},
+    {"take_whole", take_whole, METH_O,
+     "take_whole(name): a composite operator comes as a whole where autograd has not taken it apart, as in inference mode."},
     {"open", open_door, METH_VARARGS, "Begin a session: open(mode, handle, classes, hole, chain_limit, device_type)."},
     {"bind", bind, METH_O, "A session on a GPU has begun to use the one with this index."},
     {"close", close_door, METH_NOARGS, "End the session."},
@@ -482,23 +517,8 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_dtrrun_native", nullptr, -1, meth
 }  // namespace
 }  // namespace dtrrun
 
-// Registers the fallback, for as long as the process lives. Not when the library is loaded: an exception would end the
-// process there, and there is one if somebody else has registered a fallback for the key.
-static bool register_fallback() {
-  using namespace dtrrun;
-  try {
-    static auto& library = *new torch::Library(torch::Library::IMPL, "_", KEY, __FILE__, __LINE__);
-    library.fallback(torch::CppFunction::makeFromBoxedFunction<&interpose>());
-    return true;
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_ImportError, error.what());
-    return false;
-  }
-}
-
 PyMODINIT_FUNC PyInit__dtrrun_native() {
   using namespace dtrrun;
-  if (!register_fallback()) return nullptr;
   nothing = PyTuple_New(0);
   version_type = make_version_type();
   operation_type = make_operation_type();

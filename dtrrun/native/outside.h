@@ -4,14 +4,12 @@
 // before they are allocated (`runtime/outside.py`), and until then their bytes are counted here.
 #pragma once
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
 #include <atomic>
 #include <mutex>
 #include <unordered_map>
 
 #include "python.h"
-#include "pytorch.h"
+#include "way_in.h"
 
 namespace dtrrun {
 
@@ -66,8 +64,8 @@ class Outside {
   // Whether no operator is under way in this thread, of those that come to us, and nothing of ours. What makes tensors of
   // numbers (`torch.tensor`) hides its operators from our key, together with another one.
   static bool is_outside() {
-    if (!Off::none() || !c10::impl::tls_is_dispatch_key_included(KEY)) return false;
-    return !c10::impl::tls_is_dispatch_key_excluded(KEY) || c10::impl::tls_is_dispatch_key_excluded(DispatchKey::DeferredInit);
+    if (!Off::none() || !is_switched_on()) return false;
+    return !is_hidden() || c10::impl::tls_is_dispatch_key_excluded(DispatchKey::DeferredInit);
   }
 
  private:

@@ -1,14 +1,10 @@
 // What PyTorch's versions have in different places, or not at all.
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/record_function.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
-#include <torch/csrc/PyInterpreter.h>
 
-#include <algorithm>
 #include <memory>
 
 // Of torch/csrc/jit/frontend/tracer.h.
@@ -19,36 +15,6 @@ TORCH_API void setTracingState(std::shared_ptr<TracingState> state);
 }  // namespace torch::jit::tracer
 
 namespace dtrrun {
-
-using c10::DispatchKey;
-using c10::DispatchKeySet;
-
-// -- the key of the interposer ---------------------------------------------------------------------------------
-
-constexpr DispatchKey KEY = DispatchKey::Fake;  // which PyTorch itself does not use
-constexpr bool ABOVE_PYTHON = KEY > DispatchKey::Python;  // before 2.13
-const DispatchKeySet below = DispatchKeySet(DispatchKeySet::FULL_AFTER, KEY).remove(DispatchKey::Python);
-const DispatchKeySet above = DispatchKeySet(DispatchKeySet::FULL) - below;
-
-// While an operator is here, what its kernel calls is not.
-class Off {
- public:
-  Off() { depth++; }
-  ~Off() { depth--; }
-  Off(const Off&) = delete;
-  static bool none() { return depth == 0; }
-
- private:
-  static inline thread_local int depth = 0;
-  c10::impl::ExcludeDispatchKeyGuard guard_{KEY};
-};
-
-// Lets this thread's operators come, or not. Where our key stands above Python's, it is off in the handler of a mode or a
-// subclass that has been called before: what that calls is to come, too.
-inline void switch_key(bool on) {
-  c10::impl::tls_set_dispatch_key_included(KEY, on);
-  if (ABOVE_PYTHON && on && Off::none()) c10::impl::tls_set_dispatch_key_excluded(KEY, false);
-}
 
 // `torch.jit.trace` also records what is asked of a tensor without an operator, its sizes for one. While Python code of ours
 // looks at the program's tensors, nothing is traced.
@@ -65,45 +31,16 @@ class Untraced {
  private:
   using State = std::shared_ptr<torch::jit::tracer::TracingState>;
   static void set(const State& state) {
-    bool excluded = c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Tracer);
-    c10::impl::tls_set_dispatch_key_excluded(DispatchKey::Tracer, false);  // PyTorch refuses it otherwise
+    bool excluded = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Tracer);
+    c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Tracer, false);  // PyTorch refuses it otherwise
     torch::jit::tracer::setTracingState(state);
-    c10::impl::tls_set_dispatch_key_excluded(DispatchKey::Tracer, excluded);
+    c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Tracer, excluded);
   }
   State state_;
 };
 
 inline bool has_python_key(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(DispatchKey::Python);
-}
-
-// Whether an operator is for a mode or for a subclass's `__torch_dispatch__`.
-inline bool is_for_python(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  if (c10::impl::TorchDispatchModeTLS::stack_len() > 0) return true;
-  auto values = torch::jit::last(stack, op.schema().arguments().size());
-  return std::any_of(values.begin(), values.end(), [](const c10::IValue& value) {
-    if (value.isTensor()) return has_python_key(value.toTensor());
-    if (!value.isTensorList() && !value.isOptionalTensorList()) return false;
-    auto items = value.toListRef();
-    return std::any_of(items.begin(), items.end(), [](const c10::IValue& item) {
-      return item.isTensor() && has_python_key(item.toTensor());
-    });
-  });
-}
-
-// Where our key stands above Python's: does what PyTorch's fallback for that one does, but leaves ours switched on. So what
-// the program's mode or subclass calls comes to us in turn.
-inline void to_python_first(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (op.hasKernelForDispatchKey(DispatchKey::Python)) {
-    op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, KEY), stack);
-    return;
-  }
-  constexpr DispatchKeySet python(DispatchKey::Python), after_python(DispatchKeySet::FULL_AFTER, DispatchKey::Python);
-  static const auto hidden = (DispatchKeySet(DispatchKeySet::FULL) ^ (after_python | python)).remove(KEY);
-  c10::impl::ExcludeDispatchKeyGuard exclude(hidden);
-  const char* name = c10::impl::TorchDispatchModeTLS::stack_len() > 0 ? "PythonDispatchMode" : "PythonSubclass";
-  RECORD_FUNCTION(name, torch::jit::last(*stack, op.schema().arguments().size()));
-  (*getPyInterpreter())->dispatch(op, stack);
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
 }
 
 // -- storages --------------------------------------------------------------------------------------------------

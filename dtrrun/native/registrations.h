@@ -1,4 +1,4 @@
-// Tells when libraries register operators, as they do while they are loaded.
+// Tells when libraries register operators, as they do while they are loaded, and when operators are removed.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -6,7 +6,6 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,15 +14,35 @@
 
 namespace dtrrun {
 
+// PyTorch's dispatcher tells with its mutex locked, and before an operator has kernels. So what it says is only noted here.
 class Registrations {
  public:
-  // `callback` gets a list of names: at once of the operators that exist, later of those that have been registered, as soon as
-  // the main thread is back in Python. None: nobody does any more.
+  struct Change {
+    c10::OperatorName name;
+    bool is_removal;
+  };
+
+  // From now on, changes are noted for `take`. in_python: called once the main thread is back in Python after some.
+  static void note_changes(void (*in_python)()) {
+    begin();
+    in_python_ = in_python;
+  }
+  static bool has_changes() { return has_changes_.load(std::memory_order_relaxed); }
+  static std::vector<Change> take() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    has_changes_ = false;
+    return std::exchange(changes_, {});
+  }
+
+  // `callback` gets a list of names of operators that are not PyTorch's own: at once of those that exist, later of those that
+  // have been registered, as soon as the main thread is back in Python. None: nobody does any more.
   static void watch(PyObject* callback) {
-    handle_.reset();
     Py_XDECREF(std::exchange(callback_, callback == Py_None ? nullptr : Ref::copy(callback).release()));
-    if (callback_ == nullptr) return;
-    handle_.emplace(c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>()));
+    begin();
+    watched_ = callback_ != nullptr;
+    if (!watched_) return;
+    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames())
+      if (c10::Dispatcher::singleton().findSchema(name)) note_name(name);
     if (tell(nullptr) < 0) raise();
   }
 
@@ -31,19 +50,38 @@ class Registrations {
   class Listener final : public c10::OpRegistrationListener {
    public:
     void onOperatorRegistered(const c10::OperatorHandle& op) override {
-      if (op.operator_name().name.rfind("aten::", 0) == 0) return;
-      {
-        std::lock_guard<std::mutex> guard(mutex_);
-        names_.push_back(c10::toString(op.operator_name()));
-      }
-      // Not now: the dispatcher is locked, and the kernel is registered after its operator.
-      if (!scheduled_.exchange(true) && Py_AddPendingCall(&tell, nullptr) != 0) scheduled_ = false;
+      note(op.operator_name(), false);
+      if (watched_) note_name(op.operator_name());
+      schedule();
     }
-    void onOperatorDeregistered(const c10::OperatorHandle&) override {}
+    // Also when the process ends, and Python has ended.
+    void onOperatorDeregistered(const c10::OperatorHandle& op) override { note(op.operator_name(), true); }
   };
+
+  static void begin() {  // never ends
+    static auto& handle = *new c10::RegistrationHandleRAII(
+        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>()));
+  }
+
+  static void note(const c10::OperatorName& name, bool is_removal) {
+    if (in_python_ == nullptr) return;
+    std::lock_guard<std::mutex> guard(mutex_);
+    changes_.push_back({name, is_removal});
+    has_changes_ = true;
+  }
+  static void note_name(const c10::OperatorName& name) {
+    if (name.name.rfind("aten::", 0) == 0) return;
+    std::lock_guard<std::mutex> guard(mutex_);
+    names_.push_back(c10::toString(name));
+  }
+  static void schedule() {
+    if (in_python_ == nullptr && !watched_) return;
+    if (!scheduled_.exchange(true) && Py_AddPendingCall(&tell, nullptr) != 0) scheduled_ = false;
+  }
 
   static int tell(void*) {
     scheduled_ = false;
+    if (in_python_ != nullptr && has_changes()) in_python_.load()();
     std::vector<std::string> names;
     {
       std::lock_guard<std::mutex> guard(mutex_);
@@ -57,9 +95,10 @@ class Registrations {
   }
 
   static inline std::mutex& mutex_ = *new std::mutex;
+  static inline std::vector<Change>& changes_ = *new std::vector<Change>;
   static inline std::vector<std::string>& names_ = *new std::vector<std::string>;
-  static inline std::atomic<bool> scheduled_{false};
-  static inline std::optional<c10::RegistrationHandleRAII> handle_;
+  static inline std::atomic<bool> has_changes_{false}, scheduled_{false}, watched_{false};
+  static inline std::atomic<void (*)()> in_python_{nullptr};
   static inline PyObject* callback_ = nullptr;
 };
 

@@ -10,19 +10,20 @@
 
 #include "replays.h"
 #include "silence.h"
+#include "way_in.h"
 
 namespace dtrrun {
 
 class Rematerializations {
  public:
   Rematerializations(PyObject* slow_path, PyObject* dtr, PyObject* classes, Accounts& accounts, Evictions& evictions,
-                     Replays& replays, const Device& device, c10::DispatchKeySet hidden)
+                     Replays& replays, const Device& device)
       : slow_path_(Ref::copy(slow_path)), rematerializer_(attribute(dtr, "rematerializer")),
         between_(attribute(rematerializer_.get(), "_between")),
         memory_(attribute(accounts.get(), "memory")), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
         began_(type_of(classes, "Rematerializer"), "began"),
         budget_error_(attribute(attribute(dtr, "eviction").get(), "BudgetError")), accounts_(accounts),
-        evictions_(evictions), replays_(replays), device_(device), hidden_(hidden) {}
+        evictions_(evictions), replays_(replays), device_(device) {}
 
   // `Rematerializer.materialize`: makes all targets resident. Returns false, before anything has changed, if that is for
   // Python. Raises the budget error.
@@ -175,7 +176,7 @@ class Rematerializations {
     for (PyObject* one : missing) work.stack.push_back(Ref::copy(one));
     for (PyObject* one : missing) work.targets.push_back(Ref::copy(one));
     c10::InferenceMode no_inference(false);  // as `runtime.guards.below`, like the next
-    c10::impl::ExcludeDispatchKeyGuard beneath_the_program(hidden_);
+    c10::impl::ExcludeDispatchKeyGuard beneath_the_program(way_in.above);
     evictions_.replaying(1);
     try {
       materialize(work);
@@ -389,7 +390,6 @@ class Rematerializations {
   const Device& device_;
   VersionFields version_;
   OperationFields operation_;
-  c10::DispatchKeySet hidden_;
 };
 
 }  // namespace dtrrun

@@ -34,8 +34,6 @@ def _keys(*names: str) -> Any:
 
 
 _TRACER = _keys("Tracer")
-_INTERPOSER: Any = _C._dispatch_key_parse("Fake")
-INTERPOSER = _keys("Fake")  # the dispatch key of the native interposer
 _INCLUDED = _keys("BackendSelect")
 _EXCLUDED = _keys(
     "Python",
@@ -60,24 +58,42 @@ _EXCLUDED = _keys(
     "FuncTorchGradWrapper",
     "FuncTorchVmapMode",
     "Functionalize",
-    "Fake",  # the native interposer's
+    "Fake",
 )
+
+
+class _WayIn:
+    """The dispatch key at which operators come to the extension."""
+
+    key: Any = None
+    keys = _keys()  # it alone, or none
+
+
+def use_key(name: str) -> None:
+    """Operators come to the extension at this dispatch key, for as long as the process lives."""
+    _WayIn.key, _WayIn.keys = _C._dispatch_key_parse(name), _keys(name)
+
+
+def without_our_key(keys: Any) -> Any:
+    """Return a set of dispatch keys without that at which operators come to the extension."""
+    return keys - _WayIn.keys
 
 
 @contextmanager
 def interposed() -> Iterator[None]:
     """Context, while the interposer handles an operator: those of this thread come to it nonetheless."""
-    excluded = _C._dispatch_tls_is_dispatch_key_excluded(_INTERPOSER)
-    _C._dispatch_tls_set_dispatch_key_excluded(_INTERPOSER, False)
+    key = _WayIn.key
+    excluded = _C._dispatch_tls_is_dispatch_key_excluded(key)
+    _C._dispatch_tls_set_dispatch_key_excluded(key, False)
     try:
         yield
     finally:
-        _C._dispatch_tls_set_dispatch_key_excluded(_INTERPOSER, excluded)
+        _C._dispatch_tls_set_dispatch_key_excluded(key, excluded)
 
 
 def unseen() -> Any:
     """Context: what this thread does comes to no interposer."""
-    return _C._ExcludeDispatchKeyGuard(INTERPOSER)
+    return _C._ExcludeDispatchKeyGuard(_WayIn.keys)
 
 
 class below:
@@ -202,5 +218,5 @@ def _set_tracing_state(state: Any) -> None:
 @contextmanager
 def without_session() -> Iterator[None]:
     """Context without any mode, in which the session sees no operator."""
-    with _disable_current_modes(), _C._ExcludeDispatchKeyGuard(INTERPOSER):
+    with _disable_current_modes(), unseen():
         yield

@@ -155,7 +155,7 @@ class Session:
         self._parts: list[Any] = [
             Escapes(self._access.reach),
             Exports(self._access.reach, self._native),
-            Composites(self._access.reach, kernels, backends),
+            Composites(self._access.reach, self._native, kernels, backends),
             composites,
             ExtensionFunctions(self._native, composites),
             Libraries(self.slow_path),

@@ -14,6 +14,12 @@ from dtrrun.sizes import format_size
 from dtrrun.views.panels import columns_table, console_for, print_to
 from dtrrun.views.text import SOURCE, plain, times
 
+WAYS_IN = {
+    "fake": "fake: a fallback at PyTorch's dispatch key Fake",
+    "custom-rng": "custom-rng: kernels at PyTorch's dispatch key CustomRNGKeyId",
+}
+"""How operators come to the native fast path (`dtrrun.native.ways_in`)."""
+
 LEVELS = {"problem": "bold red", "advice": "yellow", "note": "dim"}
 
 
@@ -54,6 +60,8 @@ def _facts(report: dict[str, Any]) -> Table:
     }
     if "native" in torch:
         rows["native"] = _native(torch["native"])
+        if torch["native"]["way_in"] and not torch["native"]["why"]:
+            rows["way in"] = WAYS_IN[torch["native"]["way_in"]]
     if "backend" in torch:
         rows["allocator"] = f"{torch['backend']}, {format_size(torch['reserved_bytes'])} reserved by a test"
     if report["source"]:

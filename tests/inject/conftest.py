@@ -40,6 +40,7 @@ def environment(tmp_path, monkeypatch):
     clean["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{clean['PATH']}"
     return clean | {
         "OMP_NUM_THREADS": "1",
+        "DTRRUN_WAY_IN": os.environ.get("DTRRUN_WAY_IN", ""),
         "DTRRUN_REMEMBER": "no",  # what other tests have learned
         "DTRRUN_DEVICE": "cpu",  # the programs compute there, also where there is a GPU
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -66,35 +66,6 @@ def test_off_says_nothing(dtrrun, script, bare):
     assert ended.report["native"] is None
 
 
-FALLBACK = """
-import torch
-library = torch.library.Library("_", "IMPL", "Fake")
-library.fallback(lambda op, *args, **kwargs: op(*args, **kwargs), "Fake")
-import dtrrun
-from dtrrun.native import build
-{}
-with dtrrun.budget("1MB"):
-    kept = [torch.ones(1000, 100)]
-    for _ in range(9):
-        kept.append(kept[-1] + 1)
-print(sum(int(one.sum()) for one in kept))
-"""
-
-
-@pytest.mark.parametrize(
-    "between", ["", "build.is_taken = iter([False, True]).__next__"], ids=["first", "while it was built"]
-)
-def test_the_dispatch_key_is_taken(plain, program, between):
-    """By a library of others that has registered a fallback there: theirs stays, and nothing aborts."""
-    ended = plain(sys.executable, program("fallback.py", FALLBACK.format(between)))
-    assert (ended.status, ended.out) == (0, "5500000\n")
-    why = "another extension has registered a fallback at PyTorch's dispatch key Fake"
-    do = "run without that extension if you need the speed"
-    assert [line for line in ended.err.splitlines() if line.startswith("dtrrun: warning")] == [
-        f"dtrrun: warning: operators are handled in Python, which is slower: {why}; {do}"
-    ]
-
-
 def test_ctrl_c_while_it_is_built(environment, program, tmp_path):
     """The program is then importing torch, and its traceback says that."""
     compiler = tmp_path / "cxx"

@@ -28,7 +28,15 @@ CPU = {
     "available": False,
     "count": 0,
     "warnings": [],
-    "native": {"path": "/cache/native.so", "built": True, "compiler": None, "why": None, "do": None},
+    "native": {
+        "path": "/cache/native.so",
+        "built": True,
+        "compiler": None,
+        "why": None,
+        "do": None,
+        "way_in": "fake",
+        "closed": None,
+    },
 }
 UNBUILT = CPU["native"] | {"built": False, "why": "no C++ compiler was found", "do": "install one"}
 HELD = {

@@ -14,6 +14,7 @@ ARROWS = {
     "cli": {
         "launch",
         "monitor",
+        "native",
         "smoke",
         "views",
         "core",

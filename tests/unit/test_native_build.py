@@ -29,7 +29,6 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delitem(sys.modules, build.NAME, raising=False)  # another test has loaded it
-    monkeypatch.setattr(build, "is_taken", lambda: False)
     build._loaded.cache_clear()
     yield tmp_path / "cache" / "dtrrun" / "native"
     build._loaded.cache_clear()
@@ -330,7 +329,7 @@ def test_the_compiler_ends_with_the_process_that_waits_for_it(cxx, cache, tmp_pa
         f'printf half > "$2"; sleep 60 & echo $! > {tmp_path}/part; mv {tmp_path}/part {tmp_path}/worker',
         "wait",
     )
-    code = "import sys; from dtrrun.native import build; build.is_taken = lambda: False; build.build(print)"
+    code = "import sys; from dtrrun.native import build; build.build(print)"
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=build.HERE.parents[1], stderr=subprocess.DEVNULL
     )

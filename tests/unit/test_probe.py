@@ -11,7 +11,7 @@ import torch
 from dtrrun.launch import torch_probe
 from dtrrun.launch.torch_probe import probed
 from dtrrun.monitor.namespaces import is_running
-from dtrrun.native import build
+from dtrrun.native import build, ways_in
 from dtrrun.runtime import probe
 
 
@@ -32,11 +32,22 @@ def test_what_an_interpreter_has(told):
     assert ("backend" in told) == told["available"]
 
 
+def taken(folder):
+    """Write a sitecustomize with which somebody else uses the dispatch key Fake."""
+    (folder / "sitecustomize.py").write_text(
+        "import torch\nlibrary = torch.library.Library('_', 'IMPL')\nlibrary.fallback(print, 'Fake')\n"
+    )
+    return folder
+
+
 def test_the_native_fast_path_as_a_run_would_find_it(told, monkeypatch, tmp_path):
     if "native" in told:
-        assert told["native"] == build.outlook()
+        way_in = {"way_in": ways_in.choose(torch), "closed": None}
+        assert told["native"] == build.outlook() | way_in
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", "true")
+    monkeypatch.setenv(ways_in.VARIABLE, ways_in.FAKE)
+    monkeypatch.setenv("PYTHONPATH", str(taken(tmp_path)))
     with probed(sys.executable, "cpu") as facts:
         assert facts["native"] == {
             "path": str(build.built()),
@@ -44,12 +55,15 @@ def test_the_native_fast_path_as_a_run_would_find_it(told, monkeypatch, tmp_path
             "compiler": "true",
             "why": None,
             "do": None,
+            "way_in": None,
+            "closed": dict(zip(("why", "do"), ways_in.CLOSED, strict=True)),
         }
     assert not (tmp_path / "cache").exists()
 
 
 def test_a_native_build_that_cannot_be_asked(tmp_path):
-    assert probe.native(str(tmp_path / "none.py"))["why"].startswith("FileNotFoundError: ")
+    found = probe.native(torch, str(tmp_path / "none.py"), ways_in.__file__)
+    assert found["why"].startswith("FileNotFoundError: ")
 
 
 def test_both_sides_know_the_mark():
@@ -97,7 +111,7 @@ def test_no_interpreter(tmp_path):
 
 def test_without_torch(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    found = probe.facts("cpu", "/none")
+    found = probe.facts("cpu", "/none", "/none")
     assert found["error"].startswith("ModuleNotFoundError")
     assert found["pid"] == os.getpid()
 

@@ -27,7 +27,7 @@ from dtrrun.runtime.cost_model import modelled_ns
 from dtrrun.runtime.dispatch.call import learn
 from dtrrun.runtime.dispatch.slow_path import Reasons, SlowPath
 from dtrrun.runtime.dispatch.threads import Threads, joins, wait_while
-from dtrrun.runtime.guards import INTERPOSER
+from dtrrun.runtime.guards import without_our_key
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.patches.registry import Function, Patches
 from dtrrun.runtime.tracebacks import hide
@@ -233,6 +233,6 @@ class Interposer:
 
 def _without_our_key(original: Function) -> Function:
     def key_extractor(tensors: Any, keys: Any) -> Any:
-        return original(tensors, keys - INTERPOSER)
+        return original(tensors, without_our_key(keys))
 
     return key_extractor

@@ -7,24 +7,39 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from dtrrun.core.graph import Graph, Operation, Signature, Version
 from dtrrun.core.heuristics import AUTO, FIRST, make_heuristic
 from dtrrun.core.ledger import Ledger
 from dtrrun.core.pool import Policy
 from dtrrun.core.search import make_policy
-from dtrrun.native import build
+from dtrrun.native import build, ways_in
+from dtrrun.runtime import guards
 from dtrrun.settings import RuntimeSettings
 
 
 def load(settings: RuntimeSettings) -> ModuleType:
     """Return the native extension, after building it if need be.
 
-    Raises RuntimeError, of one line, if it cannot be had.
+    Raises RuntimeError, of one line, if it cannot be had, or if the way in that DTRRUN_WAY_IN names does not
+    exist or is closed.
     """
     try:
-        return build.load(_nothing if settings.quiet else _say)
+        extension = build.load(_nothing if settings.quiet else _say)
     except build.CannotBuild as error:
         raise RuntimeError(f"the native extension is missing: {error}") from None
+    _take_way_in(extension)
+    return extension
+
+
+def _take_way_in(extension: ModuleType) -> None:
+    """Let operators come to the extension, unless an earlier session has. Raises RuntimeError."""
+    try:
+        extension.use_way(extension.way() or ways_in.choose(torch))
+    except (ways_in.Closed, ValueError) as error:
+        raise RuntimeError(f"dtrrun: {error}") from None
+    guards.use_key(extension.key())
 
 
 @cache

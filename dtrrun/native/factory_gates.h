@@ -1,0 +1,84 @@
+// Gates in front of the factories that programs and PyTorch's kernels call most. They pass on arguments as they are, where other
+// gates (`way_in_custom_rng.h`) box them, which takes a fourth of a microsecond.
+//
+// PyTorch does not hand out the kernel at `BackendSelect` in a form that could be called so. But all of these kernels are
+// generated, and do one thing: they select the backend by the arguments, and pass the operator on to it.
+#pragma once
+
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/arange_ops.h>
+#include <ATen/ops/empty_ops.h>
+#include <ATen/ops/empty_strided_ops.h>
+#include <ATen/ops/full_ops.h>
+#include <ATen/ops/ones_ops.h>
+#include <ATen/ops/rand_ops.h>
+#include <ATen/ops/randn_ops.h>
+#include <ATen/ops/zeros_ops.h>
+#include <c10/core/TensorOptions.h>
+
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <tuple>
+
+namespace dtrrun {
+
+// Way: says whether an operator arrives (`is_for_us`), and how (`interpose`).
+template <class Way>
+class FactoryGates {
+ public:
+  // Whether a kernel at `BackendSelect` is a generated one. registered: PyTorch's text of where.
+  static bool is_generated(std::string_view registered) { return registered.find("RegisterBackendSelect") != registered.npos; }
+
+  // The gate in front of an operator's generated kernel; none if it has no such gate.
+  static std::optional<c10::KernelFunction> made_for(const c10::OperatorHandle& op) {
+    namespace ops = at::_ops;
+    return first<ops::empty_memory_format, ops::empty_strided, ops::zeros, ops::ones, ops::full, ops::arange,
+                 ops::rand, ops::randn>(op);
+  }
+
+ private:
+  template <class Factory, class Signature = typename Factory::schema>
+  class Gate;
+
+  template <class Factory, class Result, class... Args>
+  class Gate<Factory, Result(Args...)> final : public c10::OperatorKernel {
+   public:
+    explicit Gate(const c10::OperatorHandle& op) : op_(op) {}
+    Result operator()(c10::DispatchKeySet keys, Args... args) {
+      if (Way::is_for_us(keys))
+        return c10::impl::BoxedKernelWrapper<Result(Args...)>::call(
+            c10::BoxedKernel::makeFromFunction<&Way::interpose>(), op_, keys, args...);
+      return Factory::redispatch(c10::DispatchKeySet(backend(args...)), args...);
+    }
+
+   private:
+    static c10::DispatchKey backend(const Args&... args) {
+      std::tuple<const Args&...> all(args...);
+      return c10::computeDispatchKey(std::get<const std::optional<at::ScalarType>&>(all),
+                                     std::get<const std::optional<at::Layout>&>(all),
+                                     std::get<const std::optional<at::Device>&>(all));
+    }
+    c10::OperatorHandle op_;
+  };
+
+  template <class... Factories>
+  static std::optional<c10::KernelFunction> first(const c10::OperatorHandle& op) {
+    std::optional<c10::KernelFunction> found;
+    ((is<Factories>(op) && (found = made<Factories>(op), true)) || ...);
+    return found;
+  }
+  template <class Factory>
+  static bool is(const c10::OperatorHandle& op) {
+    const c10::OperatorName& name = op.operator_name();
+    return name.name == static_cast<const char*>(Factory::name) &&
+           name.overload_name == static_cast<const char*>(Factory::overload_name);
+  }
+  template <class Factory>
+  static c10::KernelFunction made(const c10::OperatorHandle& op) {
+    return c10::KernelFunction::makeFromUnboxedFunctor<false, Gate<Factory>>(std::make_unique<Gate<Factory>>(op));
+  }
+};
+
+}  // namespace dtrrun
