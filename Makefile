@@ -1,7 +1,7 @@
 # make demo, make test: all that a fresh machine needs is Python 3.11 or later. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test test-parts test-bits conformance programs versions gpu-without-gpu ecosystem smoke sanitize sanitize-threads check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
+.PHONY: demo test test-parts test-bits conformance decisions programs versions gpu-without-gpu ecosystem smoke sanitize sanitize-threads check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -34,6 +34,7 @@ test-parts: # interpreters, signals and terminals among them, whose tests wait m
 test-bits:
 	$(BIN)/python -m pytest -q tests/conformance tests/programs
 	$(BIN)/python -m pytest -q tests/mutants -k "sample or row"
+	$(BIN)/python -m pytest -q tests/decisions -k "sample or complete"
 
 # PyTorch's own databases, also in contexts, random programs, and each handling of a hazard switched off: all of it.
 conformance: $(INSTALLED)
@@ -42,6 +43,11 @@ conformance: $(INSTALLED)
 	$(BIN)/python -m tests.database --contexts --docs
 	$(MAKE) --no-print-directory programs
 	$(BIN)/python -m pytest -q tests/mutants
+	$(BIN)/python -m pytest -q tests/decisions
+
+# Writes down the decisions of the examples and of 5,000 programs, for changes that must not change any: before them.
+decisions: $(INSTALLED)
+	$(BIN)/python -m tests.decisions
 
 programs: $(INSTALLED)
 	@set -ex; for seed in 1 2; do \
