@@ -1,7 +1,7 @@
 # make demo, make test: all that a fresh machine needs is Python 3.11 or later. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test test-parts test-bits conformance programs versions torch-next gpu-without-gpu ecosystem smoke sanitize sanitize-threads check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
+.PHONY: demo test test-parts test-bits conformance decisions programs versions torch-next gpu-without-gpu ecosystem smoke sanitize sanitize-threads check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -35,6 +35,7 @@ test-bits:
 	$(BIN)/python -m pytest -q tests/conformance tests/programs
 	$(OTHER_WAY) PROGRAMS=40 $(BIN)/python -m pytest -q $(SAMPLE) tests/programs/test_programs.py
 	$(BIN)/python -m pytest -q tests/mutants -k "sample or row"
+	$(BIN)/python -m pytest -q tests/decisions -k "sample or complete"
 
 # Operators come by the way in that is not the default one (docs/design/native.md): the tests in which that matters most.
 # `make conformance` runs all of them.
@@ -50,6 +51,11 @@ conformance: $(INSTALLED)
 	$(MAKE) --no-print-directory programs
 	$(OTHER_WAY) $(BIN)/python -m pytest -q tests/conformance tests/programs
 	$(BIN)/python -m pytest -q tests/mutants
+	$(BIN)/python -m pytest -q tests/decisions
+
+# Writes down the decisions of the examples and of 5,000 programs, for changes that must not change any: before them.
+decisions: $(INSTALLED)
+	$(BIN)/python -m tests.decisions
 
 programs: $(INSTALLED)
 	@set -ex; for seed in 1 2; do \

@@ -43,6 +43,7 @@ class DTR:
         device_type: str = "cpu",
         warn_only: bool = False,
         collect_garbage: Callable[[], Any] | None = gc.collect,
+        modelled: bool = False,
         fingerprints: Fingerprints | None = None,
         heap: Heap | None = None,
         between_replays: Callable[[], None] | None = None,
@@ -64,7 +65,9 @@ class DTR:
         )
         self.recipes = Recipes(self.ledger)
         self.deallocation = Deallocation(self.ledger)
-        self.garbage = Garbage(self.ledger, lambda: self.rematerializer.operators_ns, collect_garbage)
+        self.garbage = Garbage(
+            self.ledger, lambda: self.rematerializer.operators_ns, collect_garbage, modelled=modelled
+        )
         self.eviction = Eviction(
             self.ledger,
             self.recipes,

@@ -10,7 +10,7 @@ from dtrrun.core.backend import Shortcuts
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.garbage import Garbage
 from dtrrun.core.graph import Version
-from dtrrun.core.ledger import Ledger
+from dtrrun.core.ledger import Decision, Ledger
 from dtrrun.core.locks import Locks
 from dtrrun.core.recipes import Recipes
 
@@ -84,6 +84,7 @@ class Eviction:
         ledger = self._ledger
         if self.reach >= 0 and (self._may_fit(nbytes) or (self.refresh() and self._may_fit(nbytes))):
             return  # the limit is an estimate: the allocator decides
+        ledger.decided(Decision.REFUSED, nbytes, 0, 0)
         if self.warn_only:
             self.over_budget += 1
             return

@@ -11,6 +11,10 @@ imported, and most programs have no such garbage. So one is made
 
 The last two become ever rarer as long as collections free nothing, and so do those before an attempt fails of
 which the program does not learn.
+
+Where costs are modelled, decisions must not depend on measured times: time is that of the ledger's clock, and
+a collection counts as `MODELLED_NS`. None is made for the last reason, and none for the second after one in
+vain.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ REST = 16  # the same in time, where a collection that frees nothing leaves the 
 SHORT_REST = 4  # and between two that free something
 LARGE_SHIFT = 3  # of the limit: what is brought back only after a collection in any case
 LEAST_SHIFT = 6  # of the limit: what has to be freed for the next one to come as soon
+MODELLED_NS = 100_000_000
 BACKOFF = 10  # most times that the wait is doubled
 
 
@@ -38,19 +43,27 @@ class Garbage:
     __slots__ = ("__dict__", "due_ns")  # what the native extension reads
 
     def __init__(
-        self, ledger: Ledger, recomputed_ns: Callable[[], int], collect: Callable[[], Any] | None
+        self,
+        ledger: Ledger,
+        recomputed_ns: Callable[[], int],
+        collect: Callable[[], Any] | None,
+        *,
+        modelled: bool = False,
     ) -> None:
         """recomputed_ns: returns the time that operators have taken which were run again.
 
-        collect: makes a collection; None if there is nothing to collect.
+        collect: makes a collection; None if there is nothing to collect. modelled: measured times have no
+        effect.
         """
         self._ledger, self.recomputed_ns, self._collect = ledger, recomputed_ns, collect
-        self.due_ns = NEVER if collect is None else FIRST_NS
+        self._modelled = modelled
+        self.due_ns = NEVER if collect is None or modelled else FIRST_NS
         """The time recomputed at which one is made as room is made, by `when_due`."""
         self.collections = 0
         self._fruitless = 0  # collections since the last one that freed something of weight
         self._took_ns = 0
-        self._ended_ns = 0  # when the last one ended
+        self._ended_ns = 0  # when the last one ended,
+        self._last_ns = 0  # and the same on the clock that is used for the next
         self._age = -1  # the ledger's at that moment
 
     def when_due(self) -> None:
@@ -102,7 +115,7 @@ class Garbage:
         return freed > 0 or dropped > 0
 
     def _since(self) -> int:
-        return now_ns() - self._ended_ns
+        return (self._ledger.clock if self._modelled else now_ns()) - self._last_ns
 
     def _run(self) -> tuple[int, int]:
         """Collect. Returns the bytes freed, and those of evicted storages that have died."""
@@ -117,8 +130,10 @@ class Garbage:
         freed, dropped = resident - ledger.resident_bytes, evicted - ledger.evicted_bytes
         worth = max(freed, 0) + max(dropped, 0)
         self._fruitless = 0 if worth > ledger.limit >> LEAST_SHIFT else min(self._fruitless + 1, BACKOFF)
-        self._took_ns = self._ended_ns - started
+        self._took_ns = MODELLED_NS if self._modelled else self._ended_ns - started
+        self._last_ns = ledger.clock if self._modelled else self._ended_ns
         self._age = ledger.age
-        self.due_ns = self.recomputed_ns() + max(FIRST_NS, PATIENCE * self._took_ns << self._fruitless)
+        if not self._modelled:
+            self.due_ns = self.recomputed_ns() + max(FIRST_NS, PATIENCE * self._took_ns << self._fruitless)
         self.collections += 1
         return freed, dropped

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from enum import IntEnum
 from typing import Any
 
 from dtrrun.core.backend import Fingerprints, Heap, Memory, Outside
@@ -24,6 +25,19 @@ SMALL_CONSTANT = 512  # bytes
 SMALL_CONSTANTS = 256  # of these
 LOOK_SHIFT = 4  # check the process's memory when a sixteenth of the budget (or peak) has been freed,
 LOOK_BYTES = 4 << 20  # and at least this much
+
+
+class Decision(IntEnum):
+    """What a ledger is told by `Ledger.decided`."""
+
+    EMPTIED = 1
+    RESTORED = 2
+    HELD = 3  # recomputed memory that the program does not have
+    DROPPED = 4  # the same, when it goes
+    COPIED = 5
+    PINNED = 6  # it has no recipe from now on, and stays
+    LOST = 7  # the same of what is not in memory
+    REFUSED = 8  # so many bytes, of no version
 
 
 class Block(weakref.ref):  # type: ignore[type-arg]
@@ -203,6 +217,17 @@ class Ledger:
         """Return the present version of a storage, or None if there is none."""
         return self.versions.get(self.key_of(storage))
 
+    def decided(self, decision: int, nbytes: int, age: int, mutations: int) -> None:
+        """Note a decision about a version with these attributes.
+
+        A native ledger keeps their number and a digest of them (`decisions`, `digest`): two runs of a program
+        decide alike if these are equal. This one keeps nothing.
+        """
+
+    def decided_about(self, decision: Decision, version: Version) -> None:
+        """Note a decision about this version."""
+        self.decided(decision, version.nbytes, version.age, version.mutations)
+
     # -- births ----------------------------------------------------------------------------------
 
     def enter(self, version: Version) -> None:
@@ -237,6 +262,7 @@ class Ledger:
 
     def hold_scratch(self, version: Version, storage: Any) -> None:
         """Keep a recomputed storage for a version that the program does not have."""
+        self.decided_about(Decision.HELD, version)
         block = Block(storage, self.on_death)
         block.nbytes, block.pin, block.address = version.nbytes, "", 0
         place, key = id(block), id(version)
@@ -251,6 +277,7 @@ class Ledger:
 
     def keep_copy(self, version: Version, storage: Any) -> None:
         """Keep a copy of a constant that is about to change, as long as some recipe reads this version."""
+        self.decided_about(Decision.COPIED, version)
         block = Block(storage, self.on_death)
         block.nbytes, block.pin, block.address = version.nbytes, COPIED, 0
         place = id(block)
@@ -266,6 +293,7 @@ class Ledger:
 
     def drop_scratch(self, version: Version) -> None:
         """Free a storage kept by `hold_scratch`."""
+        self.decided_about(Decision.DROPPED, version)
         place, key = id(version.block), id(version)
         # No calls from here on, since an interrupt could come in one.
         if key in self.scratch:
@@ -294,12 +322,14 @@ class Ledger:
 
     def emptied(self, version: Version) -> None:
         """A version of the program is about to lose its memory."""
+        self.decided_about(Decision.EMPTIED, version)
         version.resident = False
         self.resident_bytes -= version.nbytes
         self.evicted_bytes += version.nbytes
 
     def restored(self, version: Version) -> None:
         """An evicted version of the program has its memory again."""
+        self.decided_about(Decision.RESTORED, version)
         version.resident = True
         self.evicted_bytes -= version.nbytes
         self.resident_bytes += version.nbytes

@@ -11,7 +11,7 @@ from typing import Any
 
 from dtrrun.core.foreign import Foreign
 from dtrrun.core.graph import Operation, Version
-from dtrrun.core.ledger import INPUT_LOST, Ledger
+from dtrrun.core.ledger import INPUT_LOST, Decision, Ledger
 from dtrrun.core.observer import PINNED
 
 
@@ -30,6 +30,7 @@ class Recipes:
                 node = reference()
                 if node is not None and node.operation is not None and node.operation.secured:
                     node.operation.constants = (*(node.operation.constants or ()), content)
+            self._ledger.decided_about(Decision.PINNED, version)
             if self._ledger.pressure:
                 self._ledger.policy.discard(version)
             version.operation = None  # last: after an interrupt all of this is done again
@@ -97,6 +98,7 @@ class Recipes:
     def lose(self, version: Version) -> None:
         """A version that is not in memory can't be recomputed any more."""
         ledger = self._ledger
+        ledger.decided_about(Decision.LOST, version)
         if ledger.pressure:
             ledger.policy.forget(version)
         if version.scratch is not None:

@@ -25,12 +25,13 @@ struct Base {
     type->tp_free(self);
     Py_DECREF(type);
   }
-  static PyTypeObject* make(const char* name, PyMemberDef* members) {
+  static PyTypeObject* make(const char* name, PyMemberDef* members, PyMethodDef* methods) {
     PyType_Slot slots[] = {
         {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
         {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
         {Py_tp_clear, reinterpret_cast<void*>(clear)},
         {Py_tp_members, members},
+        {Py_tp_methods, methods},
         {0, nullptr},
     };
     PyType_Spec spec = {name, sizeof(Object), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
@@ -44,9 +45,26 @@ struct CountersObject {
   PyObject_HEAD
   int64_t age, clock, evicted_bytes, freed_bytes, least_bytes, limit, peak_bytes, resident_bytes, scratch_bytes, step_age,
       step_peak_bytes;
+  int64_t decisions;
+  uint64_t digest;
   bool pressure;
   PyObject *budget_bytes, *dead, *heap, *policy, *versions;
 };
+
+// core.ledger.Decision
+enum class Decision : uint64_t { EMPTIED = 1, RESTORED, HELD, DROPPED, COPIED, PINNED, LOST, REFUSED };
+
+// Adds a decision to a ledger's digest: what, when, and about which version. Two runs of a program that decide alike have
+// equal digests. So nothing here may depend on addresses or on time.
+inline void note_decision(PyObject* ledger, Decision decision, int64_t nbytes, int64_t age, int64_t mutations) {
+  auto* of = reinterpret_cast<CountersObject*>(ledger);
+  uint64_t what = (static_cast<uint64_t>(of->age) << 4 | static_cast<uint64_t>(decision)) * 0x9E3779B97F4A7C15ull ^
+                  static_cast<uint64_t>(age) * 0xC2B2AE3D27D4EB4Full ^
+                  (static_cast<uint64_t>(nbytes) + (static_cast<uint64_t>(mutations) << 48)) * 0xFF51AFD7ED558CCDull;
+  uint64_t mixed = of->digest ^ what;
+  of->digest = (mixed << 29 | mixed >> 35) * 0xC4CEB9FE1A85EC53ull;
+  of->decisions++;
+}
 
 struct CounterFields {
   using C = CountersObject;
@@ -71,6 +89,17 @@ struct CounterFields {
 
 inline PyTypeObject* make_counters_type() {
   using C = CountersObject;
+  static PyMethodDef methods[] = {
+      {"decided",
+       [](PyObject* self, PyObject* args) -> PyObject* {
+         long long decision, nbytes, age, mutations;
+         if (!PyArg_ParseTuple(args, "LLLL", &decision, &nbytes, &age, &mutations)) return nullptr;
+         note_decision(self, static_cast<Decision>(decision), nbytes, age, mutations);
+         Py_RETURN_NONE;
+       },
+       METH_VARARGS, "See `core.ledger.Ledger`."},
+      {nullptr, nullptr, 0, nullptr},
+  };
   static PyMemberDef members[] = {
       {"age", T_LONGLONG, offsetof(C, age), 0, nullptr},
       {"clock", T_LONGLONG, offsetof(C, clock), 0, nullptr},
@@ -83,6 +112,8 @@ inline PyTypeObject* make_counters_type() {
       {"scratch_bytes", T_LONGLONG, offsetof(C, scratch_bytes), 0, nullptr},
       {"step_age", T_LONGLONG, offsetof(C, step_age), 0, nullptr},
       {"step_peak_bytes", T_LONGLONG, offsetof(C, step_peak_bytes), 0, nullptr},
+      {"decisions", T_LONGLONG, offsetof(C, decisions), READONLY, nullptr},
+      {"digest", T_ULONGLONG, offsetof(C, digest), READONLY, nullptr},
       {"pressure", T_BOOL, offsetof(C, pressure), 0, nullptr},
       {"budget_bytes", T_OBJECT, offsetof(C, budget_bytes), 0, nullptr},
       {"dead", T_OBJECT, offsetof(C, dead), 0, nullptr},
@@ -91,7 +122,8 @@ inline PyTypeObject* make_counters_type() {
       {"versions", T_OBJECT, offsetof(C, versions), 0, nullptr},
       {nullptr, 0, 0, 0, nullptr},
   };
-  return Base<C, &C::budget_bytes, &C::dead, &C::heap, &C::policy, &C::versions>::make("_dtrrun_native.Counters", members);
+  return Base<C, &C::budget_bytes, &C::dead, &C::heap, &C::policy, &C::versions>::make("_dtrrun_native.Counters", members,
+                                                                                       methods);
 }
 
 // -- of a signature --------------------------------------------------------------------------------------------
@@ -119,6 +151,7 @@ struct SignatureFields {
 
 inline PyTypeObject* make_signature_type() {
   using S = SignatureObject;
+  static PyMethodDef none[] = {{nullptr, nullptr, 0, nullptr}};
   static PyMemberDef members[] = {
       {"calls", T_LONGLONG, offsetof(S, calls), 0, nullptr},
       {"cost", T_LONGLONG, offsetof(S, cost), 0, nullptr},
@@ -130,7 +163,7 @@ inline PyTypeObject* make_signature_type() {
       {"replayed_as", T_OBJECT, offsetof(S, replayed_as), 0, nullptr},
       {nullptr, 0, 0, 0, nullptr},
   };
-  return Base<S, &S::geometries, &S::operator_, &S::replayed_as>::make("_dtrrun_native.SignatureFigures", members);
+  return Base<S, &S::geometries, &S::operator_, &S::replayed_as>::make("_dtrrun_native.SignatureFigures", members, none);
 }
 
 }  // namespace dtrrun

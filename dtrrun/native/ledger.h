@@ -187,8 +187,12 @@ class Accounts {
     counters.step_peak_bytes.set_number(ledger_.get(), nbytes);
     if (nbytes > number(counters.peak_bytes)) counters.peak_bytes.set_number(ledger_.get(), nbytes);
   }
+  void decided(Decision decision, PyObject* one) {
+    note_decision(ledger_.get(), decision, version.nbytes.number(one), version.age.number(one), version.mutations.number(one));
+  }
   // `Ledger.emptied`.
   void emptied(PyObject* one) {
+    decided(Decision::EMPTIED, one);
     version.resident.set(one, false);
     int64_t nbytes = version.nbytes.number(one);
     add(counters.resident_bytes, -nbytes);
@@ -196,6 +200,7 @@ class Accounts {
   }
   // `Ledger.restored`.
   void restored(PyObject* one) {
+    decided(Decision::RESTORED, one);
     version.resident.set(one, true);
     int64_t nbytes = version.nbytes.number(one);
     add(counters.evicted_bytes, -nbytes);
@@ -208,6 +213,7 @@ class Accounts {
   PyObject* scratch() const { return scratch_.get(); }
   // `Ledger.hold_scratch`.
   void hold_scratch(PyObject* one, PyObject* storage) {
+    decided(Decision::HELD, one);
     int64_t nbytes = version.nbytes.number(one);
     auto* type = reinterpret_cast<PyTypeObject*>(block_class_.get());  // a subclass of `weakref.ref`
     Ref given = checked(PyTuple_Pack(2, storage, on_death_.get()));
@@ -227,6 +233,7 @@ class Accounts {
   }
   // `Ledger.drop_scratch`.
   void drop_scratch(PyObject* one) {
+    decided(Decision::DROPPED, one);
     Ref kept = Ref::copy(one);  // the table may have the last reference
     int64_t nbytes = version.nbytes.number(one);
     Ref key(PyLong_FromVoidPtr(one)), place(PyLong_FromVoidPtr(version.block.get(one)));
@@ -245,6 +252,7 @@ class Accounts {
 
   // `Recipes.lose`.
   void lose(PyObject* one) {
+    decided(Decision::LOST, one);
     bool pressure = is_true(counters.pressure);
     if (pressure) rule.forget(one);
     if (!version.scratch.is_none(one)) {

@@ -40,6 +40,7 @@ class Dependents {
         checked(PyObject_CallMethod(recipes_.get(), "make_constant", "OO", one, pin));
         return;
       }
+      accounts_.decided(Decision::PINNED, one);
       if (accounts_.is_true(ledger_.pressure)) accounts_.rule.discard(one);
       version_.operation.clear(one);
     }

@@ -103,6 +103,7 @@ class Session:
             graph=native.graph(self._native),
             ledger_class=native.ledger_class(self._native),
             collect_garbage=self._collect_garbage,
+            modelled=settings.cost == "model",
             met_device=self._met_device,
             room_given_back=lambda: self.slow_path.tell_waiting(),
         )

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 
 NUMBER = int(os.environ.get("PROGRAMS", "150"))
 SEED = os.environ.get("PROGRAMS_SEED")
+SHRINK = os.environ.get("PROGRAMS_SHRINK") != "no"
 
 
 def search(examples: int, **more: Any) -> settings:
@@ -18,7 +19,7 @@ def search(examples: int, **more: Any) -> settings:
         derandomize=SEED is None,
         database=None,
         deadline=None,
-        phases=(Phase.generate, Phase.shrink),
+        phases=(Phase.generate, Phase.shrink) if SHRINK else (Phase.generate,),
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
         **more,

@@ -104,6 +104,8 @@ def compare(
         invariants.check(session)
         generators = torch.get_rng_state(), random.getstate()
         report = session.report()
+        ledger = session.ledger
+        report["decisions"] = getattr(ledger, "decisions", 0), getattr(ledger, "digest", 0)
     torch.set_rng_state(generators[0])
     random.setstate(generators[1])
     assert session.report()["mismatches"] == [], session.report()["mismatches"]

@@ -53,7 +53,7 @@ GIVEN_UP: Program = (
 def decisions(report: dict[str, Any]) -> dict[str, Any]:
     if report["error"]:  # while it is handled, its traceback keeps what the frames of Python code refer to
         return {"error": report["error"]["operator"]}
-    return {name: report[name] for name in COUNTS}
+    return {name: report[name] for name in (*COUNTS, "decisions")}
 
 
 def both(
