@@ -138,10 +138,8 @@ template <class Slot>
 PyObject* object_in(const Slot* slot) {
   if constexpr (requires { slot->load_pyobj(); }) {
     return slot->load_pyobj();
-  } else if constexpr (requires { slot->check_pyobj(true); }) {  // 2.9
+  } else {  // before 2.10
     return slot->check_pyobj(/*ignore_hermetic_tls=*/true).value_or(nullptr);
-  } else {
-    return slot->check_pyobj(getPyInterpreter(), /*ignore_hermetic_tls=*/true).value_or(nullptr);
   }
 }
 
@@ -165,11 +163,9 @@ inline int* add_precisions(at::Context& context, bool cuda, int* next) {
   using at::Float32Op, at::Float32Backend;
   for (Float32Op op : {Float32Op::MATMUL, Float32Op::CONV, Float32Op::RNN, Float32Op::ALL})
     *next++ = static_cast<int>(context.float32Precision(cuda ? Float32Backend::CUDA : Float32Backend::MKLDNN, op));
-#elif TORCH_VERSION_MINOR == 9
+#else
   for (const char* op : {"matmul", "conv", "rnn", "all"})  // "ieee", "tf32", "bf16" or "none"
     *next++ = context.float32Precision(cuda ? "cuda" : "mkldnn", op)[0];
-#else
-  *next++ = static_cast<int>(context.float32MatmulPrecision());
 #endif
   return next;
 }

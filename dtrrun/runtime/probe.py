@@ -2,9 +2,9 @@
 
 Run as text by the target's interpreter, which may lack dtrrun.
 
-Its arguments are a device and the path of `native/build.py`. Writes one line of JSON. On a GPU it then holds
-a context and some memory until its standard input is closed, so that the launcher can ask the driver what it
-shows for this process.
+Its arguments are a device and the folder of dtrrun's `native`. Writes one line of JSON. On a GPU it then
+holds a context and some memory until its standard input is closed, so that the launcher can ask the driver
+what it shows for this process.
 """
 
 import importlib.util
@@ -17,12 +17,14 @@ from typing import Any
 
 MARK = "dtrrun-probe:"
 HELD_BYTES = 32 << 20
+NATIVE = "_dtrrun_probed_native"
+"""What dtrrun's package `native` is called here: one that is installed may be another version's."""
 
 
-def facts(device: str, build: str) -> dict[str, Any]:
+def facts(device: str, package: str) -> dict[str, Any]:
     """Return versions and settings, and `error` if torch, or `device_error` if the device, cannot be used.
 
-    build: the path of `native/build.py`.
+    package: the folder of dtrrun's `native`.
     """
     found: dict[str, Any] = {
         "pid": os.getpid(),
@@ -46,23 +48,25 @@ def facts(device: str, build: str) -> dict[str, Any]:
         }
         if found["available"] and device != "cpu":
             found |= on_device(torch, device)
-        found["native"] = native(build)
+        found["native"] = native(package)
     return found | {"warnings": [str(warning.message).splitlines()[0] for warning in said]}
 
 
-def native(build: str) -> dict[str, Any]:
-    """Return the outlook for the native fast path; `why` if it cannot be told."""
+def native(package: str) -> dict[str, Any]:
+    """Return the outlook for the native extension; `why` if it cannot be told."""
     try:
-        spec = importlib.util.spec_from_file_location("_dtrrun_native_build", build)
+        init = os.path.join(package, "__init__.py")
+        spec = importlib.util.spec_from_file_location(NATIVE, init, submodule_search_locations=[package])
         assert spec is not None
         assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
+        sys.modules[NATIVE] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        found: dict[str, Any] = module.outlook()
+        found: dict[str, Any] = importlib.import_module(f"{NATIVE}.build").outlook()
         return found
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-        return {"path": None, "built": False, "compiler": None, "why": why, "do": "report this"}
+        nothing = {"path": None, "built": False, "shipped": False, "compiler": None}
+        return nothing | {"why": why, "do": "report this"}
 
 
 def on_device(torch: Any, device: str) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class Session:
         self.device = devices.choose(settings)
         self._recorder = optional.recorder(settings)
         self.fingerprints = optional.fingerprints(settings)
-        self._native = native.choose(settings, self._warn_once_a_run)
+        self._native = native.choose(settings)
         self._heap = self._make_heap()
         ambient = Ambient(self.device.type)
         graph, ledger_class = native.parts(self._native)

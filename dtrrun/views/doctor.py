@@ -74,9 +74,7 @@ def _facts(report: dict[str, Any]) -> Table:
 def _swap(torch: dict[str, Any]) -> str:
     if torch["swap"]:
         return "available"
-    if torch["native"]["why"]:
-        return "not available: rematerialized memory is copied"
-    return "by the native fast path"
+    return "not available" if torch["native"]["why"] else "by the native extension"
 
 
 def _built(torch: dict[str, Any]) -> str:
@@ -89,7 +87,9 @@ def _built(torch: dict[str, Any]) -> str:
 
 def _native(native: dict[str, Any]) -> str:
     if native["why"]:
-        return "not available: operators are handled in Python"
+        return "not available"
+    if native["shipped"]:
+        return f"included: {native['path']}"
     if native["built"]:
         return f"built: {native['path']}"
     return f"not built yet: the first run compiles it with {native['compiler']} (once, about a minute)"

@@ -29,7 +29,7 @@ ARROWS = {
     "monitor": {"telemetry", "sizes"},
     "profiling": {"launch", "simulator", "telemetry", "settings", "sizes"},
     "views": {"telemetry", "settings", "sizes"},
-    "boot": {"runtime", "settings"},
+    "boot": {"runtime", "native", "settings"},
     "runtime": {"core", "native", "monitor", "telemetry", "settings", "sizes"},
     "native": set(),
     "simulator": {"core"},
@@ -43,7 +43,7 @@ ARROWS = {
 
 INJECTED = {
     "__init__": set(),
-    "boot": set(),
+    "boot": {"torch"},
     "runtime": {"torch"},
     "native": {"torch"},
     "core": set(),

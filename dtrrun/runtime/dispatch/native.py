@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -16,25 +15,12 @@ from dtrrun.core.search import make_policy
 from dtrrun.native import build
 from dtrrun.settings import RuntimeSettings
 
-NOT_BUILT = "operators are handled in Python, which is slower: {}"
-REQUIRED = "the native fast path is required: {}"
 
-
-def choose(settings: RuntimeSettings, warn: Callable[[str], None]) -> ModuleType | None:
-    """Return the native extension, or None if there is none.
-
-    warn: called with one line if the extension cannot be built. Raises RuntimeError, of one line, if it is
-    required.
-    """
+def choose(settings: RuntimeSettings) -> ModuleType | None:
+    """Return the native extension, or None if it is off. Raises CannotBuild, of one line."""
     if settings.native == "off":
         return None
-    try:
-        return build.load(_nothing if settings.quiet else _say)
-    except build.CannotBuild as error:
-        if settings.native == "require":
-            raise RuntimeError(REQUIRED.format(error)) from None
-        warn(NOT_BUILT.format(error))
-        return None
+    return build.load(_nothing if settings.quiet else _say)
 
 
 @cache
