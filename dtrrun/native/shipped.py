@@ -24,6 +24,9 @@ import torch
 from . import compiling
 
 TRIAL = compiling.HERE.parent / "boot" / "trial.py"
+WORKS = "works"
+"""What the trial prints last, and what is kept then. There is no exit status in a program that ignores
+SIGCHLD, and a power cut may leave an empty file."""
 TIME_LIMIT_SECONDS = 300.0
 """Mostly for importing torch, on a slow disk."""
 UNFIT = "the binary that came with dtrrun does not work here ({})"
@@ -59,7 +62,7 @@ def why_not(binary: Path | None, folder: Path) -> str:
             why = _kept(places, name)  # another process may have tried meanwhile
             if why is None:
                 why, is_certain = _try(binary)
-                any(is_certain and _keep(why, place, name) for place in places)
+                any(is_certain and _keep(why or WORKS, place, name) for place in places)
     return why
 
 
@@ -77,10 +80,11 @@ def _alone(places: list[Path]) -> Iterator[None]:
 
 
 def _kept(places: list[Path], name: str) -> str | None:
-    """Return the result of an earlier trial, or None."""
+    """Return the result of an earlier trial as `why_not` does, or None."""
     for place in places:
         with suppress(OSError, ValueError):
-            return (place / name).read_text()
+            text = (place / name).read_text()
+            return "" if text == WORKS else text or None
     return None
 
 
@@ -113,11 +117,18 @@ def _try(binary: Path) -> tuple[str, bool]:
         environment["PYTHONHOME"] = os.environ["PYTHONHOME"]
     try:
         done = subprocess.run(
-            [sys.executable, "-SP", "-W", "ignore", str(TRIAL), str(binary), json.dumps(sys.path)],
+            [
+                sys.executable,
+                "-SP",
+                "-W",
+                "ignore",
+                str(TRIAL),
+                str(binary),
+                json.dumps([*map(os.fsdecode, sys.path)]),
+            ],
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
             errors="replace",
             timeout=TIME_LIMIT_SECONDS,
@@ -128,7 +139,7 @@ def _try(binary: Path) -> tuple[str, bool]:
     except OSError as error:
         return UNFIT.format(f"it could not be tried: {error.strerror}"), False
     status = done.returncode
-    if status == 0:
+    if done.stdout.split()[-1:] == [WORKS]:
         return "", True
     said = done.stderr.strip().splitlines() or [f"exit status {status}"]
     if status < 0:

@@ -43,7 +43,7 @@ ARROWS = {
 
 INJECTED = {
     "__init__": set(),
-    "boot": {"torch"},
+    "boot": {"torch"},  # boot/trial.py, in a process of its own
     "runtime": {"torch"},
     "native": {"torch"},
     "core": set(),

@@ -487,7 +487,7 @@ class Wheel:
 
     def does(self, code):
         note = f"import sys\nopen({str(self.log)!r}, 'a').write(repr(sys.argv[1:]) + '\\n')\n"
-        self.trial.write_text(note + code)
+        self.trial.write_text(f"{note}{code}\nprint('works')\n")
 
     @property
     def trials(self):
@@ -619,6 +619,21 @@ def test_a_binary_that_loads_in_a_trial_but_not_here(wheel, cxx, monkeypatch):
     monkeypatch.setattr(build, "import_from", refuse)
     assert build.load(silent) is sys
     assert loaded == [wheel.path, build.built()]
+
+
+def test_a_trial_whose_status_is_lost(wheel, monkeypatch):
+    """The program ignores the ends of its children; and a power cut has emptied the file with the result."""
+    wheel.does("import os; os.abort()")
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(build.CannotBuild, match="does not work here"):
+            build.find(silent)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    (kept,) = build.built().parent.glob("trial-*")
+    kept.write_text("")
+    wheel.does("")
+    assert build.find(silent) == wheel.path
 
 
 def test_ctrl_c_ends_a_trial(wheel, tmp_path):
