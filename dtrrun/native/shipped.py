@@ -49,7 +49,7 @@ def why_not(binary: Path | None, folder: Path) -> str:
     folder: where the result of a trial is kept.
     """
     if binary is None:
-        others = ", ".join(compiling.binaries())
+        others = ", ".join(sorted(compiling.binaries(), key=lambda one: [*map(int, one.split("."))]))
         return OTHERS.format(others) if others else ""
     digest = compiling.digest_of(binary)
     if digest is None:

@@ -571,12 +571,12 @@ def test_a_binary_that_is_cut_short_is_not_tried(wheel):
 
 def test_a_binary_for_others(wheel, monkeypatch):
     """Of another PyTorch (a nightly build, a patch), or of sources that have changed since."""
-    wheel.add("2.14.1", "0123456789abcdef")
+    wheel.add("2.9.1", "0123456789abcdef")
     with monkeypatch.context() as changed:
         changed.setattr(torch.version, "git_version", "0f" * 20)
         changed.setattr(torch, "__version__", "2.14.0.dev20260701+cpu")
         with pytest.raises(
-            build.CannotBuild, match=r"dtrrun came with binaries for PyTorch 2\.13\.0, 2\.14\.1 only;"
+            build.CannotBuild, match=r"dtrrun came with binaries for PyTorch 2\.9\.1, 2\.13\.0 only;"
         ):
             build.find(silent)
     (compiling.HERE / "interposer.cpp").write_text("// changed\n")
