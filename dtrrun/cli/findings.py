@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-OLDEST_TORCH = (2, 6)
 OLDEST_PYTHON = (3, 11)
 CACHING_OFF = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 
@@ -43,15 +42,11 @@ def _python(facts: dict[str, Any]) -> Iterator[Finding]:
             f"PyTorch cannot be imported by {where}: {probe['error']}",
             f"install it there ({where} -m pip install torch), or name the right interpreter with --python",
         )
-    elif _numbers(probe["torch"]) < OLDEST_TORCH:
-        yield Finding("problem", f"PyTorch {probe['torch']} is too old", "install 2.6 or later")
     native = probe.get("native")
     if native and native["closed"]:
         yield Finding("problem", native["closed"]["why"], native["closed"]["do"])
     if native and native["why"]:
-        yield Finding(
-            "advice", f"operators are handled in Python, which is slower: {native['why']}", native["do"]
-        )
+        yield Finding("problem", f"there is no native extension: {native['why']}", native["do"])
 
 
 def _cpu(facts: dict[str, Any]) -> Iterator[Finding]:

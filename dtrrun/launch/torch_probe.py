@@ -13,7 +13,7 @@ from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent.parent
 PROBE = PACKAGE / "runtime" / "probe.py"
-BUILD, WAYS_IN = PACKAGE / "native" / "build.py", PACKAGE / "native" / "ways_in.py"
+NATIVE = PACKAGE / "native"
 MARK = "dtrrun-probe:"
 SECONDS = 120.0
 """For importing torch and creating a context, on a slow disk."""
@@ -29,7 +29,7 @@ def probed(python: str, device: str, seconds: float = SECONDS) -> Iterator[dict[
         # As text: dtrrun may not be installed there, and an additional folder on its path could shadow
         # modules.
         child = subprocess.Popen(
-            [python, "-c", PROBE.read_text(), device, str(BUILD), str(WAYS_IN)],
+            [python, "-c", PROBE.read_text(), device, str(NATIVE)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,4 +1,4 @@
-"""The fast path of operators in C++, built where it is used.
+"""The fast path of operators in C++, from a wheel or built where it is used.
 
-`build` compiles it and keeps the result. `interposer.cpp` says how operators reach it.
+`build` finds or compiles it, and imports it. `interposer.cpp` says how operators reach it.
 """

@@ -1,4 +1,4 @@
-"""Builds the native extension ahead of its first use: python -m dtrrun.native."""
+"""Builds the native extension ahead of its first use, if need be: python -m dtrrun.native."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ except ModuleNotFoundError as error:
     sys.exit(f"dtrrun: PyTorch is not installed for {sys.executable}: use the Python that runs the script")
 
 try:
-    print(build.build(lambda text: print(text, file=sys.stderr, flush=True)))
+    print(build.find(lambda text: print(text, file=sys.stderr, flush=True)))
 except build.CannotBuild as error:
-    sys.exit(f"dtrrun: operators will be handled in Python, which is slower: {error}")
+    sys.exit(f"dtrrun: {error}")

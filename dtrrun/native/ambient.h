@@ -12,6 +12,7 @@
 #endif
 
 #include "python.h"
+#include "pytorch.h"
 
 namespace dtrrun {
 
@@ -63,20 +64,14 @@ class Ambient {
     return denormal * 0.5 == 0.0;
 #endif
   }
-  static int* add_precisions(at::Context& context, at::Float32Backend backend, int* next) {
-    using at::Float32Op;
-    for (Float32Op op : {Float32Op::MATMUL, Float32Op::CONV, Float32Op::RNN, Float32Op::ALL})
-      *next++ = static_cast<int>(context.float32Precision(backend, op));
-    return next;
-  }
   static void add_of_cpu(at::Context& context, int* next) {
-    next = add_precisions(context, at::Float32Backend::MKLDNN, next);
+    next = add_precisions(context, /*cuda=*/false, next);
     *next++ = context.allowFP16ReductionCPU();
     *next++ = context.deterministicMkldnn();
     *next++ = context.userEnabledNNPACK();
   }
   static void add_of_cuda(at::Context& context, int* next) {
-    next = add_precisions(context, at::Float32Backend::CUDA, next);
+    next = add_precisions(context, /*cuda=*/true, next);
     *next++ = static_cast<int>(context.allowFP16ReductionCuBLAS());
     *next++ = static_cast<int>(context.allowBF16ReductionCuBLAS());
     *next++ = context.userEnabledCuDNN() | context.deterministicCuDNN() << 1 | context.benchmarkCuDNN() << 2;

@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "python.h"
+#include "pytorch.h"
 
 // Of torch/csrc/jit/python/pybind_utils.h, which takes minutes to compile.
 namespace torch::jit {
@@ -154,7 +155,7 @@ inline void push_results(const c10::FunctionSchema& schema, PyObject* result, St
 inline IValue shown(const IValue& value) {
   if (!value.isTensor()) return value;
   const at::Tensor& tensor = value.toTensor();
-  if (!tensor.defined() || !tensor.has_storage() || tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() ||
+  if (!tensor.defined() || !tensor.has_storage() || object_in(tensor.unsafeGetTensorImpl()->pyobj_slot()) ||
       tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python))
     return value;
   return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true));

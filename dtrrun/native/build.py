@@ -1,13 +1,11 @@
-"""Builds the native extension once for each PyTorch and Python, and keeps it in the user's cache.
+"""Finds the native extension, or builds it, once for each PyTorch and Python.
 
-PyTorch's C++ interface changes with every version, so no built file could be shipped for all of them. The
-compiler is called directly: `torch.utils.cpp_extension` would import setuptools, and want ninja, in every
-training process. Processes that start together wait for one build.
+A wheel may bring a binary for this version of PyTorch (`shipped.py`). Otherwise the extension is compiled
+here, and kept in the user's cache. The compiler is called directly: `torch.utils.cpp_extension` would import
+setuptools, and want ninja, in every training process. Processes that start together wait for one build.
 
-A file in the cache ends with a digest of what stands before it: the loader would crash the process on a file
-that a full disk or a power cut has truncated.
-
-`dtrrun doctor` has the target's interpreter run this file by itself: it imports nothing else of dtrrun's.
+`dtrrun doctor` has the target's interpreter run this package under another name, since dtrrun need not be
+installed there: so it imports nothing else of dtrrun's, and its own files by relative names.
 """
 
 from __future__ import annotations
@@ -35,28 +33,28 @@ from typing import Any, NoReturn, TextIO
 
 import torch
 
-HERE = Path(__file__).parent
-MAIN = HERE / "interposer.cpp"
-NAME = "_dtrrun_native"
-OLDEST = (2, 10)
-"""Before it, the Python objects of storages and tensors are kept in other ways, which have not been tried."""
+from . import compiling, shipped
+from .compiling import MAIN, NAME
+
+OLDEST = (2, 9)
+"""See docs/design/native.md."""
 TIME_LIMIT_SECONDS = 900.0
 ERRORS = "errors.txt"
 """Why the last build failed: a line, and what the compiler wrote."""
-DIGEST_BYTES = hashlib.sha256().digest_size
 
 BUILDING = "building the native fast path for PyTorch {} (once, about a minute)"
 WAITING = "another run is building the native fast path: waiting for it"
 STILL = "still building: {:.0f} seconds so far"
 STILL_SECONDS = 15.0
 NO_COMPILER = "no C++ compiler was found", "install one (apt install g++), or set CXX to one"
+NO_SOURCES = "{} is not there", "install dtrrun in a folder, not in an archive"
 NO_SUCH_COMPILER = "CXX names {}, which does not exist", "set it to a C++ compiler, or unset it"
 NO_HEADERS = "Python's headers are missing", "install them (apt install python{}.{}-dev)"
 NO_TORCH_HEADERS = (
     "PyTorch's headers are missing",
     "install a PyTorch that includes its C++ headers, as the one from pip does",
 )
-TOO_OLD = "PyTorch {} is too old for the native fast path", "install 2.10 or later"
+TOO_OLD = "PyTorch {} is too old for dtrrun", "install {}.{} or later"
 NO_ROOM = "free some space there, or set XDG_CACHE_HOME to another folder"
 UNWRITABLE = (
     "{}: the native fast path cannot be kept there ({})",
@@ -65,7 +63,7 @@ UNWRITABLE = (
 UNFINISHED = "unfinished-"
 
 
-class CannotBuild(Exception):
+class CannotBuild(RuntimeError):
     """There is no extension. why: the cause. do: what would help."""
 
     def __init__(self, why: str, do: str) -> None:
@@ -78,7 +76,8 @@ class CannotBuild(Exception):
 
 def cache_folder() -> Path:
     """Return where built extensions are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    home = os.path.expanduser("~")  # unchanged if this user has none
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(home if os.path.isabs(home) else "/", ".cache")
     return Path(base) / "dtrrun" / "native"
 
 
@@ -107,14 +106,7 @@ def flags() -> list[str]:
     root = _torch()
     if not (root / "include" / "torch" / "library.h").exists():
         raise CannotBuild(*NO_TORCH_HEADERS)
-    folders = [root / "include", root / "include" / "torch" / "csrc" / "api" / "include", Path(python)]
-    libraries = ["torch_python", "torch_cpu", "c10"]
-    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
-    return [
-        *("-O2", "-std=c++20", "-fPIC", "-shared", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
-        *(f"-isystem{folder}" for folder in folders),
-        *(f"-L{root / 'lib'}", *(f"-l{name}" for name in libraries)),  # which the process has loaded
-    ]
+    return compiling.flags(root, python, int(torch._C._GLIBCXX_USE_CXX11_ABI))
 
 
 def _torch() -> Path:
@@ -125,10 +117,8 @@ def _torch() -> Path:
 def key() -> str:
     """Return what a built extension depends on, as one word: sources, PyTorch, Python."""
     digest = hashlib.sha256()
-    for path in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h"), HERE / "build.py"]):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     abi = sysconfig.get_config_var("SOABI")
-    for part in (torch.__version__, torch.version.git_version, abi):
+    for part in (compiling.sources(), torch.__version__, torch.version.git_version, abi):
         digest.update(str(part).encode() + b"\0")
     return f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{digest.hexdigest()[:16]}"
 
@@ -138,21 +128,30 @@ def built() -> Path:
     return cache_folder() / key() / f"{NAME}.so"
 
 
-def is_whole(path: Path) -> bool:
-    """Return whether a built extension is there, as it was written."""
+def find(say: Callable[[str], None]) -> Path:
+    """Return the path of the extension: what was built here, else the wheel's, else what is built now.
+
+    Raises CannotBuild.
+    """
+    _check_place()
+    target = built()
+    if compiling.digest_of(target):
+        return target
+    binary = shipped.binary()
+    unfit = shipped.why_not(binary, target.parent)
+    if binary and not unfit:
+        return binary
     try:
-        data = path.read_bytes()
-    except OSError:
-        return False
-    code, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
-    return bool(code) and hashlib.sha256(code).digest() == digest
+        return build(say)
+    except CannotBuild as error:
+        raise CannotBuild(_both(error.why, unfit), error.do) from None
 
 
 def build(say: Callable[[str], None]) -> Path:
     """Return the path of the extension, after building it if need be. Raises CannotBuild."""
     _check_place()
     target = built()
-    if is_whole(target):
+    if compiling.digest_of(target):
         return target
     command = [*compiler(), str(MAIN), *flags()]
     try:
@@ -160,7 +159,7 @@ def build(say: Callable[[str], None]) -> Path:
         began = time.time()
         with open(target.parent / "lock", "a+") as lock:
             _take(lock, say)
-            if not is_whole(target):  # nobody built it meanwhile
+            if not compiling.digest_of(target):  # nobody built it meanwhile
                 if why := _last_failure(target.parent, began):  # somebody tried meanwhile
                     raise CannotBuild(why, f"see {target.parent / ERRORS}")
                 say(BUILDING.format(torch.__version__))
@@ -204,25 +203,36 @@ def _remove_unfinished(folder: Path) -> None:
 
 
 def _check_place() -> None:
-    """Raise CannotBuild if this PyTorch has no place for the extension."""
+    """Raise CannotBuild if there is nothing to build, or if this PyTorch has no place for it."""
+    if not MAIN.exists():
+        raise CannotBuild(NO_SOURCES[0].format(MAIN), NO_SOURCES[1])
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
-        raise CannotBuild(TOO_OLD[0].format(torch.__version__), TOO_OLD[1])
+        raise CannotBuild(TOO_OLD[0].format(torch.__version__), TOO_OLD[1].format(*OLDEST))
 
 
 def outlook() -> dict[str, Any]:
     """Return what a run would find, as JSON values, without building anything.
 
-    path: where the extension is or would be. built: whether it is there. compiler: what would build it, or
-    None. why, do: why there is none, and what would help, or None.
+    path: where the extension is or would be, if anywhere. built: whether it is there. shipped: whether it is
+    the wheel's. compiler: what would build it, or None. why, do: why there is none, and what would help, or
+    None.
     """
-    target = built()
-    found: dict[str, Any] = {"path": str(target), "built": False, "compiler": None, "why": None, "do": None}
+    unfit = ""
+    found: dict[str, Any] = {"path": None, "built": False, "shipped": False, "compiler": None}
+    found |= {"why": None, "do": None}
     try:
         _check_place()
-        if is_whole(target):
+        target = built()
+        found["path"] = str(target)
+        if compiling.digest_of(target):
             found["built"] = True
-            _import(target)
+            import_from(target)
             return found
+        binary = shipped.binary()
+        unfit = shipped.why_not(binary, target.parent)
+        if binary and not unfit:
+            import_from(binary)
+            return found | {"path": str(binary), "built": True, "shipped": True}
         found["compiler"] = shlex.join(compiler())
         flags()
         there = next(folder for folder in target.parents if folder.exists())
@@ -231,8 +241,13 @@ def outlook() -> dict[str, Any]:
         if why := _last_failure(target.parent):
             raise CannotBuild(why, f"see {target.parent / ERRORS}; the next run tries again")
     except CannotBuild as error:
-        found["why"], found["do"] = error.why, error.do
+        found["why"], found["do"] = _both(error.why, unfit), error.do
     return found
+
+
+def _both(why: str, unfit: str) -> str:
+    """Return why nothing can be built, and why there is nothing else."""
+    return f"{why}, and {unfit}" if unfit else why
 
 
 def _last_failure(folder: Path, since: float = 0.0) -> str:
@@ -252,15 +267,13 @@ def _compile(command: list[str], target: Path, say: Callable[[str], None]) -> No
         status, output = _output_of(command, unfinished, say)
     except subprocess.TimeoutExpired:
         _fail(f"{command[0]} took more than {TIME_LIMIT_SECONDS:g} seconds", command, "", target.parent)
-    code = b""
+    made = False
     with suppress(FileNotFoundError):
-        code = Path(unfinished).read_bytes() if status == 0 else b""
-    if not code:
+        made = status == 0 and compiling.seal(Path(unfinished))
+    if not made:
         lines = output.strip().splitlines() or [f"it printed nothing and exited with status {status}"]
         why = next((line for line in lines if "error:" in line or "ld: " in line), lines[0])
         _fail(f"{command[0]} failed: {why.strip()}", command, output, target.parent)
-    with open(unfinished, "ab") as file:
-        file.write(hashlib.sha256(code).digest())
     os.rename(unfinished, target)
     with suppress(OSError):
         os.unlink(target.parent / ERRORS)
@@ -352,7 +365,7 @@ def _fail(why: str, command: list[str], output: str, folder: Path) -> NoReturn:
 
 
 def load(say: Callable[[str], None]) -> ModuleType:
-    """Build the extension if need be, and import it. Raises CannotBuild; a process does not try twice."""
+    """Find or build the extension, and import it. Raises CannotBuild; a process does not try twice."""
     found = _loaded(say)
     if isinstance(found, CannotBuild):
         raise CannotBuild(found.why, found.do)
@@ -364,12 +377,19 @@ def _loaded(say: Callable[[str], None]) -> ModuleType | CannotBuild:
     if NAME in sys.modules:  # another one, of sources changed meanwhile, could not register beside it
         return sys.modules[NAME]
     try:
-        return _import(build(say))
+        path = find(say)
+        try:
+            return import_from(path)
+        except CannotBuild:
+            if path == built():
+                raise
+            return import_from(build(say))  # the wheel's was tried with other libraries than this process has
     except CannotBuild as error:
         return error
 
 
-def _import(path: Path) -> ModuleType:
+def import_from(path: Path) -> ModuleType:
+    """Import the extension from a file. Raises CannotBuild."""
     spec = importlib.util.spec_from_file_location(
         NAME, path, loader=importlib.machinery.ExtensionFileLoader(NAME, str(path))
     )

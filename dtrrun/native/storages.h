@@ -5,6 +5,7 @@
 // differs in this function alone.
 #pragma once
 
+#include <ATen/EmptyTensor.h>
 #include <c10/core/Storage.h>
 
 #include <atomic>
@@ -71,14 +72,17 @@ class WatchedStorage final : public c10::StorageImpl {
   static void use_table(c10::StorageImpl* storage, Table table) {
     __atomic_store_n(&table_of(storage), table, __ATOMIC_RELAXED);
   }
-  template <class Storage>
-  static Table table_of_class() {
-    return table_of(new Storage(use_byte_size_t(), 0, at::DataPtr(), nullptr, /*resizable=*/false));
+  // PyTorch's own, of a storage that it has made: before 2.10 every library has a copy of it.
+  static Table table_of_pytorch() {
+    return table_of(at::detail::empty_cpu({0}, at::kByte).storage().unsafeGetStorageImpl());
+  }
+  static Table table_of_ours() {
+    return table_of(new WatchedStorage(use_byte_size_t(), 0, at::DataPtr(), nullptr, /*resizable=*/false));
   }
   static const Table plain_table, watched_table;
 };
-inline const WatchedStorage::Table WatchedStorage::plain_table = WatchedStorage::table_of_class<c10::StorageImpl>();
-inline const WatchedStorage::Table WatchedStorage::watched_table = WatchedStorage::table_of_class<WatchedStorage>();
+inline const WatchedStorage::Table WatchedStorage::plain_table = WatchedStorage::table_of_pytorch();
+inline const WatchedStorage::Table WatchedStorage::watched_table = WatchedStorage::table_of_ours();
 static_assert(sizeof(WatchedStorage) == sizeof(c10::StorageImpl));
 
 // -- weak references, which keep a storage's address from being used again ---------------------------------------

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "graph.h"
+#include "pytorch.h"
 
 namespace dtrrun {
 
@@ -204,11 +205,11 @@ inline void settle_deaths() {
 // place if there is an object for either. A storage that cannot be watched has to have one: its death tells the storage's.
 inline Ref object_of(const c10::Storage& storage) {
   c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
-  bool is_known = impl->pyobj_slot()->load_pyobj() != nullptr;
+  bool is_known = object_in(impl->pyobj_slot()) != nullptr;
   if (is_known || !WatchedStorage::can_watch(impl)) return checked(THPStorage_Wrap(storage));
   auto* type = reinterpret_cast<PyTypeObject*>(THPStorageClass);
   Ref object = checked(type->tp_alloc(type, 0));
-  new (&reinterpret_cast<THPStorage*>(object.get())->cdata) c10::Storage(storage);
+  fill_object(reinterpret_cast<THPStorage*>(object.get()), storage);
   return object;
 }
 
@@ -269,7 +270,11 @@ inline bool has_storage(const VersionObject* one) {
 inline PyObject* call_version(PyObject* self, PyObject*, PyObject*) {
   return guarded([&]() -> PyObject* {
     const VersionObject* one = as_version(self);
-    if (one->watch != nullptr) return Ref::copy(PyWeakref_GetObject(one->watch)).release();
+    if (one->watch != nullptr) {
+      Ref found = Ref::copy(PyWeakref_GetObject(one->watch));
+      if (is_storage(found.get())) checked(PyObject_CallMethod(found.get(), "_fix_weakref", nullptr));  // before 2.10
+      return found.release();
+    }
     StorageRef storage = held(one->storage);
     return storage ? object_of(c10::Storage(std::move(storage))).release() : Ref::copy(Py_None).release();
   });

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dtrrun.core.foreign import LostError
+from dtrrun.native.build import CannotBuild
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.session import Session
 from dtrrun.settings import RuntimeSettings
@@ -22,7 +23,7 @@ from dtrrun.sizes import as_bytes
 if TYPE_CHECKING:
     from dtrrun.runtime.plain import Plain
 
-__all__ = ["BudgetError", "LostError", "Session", "activate", "budget", "deactivate"]
+__all__ = ["BudgetError", "CannotBuild", "LostError", "Session", "activate", "budget", "deactivate"]
 
 FREE_THREADED = "free-threaded Python is not supported: use one with a global interpreter lock"
 

@@ -2,9 +2,9 @@
 
 Run as text by the target's interpreter, which may lack dtrrun.
 
-Its arguments are a device and the paths of `native/build.py` and `native/ways_in.py`. It writes one line of
-JSON. On a GPU it then holds a context and some memory until its standard input is closed, so that the
-launcher can ask the driver what it shows for this process.
+Its arguments are a device and the folder of dtrrun's `native`. Writes one line of JSON. On a GPU it then
+holds a context and some memory until its standard input is closed, so that the launcher can ask the driver
+what it shows for this process.
 """
 
 import importlib.util
@@ -17,12 +17,14 @@ from typing import Any
 
 MARK = "dtrrun-probe:"
 HELD_BYTES = 32 << 20
+NATIVE = "_dtrrun_probed_native"
+"""What dtrrun's package `native` is called here: one that is installed may be another version's."""
 
 
-def facts(device: str, build: str, ways_in: str) -> dict[str, Any]:
+def facts(device: str, package: str) -> dict[str, Any]:
     """Return versions and settings, and `error` if torch, or `device_error` if the device, cannot be used.
 
-    build, ways_in: the paths of `native/build.py` and `native/ways_in.py`.
+    package: the folder of dtrrun's `native`.
     """
     found: dict[str, Any] = {
         "pid": os.getpid(),
@@ -45,20 +47,26 @@ def facts(device: str, build: str, ways_in: str) -> dict[str, Any]:
         }
         if found["available"] and device != "cpu":
             found |= on_device(torch, device)
-        found["native"] = native(torch, build, ways_in)
+        found["native"] = native(torch, package)
     return found | {"warnings": [str(warning.message).splitlines()[0] for warning in said]}
 
 
-def native(torch: Any, build: str, ways_in: str) -> dict[str, Any]:
-    """Return the outlook for the native fast path; `why` if it cannot be told.
+def native(torch: Any, package: str) -> dict[str, Any]:
+    """Return the outlook for the native extension; `why` if it cannot be told.
 
     way_in: how operators would come to it. closed: why not as the user wants it, and what would help.
     """
     found: dict[str, Any] = dict.fromkeys(("path", "compiler", "why", "do", "way_in", "closed"))
-    found["built"] = False
+    found |= {"built": False, "shipped": False}
     try:
-        found |= module_at(build).outlook()
-        choice = module_at(ways_in)
+        init = os.path.join(package, "__init__.py")
+        spec = importlib.util.spec_from_file_location(NATIVE, init, submodule_search_locations=[package])
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[NATIVE] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found |= importlib.import_module(f"{NATIVE}.build").outlook()
+        choice = importlib.import_module(f"{NATIVE}.ways_in")
         try:
             found["way_in"] = choice.choose(torch)
         except choice.Closed as error:
@@ -66,16 +74,6 @@ def native(torch: Any, build: str, ways_in: str) -> dict[str, Any]:
     except Exception as error:
         found |= {"why": f"{type(error).__name__}: {error}", "do": "report this"}
     return found
-
-
-def module_at(path: str) -> Any:
-    """Import the module in a file, which is not on Python's path."""
-    spec = importlib.util.spec_from_file_location("_dtrrun_probed", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def on_device(torch: Any, device: str) -> dict[str, Any]:

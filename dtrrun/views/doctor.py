@@ -87,7 +87,9 @@ def _built(torch: dict[str, Any]) -> str:
 
 def _native(native: dict[str, Any]) -> str:
     if native["why"]:
-        return "not available: operators are handled in Python"
+        return "not available"
+    if native["shipped"]:
+        return f"included: {native['path']}"
     if native["built"]:
         return f"built: {native['path']}"
     return f"not built yet: the first run compiles it with {native['compiler']} (once, about a minute)"

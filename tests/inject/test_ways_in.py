@@ -100,7 +100,7 @@ def test_a_fallback_that_comes_later(plain, dtrrun, program, built):
     script = program("later.py", LATER)
     expected = plain(sys.executable, script, env={"PYTHONPATH": str(built)})
     env = {"PYTHONPATH": str(built), "DTRRUN_WAY_IN": "custom-rng"}
-    ended = dtrrun("--budget", "0.8MB", "--native", "require", "--quiet", script, env=env)
+    ended = dtrrun("--budget", "0.8MB", "--quiet", script, env=env)
     assert (ended.status, ended.out, ended.err) == (0, expected.out, "")
     assert ended.report["native"]["way_in"] == "custom-rng"
     assert ended.report["evictions"] > 0

@@ -1,17 +1,21 @@
-"""A wheel of this project, in an environment of its own that has no PyTorch."""
+"""Wheels of this project, in an environment of its own that has no PyTorch."""
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from email.parser import Parser
 from pathlib import Path
 
 import pytest
+import torch
 
 from dtrrun.cli.main import VERBS
+from dtrrun.native import compiling
 
 ROOT = Path(__file__).parents[2]
 TRAIN = """\
@@ -61,13 +65,22 @@ def wheel(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def clean(wheel):
-    """The folder of the commands of an environment into which the wheel was installed."""
-    venv = wheel.parent / "venv"
+def full(tmp_path_factory):
+    """A wheel as `make wheels` makes it, with the native extension for this environment's PyTorch."""
+    folder = tmp_path_factory.mktemp("full")
+    call(sys.executable, ROOT / "release" / "wheels.py", "--here", "--to", folder)
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def clean(full):
+    """The folder of the commands of an environment into which that wheel was installed."""
+    venv = full.parent / "venv"
     call(sys.executable, "-m", "venv", "--without-pip", venv)
     call(
         *(sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "install", "--quiet"),
-        *("--constraint", ROOT / "constraints.txt", wheel),
+        *("--constraint", ROOT / "constraints.txt", full),
     )
     return venv / "bin"
 
@@ -81,7 +94,49 @@ def test_it_has_every_file_and_asks_for_no_torch(wheel):
     files = {path for folder in folders for path in folder.rglob("*") if path.is_file()}
     assert names == {path.relative_to(ROOT).as_posix() for path in files if path.parent.name != "__pycache__"}
     needed = [line for line in told.get_all("Requires-Dist") if line.startswith("torch>")]
-    assert needed == ['torch>=2.6; extra == "torch"']
+    assert needed == ['torch>=2.9; extra == "torch"']
+
+
+def test_what_a_full_wheel_adds(wheel, full):
+    """Its name says what it needs: auditwheel has read the binary's symbols."""
+    with zipfile.ZipFile(wheel) as opened:
+        names = set(opened.namelist())
+    with zipfile.ZipFile(full) as opened:
+        (binary,) = {name for name in opened.namelist() if not name.endswith("/")} - names
+        assert "Root-Is-Purelib: false" in opened.read("dtrrun-0.1.0.dist-info/WHEEL").decode()
+    assert binary.startswith(f"dtrrun/native/binaries/torch-{torch.__version__.partition('+')[0]}-")
+    assert binary.endswith(f"-{sysconfig.get_config_var('SOABI')}-{compiling.sources()}.so")
+    version = "cp{}{}".format(*sys.version_info)
+    machine = sysconfig.get_platform().rpartition("-")[2]
+    assert re.fullmatch(rf"dtrrun-0.1.0-{version}-{version}-manylinux_2_\d+_{machine}.whl", full.name)
+
+
+def test_no_compiler_is_needed(clean, plain, program, tmp_path):
+    """Inside 60 % of its peak, the same bits, natively. The binary is tried once."""
+    program("train.py", TRAIN)
+    dtrrun = (str(clean / "dtrrun"), "--device", "cpu", "--json", "run.json")
+    alone = {
+        "VIRTUAL_ENV": sys.prefix,
+        "PATH": "/nowhere",
+        "CXX": "/none",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    expected = plain(sys.executable, "train.py", "--epochs", "3").out
+    budget = []
+    for _ in range(2):
+        ended = plain(*dtrrun, *budget, "train.py", "--epochs", "3", env=alone)
+        assert (ended.status, ended.out) == (0, expected), ended.err
+        report = json.loads((tmp_path / "run.json").read_text())
+        budget = ["--budget", f"{report['peak_bytes'] * 6 // 10}B"]
+    assert report["rematerializations"] > 0
+    assert 0 < report["native"]["in_python"] < report["native"]["operators"] / 2
+    kept = [path.name for path in (tmp_path / "cache" / "dtrrun" / "native").rglob("*") if path.is_file()]
+    assert sorted(name.split("-")[0] for name in kept) == ["trial", "trial.lock"]
+    doctor = plain(str(clean / "dtrrun"), "doctor", "--device", "cpu", "--json", "doctor.json", env=alone)
+    assert (doctor.status, doctor.err) == (0, "")
+    native = json.loads((tmp_path / "doctor.json").read_text())["torch"]["native"]
+    assert (native["shipped"], native["why"]) == (True, None)
+    assert native["path"].startswith(str(clean.parent / "lib"))
 
 
 def test_the_readmes_first_command(clean, plain, program, tmp_path):

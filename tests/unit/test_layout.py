@@ -30,7 +30,7 @@ ARROWS = {
     "monitor": {"telemetry", "sizes"},
     "profiling": {"launch", "simulator", "telemetry", "settings", "sizes"},
     "views": {"telemetry", "settings", "sizes"},
-    "boot": {"runtime", "settings"},
+    "boot": {"runtime", "native", "settings"},
     "runtime": {"core", "native", "monitor", "telemetry", "settings", "sizes"},
     "native": set(),
     "simulator": {"core"},
@@ -44,7 +44,7 @@ ARROWS = {
 
 INJECTED = {
     "__init__": set(),
-    "boot": set(),
+    "boot": {"torch"},  # boot/trial.py, in a process of its own
     "runtime": {"torch"},
     "native": {"torch"},
     "core": set(),

@@ -1,4 +1,7 @@
-"""dtrrun.native.build: the native extension's cache, and all that can prevent it. Nothing is compiled."""
+"""dtrrun.native: the native extension's cache, the binary of a wheel, and all that can prevent them.
+
+Nothing is compiled.
+"""
 
 import errno
 import multiprocessing
@@ -16,8 +19,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtrrun.native import build
-from dtrrun.runtime.dispatch.native import choose  # before NATIVE replaces it
+from dtrrun.native import build, compiling, shipped
+from dtrrun.runtime.dispatch.native import load  # before NATIVE replaces it
 from dtrrun.settings import RuntimeSettings
 
 UNWRITABLE = "the native fast path cannot be kept there ({}); set XDG_CACHE_HOME to a writable folder"
@@ -46,7 +49,8 @@ class Compiler:
     def does(self, first, then='cp "$0/../made.so" "$2"'):
         then = then.replace("$0/..", str(self.path.parent))
         self.path.write_text(
-            f'#!/bin/sh\necho "$@" >> {self.log}\nwhile [ "$1" != -o ]; do shift; done\n{first}\n{then}\n'
+            f'#!/bin/sh\nPATH=/usr/bin:/bin\necho "$@" >> {self.log}\n'
+            f'while [ "$1" != -o ]; do shift; done\n{first}\n{then}\n'
         )
         self.path.chmod(0o755)
 
@@ -171,14 +175,15 @@ def test_headers_that_are_missing(cxx, monkeypatch, tmp_path):
     assert cxx.calls == []
 
 
-@pytest.mark.parametrize("version", ["2.9.1+cpu", "2.6.0", "1.13"])
+@pytest.mark.parametrize("version", ["2.8.0+cpu", "2.0.0", "1.13"])
 def test_a_pytorch_that_is_too_old(cxx, monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", version)
-    assert why_not() == f"PyTorch {version} is too old for the native fast path; install 2.10 or later"
+    least = ".".join(map(str, build.OLDEST))
+    assert why_not() == f"PyTorch {version} is too old for dtrrun; install {least} or later"
     assert cxx.calls == []
 
 
-@pytest.mark.parametrize("version", ["2.10.0", "2.13.0a0+git1234", "3.0.0"])
+@pytest.mark.parametrize("version", ["2.9.0", "2.13.0a0+git1234", "3.0.0"])
 def test_a_pytorch_that_is_not(cxx, monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", version)
     build.build(silent)
@@ -331,7 +336,7 @@ def test_the_compiler_ends_with_the_process_that_waits_for_it(cxx, cache, tmp_pa
     )
     code = "import sys; from dtrrun.native import build; build.build(print)"
     process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=build.HERE.parents[1], stderr=subprocess.DEVNULL
+        [sys.executable, "-c", code], cwd=compiling.HERE.parents[1], stderr=subprocess.DEVNULL
     )
     while not (tmp_path / "worker").exists():
         assert process.poll() is None
@@ -366,16 +371,19 @@ def test_the_key(monkeypatch, tmp_path):
         with monkeypatch.context() as changed:
             changed.setattr(module, name, value)
             found.add(build.key())
-    for path in build.HERE.glob("*"):
+    for path in compiling.HERE.glob("*"):
         if path.suffix in (".cpp", ".h", ".py"):
             (tmp_path / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(build, "HERE", tmp_path)
+    monkeypatch.setattr(compiling, "HERE", tmp_path)
+    compiling.sources.cache_clear()
     assert build.key() == first
-    for name in ("interposer.cpp", "python.h", "build.py"):
+    for name in ("interposer.cpp", "python.h", "compiling.py"):
         with (tmp_path / name).open("a") as file:
             file.write("\n")
+        compiling.sources.cache_clear()
         found.add(build.key())
     assert len(found) == 6
+    compiling.sources.cache_clear()
 
 
 def test_environments_with_the_same_pytorch_share_a_key(monkeypatch):
@@ -391,20 +399,12 @@ def test_where_it_is_kept(monkeypatch, environ):
     assert os.path.normpath(build.cache_folder()) in ("/x/dtrrun/native", "/.cache/dtrrun/native")
 
 
-def test_what_a_session_does_without_it(monkeypatch, tmp_path, capfd):
+def test_a_session_without_it(monkeypatch, tmp_path, capfd):
     monkeypatch.setenv("PATH", str(tmp_path))
-    warnings = []
-    assert choose(RuntimeSettings(native="auto"), warnings.append) is None
-    assert warnings == [
-        "operators are handled in Python, which is slower: "
-        "no C++ compiler was found; install one (apt install g++), or set CXX to one"
-    ]
-    assert choose(RuntimeSettings(native="off"), warnings.append) is None
     with pytest.raises(
-        RuntimeError, match=r"^the native fast path is required: no C\+\+ compiler was found; "
+        RuntimeError, match=r"^no C\+\+ compiler was found; install one \(apt install g\+\+\)"
     ):
-        choose(RuntimeSettings(), warnings.append)
-    assert len(warnings) == 1
+        load(RuntimeSettings())
     assert capfd.readouterr() == ("", "")
 
 
@@ -414,6 +414,7 @@ def test_the_outlook(cxx, cache, monkeypatch, tmp_path):
     def told():
         found = build.outlook()
         assert found.pop("path") == str(build.built())
+        assert not found.pop("shipped")
         return tuple(found.values())
 
     assert told() == (False, str(cxx.path), None, None)
@@ -428,10 +429,10 @@ def test_the_outlook(cxx, cache, monkeypatch, tmp_path):
     built, compiler, why, _ = told()
     assert (built, compiler) == (True, None)
     assert why.startswith("it cannot be loaded: ")
-    monkeypatch.setattr(build, "_import", lambda path: None)
+    monkeypatch.setattr(build, "import_from", lambda path: None)
     assert told() == (True, None, None, None)
-    monkeypatch.setattr(torch, "__version__", "2.9.0")
-    assert told()[2:] == (build.TOO_OLD[0].format("2.9.0"), build.TOO_OLD[1])
+    monkeypatch.setattr(torch, "__version__", "1.13.0")
+    assert build.outlook()["why"] == build.TOO_OLD[0].format("1.13.0")
 
 
 def test_the_outlook_of_a_folder_that_cannot_be_written(cxx, monkeypatch, tmp_path):
@@ -456,6 +457,210 @@ def test_building_ahead(cxx, damage, status):
     done = subprocess.run([sys.executable, "-m", "dtrrun.native"], capture_output=True, text=True)
     assert done.returncode == status
     if status:
-        assert done.stderr.splitlines()[-1].startswith("dtrrun: operators will be handled in Python, which")
+        assert done.stderr.splitlines()[-1].startswith(f"dtrrun: {cxx.path} failed: ")
     else:
         assert done.stdout == f"{build.built()}\n"
+
+
+class Wheel:
+    """A wheel's binary for this PyTorch, and a trial that does what it is told. Notes each trial."""
+
+    def __init__(self, folder, monkeypatch):
+        self.log = folder / "trials"
+        for name in ("interposer.cpp", "compiling.py"):
+            (folder / "native").mkdir(exist_ok=True)
+            (folder / "native" / name).write_text("")
+        (folder / "native" / "binaries").mkdir()
+        monkeypatch.setattr(compiling, "HERE", folder / "native")
+        compiling.sources.cache_clear()
+        self.path = self.add("2.13.0", torch.version.git_version)
+        self.trial = folder / "trial.py"
+        self.does("")
+        monkeypatch.setattr(shipped, "TRIAL", self.trial)
+
+    def add(self, version, commit):
+        path = compiling.HERE / "binaries" / compiling.binary_name(version, commit)
+        path.write_bytes(CODE)
+        assert compiling.seal(path)
+        return path
+
+    def does(self, code):
+        note = f"import sys\nopen({str(self.log)!r}, 'a').write(repr(sys.argv[1:]) + '\\n')\n"
+        self.trial.write_text(f"{note}{code}\nprint('works')\n")
+
+    @property
+    def trials(self):
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+
+@pytest.fixture
+def wheel(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))  # no compiler
+    monkeypatch.delenv("DTRRUN_RECORDS", raising=False)
+    yield Wheel(tmp_path, monkeypatch)
+    compiling.sources.cache_clear()
+
+
+def test_a_wheels_binary_is_tried_once(wheel, monkeypatch, cache):
+    """And once more for another installation of the same PyTorch. A compiler is not looked for."""
+    monkeypatch.setenv("CXX", "/none")
+    assert [build.find(silent) for _ in range(3)] == [wheel.path] * 3
+    (trial,) = wheel.trials
+    assert str(wheel.path) in trial
+    assert build.outlook()["why"].startswith("it cannot be loaded")
+    monkeypatch.setattr(build, "import_from", lambda path: None)
+    found = build.outlook()
+    assert (found["path"], found["built"], found["shipped"]) == (str(wheel.path), True, True)
+    assert len(wheel.trials) == 1
+    monkeypatch.setattr(torch._C, "__file__", torch.__file__)
+    assert build.find(silent) == wheel.path
+    assert len(wheel.trials) == 2
+
+
+def test_what_was_built_here_comes_first(wheel, cxx):
+    path = build.build(silent)
+    assert build.find(silent) == path
+    assert wheel.trials == []
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "in a trial: Segmentation fault"),
+        ("import os; os.abort()", "in a trial: Aborted"),
+        (
+            "sys.exit('first\\nversion `GLIBCXX_3.4.30 not found')",
+            "in a trial: version `GLIBCXX_3.4.30 not found",
+        ),
+        ("sys.exit(3)", "in a trial: exit status 3"),
+        ("import time; time.sleep(60)", "a trial did not end within 0.5 seconds"),
+    ],
+)
+def test_a_binary_that_does_not_work(wheel, monkeypatch, tmp_path, code, said):
+    """It is built instead; without a compiler, the error says both. It is not tried again."""
+    wheel.does(code)
+    if "sleep" in code:
+        monkeypatch.setattr(shipped, "TIME_LIMIT_SECONDS", 0.5)
+    for _ in range(2):
+        with pytest.raises(build.CannotBuild) as caught:
+            build.find(silent)
+        unfit = shipped.UNFIT.format(said)
+        assert str(caught.value) == f"{build.NO_COMPILER[0]}, and {unfit}; {build.NO_COMPILER[1]}"
+        assert build.outlook()["why"] == caught.value.why
+    assert len(wheel.trials) == 1
+    Compiler(tmp_path, monkeypatch)
+    assert build.find(silent) == build.built()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_trial_that_others_end_tells_nothing(wheel, number):
+    wheel.does(f"import os; os.kill(os.getpid(), {int(number)})")
+    with pytest.raises(build.CannotBuild):
+        build.find(silent)
+    wheel.does("")
+    assert build.find(silent) == wheel.path
+
+
+def test_a_binary_that_is_cut_short_is_not_tried(wheel):
+    wheel.path.write_bytes(wheel.path.read_bytes()[:-1])
+    with pytest.raises(build.CannotBuild, match="the binary that came with dtrrun is damaged"):
+        build.find(silent)
+    assert wheel.trials == []
+
+
+def test_a_binary_for_others(wheel, monkeypatch):
+    """Of another PyTorch (a nightly build, a patch), or of sources that have changed since."""
+    wheel.add("2.9.1", "0123456789abcdef")
+    with monkeypatch.context() as changed:
+        changed.setattr(torch.version, "git_version", "0f" * 20)
+        changed.setattr(torch, "__version__", "2.14.0.dev20260701+cpu")
+        with pytest.raises(
+            build.CannotBuild, match=r"dtrrun came with binaries for PyTorch 2\.9\.1, 2\.13\.0 only;"
+        ):
+            build.find(silent)
+    (compiling.HERE / "interposer.cpp").write_text("// changed\n")
+    compiling.sources.cache_clear()
+    with pytest.raises(build.CannotBuild, match=r"^no C\+\+ compiler was found; install"):
+        build.find(silent)
+    assert wheel.trials == []
+
+
+def test_a_cache_that_cannot_keep_the_result(wheel, monkeypatch, tmp_path):
+    """The processes of a run share it all the same."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("DTRRUN_RECORDS", str(tmp_path / "run"))
+    assert [build.find(silent) for _ in range(2)] == [wheel.path] * 2
+    assert len(wheel.trials) == 1
+    monkeypatch.delenv("DTRRUN_RECORDS")
+    assert build.find(silent) == wheel.path
+    assert len(wheel.trials) == 2
+
+
+def test_processes_that_start_together_try_once(wheel):
+    wheel.does("import time; time.sleep(0.5)")
+    found = in_processes(4, lambda: str(build.find(silent)))
+    assert found == [str(wheel.path)] * 4
+    assert len(wheel.trials) == 1
+
+
+def test_a_binary_that_loads_in_a_trial_but_not_here(wheel, cxx, monkeypatch):
+    """This process may have loaded other libraries before."""
+    loaded = []
+
+    def refuse(path):
+        loaded.append(path)
+        if path == wheel.path:
+            raise build.CannotBuild("it cannot be loaded", "")
+        return sys
+
+    monkeypatch.setattr(build, "import_from", refuse)
+    assert build.load(silent) is sys
+    assert loaded == [wheel.path, build.built()]
+
+
+def test_a_trial_whose_status_is_lost(wheel, monkeypatch):
+    """The program ignores the ends of its children; and a power cut has emptied the file with the result."""
+    wheel.does("import os; os.abort()")
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(build.CannotBuild, match="does not work here"):
+            build.find(silent)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    (kept,) = build.built().parent.glob("trial-*")
+    kept.write_text("")
+    wheel.does("")
+    assert build.find(silent) == wheel.path
+
+
+def test_ctrl_c_ends_a_trial(wheel, tmp_path):
+    wheel.does(
+        f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    )
+    process = multiprocessing.get_context("fork").Process(target=lambda: build.find(silent))
+    process.start()
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGINT)
+    process.join()
+    trial = Path("/proc", (tmp_path / "pid").read_text())
+    until = time.monotonic() + 30
+    while trial.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    wheel.does("")
+    assert build.find(silent) == wheel.path
+
+
+def test_dtrrun_in_an_archive(monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "MAIN", tmp_path / "dtrrun.zip" / "native" / "interposer.cpp")
+    assert why_not().endswith("interposer.cpp is not there; install dtrrun in a folder, not in an archive")
+    assert build.outlook()["path"] is None
+
+
+def test_a_user_without_a_home(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert build.cache_folder() == Path("/.cache/dtrrun/native")

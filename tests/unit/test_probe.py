@@ -52,6 +52,7 @@ def test_the_native_fast_path_as_a_run_would_find_it(told, monkeypatch, tmp_path
         assert facts["native"] == {
             "path": str(build.built()),
             "built": False,
+            "shipped": False,
             "compiler": "true",
             "why": None,
             "do": None,

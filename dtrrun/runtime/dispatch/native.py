@@ -22,13 +22,10 @@ from dtrrun.settings import RuntimeSettings
 def load(settings: RuntimeSettings) -> ModuleType:
     """Return the native extension, after building it if need be.
 
-    Raises RuntimeError, of one line, if it cannot be had, or if the way in that DTRRUN_WAY_IN names does not
-    exist or is closed.
+    Raises CannotBuild, of one line, if it cannot be had, and RuntimeError if the way in that DTRRUN_WAY_IN
+    names does not exist or is closed.
     """
-    try:
-        extension = build.load(_nothing if settings.quiet else _say)
-    except build.CannotBuild as error:
-        raise RuntimeError(f"the native extension is missing: {error}") from None
+    extension = build.load(_nothing if settings.quiet else _say)
     _take_way_in(extension)
     return extension
 

@@ -1,0 +1,79 @@
+"""How the native extension is compiled, and the form in which it is kept.
+
+Imports no torch: wheels are made without it. A file that is kept ends with a digest of what stands before it:
+the loader would crash the process on a file that a full disk or a power cut has truncated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+HERE = Path(__file__).parent
+MAIN = HERE / "interposer.cpp"
+NAME = "_dtrrun_native"
+LIBRARIES = ("torch_python", "torch_cpu", "c10")
+"""Of PyTorch: a process that has imported it has loaded them."""
+BINARIES = "binaries"
+"""The folder beside this file where wheels have binaries."""
+DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def flags(torch: Path, python: str, abi: int) -> list[str]:
+    """Return what the compiler needs besides the source and the result's name.
+
+    torch: PyTorch's folder. python: that of Python's headers. abi: 1 if PyTorch has C++11's strings, else 0.
+    """
+    folders = (torch / "include", torch / "include" / "torch" / "csrc" / "api" / "include", python)
+    return [
+        *("-O2", "-std=c++20", "-fPIC", "-shared", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
+        *(f"-isystem{folder}" for folder in folders),
+        *(f"-L{torch / 'lib'}", *(f"-l{name}" for name in LIBRARIES)),
+    ]
+
+
+@cache
+def sources() -> str:
+    """Return a digest of the C++ sources and of the way in which they are compiled."""
+    digest = hashlib.sha256()
+    for path in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h"), HERE / "compiling.py"]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def seal(path: Path) -> bool:
+    """Add the digest to what the compiler has written. False: it has written nothing."""
+    with open(path, "r+b") as file:
+        code = file.read()
+        file.write(hashlib.sha256(code).digest())
+    return bool(code)
+
+
+def digest_of(path: Path) -> bytes | None:
+    """Return the digest at the end of a file, or None if the file is not as it was written."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    code, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
+    return digest if code and hashlib.sha256(code).digest() == digest else None
+
+
+def binary_name(version: str, commit: str) -> str:
+    """Return the name of a wheel's file, in `BINARIES`, for this Python and a release of PyTorch.
+
+    version: without what stands after a `+`. commit: that of the release, by which the file is found, since
+    PyTorch changes its C++ classes in patch versions, too.
+    """
+    return f"torch-{version}-{commit[:12]}-{sysconfig.get_config_var('SOABI')}-{sources()}.so"
+
+
+def binaries(commit: str = "*") -> dict[str, Path]:
+    """Return the wheel's files for this Python, by the version of PyTorch that they are for.
+
+    commit: only that for a PyTorch which was built from it.
+    """
+    found = sorted((HERE / BINARIES).glob(binary_name("*", commit)))
+    return {path.name.split("-")[1]: path for path in found}
