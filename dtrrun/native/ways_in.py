@@ -1,7 +1,7 @@
 """Chooses the way in: the place in PyTorch's dispatcher at which operators come to the native extension.
 
-`way_in.h` describes both. A fallback at the dispatch key `Fake` costs less, and is closed once somebody has
-one there, as PyTorch itself is going to. `DTRRUN_WAY_IN` names the one to take.
+`way_in.h` describes both. A fallback at the dispatch key `Fake` is simpler, and closed once somebody has one
+there, as PyTorch itself is going to. `DTRRUN_WAY_IN` names the one to take.
 
 The standard library alone: the launcher checks the variable, and `dtrrun doctor` has the target's interpreter
 run this file by itself.
