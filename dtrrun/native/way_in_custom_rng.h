@@ -1,20 +1,20 @@
 // The other way in: kernels at the dispatch key `CustomRNGKeyId`, which PyTorch defines and uses for nothing. It is open
-// whatever happens to `Fake`, takes only what PyTorch's dispatcher offers to everybody, and costs factories more.
+// whatever happens to `Fake`, and takes only what PyTorch's dispatcher offers to everybody.
 //
 // A fallback at this key is not enough, since it counts as a backend's:
 //
 // - A kernel for all backends (CompositeExplicitAutograd) outranks a fallback. So each operator that has one gets a kernel of
 //   ours at the key.
 // - Kernels at `BackendSelect`, and those for sparse, nested and oneDNN tensors, stand above the key. So each of them is
-//   replaced by one that calls it, but lets an operator come to us first (`Gate`).
+//   replaced by one that calls it, but lets an operator come to us first (`Gate`, and `FactoryGates` for some).
 // - Composites (CompositeImplicitAutograd) are left alone, and so their parts come where autograd has not taken them apart, as
 //   in inference mode. Those of which dtrrun has to know as a whole get a kernel, too (`take_whole`).
 //
 // Operators that are registered later are seen to when the main thread is back in Python, or by the next operator that comes.
 //
 // Nothing is ever taken back: the dispatcher's tables have no lock for those who read them, so a thread might call what has
-// just been removed. Adding a kernel is as unsafe as ever in PyTorch. Without a session, a gate costs the boxing of its
-// operator's arguments, and all else costs nothing, since the key is off.
+// just been removed. Adding a kernel is as unsafe as ever in PyTorch. Without a session the key is off, so that only gates cost
+// anything: the boxing of an operator's arguments, if it has a kernel above the key and none of the gates for factories.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -41,9 +41,9 @@ class CustomRngWay {
   static void install() {
     auto& dispatcher = c10::Dispatcher::singleton();
     auto from_select = DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect).add(DispatchKey::BackendSelect);
+    static auto& fallback = *new c10::RegistrationHandleRAII(dispatcher.registerFallback(KEY, kernel(), OURS));
     way_in = WayIn("custom-rng", KEY, from_select.remove(KEY));
     way_in.take_whole = &take_whole;
-    static auto& fallback = *new c10::RegistrationHandleRAII(dispatcher.registerFallback(KEY, kernel(), OURS));
     Registrations::note_changes(&follow_in_python);
     std::lock_guard<std::mutex> guard(mutex_);
     Unwarned unwarned;
