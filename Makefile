@@ -53,7 +53,7 @@ conformance: $(INSTALLED)
 	$(BIN)/python -m pytest -q tests/mutants
 	$(BIN)/python -m pytest -q tests/decisions
 
-# Writes down the decisions of the examples and of 5,000 programs, for changes that must not change any: before them.
+# Writes down the decisions of the examples and of random programs, for changes that must not change any: before them.
 decisions: $(INSTALLED)
 	$(BIN)/python -m tests.decisions
 

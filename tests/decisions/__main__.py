@@ -1,7 +1,8 @@
-"""Freezes decisions, or tells which differ from the frozen ones.
+"""Freezes decisions.
 
     python -m tests.decisions                  freeze all: half an hour of one processor
     python -m tests.decisions amp 17           freeze an example and a block of programs again
+    python -m tests.decisions missing          freeze what the file lacks
 
 Freeze before a change that must not change decisions, and run `make conformance` after it.
 """
@@ -15,10 +16,12 @@ from tests.decisions import frozen, runs
 
 def main(words: list[str]) -> None:
     """Write the entries that are named, or all."""
-    everything = [*runs.BATCHES, *map(str, range(runs.BLOCKS))]
+    everything = [*runs.SIZES, *map(str, range(runs.BLOCKS))]
+    found = frozen.read() if frozen.PATH.exists() else {"examples": {}, "programs": {}}
+    if words == ["missing"]:
+        words = [word for word in everything if word not in found["examples"] | found["programs"]]
     if unknown := [word for word in words if word not in everything]:
         sys.exit(f"neither an example nor a block of programs (0 to {runs.BLOCKS - 1}): {', '.join(unknown)}")
-    found = frozen.read() if frozen.PATH.exists() else {"examples": {}, "programs": {}}
     if found.get("torch", frozen.version()) != frozen.version() and words:
         sys.exit(f"{frozen.PATH} is of PyTorch {found['torch']}, this is {frozen.version()}: freeze all")
     found["torch"] = frozen.version()

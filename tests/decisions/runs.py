@@ -28,20 +28,21 @@ from tests.programs.running import settle
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 STEPS_OF_EXAMPLES = 3  # those with foresight know a step once they have seen two
-BATCHES = {
-    "amp": 16,
-    "densenet": 10,
-    "lstm": 256,
-    "resnet": 48,
-    "transformer": 6,
-    "treelstm": 96,
-    "unet": 5,
-    "unrolled_gan": 2048,
-    "vae": 32,
+SIZES = {
+    "amp": "--batch-size 16 --depth 6",
+    "densenet": "--batch-size 10",
+    "lstm": "--batch-size 256 --max-length 20",
+    "resnet": "--batch-size 48",
+    "transformer": "--batch-size 6",
+    "treelstm": "--batch-size 96 --min-leaves 20 --max-leaves 30",
+    "unet": "--batch-size 5",
+    "unrolled_gan": "--batch-size 2048",
+    "vae": "--batch-size 32",
 }
-"""A quarter of the examples' own or less, which takes a fraction of the time."""
+"""Smaller ones than the examples' own, which takes a fraction of the time."""
 SHARES = (70, 50, 40)  # percent of the peak without a budget
-HEURISTICS = ("h_dtr", "h_dtr_eq", "h_dtr_local", "lru", "msps", FIRST, "h_next")
+HEURISTICS = (FIRST,)
+OTHERS = ("h_dtr", "h_dtr_eq", "h_next", "lru", "msps")  # inside the second share alone
 
 BLOCKS, PROGRAMS = 50, 100  # blocks, and programs in each
 HERE = int(os.environ.get("DECISIONS", "0"))
@@ -49,7 +50,13 @@ HERE = int(os.environ.get("DECISIONS", "0"))
 LENGTHS = range(8, 21)
 SHARES_OF_PROGRAMS = (-0.1, 0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 """How far the budget lies from the peak with everything evicted (0) towards the program's own (1)."""
-HEURISTICS_OF_PROGRAMS = (*HEURISTICS, "size", "e_star", "h'(s=yes,m=no,c=eqclass)")
+HEURISTICS_OF_PROGRAMS = (
+    *("h_dtr", "h_dtr_eq", "h_dtr_local", "lru", "msps", FIRST, "h_next"),
+    *("size", "e_star", "h'(s=yes,m=no,c=eqclass)"),
+)
+
+CRASHES = (1813, 4273)
+"""Seeds of programs that end the process within PyTorch, without dtrrun, too."""
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch._dynamo", "dtrrun.runtime.session", "tests.decisions.runs"])
@@ -99,7 +106,7 @@ def _prepare() -> None:
 
 def _run(name: str) -> None:
     path = EXAMPLES / f"{name}.py"
-    sys.argv = [str(path), "--steps", str(STEPS_OF_EXAMPLES), "--batch-size", str(BATCHES[name])]
+    sys.argv = [str(path), "--steps", str(STEPS_OF_EXAMPLES), *SIZES[name].split()]
     runpy.run_path(str(path), run_name="__main__")
 
 
@@ -168,16 +175,23 @@ def program_of(draw: random.Random) -> Program:
 
 def drawn(number: int) -> Iterator[tuple[Program, str, float]]:
     """Draw the programs of a block, each with a heuristic and a share."""
-    for place in range(HERE or PROGRAMS):
-        draw = random.Random(number * PROGRAMS + place)
+    for seed in range(number * PROGRAMS, number * PROGRAMS + (HERE or PROGRAMS)):
+        if seed in CRASHES:
+            continue
+        draw = random.Random(seed)
         yield program_of(draw), draw.choice(HEURISTICS_OF_PROGRAMS), draw.choice(SHARES_OF_PROGRAMS)
+
+
+def decidable(number: int) -> Iterator[tuple[Program, str, float]]:
+    """Draw those of a block that have no threads: what a thread lets go of may die a little later."""
+    return (one for one in drawn(number) if "'in_thread'" not in repr(one))
 
 
 def decisions_in_block(number: int) -> str:
     """Return digests of the decisions in the programs of a block, four hexadecimal digits each."""
     settle()
     decided = ""
-    for one in drawn(number):
+    for one in decidable(number):
         decided += hashlib.sha256(decided_in(*one).encode()).hexdigest()[:4]
         settle()
     return decided

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,12 +15,21 @@ import mutants_of_memory  # noqa: F401
 import mutants_of_programs  # noqa: F401
 import mutants_of_replays  # noqa: F401
 import mutants_of_values  # noqa: F401
+import native_choice  # noqa: F401
+import native_memory  # noqa: F401
+import native_operators  # noqa: F401
+import native_replays  # noqa: F401
 import pytest
+import schemata
 from mutant import MUTANTS
+from native import NATIVE
+
+from dtrrun.native import build, compiling
 
 ROOT = Path(__file__).parents[2]
+FEW = {"PROGRAMS": "25", "PROGRAMS_SHRINK": "no", "DECISIONS": "15"}
+"""How much of the random programs children run."""
 
-os.environ["NATIVE"] = "off"  # the mutants are of the Python mode, too
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["numpy", "pytest", "torch._dynamo", "dtrrun.runtime.session"])
 
@@ -30,11 +40,14 @@ class Ended(NamedTuple):
     log: str
 
 
-def run(tests: list[str], mutant: str, folder: Path, seconds: float) -> Ended:
-    """Run tests with the mutant of that name ("": none), and no longer than that."""
+def run(tests: list[str], mutant: str, folder: Path, seconds: float, library: Path | None = None) -> Ended:
+    """Run tests with the mutant of that name ("": none), and no longer than that.
+
+    library: the extension with the native mutants, in place of the ordinary one.
+    """
     errors, log = folder / "errors", folder / "log"
     errors.touch()
-    child = CONTEXT.Process(target=_child, args=(tests, mutant, errors, log))
+    child = CONTEXT.Process(target=_child, args=(tests, mutant, errors, log, library))
     child.start()
     child.join(seconds)
     hangs = child.is_alive()
@@ -44,14 +57,20 @@ def run(tests: list[str], mutant: str, folder: Path, seconds: float) -> Ended:
     return Ended(None if hangs else child.exitcode, errors.read_text().splitlines(), log.read_text()[-3000:])
 
 
-def _child(tests: list[str], mutant: str, errors: Path, log: Path) -> None:
+def _child(tests: list[str], mutant: str, errors: Path, log: Path, library: Path | None) -> None:
     with log.open("w") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
     os.chdir(ROOT)
-    for one in MUTANTS:
-        if one.name == mutant:
-            one.apply()
+    os.environ.update(FEW)
+    if library is None:
+        for one in MUTANTS:
+            if one.name == mutant:
+                one.apply()
+    else:
+        numbers = {one.name: number for number, one in enumerate(NATIVE, 1)}
+        os.environ[schemata.VARIABLE] = str(numbers.get(mutant, 0))
+        sys.modules[compiling.NAME] = build.import_from(library)
     # The crashes that are meant to happen need no report, nor do assertions need to be explained.
     words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--assert=plain", *tests]
     status = pytest.main(words, plugins=[_Witness(errors)])

@@ -35,7 +35,6 @@ ROWS = (
     "long chains",
     "failing operators",
     "thrashing",
-    "what PyTorch does otherwise under a mode",
     "accounting",
     "replays",
 )
@@ -53,16 +52,24 @@ class around:  # as a decorator, and in tables, where it reads like a function
         return lambda *args, **kwargs: self.function(original, *args, **kwargs)
 
 
+def paths_of(mutant: Any) -> list[str]:
+    """Return the tests that must notice a mutant.
+
+    They are "file::test file::test", without "tests/conformance/test_" and ".py", or "folder/file::test".
+    """
+    found = []
+    for test in mutant.tests.split():
+        folder, _, rest = test.rpartition("/")
+        found.append(f"tests/{folder or 'conformance'}/test_{rest.replace('::', '.py::test_')}")
+    return found
+
+
 class Mutant(NamedTuple):
     row: str  # of the design's hazard table
     name: str
     target: str  # "module:name" or "module:Class.name", without "dtrrun."; the module that uses what it names
     replacement: Any
-    tests: str  # "file::test file::test", without "tests/conformance/test_" and ".py"
-
-    @property
-    def paths(self) -> list[str]:
-        return [f"tests/conformance/test_{test.replace('::', '.py::test_')}" for test in self.tests.split()]
+    tests: str  # see `paths_of`
 
     def found(self) -> tuple[Any, str, Any]:
         """The module or class, the name in it, and what that has now. AttributeError: this row is stale."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
-from mutant import around, meanwhile, no, nothing, row, yes
+from mutant import around, no, nothing, row, yes
 from torch.autograd.function import BackwardCFunction
 
 PATCHES = "runtime.patches.registry:Patches.wrap"
@@ -40,22 +39,6 @@ def not_superseding(supersede: Any, self: Any, version: Any, *operation: Any) ->
     made = supersede(self, version, *operation)
     made.escaped = False
     return made
-
-
-@around
-def without_types(run: Any, self: Any, mode: Any, operator: Any, func: Any, _types: Any, *call: Any) -> Any:
-    return run(self, mode, operator, func, (), *call)
-
-
-@around
-def without_complex(of: Any, self: Any, call: Any, key: Any, *more: Any, **named: Any) -> Any:
-    return of(self, call, tuple(one for one in key if one != "complex"), *more, **named)
-
-
-class NeverAsking:
-    """In place of a thread's variables."""
-
-    now = property(no, nothing)
 
 
 def by_tensor() -> around:
@@ -126,51 +109,15 @@ row(
     "other layouts and subclasses",
     ("quantized results are taken for plain ones", "runtime.dispatch.outputs:is_odd", no,
      "hazards_layouts::sparse_and_quantized hazards_layouts::nested_tensors"),
-    ("subclasses are not unwrapped", "runtime.dispatch.slow_path:SlowPath.run", without_types,
-     "hazards_layouts::tensor_subclasses"),
     ("what a sparse tensor is made from stays evictable",
      "core.operator:Operators.finish",
      around(lambda finish, self, call, outputs, plain: finish(self, call, outputs)),
      "hazards_layouts::sparse_and_quantized"),
-    ("conjugate views older than the session take the fast path",
-     "runtime.dispatch.signatures:Signatures.of", without_complex,
-     "hazards_layouts::conjugate_made_before_the_session"),
 )
 row(
-    "what PyTorch does otherwise under a mode",
-    ("gradient formulas see our mode", "runtime.operators:_CHECKS_MODES", (),
-     "hazards_mode_checks::gradient_formulas_that_ask_for_modes"),
-    ("what such a formula reads may be evicted",
-     "runtime.dispatch.python_mode.mode_checks:Formula.__init__",
-     around(lambda init, self, lock, tensors: init(self, lock, [])),
-     "hazards_mode_checks::gradient_formulas_that_ask_for_modes"),
-    ("unpack hooks are asked what such a node has saved",
-     "runtime.dispatch.python_mode.unpacking:_asking", NeverAsking(),
-     "hazards_saved::hooks_where_pytorch_does_not_tell_of_them"),
-    ("unpack hooks run where nobody sees their operators",
-     "runtime.dispatch.python_mode.mode_checks:ModeChecks._unpack", lambda self, hook, packed: hook(packed),
-     "hazards_saved::hooks_run_once_and_find_what_they_read"),
-    ("the program's hooks on such a node run without our mode",
-     "runtime.dispatch.python_mode.mode_checks:_move_to_front", nothing,
-     "hazards_saved::hooks_about_such_a_node_that_read_what_is_evicted"),
-    ("functions with out= see our mode", "runtime.patches.composites:only_our_mode", no,
-     "hazards_mode_checks::out_of_composites_that_ask_for_modes"),
-    ("quantiles of what is no share are not refused", "runtime.patches.composites:QUANTILES", (),
-     "hazards_mode_checks::quantiles_refuse_what_they_refuse_without_a_mode"),
-    ("composites come apart to the program's modes around the session",
-     "runtime.dispatch.slow_path:SlowPath.run", meanwhile(0, "under_modes", False),
-     "hazards_ambient::a_mode_of_the_programs_around_the_session_gets_composites_whole_in_inference_mode"),
-    ("kernels within composites that autocast has cast find autocast on",
-     "runtime.patches.composites:autocast_as_here", nullcontext,
-     "hazards_ambient::composites_have_the_bits_that_they_have_without_a_mode"),
-    ("views of which the schema does not speak are none in inference mode",
-     "runtime.operators:_VIEWS_UNSAID", (),
-     "hazards_mode_checks::views_of_composites_in_inference_mode_are_views_for_autograd"),
-    ("kernels find conjugates unresolved",
-     "runtime.dispatch.slow_path:call_operator", lambda call, args, kwargs: call.func(*args, **kwargs),
-     "hazards_mode_checks::conjugates_that_kernels_make_inside"),
+    "mutated constants",
     ("small constants go at once", "core.operator:SMALL_CONSTANT", 0,
-     "hazards_mode_checks::what_was_made_from_a_small_constant_can_be_evicted"),
+     "hazards_constants::what_was_made_from_a_small_constant_can_be_evicted"),
 )
 row(
     ".data, set_, swap_tensors",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mutant import around, no, nothing, only_in, row, yes
+from mutant import around, no, nothing, only_in, row
 
 
 @around
@@ -20,7 +20,7 @@ def by_recursion(secure: Any, self: Any, version: Any) -> bool:
 
 row(
     "torch.compile",
-    ("nothing is said", "runtime.dispatch.python_mode.compiler:CompileNotice.install", nothing,
+    ("nothing is said", "runtime.patches.compiler:CompileNotice.install", nothing,
      "hazards_process::compile_says_once_that_nothing_is_compiled"),
 )
 row(
@@ -46,13 +46,6 @@ row(
      "hazards_room::what_one_has_been_promised_is_not_anothers_room"),
     ("nobody waits for others", "runtime.dispatch.slow_path:SlowPath.others_end", no,
      "hazards_room::who_finds_no_room_waits_for_the_others"),
-    ("threads run without the mode", "runtime.dispatch.python_mode.threads:Threads.enter", nothing,
-     "hazards_threads::threads_train_in_one_session "
-     "hazards_threads::a_tensor_made_in_one_thread_is_used_in_another"),
-    ("threads take the fast path", "runtime.dispatch.python_mode.threads:Guest.join", nothing,
-     "hazards_threads::from_a_threads_first_operator_on_the_short_cut_is_not_taken"),
-    ("threads do not wait for the fast path", "runtime.dispatch.python_mode.threads:_is_inside", no,
-     "hazards_threads::a_thread_waits_until_the_fast_path_is_left"),
 )
 row(
     "fork",
@@ -68,8 +61,6 @@ row(
      "hazards_loops::what_is_carried_over_comes_back_before_its_history_goes"),
     ("a program without an optimizer has no steps", "runtime.session:Session._backward_ended", nothing,
      "hazards_loops::what_is_carried_over_comes_back_before_its_history_goes"),
-    ("what a replay needed on the way stays", "core.deallocation:Deallocation.was_read", nothing,
-     "rematerialization::what_only_one_recipe_reads_goes_at_once"),
     ("a chain of recipes is searched by recursion", "core.recipes:Recipes.secure", by_recursion,
      "faults_chains::read_from_the_end"),
 )
@@ -78,8 +69,6 @@ row(
     ("locks are not released", "core.operator:Operators.fail", nothing,
      "hazards_process::failing_operators_leave_no_locks"),
     ("a half-written storage keeps its recipe", "core.recipes:Recipes.half_written", nothing,
-     "hazards_mutation::mutation_that_fails_half_way"),
-    ("the fast path does not see that an operator raised", "runtime.dispatch.slow_path:SlowPath.unbegun", yes,
      "hazards_mutation::mutation_that_fails_half_way"),
 )
 row(

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-import torch
 from mutant import around, called_from, meanwhile, no, nothing, only_in, row, yes
 
 SUPERSEDE = "core.recipes:Recipes.supersede"
 MAKE_CONSTANT = "core.recipes:Recipes.make_constant"
-UPDATE = "runtime.dispatch.lists:update"
 
 
 def no_version(module: str, *, recorded: bool) -> around:
@@ -23,35 +21,6 @@ def no_version(module: str, *, recorded: bool) -> around:
         return original(self, version, operation, cost)
 
     return around(supersede)
-
-
-@around
-def both_own_it(supersede: Any, self: Any, version: Any, *operation: Any) -> Any:
-    made = supersede(self, version, *operation)
-    version.superseded, version.resident = False, True
-    return made
-
-
-def pretending(attribute: str, value: Any) -> around:
-    """As if every version had that attribute, while an operator is looked at and runs."""
-
-    def replaced(original: Any, mode: Any, *call: Any) -> Any:
-        before = [(one, getattr(one, attribute)) for one in mode.ledger.versions.values()]
-        for version, _ in before:
-            setattr(version, attribute, value)
-        try:
-            return original(mode, *call)
-        finally:
-            for version, was in before:
-                if getattr(version, attribute) == value:
-                    setattr(version, attribute, was)
-
-    return around(replaced)
-
-
-@around
-def real_numbers(key_of: Any, func: Any, tensors: Any, versions: Any) -> Any:
-    return key_of(func, [one.to("meta", torch.float64) for one in tensors], versions)
 
 
 def unless(why: str, instead: Callable[[Any], None] = nothing) -> around:
@@ -79,28 +48,11 @@ def found_nowhere(module: str) -> around:
 
 row(
     "in-place operators",
-    ("the fast path gives a mutation no version",
-     SUPERSEDE, no_version("runtime.dispatch.mode", recorded=True),
-     "hazards_mutation::chain_of_mutations_whose_old_versions_are_needed"),
     ("the slow path gives a mutation no version", SUPERSEDE, no_version("core.operator", recorded=True),
      "hazards_mutation::foreach_operators hazards_mutation::out_arguments"),
     ("a replayed mutation writes into the old version",
      "runtime.execute:Executor._copy", lambda self, storage: storage,
      "hazards_mutation::chain_of_mutations_whose_old_versions_are_needed"),
-    ("an old version still owns the storage", SUPERSEDE, both_own_it,
-     "hazards_mutation::chain_of_mutations_whose_old_versions_are_needed"),
-    ("lists: what relies on the old values is not rescued", UPDATE, pretending("needed_by", None),
-     "hazards_lists::what_was_computed_from_the_old_values_is_rescued"),
-    ("lists: they get no version", SUPERSEDE, no_version("runtime.dispatch.lists", recorded=False),
-     "hazards_lists::recipes_name_the_version_that_they_read"),
-    ("lists: inputs are not brought back", UPDATE, pretending("resident", True),
-     "hazards_lists::evicted_inputs_come_back"),
-    ("lists: autograd is not told", "runtime.dispatch.lists:count_write", nothing,
-     "hazards_lists::autograd_sees_the_writes"),
-    ("lists: new state keeps its recipe", MAKE_CONSTANT, only_in("runtime.dispatch.lists", nothing),
-     "hazards_lists::new_state_among_old"),
-    ("lists: complex numbers are taken for others", "runtime.dispatch.lists:key_of", real_numbers,
-     "hazards_lists::complex_numbers_are_not_taken_for_as_many_bytes_of_others"),
 )
 row(
     "mutated constants",
@@ -109,12 +61,6 @@ row(
     ("a constant that is about to change is not copied but shared",
      "runtime.execute:Executor.copy", lambda self, storage: storage,
      "hazards_constants::a_graph_that_is_held_while_its_weights_change_stays_recomputable"),
-    ("the fast path mutates constants that something is secured by",
-     "runtime.dispatch.mode:DTRMode.dispatch", pretending("needed_by", None),
-     "hazards_constants::mutation_of_a_buffer_on_the_short_cut"),
-    ("the fast path's mutated constant has no new version",
-     SUPERSEDE, no_version("runtime.dispatch.mode", recorded=False),
-     "hazards_constants::mutation_of_a_buffer_on_the_short_cut"),
     ("the slow path's mutated constant has no new version",
      SUPERSEDE, no_version("core.operator", recorded=False),
      "hazards_mutation::weights_change_while_what_they_made_is_evicted "
@@ -125,9 +71,6 @@ row(
      "hazards_gradients::maml_inner_steps_by_functional_call"),
     ("history is never forgotten", "core.history:History._forget_mutated", nothing,
      "hazards_mutation::kept_losses_do_not_pile_up_records"),
-    ("recipes do not hold on to their constants",
-     "core.graph:Operation.constants", property(nothing, nothing),
-     "hazards_constants::constants_that_the_program_releases"),
     ("a released constant counts as there",
      MAKE_CONSTANT, unless("input lost", lambda version: setattr(version.operation, "secured", True)),
      "hazards_mutation::weights_change_while_what_they_made_is_evicted hazards_modes::autocast_in_and_out"),

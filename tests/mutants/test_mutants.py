@@ -1,27 +1,39 @@
-"""Each handling of a hazard, switched off in turn: some test must notice.
+"""Each handling of a hazard, and each part of the native code, is broken in turn: some test must notice.
 
-The mutants are tables (`mutants_of_*.py`): a function or a constant of dtrrun, and what it is replaced with.
-The tests that are named must fail, or crash, with it, and pass without.
+The mutants are tables. Those of Python (`mutants_of_*.py`) are a function or a constant of dtrrun and what it
+is replaced with; those of C++ (`native_*.py`) a piece of the sources and what stands in its place. The tests
+that are named must fail, or crash, with it, and pass without.
 """
 
 import signal
 
 import pytest
+import schemata
 from forked import ROOT, run
-from mutant import MUTANTS, NOT_APPLICABLE, ROWS, around
+from mutant import MUTANTS, NOT_APPLICABLE, ROWS, around, paths_of
+from native import NATIVE
 
-SECONDS = 120  # for the tests of one mutant; that they hang does not count as noticed
-EVERY = 12  # mutants, of which one is in the sample that `-k "sample or row"` runs
+NOTICED = [mutant for mutant in NATIVE if mutant.tests]
+SECONDS = 240  # for the tests of one mutant; that they hang does not count as noticed
+EVERY = 12  # mutants, of which one is in the sample that `-k "sample or row"` runs,
+EVERY_NATIVE = 40  # and the same of native ones
 CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
 BROKEN = ("ImportError", "ModuleNotFoundError", "SyntaxError", "NameError", "UnboundLocalError")
 MISCALLED = ("TypeError", "AttributeError")  # raised by a replacement: what it replaces takes other arguments
+
+
+@pytest.fixture(scope="session")
+def library():
+    """The extension with all native mutants."""
+    return schemata.library(NATIVE)
 
 
 def test_each_row_of_the_hazard_table_has_a_mutant():
     covered = {mutant.row for mutant in MUTANTS}
     assert covered | set(NOT_APPLICABLE) == set(ROWS)
     assert not covered & set(NOT_APPLICABLE)
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    for mutants in (MUTANTS, NATIVE):
+        assert len({mutant.name for mutant in mutants}) == len(mutants)
 
 
 def test_no_row_is_stale():
@@ -30,18 +42,35 @@ def test_no_row_is_stale():
         replacement = mutant.replacement
         assert original != replacement, mutant.name
         assert callable(original) or not isinstance(replacement, around), mutant.name
-        for path in mutant.paths:
+    schemata.sources(NATIVE)  # which raises if a piece is not there once
+    for mutant in (*MUTANTS, *NOTICED):
+        for path in paths_of(mutant):
             file, _, test = path.partition("::")
-            assert f"def {test}(" in (ROOT / file).read_text(), f"{mutant.name}: {path}"
+            assert f"def {test.partition('[')[0]}(" in (ROOT / file).read_text(), f"{mutant.name}: {path}"
 
 
-def test_the_tests_pass_without_a_mutant(tmp_path):
-    ended = run(sorted({test for mutant in MUTANTS for test in mutant.paths}), "", tmp_path, seconds=900)
+def test_code_that_has_changed_is_no_row_of_the_table():
+    source = "int one = 1;\nint two = one;\n"
+    row = schemata.NativeMutant("row", "name", "file", "int «one = 1»;", "one = 2", "")
+    other = row._replace(code="int two   = «one»;", instead="0")
+    switched = schemata.mutated("file", source, {1: row, 2: other})
+    assert switched == "int (mutant(1) ? (one = 2) : (one = 1));\nint two = (mutant(2) ? (0) : (one));\n"
+    for code in ("«three»", "two", "«one»", "«int» «two»"):
+        with pytest.raises(ValueError, match=r"times|between"):
+            schemata.mutated("file", source, {1: row._replace(code=code)})
+    with pytest.raises(ValueError, match="overlap"):
+        schemata.mutated("file", source, {1: row, 2: row._replace(code="one = «1»;")})
+
+
+@pytest.mark.parametrize("mutants", [MUTANTS, NOTICED], ids=["python", "native"])
+def test_the_tests_pass_without_a_mutant(mutants, library, tmp_path):
+    tests = sorted({test for mutant in mutants for test in paths_of(mutant)})
+    ended = run(tests, "", tmp_path, 900, library if mutants is NOTICED else None)
     assert ended.exit == 0, ended
 
 
-def check_noticed(mutant, folder):
-    ended = run(mutant.paths, mutant.name, folder, SECONDS)
+def check_noticed(mutant, folder, library=None):
+    ended = run(paths_of(mutant), mutant.name, folder, SECONDS, library)
     assert ended.exit is not None, "the tests did not end"
     if -ended.exit in CRASHES:
         return
@@ -52,15 +81,27 @@ def check_noticed(mutant, folder):
     assert not broken, f"the mutant itself is broken: {ended.errors}"
 
 
-@pytest.mark.parametrize("mutant", MUTANTS[::EVERY], ids=lambda mutant: mutant.name)
+def named(mutant):
+    return mutant.name
+
+
+@pytest.mark.parametrize("mutant", MUTANTS[::EVERY], ids=named)
 def test_a_mutant_of_the_sample_is_noticed(mutant, tmp_path):
     check_noticed(mutant, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "mutant",
-    [mutant for place, mutant in enumerate(MUTANTS) if place % EVERY],
-    ids=lambda mutant: mutant.name,
-)
+@pytest.mark.parametrize("mutant", [one for place, one in enumerate(MUTANTS) if place % EVERY], ids=named)
 def test_a_mutant_is_noticed(mutant, tmp_path):
     check_noticed(mutant, tmp_path)
+
+
+@pytest.mark.parametrize("mutant", NOTICED[::EVERY_NATIVE], ids=named)
+def test_a_native_mutant_of_the_sample_is_noticed(mutant, library, tmp_path):
+    check_noticed(mutant, tmp_path, library)
+
+
+@pytest.mark.parametrize(
+    "mutant", [one for place, one in enumerate(NOTICED) if place % EVERY_NATIVE], ids=named
+)
+def test_a_native_mutant_is_noticed(mutant, library, tmp_path):
+    check_noticed(mutant, tmp_path, library)

@@ -1,0 +1,118 @@
+"""Native mutants of what runs again, and how."""
+
+from __future__ import annotations
+
+from native import native
+
+# Of each: what goes wrong, the code with the piece that is replaced, what is put in its place, who notices.
+# fmt: off
+
+native(
+    "rematerialization", "rematerialize.h",
+    ("nothing is planned",
+     "if («relaxations >= LAST_PLANNED && plan.find(maker.get()) == nullptr») {", "false", ""),
+    ("plans run backwards",
+     "return «std::pair(a.age, a.mutations) > std::pair(b.age, b.mutations)»;",
+     "std::pair(a.age, a.mutations) < std::pair(b.age, b.mutations)", ""),
+    ("what a plan needs is not locked", "«lock(source, 1);» plan.find(maker)->locked.push_back", "", ""),
+    ("what a plan has locked stays locked",
+     "for (const Ref& source : planned->locked) «lock(source.get(), -1);»", "", ""),
+    ("what plans that are given up have locked stays locked",
+     "planned->locked[planned->unlocked++].get(); «lock(source, -1);»", "", ""),
+    ("inputs are not locked while an operator waits", "«lock(inputs[entered.locked], 1);»", "", ""),
+    ("inputs stay locked when an operator has run", "«lock(source, -1);» if (!is_recomputed(source) ||", "",
+     ""),
+    ("what operators that back out have locked stays locked",
+     "PyObject* source = inputs[entered.unlocked++]; «lock(source, -1);» idle(source);", "", ""),
+    ("what waits in vain cannot be evicted any more",
+     "«accounts_.rule.insert(source);» } // Whether it has memory", "", ""),
+    ("inputs of what runs again do not count as used",
+     "«version_.last_access.set_number(inputs[entered.locked], clock);»", "", ""),
+    ("replays run under what the program has above the kernels",
+     "c10::impl::ExcludeDispatchKeyGuard beneath_the_program(«way_in.above»);", "c10::DispatchKeySet()", ""),
+    ("replays run in inference mode", "c10::InferenceMode no_inference(«false»);", "true", ""),
+    ("what was dear to bring back is not known to be",
+     "for (PyObject* one : missing) «version_.cost.set_number(one, "
+     "std::max<int64_t>(version_.cost.number(one), cost / int64_t(missing.size())));»", "", ""),
+    ("what finds no room is given up at once",
+     "if («relaxations == MAX_RELAXATIONS && ends_at_once(work)») throw;", "true", ""),
+    ("nothing is tried in another way", "if (error && «!frugally(targets)») {", "true", ""),
+    ("what a kept input was kept for is not noted", "«evictions_.came_back(maker.get());»", "", ""),
+    ("inputs are never brought back in the other order",
+     "if («relaxations == TURNED») std::reverse", "false", ""),
+    ("nothing is said of what is lost", "if («maker.get() == Py_None») checked(", "false", ""),
+)
+native(
+    "replays", "replays.h",
+    ("a replayed mutation writes into the old version",
+     "targets[place] = «copy_of(accounts_.memory_of(source))»;", "accounts_.memory_of(source)", ""),
+    ("memory is taken that other recipes read",
+     "return «Py_REFCNT(source) <= 1 + operation.references_to(maker, source)»;", "true", ""),
+    ("the copy of a constant is written to",
+     "if («version.scratch.is_none(source) || version.operation.is_none(source)») return false;",
+     "version.scratch.is_none(source)", ""),
+    ("memory is taken that another operator waits for",
+     "if («version.locks.number(source) != 1») return false;", "false", ""),
+    ("replays run with the settings of the moment", "if («equal == 0») return End::FOR_PYTHON;", "false", ""),
+    ("copies need no room", "if («uses[i] == Use::COPY») need +=", "false", ""),
+    ("results need no room",
+     "int64_t need = «signature.output_bytes.number(found)»; if (without_workspace)", "int64_t{0}", ""),
+    ("outputs that are there are replaced",
+     "if («version.resident.is_true(one)») return; made.emplace_back", "false", ""),
+    ("outputs that others wait for are dropped",
+     "} else if («one == wanted || version.locks.number(one) != 0») {", "one == wanted", ""),
+    ("all outputs are kept", "} else if («one == wanted || version.locks.number(one) != 0») {", "true", ""),
+    ("every output is the first one", "results[«where»].storage());", "0",
+     "hazards_values::several_outputs_of_which_some_are_dropped"),
+    ("what came back cannot be evicted again",
+     "if (version.scratch.is_none(one)) «accounts_.evictable(one);»", "",
+     "programs/programs::random_programs"),
+    ("what came back is as stale as before",
+     "«version.last_access.set_number(one, accounts_.number(ledger.clock));» if (!accounts_", "",
+     "decisions/decisions::a_block_of_the_sample[7]"),
+    ("a stolen version is never released",
+     "for (const Ref& source : taken) «accounts_.rule.released(source.get());»", "", ""),
+    ("inputs may go while room is made",
+     "if (!«held.emplace_back(accounts_.memory_of(source))») return", "accounts_.memory_of(source)",
+     "rematerialization::what_a_cycle_alone_holds_may_go_while_room_is_made_for_its_reader"),
+    ("random operators draw anew",
+     'if (recipe.rng) «context_ = checked(PyObject_CallMethod(mode, "replaying", "(O)", '
+     'recipe.rng.get()));»', "",
+     "hazards_values::random_operators_and_their_generators"),
+    ("new memory for what is overwritten needs no room", "if (blank) «need += blank->nbytes;»", "", ""),
+    ("replays take no time", "«accounts_.add(ledger.clock, signature.cost.number(found));» collect(", "",
+     "decisions/decisions::a_block_of_the_sample[7]"),
+    ("stolen memory still counts",
+     "«accounts_.drop_scratch(source.get());» accounts_.rule.discard(source.get()); }", "", ""),
+    ("replays read what other code has written to",
+     "if («version.escaped.is_true(source)») return End::FOR_PYTHON;", "false", ""),
+    ("views begin where their storage does",
+     "tensor.unsafeGetTensorImpl()->set_storage_offset(«offset»);", "int64_t{0}",
+     "hazards_layouts::geometries_and_types"),
+    ("a replay that makes other bytes is believed", "if («made != nbytes») {", "false", ""),
+    ("a memory peak within a replay is not seen",
+     "«accounts_.note_peak(accounts_.number(ledger.resident_bytes) + "
+     "signature.output_bytes.number(found));» for (auto&", "", ""),
+)
+native(
+    "replays", "recipe.h",
+    ("recipes have the program's own lists",
+     "return «value.isList() && value.use_count() > 1» ? value.deepcopy()", "false",
+     "hazards_scripts::lists_that_a_script_changes"),
+)
+native(
+    "replays", "silence.h",
+    ("Python warns in replays", "Silent() : filters_(filters()) { «depth++;»", "depth += 0;",
+     "hazards_warnings::a_replay_of_a_kernel_that_the_program_has_replaced_is_silent"),
+)
+native(
+    "replays", "ambient.h",
+    ("grad mode is no setting", "Settings found{«c10::GradMode::is_enabled()»,", "true", ""),
+    ("determinism is no setting", "«context.deterministicAlgorithms()»,", "false",
+     "hazards_ambient::a_replay_is_as_strict_about_determinism_as_the_first_run"),
+    ("the default dtype is no setting",
+     "«static_cast<int>(c10::typeMetaToScalarType(c10::get_default_dtype()))»};", "0",
+     "hazards_ambient::a_replay_has_the_default_dtype_of_the_first_run"),
+    ("flushing denormal numbers is no setting", "«flushes_denormal()»,", "false",
+     "hazards_ambient::a_replay_has_the_settings_of_the_first_run"),
+)

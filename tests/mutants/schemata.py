@@ -1,0 +1,145 @@
+"""Mutants of the native sources, all in one build: the environment says which one a process has.
+
+A mutant is a piece of the sources and what stands in its place. The build has both, with a switch:
+
+    a condition        (mutant(17) ? (false) : (version.resident.is_true(one)))
+    a statement        if (mutant(17)) {} else { accounts.add(bytes); }
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+from dtrrun.native import build, compiling
+
+SOURCES = compiling.HERE
+BUILDS = Path(__file__).parents[2] / "build" / "mutants"
+VARIABLE = "DTRRUN_MUTANT"
+SWITCH = f"""
+namespace dtrrun {{
+inline const char* named_mutant = std::getenv("{VARIABLE}");
+inline const int chosen_mutant = named_mutant == nullptr ? 0 : std::atoi(named_mutant);
+inline bool mutant(int number) {{ return number == chosen_mutant; }}
+}}  // namespace dtrrun
+"""
+FIRST_SOURCE = "python.h"  # which all others include
+
+NOWHERE = "of {file}, {code!r} is there {count} times"
+UNMARKED = "{code!r} has no piece, or several, between « and »"
+OVERLAP = "pieces of {file} overlap: {one!r} and {other!r}"
+
+
+class NativeMutant(NamedTuple):
+    row: str  # the part of the native code
+    name: str  # what goes wrong
+    file: str  # in dtrrun/native
+    code: str  # a text that is there once, with the piece that is replaced between « and »
+    instead: str
+    tests: str  # see `mutant.paths_of`; empty: none is known to notice
+
+
+class Piece(NamedTuple):
+    begin: int
+    end: int
+    cases: list[tuple[int, str]]  # numbers of mutants, and what each puts in its place
+
+
+def squeezed(text: str) -> tuple[str, list[int]]:
+    """Return a text with single spaces in place of any white space, and where each character was."""
+    places = [
+        place for place, one in enumerate(text) if not one.isspace() or not text[place - 1 : place].isspace()
+    ]
+    return "".join(" " if text[place].isspace() else text[place] for place in places), places
+
+
+def place_of(mutant: NativeMutant, source: str) -> tuple[int, int]:
+    """Return where the piece is that a mutant replaces. Raises ValueError if it is not there once."""
+    code = re.sub(r"\s+", " ", mutant.code)
+    if code.count("«") != 1 or code.count("»") != 1 or code.index("«") > code.index("»"):
+        raise ValueError(UNMARKED.format(code=mutant.code))
+    text, places = squeezed(source)
+    before, piece, _ = re.split("[«»]", code)
+    plain = re.sub("[«»]", "", code)
+    if (count := text.count(plain)) != 1:
+        raise ValueError(NOWHERE.format(file=mutant.file, code=plain, count=count))
+    begin = text.index(plain) + len(before)
+    return places[begin], places[begin + len(piece) - 1] + 1
+
+
+def switched(piece: str, cases: list[tuple[int, str]]) -> str:
+    """Return the code that has a piece, and what mutants put in its place."""
+    if piece.endswith((";", "}")):
+        chosen = "".join(f"if (mutant({number})) {{ {new} }} else " for number, new in cases)
+        return f"{chosen}{{ {piece} }}"
+    for number, new in reversed(cases):
+        piece = f"(mutant({number}) ? ({new}) : ({piece}))"
+    return piece
+
+
+def mutated(file: str, source: str, mutants: dict[int, NativeMutant]) -> str:
+    """Return a source with its mutants, by number. Raises ValueError."""
+    pieces: dict[tuple[int, int], Piece] = {}
+    for number, mutant in mutants.items():
+        if mutant.file == file:
+            place = place_of(mutant, source)
+            pieces.setdefault(place, Piece(*place, [])).cases.append((number, mutant.instead))
+    last = None
+    for piece in sorted(pieces.values(), reverse=True):
+        if last is not None and piece.end > last.begin:
+            texts = {"one": source[piece.begin : piece.end], "other": source[last.begin : last.end]}
+            raise ValueError(OVERLAP.format(file=file, **texts))
+        last = piece
+    for piece in sorted(pieces.values(), reverse=True):
+        code = switched(source[piece.begin : piece.end], piece.cases)
+        source = source[: piece.begin] + code + source[piece.end :]
+    return source
+
+
+def sources(mutants: list[NativeMutant]) -> dict[str, str]:
+    """Return the native sources with all mutants, which are numbered from 1. Raises ValueError."""
+    numbered = dict(enumerate(mutants, 1))
+    made = {
+        path.name: mutated(path.name, path.read_text(), numbered)
+        for path in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")])
+    }
+    if strangers := {mutant.file for mutant in mutants} - set(made):
+        raise ValueError(f"not in {SOURCES.name}: {', '.join(sorted(strangers))}")
+    head, include, rest = made[FIRST_SOURCE].partition("#pragma once\n")
+    made[FIRST_SOURCE] = f"{head}{include}#include <cstdlib>\n{SWITCH}{rest}"
+    return made
+
+
+def library(mutants: list[NativeMutant]) -> Path:
+    """Return the extension with all mutants, built if need be. Raises ValueError, build.CannotBuild."""
+    made = sources(mutants)
+    digest = hashlib.sha256(repr((made, build.key())).encode()).hexdigest()[:16]
+    folder = BUILDS / digest
+    target = folder / f"{compiling.NAME}.so"
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            for name, text in made.items():
+                (folder / name).write_text(text)
+            unfinished = folder / "unfinished.so"
+            command = [
+                *build.compiler(),
+                str(folder / compiling.MAIN.name),
+                *build.flags(),
+                "-O1",  # builds in half the time
+                "-o",
+                str(unfinished),
+            ]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise build.CannotBuild(
+                    f"the mutants do not compile: {done.stderr[:3000]}", "mend their table"
+                )
+            os.rename(unfinished, target)
+    return target
