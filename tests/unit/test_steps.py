@@ -5,13 +5,14 @@ import torch
 
 from dtrrun.runtime.observe import steps
 from dtrrun.runtime.observe.steps import Sample, StepClock
+from dtrrun.telemetry.fields import OVERHEADS
 
 
 class Program:
     """Makes steps of an optimizer that take the given nanoseconds, and the given ones of recomputation."""
 
     def __init__(self):
-        self.totals = {"wall_ns": 0, "operators_ns": 0, "rematerialization_ns": 0}
+        self.totals = dict.fromkeys(("wall_ns", "operators_ns", *OVERHEADS), 0)
         self.clock = StepClock(self.totals.copy, lambda: None)
         self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
 
