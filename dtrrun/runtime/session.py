@@ -218,19 +218,25 @@ class Session:
         with self._lock:
             return self.dtr.rematerializer.restore_all()
 
-    def _stop(self, restore: Callable[[], list[Version]]) -> None:
+    def _stop(self, restore: Callable[[], list[Version]], *, alone: bool = False) -> None:
+        """alone: there is no other thread. Otherwise operators come to us until all they may read is back."""
         if not self.running:
             return
         self.running = False
-        self.interposer.end()
         fork.unwatch()
+        if alone:
+            self.interposer.end()
         try:
-            with self._lock:
-                self.ledger.small_constants.clear()
-                self.ledger.collect_dead()
-                self.ledger.set_budget(None)
-                self.device.set_budget(None)
-            lost = restore() if self.device.usable() else None
+            try:
+                with self._lock:
+                    self.ledger.small_constants.clear()
+                    self.ledger.collect_dead()
+                    self.ledger.set_budget(None)
+                    self.device.set_budget(None)
+                lost = restore() if self.device.usable() else None
+            finally:
+                if not alone:
+                    self.interposer.end()
             with self._lock:
                 self.dtr.recipes.end()
             if lost:
@@ -477,7 +483,7 @@ class Session:
         enabled = gc.isenabled()
         gc.disable()  # a collection writes to every object, and the system would copy all of the parent's
         try:
-            self._stop(self._restore_in_child)
+            self._stop(self._restore_in_child, alone=True)
         finally:
             if enabled:
                 gc.enable()

@@ -101,7 +101,12 @@ def test_a_child_begins_without_a_search_of_all_modules_or_a_collection(monkeypa
     searches, collector = [], []
     rename, stop = threads._rename, Session._stop
     monkeypatch.setattr(threads, "_rename", lambda *given: searches.append(given) or rename(*given))
-    monkeypatch.setattr(Session, "_stop", lambda *given: collector.append(gc.isenabled()) or stop(*given))
+
+    def stopping(*given, **named):
+        collector.append(gc.isenabled())
+        stop(*given, **named)
+
+    monkeypatch.setattr(Session, "_stop", stopping)
 
     def in_child():
         made, searched = [], len(searches) - before

@@ -952,3 +952,30 @@ def test_threads_ask_a_view_how_it_was_made():
     """PyTorch runs the view again, and holds a mutex of the tensor meanwhile."""
     run = subprocess.run([sys.executable, "-c", VIEWS], capture_output=True, text=True, timeout=100)
     assert run.stdout == "done\n", run.stderr
+
+
+def test_a_session_ends_while_other_threads_compute():
+    """What they read is back before their operators no longer come to the session."""
+    stop, wrong = threading.Event(), []
+
+    def work(kept, expected):
+        while not stop.is_set():
+            for one, value in zip(kept, expected, strict=True):
+                if (found := (one * 2).sum().item()) != value:
+                    wrong.append((found, value))
+
+    for _ in range(20):
+        stop.clear()
+        with dtrrun.budget(60_000, over_budget="warn") as session:
+            kept = chain(torch.randn(64, 32), 12)
+            expected = [(one * 2).sum().item() for one in kept]
+            threads = [threading.Thread(target=work, args=(kept, expected)) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.02)
+            assert session.report()["evictions"] > 0
+        time.sleep(0.01)
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
