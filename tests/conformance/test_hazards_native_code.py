@@ -380,7 +380,7 @@ with dtrrun.budget(1, over_budget="warn", device="cpu") as session:
     assert program().tolist() == expected
     assert session.report()["native"]["read_by_address"] > 0
 """
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(SOURCE.parents[2])}
     subprocess.run([sys.executable, "-c", program], check=True, cwd=SOURCE.parent, env=environment)
 
 

@@ -71,7 +71,7 @@ def test_the_first_call_comes(define):
         kept = define(space)
         x = torch.arange(6.0)
         assert getattr(torch.ops, space).twice(x).tolist() == [0, 2, 4, 6, 8, 10]
-        assert [count for name, count in session.mode.python_calls.items() if space in name] == [1]
+        assert [count for name, count in session.interposer.python_calls.items() if space in name] == [1]
         del kept
 
 
@@ -84,7 +84,7 @@ def test_before_the_session(define):
     kept = define(space)
     with dtrrun.budget(None) as session:
         getattr(torch.ops, space).twice(torch.ones(3))
-        assert [count for name, count in session.mode.python_calls.items() if space in name] == [1]
+        assert [count for name, count in session.interposer.python_calls.items() if space in name] == [1]
     del kept
 
 
