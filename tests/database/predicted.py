@@ -93,7 +93,8 @@ class Watch(Observer):
         self.admitted_calls: dict[int, tuple[int, dict[int, int]]] = {}
 
     def admitted(self, call: Any) -> None:
-        before = {version.key: version.nbytes for version in call.versions}
+        # A composite may have resized its `out=` without an operator: room was made for that (`outside.py`).
+        before = {version.key: max(version.nbytes, size_of(version())) for version in call.versions}
         self.admitted_calls[id(call)] = call.signature.output_bytes, before
 
     def finished(self, call: Any, outputs: Any) -> None:

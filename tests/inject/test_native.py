@@ -69,11 +69,7 @@ def test_ctrl_c_while_it_is_built(environment, program, tmp_path):
     text = "def load():\n    import torch\nload()\n"
     script = program("train.py", text)
     words = [sys.executable, "-m", "dtrrun", "--budget", "1GB", script]
-    env = environment | {
-        "CXX": str(compiler),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "DTRRUN_NATIVE": "auto",
-    }
+    env = environment | {"CXX": str(compiler), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     child = subprocess.Popen(words, cwd=tmp_path, env=env, text=True, stderr=subprocess.PIPE)
     lines = []
     for line in child.stderr:

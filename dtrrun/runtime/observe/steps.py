@@ -78,8 +78,8 @@ class Sample:
 
 
 def overhead_ns(step: dict[str, int]) -> int:
-    """Return the time that a step spent on recomputation and dtrrun's own work."""
-    return sum(step[name] for name in OVERHEADS)
+    """Return the time that a step spent on recomputation and dtrrun's own work: 0 in a plain run."""
+    return sum(step.get(name, 0) for name in OVERHEADS)
 
 
 def slowdown(step: dict[str, int]) -> float:
