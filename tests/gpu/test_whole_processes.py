@@ -98,7 +98,7 @@ def test_a_gpu_is_used_though_nvml_does_not_answer(tmp_path):
     program = tmp_path / "train.py"
     program.write_text(TRAINS)
     (_, plain), _ = hollow(sys.executable, str(program))
-    budget = [sys.executable, "-m", "dtrrun", "--budget", "660MB"]
+    budget = [sys.executable, "-m", "dtrrun", "--budget", "760MB"]
     for nvml in (True, False):
         (settings, found), told = hollow(*budget, str(program), nvml=nvml)
         assert found == plain
