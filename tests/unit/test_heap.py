@@ -15,7 +15,8 @@ def resident_set() -> int:
 
 def test_the_peak_of_the_resident_set_is_that_of_the_process():
     block = torch.ones(100 * MB, dtype=torch.uint8)
-    reached = resident_set()
+    # Linux counts the peak by processor, and adds up only what is more than some pages of each.
+    reached = resident_set() - 10 * MB
     del block
     assert reached <= resident_peak() < reached + 1000 * MB
     with dtrrun.budget(None) as session:
