@@ -1,4 +1,5 @@
-"""Makes a wheel for this Python and kind of machine, with the native extension for several PyTorch versions.
+"""Makes a wheel for this Python and kind of machine, with the native extension for several PyTorch versions, and
+with the simulator's core.
 
     python release/wheels.py --torch 2.12.1 2.13.0 [--to dist]
 
@@ -46,7 +47,7 @@ def main(words: Sequence[str] | None = None) -> None:
     binaries = {version: binary for version in chosen.torch if (binary := downloaded(version))}
     if chosen.here:
         binaries |= built_here()
-    wheel = make_wheel(binaries, chosen.to)
+    wheel = make_wheel([*binaries.values(), core()], chosen.to)
     with zipfile.ZipFile(wheel) as opened:
         for version, binary in binaries.items():
             (entry,) = [one for one in opened.infolist() if one.filename.endswith(binary.name)]
@@ -118,7 +119,25 @@ def built_here() -> dict[str, Path]:
     return {version: target}
 
 
-def make_wheel(binaries: dict[str, Path], to: Path) -> Path:
+def core() -> Path:
+    """Return the binary of the simulator's core, which needs no PyTorch."""
+    target = KEPT / compiling.core_binary_name()
+    if not compiling.digest_of(target):
+        KEPT.mkdir(parents=True, exist_ok=True)
+        unfinished = KEPT / "unfinished-core.so"
+        run(
+            *shlex.split(os.environ.get("CXX") or "g++"),
+            compiling.CORE_MAIN,
+            *compiling.core_flags(sysconfig.get_path("include")),
+            f"-ffile-prefix-map={ROOT}/=",
+            *("-s", "-o", unfinished),
+        )
+        compiling.seal(unfinished)
+        unfinished.rename(target)
+    return target
+
+
+def make_wheel(binaries: Sequence[Path], to: Path) -> Path:
     """Write the wheel with these binaries into the folder `to`. Returns its path."""
     with tempfile.TemporaryDirectory() as name:
         folder, source = Path(name), Path(name, "source")
@@ -128,7 +147,7 @@ def make_wheel(binaries: dict[str, Path], to: Path) -> Path:
         for path in (*(ROOT / part for part in FILES), Path(__file__).with_name("setup.py")):
             shutil.copy(path, source)
         (source / "dtrrun" / "native" / compiling.BINARIES).mkdir()
-        for binary in binaries.values():
+        for binary in binaries:
             shutil.copy(binary, source / "dtrrun" / "native" / compiling.BINARIES)
         run(*PIP, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source)
         (made,) = folder.glob("*.whl")

@@ -26,13 +26,13 @@ def main(binary: str, path: str) -> None:
 
     from dtrrun import runtime
     from dtrrun.boot import dynamo
-    from dtrrun.native import build
+    from dtrrun.native import building, compiling
 
     dynamo.put_off()
     torch.set_num_threads(1)
     try:
-        build.import_from(Path(binary))  # sessions take what has been imported
-    except build.CannotBuild as error:
+        building.import_from(compiling.NAME, Path(binary))  # sessions take what has been imported
+    except building.CannotBuild as error:
         sys.exit(error.why)
     rule = {"device": "cpu", "heuristic": "h_dtr_eq"}
     expected = train()

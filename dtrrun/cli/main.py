@@ -23,6 +23,7 @@ from dtrrun.cli.messages import discard, if_someone_reads, say, to_stdout
 from dtrrun.launch.errors import BY_SIGNAL, FAILED, NOT_FOUND, USAGE, LaunchError
 from dtrrun.launch.signals import number_of
 from dtrrun.monitor.nvml import use_pynvml
+from dtrrun.native.building import CannotBuild
 
 VERBS = ("run", "record", "profile", "simulate", "smoke", "top", "report", "doctor")
 HELP = {"-h", "--help"}
@@ -52,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except LaunchError as error:
         say(f"error: {error}{_verb_meant(words) if error.exit_status == NOT_FOUND else ''}")
         status = error.exit_status
+    except CannotBuild as error:  # the simulator's core
+        say(f"error: {error}")
+        status = FAILED
     except KeyboardInterrupt as interrupt:
         status = BY_SIGNAL + number_of(interrupt)
     except SystemExit as error:

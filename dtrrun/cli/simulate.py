@@ -19,7 +19,7 @@ from dtrrun.simulator import sweep
 from dtrrun.simulator.figures import FORMATS, MissingMatplotlib, draw, need_matplotlib
 from dtrrun.simulator.planned import NAMES as PLANNERS
 from dtrrun.simulator.planned import PlanRow, plan_cells, run_planner
-from dtrrun.simulator.simulate import REPLAYS
+from dtrrun.simulator.simulate import DEALLOCATIONS
 from dtrrun.simulator.theory import THEORIES
 from dtrrun.views.simulation import print_simulation
 
@@ -28,7 +28,7 @@ PAPER: Sequence[tuple[Sequence[str], Sequence[str], Sequence[str], bool]] = (
     (_VARIANTS, ("eager",), ("heap", "scan"), True),  # App. D.3
     (values.PAPER, ("eager",), ("heap",), False),  # Fig. 2
     (ABLATION_NAMES, ("eager",), ("heap",), False),  # App. D.1
-    (("h_dtr",), tuple(REPLAYS), ("heap",), False),  # App. D.2
+    (("h_dtr",), DEALLOCATIONS, ("heap",), False),  # App. D.2
 )
 """The paper's evaluation: heuristics, deallocations, searches, and whether accesses are counted."""
 
@@ -93,10 +93,10 @@ class Simulate:
         word="N[,N...]",
     )
     deallocation: Sequence[str] = option(
-        "What to do when the program releases a storage: " + ", ".join(REPLAYS) + ".",
+        "What to do when the program releases a storage: " + ", ".join(DEALLOCATIONS) + ".",
         WHAT,
         ("eager",),
-        read=values.choices(*REPLAYS),
+        read=values.choices(*DEALLOCATIONS),
     )
     semantics: Literal["paper", "dtrrun"] = option(
         "Which runtime to simulate: that of the paper's App. C, or dtrrun's own, which needs a log of dtrrun "

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from dtrrun.core.foresight import Foresight
 from dtrrun.core.graph import Operation, Version
+from dtrrun.core.heuristics import Heuristic
 
 
 class Memory(Protocol):
@@ -77,6 +79,64 @@ class Executor(Protocol):
 
         mutated: ids of the versions that it writes to. taken: storages that it may write to directly, by
         those ids; the others are copied.
+        """
+
+
+class Policy(Protocol):
+    """Chooses what to evict among the versions inserted into it (`core/policy/policy.h`).
+
+    Its owner tells what happens to the versions, each event once and in order. Accesses are not told:
+    `last_access` is read when a score is computed. Not thread-safe and not re-entrant, but an evicted version
+    may die at any moment without notice.
+    """
+
+    heuristic: Heuristic
+    foresight: Foresight | None
+    """Set by the owner, for heuristics that use foresight."""
+    nbytes: int
+    """Of the versions in the pool."""
+    score_evaluations: int
+    scoring_ns: int
+    """Time spent computing scores, including reading neighbourhoods."""
+    search_ns: int
+    """Time spent in `select`, excluding `scoring_ns`."""
+    accesses: int
+    """How many storages have been considered, or visited for neighbourhoods (App. D.3)."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the versions in the pool, in the order in which they were inserted."""
+
+    def insert(self, version: Any) -> None:
+        """`version` became resident and evictable. No effect if it is in the pool or has no bytes."""
+
+    def discard(self, version: Any) -> None:
+        """`version` can no longer be evicted: it died or was pinned. No effect if it is not in the pool."""
+
+    def evicted(self, version: Any) -> None: ...
+    def released(self, version: Any) -> None:
+        """The program released `version` and its memory is freed, while something depends on it."""
+
+    def rematerialized(self, version: Any) -> None:
+        """`version` is resident again; `insert` it when it is evictable too."""
+
+    def forget(self, version: Any) -> None:
+        """`version`, which is evicted, will never be rematerialized. Its death need not be told."""
+
+    def cost_changed(self, version: Any) -> None:
+        """`version`, resident, has a new cost or other inputs."""
+
+    def projected_cost(self, version: Any) -> int:
+        """Return c(version) in ns, with what must be computed before it.
+
+        If it is not in the pool, its own cost.
+        """
+
+    def select(self, now: int, evictable: Callable[[Any], bool]) -> Any | None:
+        """Return the resident version with the least score at clock value `now`, or None if there is none.
+
+        `evictable` is called for the one about to be chosen, which is passed over if that returns False. It
+        may discard versions. The chosen one stays in the pool until its eviction is told.
         """
 
 

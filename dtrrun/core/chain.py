@@ -16,7 +16,6 @@ step (`foresight`); if that is unknown, it is 1 for all.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import NamedTuple
 
 RELEASED = 1e-6
@@ -60,20 +59,3 @@ def parse(name: str) -> Settings | None:
         cost, staleness, following, released = found.groups()
         return Settings(cost, float(staleness), float(following), released == "first")
     return None
-
-
-def score_of(settings: Settings) -> Callable[[int, int, float, float], float]:
-    """c / (m · s^S); the search applies the other factors."""
-    exponent = settings.staleness
-    if not exponent:
-        return _ageless
-
-    def score(size: int, staleness: int, cost: float, projected_cost: float) -> float:
-        found: float = projected_cost / (size * staleness**exponent)
-        return found
-
-    return score
-
-
-def _ageless(size: int, staleness: int, cost: float, projected_cost: float) -> float:
-    return projected_cost / size

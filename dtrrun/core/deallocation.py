@@ -141,6 +141,6 @@ class Deallocation:
         self.swept = evictions
         for place in reversed(list(ledger.scratch)):
             version = ledger.scratch[place]
-            if not version.locks and not read_by_others(version, 1 + (version.bound is not None)):
+            if not version.locks and not read_by_others(version, 1 + (version.pool_id is not None)):
                 ledger.policy.discard(version)
                 ledger.drop_scratch(version)

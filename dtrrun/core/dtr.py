@@ -13,7 +13,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-from dtrrun.core.backend import Executor, Fingerprints, Heap, Memory, Shortcuts
+from dtrrun.core.backend import Executor, Fingerprints, Heap, Memory, Policy, Shortcuts
 from dtrrun.core.copies import Copies
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.evict import Eviction
@@ -23,7 +23,6 @@ from dtrrun.core.history import History
 from dtrrun.core.ledger import Ledger, SlottedLedger
 from dtrrun.core.mutation import Mutation
 from dtrrun.core.operator import Operators
-from dtrrun.core.pool import Policy
 from dtrrun.core.recipes import Recipes
 from dtrrun.core.rematerialize import Rematerializer
 
@@ -33,7 +32,8 @@ class DTR:
 
     def __init__(
         self,
-        policy: Policy[Any],
+        policy: Policy,
+        graph: Graph,
         memory: Memory,
         executor: Executor,
         *,
@@ -50,14 +50,13 @@ class DTR:
         met_device: Callable[[str], None] | None = None,
         room_given_back: Callable[[], None] | None = None,
         shortcuts: Shortcuts | None = None,
-        graph: Graph | None = None,
         ledger_class: type[Ledger] = SlottedLedger,
     ) -> None:
         """The arguments are described in the parts that use them."""
         self.ledger = ledger_class(
             policy,
             memory,
-            graph or Graph(),
+            graph,
             budget_bytes=budget_bytes,
             device_type=device_type,
             fingerprints=fingerprints,
@@ -103,6 +102,6 @@ class DTR:
         )
 
     @property
-    def policy(self) -> Policy[Any]:
+    def policy(self) -> Policy:
         """The policy, which `Ledger.change_policy` changes."""
         return self.ledger.policy

@@ -238,7 +238,7 @@ class Foresight:
         return uses[place] if place < len(uses) else None
 
     def now(self) -> tuple[int | None, int, int, list[_Stretch]]:
-        """Return what `next_use` depends on, for the native one (`native/foresight.h`)."""
+        """Return what `next_use` depends on, for C++ (`bindings/foresight.h`)."""
         return self.position, self.horizon, self._begin, self._stretches
 
     def _uses_of(self, node: Any) -> Sequence[int] | None:

@@ -7,7 +7,6 @@ new version, which takes over the storage. The old version remains, without memo
 from __future__ import annotations
 
 import sys
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,40 +15,13 @@ Geometry = tuple[Any, ...]
 """(size, stride, storage offset, dtype), optionally with the conjugate and negative bits."""
 
 
-class Version(weakref.ref):  # type: ignore[type-arg]
-    """One version of one storage. It is also the weak reference that is notified when the storage dies.
+class Version:
+    """One version of one storage. It is told when the storage dies.
 
-    It compares and hashes by its referent, as every `weakref.ref` does: use `is` and `id`. References run
-    from dependents to inputs only, so a version that nothing needs is freed at once.
+    Made in C++ (`bindings/nodes.h`), which gets the methods of this class. References run from dependents to
+    inputs only, so a version that nothing needs is freed at once.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "age",
-        "block",
-        "bound",
-        "component",
-        "copy",
-        "cost",
-        "dependents",
-        "escaped",
-        "extent",
-        "fingerprint",
-        "key",
-        "last_access",
-        "locks",
-        "mutations",
-        "nbytes",
-        "needed_by",
-        "neighbourhood",
-        "operation",
-        "pin",
-        "resident",
-        "scratch",
-        "superseded",
-        "used",
-        "uses",
-    )
     key: int  # id of the storage in the ledger's table
     nbytes: int  # m(t), as rounded by the allocator
     cost: int  # c_0(t), ns
@@ -66,14 +38,24 @@ class Version(weakref.ref):  # type: ignore[type-arg]
     scratch: Any  # a storage of its own: recomputed, or the copy of a constant that has changed since
     copy: Any  # of a constant that is about to change: a storage, for when it has been superseded
     block: Any  # the ledger's entry for `scratch`
-    needed_by: list[weakref.ref[Version]] | None  # the versions whose recipes read this one, once secured
+    needed_by: list[Any] | None  # weakly, versions whose recipes read this, once secured
     extent: int  # bytes of the storage that its first tensor reaches, -1 for all (only set under verify)
     fingerprint: bytes | None  # of the content when it was evicted, under verify
-    uses: Any  # set when a heuristic with foresight asks for it
-    bound: Any  # the last four belong to the policy
-    component: Any
-    dependents: Any
-    neighbourhood: Any
+    uses: Any  # by foresight: () once the program will not use it again
+    released: bool  # it has memory of its own, which the program does not have
+    pool_id: int | None  # its number in the policy's pool
+    has_storage: bool  # the program still holds the storage that this version has or had
+
+    def __init__(self, storage: Any, on_death: Callable[[Any], None] | None) -> None:
+        raise NotImplementedError
+
+    def __call__(self) -> Any:
+        """Return the storage, or None if it is gone."""
+        raise NotImplementedError
+
+    def forget_policy(self) -> None:
+        """Another policy takes over: this is in no pool, and neither evicted nor released."""
+        raise NotImplementedError
 
     @property
     def constant(self) -> bool:
@@ -81,20 +63,10 @@ class Version(weakref.ref):  # type: ignore[type-arg]
         return self.operation is None
 
     @property
-    def released(self) -> bool:
-        """Whether it has memory of its own, which the program does not have."""
-        return self.scratch is not None
-
-    @property
     def inputs(self) -> Sequence[Version]:
         """deps(S) of App. C.2. A version may occur twice."""
         operation = self.operation
         return () if operation is None else operation.inputs
-
-    @property
-    def has_storage(self) -> bool:
-        """Whether the program still holds the storage that this version has or had."""
-        return self() is not None
 
     @property
     def alive(self) -> bool:
@@ -123,16 +95,6 @@ class Overwritten:
 class Operation:
     """A recipe: a recorded operator call that can be run again. It holds no reference to any tensor."""
 
-    __slots__ = (
-        "constants",
-        "inputs",
-        "kept_inputs",
-        "outputs",
-        "recorded",
-        "secured",
-        "signature",
-        "tensors",
-    )
     recorded: Any  # what the executor needs to run it again; opaque here
     tensors: Sequence[Any]  # the operator's tensor arguments in order, each a Version or an Overwritten
     inputs: Sequence[Version]  # the versions it reads
@@ -166,10 +128,7 @@ class Operation:
 
     def references_to(self, version: Version) -> int:
         """Return how often this recipe refers to a version."""
-        count = sum(1 for entry in self.tensors if entry is version)
-        if self.inputs is not self.tensors:
-            count += sum(1 for entry in self.inputs if entry is version)
-        return count
+        raise NotImplementedError
 
 
 def read_by_others(version: Version, table: int, operation: Operation | None = None) -> bool:
@@ -250,12 +209,12 @@ class Signature:
 
 
 class Graph:
-    """Makes the nodes of a graph: those of this module, or native ones with the same attributes."""
+    """Makes the nodes of a graph."""
 
     def __init__(
         self,
-        version: type[Version] = Version,
-        operation: type[Operation] = Operation,
+        version: type[Version],
+        operation: type[Operation],
         signature: type[Signature] = Signature,
         queue: Callable[[], Any] = deque,
         versions: Callable[[Any], Any] = lambda _queue: {},
@@ -263,8 +222,8 @@ class Graph:
     ) -> None:
         """version, operation, signature: the classes. queue: makes a queue for those that die.
 
-        versions: makes a map of versions by their keys. It gets the queue, into which versions of this module
-        put themselves. key_of: gives the key of a storage's versions.
+        versions: makes a map of versions by their keys. It gets the queue. key_of: gives the key of a
+        storage's versions.
         """
         self.version, self.operation, self.signature = version, operation, signature
         self.queue, self.versions, self.key_of = queue, versions, key_of
@@ -272,20 +231,7 @@ class Graph:
     def new_version(self, storage: Any, on_death: Any, nbytes: int, age: int, clock: int) -> Version:
         """Return a resident version without a recipe."""
         version = self.version(storage, on_death)
-        version.key = self.key_of(storage)
-        version.nbytes = nbytes
-        version.age = age
-        version.last_access = clock
-        version.resident = True
-        version.pin = None
-        version.operation = None
-        version.locks = 0
-        version.extent = -1
-        version.cost = 0
-        version.mutations = 0
-        version.superseded = version.used = version.escaped = False
-        version.scratch = version.copy = version.block = version.needed_by = version.fingerprint = None
-        version.component = version.dependents = version.bound = version.neighbourhood = None
+        version.nbytes, version.age, version.last_access = nbytes, age, clock
         return version
 
     def new_operation(
@@ -293,11 +239,6 @@ class Graph:
     ) -> Operation:
         """Return a recipe without outputs."""
         operation = self.operation()
-        operation.recorded = recorded
-        operation.signature = signature
-        operation.tensors = tensors
-        operation.inputs = inputs
-        operation.outputs = operation.constants = None
-        operation.kept_inputs = ()
-        operation.secured = False
+        operation.recorded, operation.signature = recorded, signature
+        operation.tensors, operation.inputs = tensors, inputs
         return operation

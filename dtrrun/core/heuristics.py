@@ -1,18 +1,19 @@
 """The paper's eviction heuristics: the storage with the least score is evicted (Sec. 2, 4.1, App. A, C, D).
 
-Every score has the signature
+    c(t)^C / [m(t)^M · s(t)^S]
+
+m(t) is the size in bytes; s(t) the time since the last access, at least 1, so that a storage that was touched
+just now scores highest without a division by zero; and c(t) the projected cost: c_0(t), the cost of the
+operators that made it, plus the costs of its evicted neighbourhood. Scores are computed in C++
+(`policy/heuristic.h`).
+
+A user's function, `module:function`, has the signature
 
     score(size, staleness, cost, projected_cost) -> number
 
-size            m(t): bytes, at least 1
-staleness       s(t): time since the last access, in units of the clock, at least 1: a storage that was
-                touched just now scores highest, without a division by zero
-cost            c_0(t): the cost of the operators that made it, in units of the clock
-projected_cost  c(t): c_0(t) plus the costs of its evicted neighbourhood
-
-A user's function, `module:function`, has it too. It may set the neighbourhood of its projected cost in an
-attribute: `score.neighbourhood = "e_star"` (exact, expensive), `"ancestors"`, `"eqclass"` (the default) or
-`"none"` (free; the projected cost is then the cost).
+with `cost` for c_0(t), both costs and the staleness in units of the clock. It may set the neighbourhood of
+its projected cost in an attribute: `score.neighbourhood = "e_star"` (exact, expensive), `"ancestors"`,
+`"eqclass"` (the default) or `"none"` (free; the projected cost is then the cost).
 """
 
 from __future__ import annotations
@@ -29,81 +30,36 @@ from dtrrun.core import chain
 Neighbourhood = Literal["none", "ancestors", "e_star", "eqclass"]
 """Which evicted storages a projected cost includes: none, e_R, e*, or the relaxation ẽ*."""
 
-Score = Callable[[int, int, float, float], float]
+Score = Callable[[int, int, int, int], float]
 
 
 @dataclass(frozen=True)
 class Heuristic:
-    """A score, and what the search for the least one may assume of it."""
+    """How storages are scored: by `powers`, or by a function."""
 
     name: str
     """As `make_heuristic` takes it."""
-    score: Score
     neighbourhood: Neighbourhood
-    ages: bool
-    """The score depends on staleness."""
-    ordered: bool = True
-    """Staleness enters the score as a divisor (to the power of `exponent`) or not at all, and a greater
-    projected cost never lowers it, so the score can be bounded in advance (`search`)."""
-    exponent: float = 1.0
-    """Exponent of staleness; above 0, at most 1."""
+    powers: tuple[int, int, float] | None = None
+    """The exponents C, M and S. C and M are 0 or 1; S is from 0 to 1, where an int makes scores exact."""
+    score: Score | None = None
+    """In place of powers. All storages are scored for each choice."""
     released: float = 1.0
     """Factor on the score of a storage that the program has released."""
     foresight: float = 0.0
     """Exponent of the predicted time until the next use, which divides the score."""
-    powers: tuple[int, int, float] | None = None
-    """The exponents of cost, size and staleness, if the score is projected cost / (size * staleness) with
-    these: 0 or 1, and for staleness any float. None for other functions, which are not computed natively."""
-
-
-def h_dtr(size: int, staleness: int, cost: float, projected_cost: float) -> float:
-    """c(t) / [m(t) · s(t)], with c over e*, ẽ* or nothing: h_dtr, h_dtr_eq, h_dtr_local (Sec. 4.1)."""
-    return projected_cost / (size * staleness)
-
-
-def lru(size: int, staleness: int, cost: float, projected_cost: float) -> float:
-    """1 / s(t) (Sec. 4.1)."""
-    return 1 / staleness
-
-
-def largest(size: int, staleness: int, cost: float, projected_cost: float) -> float:
-    """1 / m(t): GreedyRemat (Sec. 4.1)."""
-    return 1 / size
-
-
-def msps(size: int, staleness: int, cost: float, projected_cost: float) -> float:
-    """c_R(t) / m(t), c_R over the evicted ancestors e_R (Sec. 4.1)."""
-    return projected_cost / size
-
-
-def e_star(size: int, staleness: int, cost: float, projected_cost: float) -> float:
-    """h_{e*}(t) = [c_0(t) + Σ_{e*} c_0] / m(t); |e*(t)| + 1 if all costs and sizes are 1 (App. A)."""
-    return projected_cost / size
-
-
-def h_prime(staleness: bool, size: bool, cost: bool) -> Score:
-    """h'(s, m, c)(t) = c(t) / [m(t) · s(t)], where an ablated measure is 1 (App. D.1)."""
-    with_s, with_m, with_c = staleness, size, cost
-
-    def score(size: int, staleness: int, cost: float, projected_cost: float) -> float:
-        c = projected_cost if with_c else 1
-        m = size if with_m else 1
-        s = staleness if with_s else 1
-        return c / (m * s)
-
-    return score
 
 
 _NAMED = {
     heuristic.name: heuristic
     for heuristic in (
-        Heuristic("h_dtr", h_dtr, "e_star", ages=True, powers=(1, 1, 1)),
-        Heuristic("h_dtr_eq", h_dtr, "eqclass", ages=True, powers=(1, 1, 1)),
-        Heuristic("h_dtr_local", h_dtr, "none", ages=True, powers=(1, 1, 1)),
-        Heuristic("lru", lru, "none", ages=True, powers=(0, 0, 1)),
-        Heuristic("size", largest, "none", ages=False, powers=(0, 1, 0)),
-        Heuristic("msps", msps, "ancestors", ages=False, powers=(1, 1, 0)),
-        Heuristic("e_star", e_star, "e_star", ages=False, powers=(1, 1, 0)),
+        Heuristic("h_dtr", "e_star", (1, 1, 1)),  # Sec. 4.1, like the next three
+        Heuristic("h_dtr_eq", "eqclass", (1, 1, 1)),
+        Heuristic("h_dtr_local", "none", (1, 1, 1)),
+        Heuristic("lru", "none", (0, 0, 1)),
+        Heuristic("size", "none", (0, 1, 0)),  # GreedyRemat (Sec. 4.1)
+        Heuristic("msps", "ancestors", (1, 1, 0)),  # Sec. 4.1
+        Heuristic("e_star", "e_star", (1, 1, 0)),  # |e*(t)| + 1 if all costs and sizes are 1 (App. A)
     )
 }
 
@@ -149,24 +105,18 @@ def make_heuristic(name: str, seed: int = 0) -> Heuristic:
     if settings := chain.parse(name):
         return Heuristic(
             name,
-            chain.score_of(settings),
             "e_star" if settings.cost == "e_star" else "ancestors",
-            ages=settings.staleness > 0,
-            exponent=settings.staleness or 1.0,
+            (1, 1, settings.staleness or 0),
             released=chain.RELEASED if settings.released_first else 1.0,
             foresight=settings.next,
-            powers=(1, 1, settings.staleness or 0),
         )
     if name == "random":
         generator = random.Random(seed)  # separate from the program's generator
-        return Heuristic(name, lambda *_: generator.random(), "none", ages=False, ordered=False)
-    if ablation := _ABLATION.fullmatch(name):
+        return Heuristic(name, "none", score=lambda *_: generator.random())
+    if ablation := _ABLATION.fullmatch(name):  # h'(s, m, c)(t): an ablated measure is 1 (App. D.1)
         s, m, c = ablation.groups()
-        score = h_prime(s == "yes", m == "yes", c != "no")
         neighbourhood: Neighbourhood = "e_star" if c == "e_star" else "eqclass" if c == "eqclass" else "none"
-        return Heuristic(
-            name, score, neighbourhood, ages=s == "yes", powers=(c != "no", m == "yes", s == "yes")
-        )
+        return Heuristic(name, neighbourhood, (c != "no", m == "yes", s == "yes"))
     return _of_the_user(name)
 
 
@@ -174,7 +124,7 @@ def _of_the_user(name: str) -> Heuristic:
     module, _, function = name.partition(":")
     try:
         score = getattr(importlib.import_module(module), function)
-        float(score(1024, 1000, 10, 20.0))
+        float(score(1024, 1000, 10, 20))
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ValueError(f"heuristic {name!r} cannot be used: {type(error).__name__}: {error}") from error
     neighbourhood: Neighbourhood = getattr(score, "neighbourhood", "eqclass")
@@ -183,4 +133,4 @@ def _of_the_user(name: str) -> Heuristic:
             f"heuristic {name!r}: its attribute neighbourhood is {neighbourhood!r}, "
             f"not one of {', '.join(get_args(Neighbourhood))}"
         )
-    return Heuristic(name, score, neighbourhood, ages=True, ordered=False)
+    return Heuristic(name, neighbourhood, score=score)

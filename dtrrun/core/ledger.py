@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any
 
-from dtrrun.core.backend import Fingerprints, Heap, Memory, Outside
+from dtrrun.core.backend import Fingerprints, Heap, Memory, Outside, Policy
 from dtrrun.core.graph import Graph, Version
 from dtrrun.core.observer import RESIZED, DecisionObserver, Observer
-from dtrrun.core.pool import Policy
 
 UNLIMITED = 1 << 62
 INPUT_LOST = "input lost"
@@ -58,7 +57,7 @@ class Ledger:
 
     def __init__(
         self,
-        policy: Policy[Any],
+        policy: Policy,
         memory: Memory,
         graph: Graph,
         *,
@@ -162,7 +161,7 @@ class Ledger:
                     stack.append(source)
                     self.policy.released(source)
 
-    def change_policy(self, policy: Policy[Any]) -> None:
+    def change_policy(self, policy: Policy) -> None:
         """Let another policy choose what to evict from now on. Call it between operators.
 
         policy: a new one. It takes over the pool, what is evicted or released, and the former's counts, and
@@ -176,7 +175,7 @@ class Ledger:
             self._hand_over(former, policy, pool)
             raise
 
-    def _hand_over(self, former: Policy[Any], policy: Policy[Any], pool: list[Version]) -> None:
+    def _hand_over(self, former: Policy, policy: Policy, pool: list[Version]) -> None:
         self.policy = policy
         policy.score_evaluations = former.score_evaluations
         policy.scoring_ns, policy.search_ns = former.scoring_ns, former.search_ns
@@ -187,7 +186,7 @@ class Ledger:
                 one.discard(version)
         known = self._known()
         for version in known:
-            version.bound = version.component = version.dependents = version.neighbourhood = None
+            version.forget_policy()
             version.uses = () if version.superseded else None  # others belong to another recorded step
         if not self.pressure:
             return

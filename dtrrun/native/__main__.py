@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 try:
-    from dtrrun.native import build
+    from dtrrun.native import build, building
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
@@ -13,5 +13,5 @@ except ModuleNotFoundError as error:
 
 try:
     print(build.find(lambda text: print(text, file=sys.stderr, flush=True)))
-except build.CannotBuild as error:
+except building.CannotBuild as error:
     sys.exit(f"dtrrun: {error}")

@@ -1,8 +1,7 @@
 """Finds the native extension, or builds it, once for each PyTorch and Python.
 
 A wheel may bring a binary for this version of PyTorch (`shipped.py`). Otherwise the extension is compiled
-here, and kept in the user's cache. The compiler is called directly: `torch.utils.cpp_extension` would import
-setuptools, and want ninja, in every training process. Processes that start together wait for one build.
+here, and kept in the user's cache.
 
 `dtrrun doctor` has the target's interpreter run this package under another name, since dtrrun need not be
 installed there: so it imports nothing else of dtrrun's, and its own files by relative names.
@@ -10,99 +9,47 @@ installed there: so it imports nothing else of dtrrun's, and its own files by re
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
-import importlib.machinery
-import importlib.util
 import os
 import shlex
-import shutil
-import signal
-import subprocess
 import sys
 import sysconfig
-import tempfile
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn, TextIO
+from typing import Any
 
 import torch
 
 from . import compiling, shipped
+from .building import (
+    ERRORS,
+    NO_SOURCES,
+    UNWRITABLE,
+    CannotBuild,
+    cache_folder,
+    compiler,
+    import_from,
+    last_failure,
+    make,
+    python_headers,
+)
 from .compiling import MAIN, NAME
 
 OLDEST = (2, 9)
 """See docs/design/native.md."""
-TIME_LIMIT_SECONDS = 900.0
-ERRORS = "errors.txt"
-"""Why the last build failed: a line, and what the compiler wrote."""
-
-BUILDING = "building the native fast path for PyTorch {} (once, about a minute)"
-WAITING = "another run is building the native fast path: waiting for it"
-STILL = "still building: {:.0f} seconds so far"
-STILL_SECONDS = 15.0
-NO_COMPILER = "no C++ compiler was found", "install one (apt install g++), or set CXX to one"
-NO_SOURCES = "{} is not there", "install dtrrun in a folder, not in an archive"
-NO_SUCH_COMPILER = "CXX names {}, which does not exist", "set it to a C++ compiler, or unset it"
-NO_HEADERS = "Python's headers are missing", "install them (apt install python{}.{}-dev)"
+WHAT, ABOUT = "the native fast path", "for PyTorch {} (once, about a minute)"
 NO_TORCH_HEADERS = (
     "PyTorch's headers are missing",
     "install a PyTorch that includes its C++ headers, as the one from pip does",
 )
 TOO_OLD = "PyTorch {} is too old for dtrrun", "install {}.{} or later"
-NO_ROOM = "free some space there, or set XDG_CACHE_HOME to another folder"
-UNWRITABLE = (
-    "{}: the native fast path cannot be kept there ({})",
-    "set XDG_CACHE_HOME to a writable folder",
-)
-UNFINISHED = "unfinished-"
-
-
-class CannotBuild(RuntimeError):
-    """There is no extension. why: the cause. do: what would help."""
-
-    def __init__(self, why: str, do: str) -> None:
-        super().__init__(why, do)
-        self.why, self.do = why, do
-
-    def __str__(self) -> str:
-        return f"{self.why}; {self.do}"
-
-
-def cache_folder() -> Path:
-    """Return where built extensions are kept."""
-    home = os.path.expanduser("~")  # unchanged if this user has none
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(home if os.path.isabs(home) else "/", ".cache")
-    return Path(base) / "dtrrun" / "native"
-
-
-def compiler() -> list[str]:
-    """Return the command that compiles C++. Raises CannotBuild."""
-    named = os.environ.get("CXX", "").strip()
-    try:
-        command = shlex.split(named)
-    except ValueError:  # a quotation mark without its partner
-        command = [named]
-    if command:
-        if not shutil.which(command[0]):
-            raise CannotBuild(NO_SUCH_COMPILER[0].format(command[0]), NO_SUCH_COMPILER[1])
-        return command
-    for name in ("g++", "clang++", "c++"):
-        if shutil.which(name):
-            return [name]
-    raise CannotBuild(*NO_COMPILER)
 
 
 def flags() -> list[str]:
     """Return what the compiler needs besides the source and the result's name. Raises CannotBuild."""
-    python = sysconfig.get_path("include")
-    if not os.path.exists(os.path.join(python, "Python.h")):
-        raise CannotBuild(NO_HEADERS[0], NO_HEADERS[1].format(*sys.version_info[:2]))
+    python = python_headers()
     root = _torch()
     if not (root / "include" / "torch" / "library.h").exists():
         raise CannotBuild(*NO_TORCH_HEADERS)
@@ -150,56 +97,11 @@ def find(say: Callable[[str], None]) -> Path:
 def build(say: Callable[[str], None]) -> Path:
     """Return the path of the extension, after building it if need be. Raises CannotBuild."""
     _check_place()
-    target = built()
-    if compiling.digest_of(target):
-        return target
-    command = [*compiler(), str(MAIN), *flags()]
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        began = time.time()
-        with open(target.parent / "lock", "a+") as lock:
-            _take(lock, say)
-            if not compiling.digest_of(target):  # nobody built it meanwhile
-                if why := _last_failure(target.parent, began):  # somebody tried meanwhile
-                    raise CannotBuild(why, f"see {target.parent / ERRORS}")
-                say(BUILDING.format(torch.__version__))
-                _remove_unfinished(target.parent)
-                try:
-                    _compile(command, target, say)
-                finally:
-                    with suppress(OSError):
-                        _remove_unfinished(target.parent)
-    except OSError as error:
-        raise _unwritable(error, target.parent) from None
-    return target
+    return make(built(), _command, WHAT, ABOUT.format(torch.__version__), say)
 
 
-def _take(lock: TextIO, say: Callable[[str], None]) -> None:
-    """Lock the file until it is closed, also by the end of the process. Says so if another run builds."""
-    run = os.environ.get("DTRRUN_RECORDS", str(os.getpid()))
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        if lock.read() not in (run, ""):  # not a process of the same run, which says that it builds
-            say(WAITING)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    lock.truncate(0)
-    lock.write(run)
-    lock.flush()
-
-
-def _unwritable(error: OSError, folder: Path) -> CannotBuild:
-    """Return why a file could not be written in the folder, or the folder not be made."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return CannotBuild(f"{error.filename or folder}: {error.strerror}", NO_ROOM)
-    return CannotBuild(UNWRITABLE[0].format(cache_folder(), error.strerror), UNWRITABLE[1])
-
-
-def _remove_unfinished(folder: Path) -> None:
-    """Remove what a build has left that failed, or was interrupted anywhere. The caller has the lock."""
-    for path in folder.glob(f"{UNFINISHED}*"):
-        path.unlink(missing_ok=True)
+def _command() -> list[str]:
+    return [*compiler(), str(MAIN), *flags()]
 
 
 def _check_place() -> None:
@@ -226,19 +128,19 @@ def outlook() -> dict[str, Any]:
         found["path"] = str(target)
         if compiling.digest_of(target):
             found["built"] = True
-            import_from(target)
+            import_from(NAME, target)
             return found
         binary = shipped.binary()
         unfit = shipped.why_not(binary, target.parent)
         if binary and not unfit:
-            import_from(binary)
+            import_from(NAME, binary)
             return found | {"path": str(binary), "built": True, "shipped": True}
         found["compiler"] = shlex.join(compiler())
         flags()
         there = next(folder for folder in target.parents if folder.exists())
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             raise CannotBuild(f"{there}: cannot be written", UNWRITABLE[1])
-        if why := _last_failure(target.parent):
+        if why := last_failure(target.parent):
             raise CannotBuild(why, f"see {target.parent / ERRORS}; the next run tries again")
     except CannotBuild as error:
         found["why"], found["do"] = _both(error.why, unfit), error.do
@@ -248,120 +150,6 @@ def outlook() -> dict[str, Any]:
 def _both(why: str, unfit: str) -> str:
     """Return why nothing can be built, and why there is nothing else."""
     return f"{why}, and {unfit}" if unfit else why
-
-
-def _last_failure(folder: Path, since: float = 0.0) -> str:
-    """Return why the last build failed, if it did, and not before `since` (seconds since the epoch)."""
-    try:
-        path = folder / ERRORS
-        return path.read_text().partition("\n")[0] if path.stat().st_mtime >= since else ""
-    except (OSError, ValueError):
-        return ""
-
-
-def _compile(command: list[str], target: Path, say: Callable[[str], None]) -> None:
-    handle, unfinished = tempfile.mkstemp(prefix=UNFINISHED, suffix=".so", dir=target.parent)
-    os.close(handle)
-    command = [*command, "-o", unfinished]
-    try:
-        status, output = _output_of(command, unfinished, say)
-    except subprocess.TimeoutExpired:
-        _fail(f"{command[0]} took more than {TIME_LIMIT_SECONDS:g} seconds", command, "", target.parent)
-    made = False
-    with suppress(FileNotFoundError):
-        made = status == 0 and compiling.seal(Path(unfinished))
-    if not made:
-        lines = output.strip().splitlines() or [f"it printed nothing and exited with status {status}"]
-        why = next((line for line in lines if "error:" in line or "ld: " in line), lines[0])
-        _fail(f"{command[0]} failed: {why.strip()}", command, output, target.parent)
-    os.rename(unfinished, target)
-    with suppress(OSError):
-        os.unlink(target.parent / ERRORS)
-
-
-_WATCHER = """
-import os, signal, subprocess, sys, threading, time
-gone = threading.Event()
-def watch():
-    os.read(0, 1)
-    gone.set()
-    os.killpg(0, signal.SIGTERM)  # at which a compiler removes its temporary files
-    time.sleep(0.3)
-    if os.path.exists(sys.argv[1]):
-        os.unlink(sys.argv[1])
-    os.killpg(0, signal.SIGKILL)
-signal.signal(signal.SIGTERM, lambda *_: None)
-child = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)
-thread = threading.Thread(target=watch, daemon=True)
-thread.start()
-status = child.wait()
-if gone.is_set():
-    thread.join()
-os._exit(status if status >= 0 else 128 - status)
-"""
-"""Runs the compiler. When the process that waits for it ends, however that comes, standard input does: then
-this ends the compiler with all its processes, and removes what it has written."""
-
-
-def _output_of(command: list[str], unfinished: str, say: Callable[[str], None]) -> tuple[int, str]:
-    """Run the compiler: return its exit status and what it wrote. Raises OSError, TimeoutExpired."""
-    if sys.executable:  # empty in a program that has Python inside
-        command = [sys.executable, "-IS", "-c", _WATCHER, unfinished, *command]
-    began = time.monotonic()
-    reader, writer = os.pipe()
-    try:
-        child = subprocess.Popen(
-            command,
-            stdin=reader,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=os.environ | {"LC_ALL": "C"},  # we look for the word "error"
-            start_new_session=True,  # so that the processes that it starts can be ended with it
-        )
-        with child:
-            try:
-                output = _read(child, began, say)
-                return child.returncode, output
-            except BaseException:  # also Ctrl-C
-                os.close(writer)
-                writer = -1
-                _end(child)
-                raise
-    finally:
-        os.close(reader)
-        if writer >= 0:
-            os.close(writer)
-
-
-def _read(child: subprocess.Popen[str], began: float, say: Callable[[str], None]) -> str:
-    """Return what the compiler has written, when it has ended. Raises TimeoutExpired."""
-    while True:
-        left = began + TIME_LIMIT_SECONDS - time.monotonic()
-        try:
-            return child.communicate(timeout=min(left, STILL_SECONDS))[0]
-        except subprocess.TimeoutExpired:
-            if left <= STILL_SECONDS:
-                raise
-            say(STILL.format(time.monotonic() - began))
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    """End the compiler, whose standard input has been closed."""
-    try:
-        child.wait(2)
-    except subprocess.TimeoutExpired:
-        with suppress(OSError):
-            os.killpg(child.pid, signal.SIGKILL)
-
-
-def _fail(why: str, command: list[str], output: str, folder: Path) -> NoReturn:
-    try:
-        (folder / ERRORS).write_text(f"{why}\n\n$ {shlex.join(command)}\n{output}")
-    except OSError:
-        raise CannotBuild(why, NO_ROOM) from None
-    raise CannotBuild(why, f"see {folder / ERRORS}")
 
 
 def load(say: Callable[[str], None]) -> ModuleType:
@@ -379,26 +167,11 @@ def _loaded(say: Callable[[str], None]) -> ModuleType | CannotBuild:
     try:
         path = find(say)
         try:
-            return import_from(path)
+            return import_from(NAME, path)
         except CannotBuild:
             if path == built():
                 raise
-            return import_from(build(say))  # the wheel's was tried with other libraries than this process has
+            # The wheel's was tried with other libraries than this process has.
+            return import_from(NAME, build(say))
     except CannotBuild as error:
         return error
-
-
-def import_from(path: Path) -> ModuleType:
-    """Import the extension from a file. Raises CannotBuild."""
-    spec = importlib.util.spec_from_file_location(
-        NAME, path, loader=importlib.machinery.ExtensionFileLoader(NAME, str(path))
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    try:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    except (ImportError, RuntimeError) as error:
-        why = f"it cannot be loaded: {str(error).splitlines()[0]}"
-        raise CannotBuild(why, f"remove {path.parent}, so that it is built again") from None
-    return module

@@ -252,7 +252,7 @@ class Anchors {
   Anchors(const Accounts& accounts, const std::vector<uintptr_t>& words, const c10::StorageImpl* but = nullptr)
       : accounts_(accounts) {
     if (words.empty()) return;
-    for (VersionObject* one = accounts.versions().first(); one != nullptr; one = one->after) {
+    for (StoredVersion* one = accounts.versions().first(); one != nullptr; one = one->after) {
       PyObject* found = reinterpret_cast<PyObject*>(one);
       StorageRef storage = accounts.version.operation.is_none(found) ? StorageRef() : Accounts::storage_of(found);
       if (!storage || storage.get() == but || storage->device_type() != c10::DeviceType::CPU) continue;

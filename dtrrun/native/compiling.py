@@ -1,4 +1,4 @@
-"""How the native extension is compiled, and the form in which it is kept.
+"""How the extensions are compiled, and the form in which they are kept.
 
 Imports no torch: wheels are made without it. A file that is kept ends with a digest of what stands before it:
 the loader would crash the process on a file that a full disk or a power cut has truncated.
@@ -12,13 +12,23 @@ from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
-MAIN = HERE / "interposer.cpp"
-NAME = "_dtrrun_native"
+BINDINGS, CORE = HERE.parent / "bindings", HERE.parent / "core"
+MAIN, CORE_MAIN = HERE / "interposer.cpp", BINDINGS / "core.cpp"
+NAME, CORE_NAME = "_dtrrun_native", "_dtrrun_core"
 LIBRARIES = ("torch_python", "torch_cpu", "c10")
 """Of PyTorch: a process that has imported it has loaded them."""
 BINARIES = "binaries"
 """The folder beside this file where wheels have binaries."""
 DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+COMMON = ("-O2", "-std=c++20", "-fPIC", "-shared", "-w")
+
+
+def core_flags(python: str) -> list[str]:
+    """Return what the compiler needs for the core alone. python: the folder of Python's headers."""
+    # Hidden: a process may load the native extension, too, whose variables have the same names.
+    return [*COMMON, "-fvisibility=hidden", f"-isystem{python}"]
 
 
 def flags(torch: Path, python: str, abi: int) -> list[str]:
@@ -28,7 +38,7 @@ def flags(torch: Path, python: str, abi: int) -> list[str]:
     """
     folders = (torch / "include", torch / "include" / "torch" / "csrc" / "api" / "include", python)
     return [
-        *("-O2", "-std=c++20", "-fPIC", "-shared", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
+        *(*COMMON, f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
         *(f"-isystem{folder}" for folder in folders),
         *(f"-L{torch / 'lib'}", *(f"-l{name}" for name in LIBRARIES)),
     ]
@@ -36,9 +46,23 @@ def flags(torch: Path, python: str, abi: int) -> list[str]:
 
 @cache
 def sources() -> str:
-    """Return a digest of the C++ sources and of the way in which they are compiled."""
+    """Return a digest of the native extension's C++ sources and of the way in which they are compiled."""
+    return _digest_of([*sorted(HERE.glob("*.cpp")), *sorted(HERE.glob("*.h")), *_core_headers()])
+
+
+@cache
+def core_sources() -> str:
+    """Return the same of the core's."""
+    return _digest_of([CORE_MAIN, *_core_headers()])
+
+
+def _core_headers() -> list[Path]:
+    return [*sorted(BINDINGS.glob("*.h")), *sorted(CORE.rglob("*.h"))]
+
+
+def _digest_of(files: list[Path]) -> str:
     digest = hashlib.sha256()
-    for path in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h"), HERE / "compiling.py"]):
+    for path in [*files, HERE / "compiling.py"]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
@@ -68,6 +92,11 @@ def binary_name(version: str, commit: str) -> str:
     PyTorch changes its C++ classes in patch versions, too.
     """
     return f"torch-{version}-{commit[:12]}-{sysconfig.get_config_var('SOABI')}-{sources()}.so"
+
+
+def core_binary_name() -> str:
+    """Return the name of a wheel's file with the core, for this Python."""
+    return f"core-{sysconfig.get_config_var('SOABI')}-{core_sources()}.so"
 
 
 def binaries(commit: str = "*") -> dict[str, Path]:

@@ -17,8 +17,8 @@ constexpr int64_t SMALL = 16 << 10;
 // `held_bytes`.
 inline int64_t held_bytes(const Versions& versions) {
   int64_t total = 0;
-  for (VersionObject* one = versions.first(); one != nullptr; one = one->after)
-    if (one->operation != nullptr && has_storage(one)) total += one->nbytes;
+  for (StoredVersion* one = versions.first(); one != nullptr; one = one->after)
+    if (one->node.operation != nullptr && has_storage(one)) total += one->node.nbytes;
   return total;
 }
 
@@ -61,8 +61,8 @@ inline Ref weigh(const Accounts& accounts) {
   std::vector<std::pair<PyObject*, PyObject*>> others;  // small constants, and what reads them
   std::unordered_set<PyObject*> weights, seen;
   std::vector<PyObject*> held, stack;
-  for (VersionObject* one = accounts.versions().first(); one != nullptr; one = one->after) {
-    if (one->operation == nullptr || !has_storage(one)) continue;
+  for (StoredVersion* one = accounts.versions().first(); one != nullptr; one = one->after) {
+    if (one->node.operation == nullptr || !has_storage(one)) continue;
     held.push_back(reinterpret_cast<PyObject*>(one));
     stack.push_back(reinterpret_cast<PyObject*>(one));
     while (!stack.empty()) {
@@ -78,7 +78,7 @@ inline Ref weigh(const Accounts& accounts) {
           } else if (version.nbytes.number(source) <= SMALL) {
             others.emplace_back(source, node);
           }
-        } else if (version.superseded.is_true(source) || !has_storage(as_version(source))) {  // released
+        } else if (version.superseded.is_true(source) || !has_storage(as_stored(source))) {  // released
           groups.join(node, source);
           if (seen.insert(source).second) stack.push_back(source);
         }

@@ -717,14 +717,13 @@ class Door {
       call.target = std::move(call.inputs[0]);
       first_read = 1;
     }
-    call.maker = blank_operation((call.inputs.size() - first_read) * sizeof(PyObject*) + Recipe::nbytes(call.count));
+    call.maker = blank_recorded_operation(call.inputs.size() - first_read, call.count);
     OperationObject* maker = as_operation(call.maker.get());
     maker->signature = Ref::copy(found).release();
     maker->tensors = tensors.release();
-    for (size_t i = first_read; i < call.inputs.size(); i++) maker->reads()[maker->count++] = call.inputs[i].release();
+    for (size_t i = first_read; i < call.inputs.size(); i++) maker->operation.reads[maker->operation.count++] = node_of(call.inputs[i].release());
     call.inputs.clear();
-    auto* place_behind = maker->reads() + maker->count;
-    auto* recipe = new (place_behind) Recipe(call.op, facts.enumerations, func, call.state.get(), call.count);
+    auto* recipe = new (maker->operation.end()) Recipe(call.op, facts.enumerations, func, call.state.get(), call.count);
     maker->has_recipe = true;
     for (size_t place = 0; place < call.count; place++) {
       if (call.holes[place] == VALUE) recipe->values()[place] = to_keep(call.argument(place));
@@ -771,7 +770,7 @@ class Door {
           if (version.used.is_true(one.get())) accounts_.supersede(one.get(), nullptr, nullptr);
       if (call.targets.empty()) return true;
       bool may_grow = call.facts.way == Facts::Way::WRITES;  // `addbmm_`, if what it writes to is expanded
-      const c10::StorageImpl* written = may_grow ? as_version(call.targets[0])->storage : nullptr;
+      const c10::StorageImpl* written = may_grow ? as_stored(call.targets[0])->storage : nullptr;
       if (call.maker && has_recipe(call)) {
         mark_used(call.maker.get());
         for (size_t i = 0; i < call.targets.size(); i++)
@@ -996,7 +995,7 @@ class Door {
   void enter_in_python(const Call& call, PyObject* found) {
     Untraced untraced;
     c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
-    const Recipe& recipe = *operation.recipe(call.maker.get());
+    const Recipe& recipe = *recipe_of(call.maker.get());
     Ref recorded = as_sequence(recipe), result = results(call.op.schema(), *call.stack);
     Ref inputs = attribute(call.maker.get(), "inputs");
     checked(PyObject_CallMethod(slow_path_.get(), "enter", "OOOOOOOOO", result.get(), call.facts.func.get(),

@@ -23,7 +23,6 @@ class Evictions {
         decision_observers(accounts.get()), observers_(attribute(accounts.get(), "observers")), reserved_(attribute(accounts.get(), "reserved")),
         overhead_(attribute(accounts.get(), "overhead")),
         evicted_by_(attribute(eviction_.get(), "evicted_by")), came_back_(attribute(deallocation_.get(), "_came_back")),
-        may_be_evicted_(attribute(eviction_.get(), "may_be_evicted")),
         warn_only_(truth(eviction_.get(), "warn_only")), garbage_(attribute(dtr, "garbage")),
         rematerializer_(attribute(dtr, "rematerializer")), accounts_(accounts),
         count_(type_of(classes, "Eviction"), "evictions"),
@@ -71,8 +70,7 @@ class Evictions {
     while (accounts_.number(ledger_.resident_bytes) > most) {
       if (sweep()) continue;
       int64_t began = decision_observers.start();
-      Ref victim = accounts_.rule.select(accounts_.number(ledger_.clock), may_be_evicted_.get(),
-                                         [&](PyObject* one) { return may_be_evicted(one); });
+      Ref victim = accounts_.rule.select(accounts_.number(ledger_.clock), [&](PyObject* one) { return may_be_evicted(one); });
       if (began != 0) decision_observers.searched(victim.get(), began);
       if (victim) {
         StorageRef storage = Accounts::storage_of(victim.get());  // so that it outlives what Python does in between
@@ -209,7 +207,7 @@ class Evictions {
     for (Py_ssize_t i = size - 1; i >= 0; i--) {
       PyObject* one = PyDict_GetItem(scratch, PyList_GET_ITEM(keys.get(), i));
       if (one == nullptr || version_.locks.number(one) != 0) continue;
-      bool read_by_others = Py_REFCNT(one) > 1 + !version_.bound.is_none(one);  // the ledger's table, the policy's
+      bool read_by_others = Py_REFCNT(one) > 1 + !version_.pool_id.is_none(one);  // the ledger's table, the policy's
       if (read_by_others) continue;
       Ref kept = Ref::copy(one);
       accounts_.rule.discard(one);
@@ -284,7 +282,7 @@ class Evictions {
       PyObject* node = frame.node.get();
       Ref maker = Ref::copy(version_.operation.get(node));
       if (maker.get() == Py_None || operation_.secured.is_true(maker.get())) continue;
-      Items inputs = operation_.inputs(maker.get());
+      Reads inputs = operation_.inputs(maker.get());
       bool broken = false, deeper = false;
       for (; frame.position < inputs.size(); frame.position++) {
         PyObject* source = inputs[frame.position];
@@ -323,7 +321,7 @@ class Evictions {
     return pin == gradient_.get() || (pin != Py_None && PyUnicode_Compare(pin, gradient_.get()) == 0);
   }
   // Everything that an operation reads stays replayable: so does what it makes.
-  void settle(PyObject* node, PyObject* maker, const Items& inputs, std::vector<Ref>& constants) {
+  void settle(PyObject* node, PyObject* maker, const Reads& inputs, std::vector<Ref>& constants) {
     Ref all = checked(PyTuple_New(static_cast<Py_ssize_t>(constants.size())));
     for (size_t i = 0; i < constants.size(); i++) PyTuple_SET_ITEM(all.get(), i, constants[i].release());
     operation_.constants.take(maker, all.release());
@@ -331,7 +329,7 @@ class Evictions {
     operation_.secured.set(maker, true);
   }
   // `_note_dependent`, for each of these.
-  void note_dependent(const Items& inputs, PyObject* node) {
+  void note_dependent(const Reads& inputs, PyObject* node) {
     Ref reference = checked(PyWeakref_NewRef(node, nullptr));
     for (PyObject* source : inputs) {
       if (version_.needed_by.is_none(source)) version_.needed_by.take(source, checked(PyList_New(0)).release());
@@ -352,7 +350,7 @@ class Evictions {
       if (PyObject* node = Accounts::referent(reference)) function(node);
   }
 
-  Ref eviction_, deallocation_, recipes_, foreign_, observers_, reserved_, overhead_, evicted_by_, came_back_, may_be_evicted_;
+  Ref eviction_, deallocation_, recipes_, foreign_, observers_, reserved_, overhead_, evicted_by_, came_back_;
   bool warn_only_;
   Ref garbage_, rematerializer_;
   Accounts& accounts_;

@@ -2,6 +2,7 @@
 // classes, which bring everything else, are derived from them in `dispatch/native.py`.
 #pragma once
 
+#include "../bindings/policy.h"
 #include "graph.h"
 
 namespace dtrrun {
@@ -25,13 +26,14 @@ struct Base {
     type->tp_free(self);
     Py_DECREF(type);
   }
-  static PyTypeObject* make(const char* name, PyMemberDef* members, PyMethodDef* methods) {
+  static PyTypeObject* make(const char* name, PyMemberDef* members, PyMethodDef* methods, PyGetSetDef* computed) {
     PyType_Slot slots[] = {
         {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
         {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
         {Py_tp_clear, reinterpret_cast<void*>(clear)},
         {Py_tp_members, members},
         {Py_tp_methods, methods},
+        {Py_tp_getset, computed},
         {0, nullptr},
     };
     PyType_Spec spec = {name, sizeof(Object), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
@@ -118,12 +120,24 @@ inline PyTypeObject* make_counters_type() {
       {"budget_bytes", T_OBJECT, offsetof(C, budget_bytes), 0, nullptr},
       {"dead", T_OBJECT, offsetof(C, dead), 0, nullptr},
       {"heap", T_OBJECT, offsetof(C, heap), 0, nullptr},
-      {"policy", T_OBJECT, offsetof(C, policy), 0, nullptr},
       {"versions", T_OBJECT, offsetof(C, versions), 0, nullptr},
       {nullptr, 0, 0, 0, nullptr},
   };
+  static PyGetSetDef computed[] = {
+      {"policy", [](PyObject* self, void*) { return Ref::copy(CounterFields().policy.get(self)).release(); },
+       [](PyObject* self, PyObject* value, void*) {
+         if (value == nullptr || Py_TYPE(value) != policy_type) {
+           PyErr_SetString(PyExc_TypeError, "a session's policy is one of its extension's");
+           return -1;
+         }
+         CounterFields().policy.set(self, value);
+         return 0;
+       },
+       nullptr, nullptr},
+      {nullptr, nullptr, nullptr, nullptr, nullptr},
+  };
   return Base<C, &C::budget_bytes, &C::dead, &C::heap, &C::policy, &C::versions>::make("_dtrrun_native.Counters", members,
-                                                                                       methods);
+                                                                                       methods, computed);
 }
 
 // -- of a signature --------------------------------------------------------------------------------------------
@@ -152,6 +166,7 @@ struct SignatureFields {
 inline PyTypeObject* make_signature_type() {
   using S = SignatureObject;
   static PyMethodDef none[] = {{nullptr, nullptr, 0, nullptr}};
+  static PyGetSetDef nothing_computed[] = {{nullptr, nullptr, nullptr, nullptr, nullptr}};
   static PyMemberDef members[] = {
       {"calls", T_LONGLONG, offsetof(S, calls), 0, nullptr},
       {"cost", T_LONGLONG, offsetof(S, cost), 0, nullptr},
@@ -163,7 +178,7 @@ inline PyTypeObject* make_signature_type() {
       {"replayed_as", T_OBJECT, offsetof(S, replayed_as), 0, nullptr},
       {nullptr, 0, 0, 0, nullptr},
   };
-  return Base<S, &S::geometries, &S::operator_, &S::replayed_as>::make("_dtrrun_native.SignatureFigures", members, none);
+  return Base<S, &S::geometries, &S::operator_, &S::replayed_as>::make("_dtrrun_native.SignatureFigures", members, none, nothing_computed);
 }
 
 }  // namespace dtrrun

@@ -23,7 +23,7 @@ class Ancestry {
     std::vector<Frame> stack{{wanted}};
     while (!stack.empty()) {
       Frame& frame = stack.back();
-      Items inputs = operation_.inputs(version_.operation.get(frame.node));
+      Reads inputs = operation_.inputs(version_.operation.get(frame.node));
       PyObject* deeper = nullptr;
       bool found = false;
       while (frame.next < inputs.size() && deeper == nullptr && !found) {
@@ -67,10 +67,10 @@ class Ancestry {
 template <class Wanted>
 Ref recomputable_since(const Versions& versions, int64_t age, const Wanted& wanted) {
   Ref all = checked(PyList_New(0));
-  for (VersionObject* one = versions.last(); one != nullptr; one = one->before) {
-    if (one->age < age && one->mutations == 0) break;  // older ones come next
+  for (StoredVersion* one = versions.last(); one != nullptr; one = one->before) {
+    if (one->node.age < age && one->mutations == 0) break;  // older ones come next
     auto* version = reinterpret_cast<PyObject*>(one);
-    if (one->operation != nullptr && wanted(version) && PyList_Append(all.get(), version) < 0) raise();
+    if (one->node.operation != nullptr && wanted(version) && PyList_Append(all.get(), version) < 0) raise();
   }
   return all;
 }

@@ -520,12 +520,14 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_dtrrun_native", nullptr, -1, meth
 PyMODINIT_FUNC PyInit__dtrrun_native() {
   using namespace dtrrun;
   nothing = PyTuple_New(0);
-  version_type = make_version_type();
-  operation_type = make_operation_type();
+  keep_recipes();
+  version_type = make_version_type({"_dtrrun_native.Version", sizeof(StoredVersion), make_version, delete_version, call_version,
+                                    [](PyObject* self, void*) { return PyBool_FromLong(has_storage(as_stored(self))); }});
+  operation_type = make_operation_type("_dtrrun_native.Operation");
   queue_type = make_queue_type();
   versions_type = make_versions_type();
   PyTypeObject *counters_type = make_counters_type(), *signature_type = make_signature_type();
-  if (make_policy_type() == nullptr) return nullptr;
+  policy_type = make_policy_type("_dtrrun_native.Policy");
   Ref made(PyModule_Create(&module));
   if (!made) return nullptr;
   for (PyTypeObject* type : {version_type, operation_type, queue_type, versions_type, counters_type, signature_type, policy_type})

@@ -7,7 +7,6 @@
 
 #include "figures.h"
 #include "observers.h"
-#include "policy.h"
 #include "versions.h"
 
 namespace dtrrun {
@@ -15,38 +14,26 @@ namespace dtrrun {
 constexpr int LOOK_SHIFT = 4;  // as in core/ledger.py, like the next
 constexpr int64_t LOOK_BYTES = 4 << 20;
 
-// `Ledger.policy`, which may change between operators: one in C++, or any other through its Python methods.
+// `Ledger.policy`, which may change between operators.
 class Rule {
  public:
   explicit Rule(PyObject* ledger) : ledger_(ledger) {}
-  void insert(PyObject* version) { tell<&Policy::insert>("insert", version); }
-  void discard(PyObject* version) { tell<&Policy::discard>("discard", version); }
-  void evicted(PyObject* version) { tell<&Policy::evicted>("evicted", version); }
-  void released(PyObject* version) { tell<&Policy::released>("released", version); }
-  void rematerialized(PyObject* version) { tell<&Policy::left>("rematerialized", version); }
-  void forget(PyObject* version) { tell<&Policy::left>("forget", version); }
-  int64_t projected_cost(PyObject* version) {
-    if (Policy* policy = native()) return policy->projected_cost(version);
-    return as_number(checked(PyObject_CallMethod(object(), "projected_cost", "O", version)).get());
-  }
-  // Returns the version to evict, or null. The same predicate twice: for Python, and for C++.
+  void insert(PyObject* version) { policy().insert(node_of(version)); }
+  void discard(PyObject* version) { policy().discard(node_of(version)); }
+  void evicted(PyObject* version) { policy().evicted(node_of(version)); }
+  void released(PyObject* version) { policy().released(node_of(version)); }
+  // It was rematerialized, or will never be.
+  void left(PyObject* version) { policy().left(node_of(version)); }
+  int64_t projected_cost(PyObject* version) { return policy().projected_cost(node_of(version)); }
+  // Returns the version to evict, or null.
   template <class Evictable>
-  Ref select(int64_t now, PyObject* may_be_evicted, const Evictable& evictable) {
-    if (Policy* policy = native()) return policy->select(now, evictable);
-    Ref found = checked(PyObject_CallMethod(object(), "select", "LO", static_cast<long long>(now), may_be_evicted));
-    return found.get() == Py_None ? Ref() : std::move(found);
+  Ref select(int64_t now, const Evictable& evictable) {
+    KeptNode found = policy().select(now, [&](Node* node) { return evictable(as_object(node)); });
+    return found ? Ref::copy(as_object(found.get())) : Ref();
   }
 
  private:
-  PyObject* object() const { return CounterFields().policy.get(ledger_); }
-  Policy* native() const { return Py_TYPE(object()) == policy_type ? &policy_of(object()) : nullptr; }
-  template <void (Policy::*event)(PyObject*)>
-  void tell(const char* name, PyObject* version) {
-    if (Policy* policy = native())
-      (policy->*event)(version);
-    else
-      checked(PyObject_CallMethod(object(), name, "O", version));
-  }
+  Policy& policy() const { return policy_of(CounterFields().policy.get(ledger_)); }
   PyObject* ledger_;  // which outlives this
 };
 
@@ -101,13 +88,13 @@ class Accounts {
   }
   // Null, too, if the storage cannot be watched: all that concerns it is for Python.
   PyObject* version_at(const c10::StorageImpl* storage) const {
-    VersionObject* found = versions_.find(storage);
+    StoredVersion* found = versions_.find(storage);
     return found == nullptr || found->storage == nullptr ? nullptr : reinterpret_cast<PyObject*>(found);
   }
   // Whether the program has a version's storage (`Version.has_storage`), which can be watched.
-  static bool has_storage(PyObject* one) { return is_alive(as_version(one)->storage); }
+  static bool has_storage(PyObject* one) { return is_alive(as_stored(one)->storage); }
   // That storage, or null.
-  static StorageRef storage_of(PyObject* one) { return held(as_version(one)->storage); }
+  static StorageRef storage_of(PyObject* one) { return held(as_stored(one)->storage); }
   // The storage of a version's own memory (`Version.memory`), or none.
   c10::Storage memory_of(PyObject* one) const {
     if (!version.scratch.is_none(one)) return THPStorage_Unpack(version.scratch.get(one));
@@ -122,14 +109,14 @@ class Accounts {
   // `Graph.new_version`, without its size and age.
   Ref bare_version(c10::StorageImpl* storage) {
     Ref made = blank_version();
-    take_storage(as_version(made.get()), storage);
-    as_version(made.get())->last_access = number(counters.clock);
+    take_storage(as_stored(made.get()), storage);
+    node_of(made.get())->last_access = number(counters.clock);
     return made;
   }
 
   // `Recipes.supersede`. maker: the mutation as a recipe, or null if there is none. found: its signature.
   Ref supersede(PyObject* target, PyObject* maker, PyObject* found) {
-    Ref made = bare_version(as_version(target)->storage);
+    Ref made = bare_version(as_stored(target)->storage);
     version.nbytes.set_number(made.get(), version.nbytes.number(target));
     version.age.set_number(made.get(), version.age.number(target));
     version.mutations.set_number(made.get(), version.mutations.number(target) + 1);
@@ -144,7 +131,7 @@ class Accounts {
     }
     version.resident.set(target, has_copy);
     version.uses.set(target, nothing);
-    versions_.put(as_version(made.get()));
+    versions_.put(as_stored(made.get()));
     if (maker == nullptr) {
       PyObject* pin = version.pin.get(target);
       version.pin.set(made.get(), pin == Py_None ? mutated_.get() : pin);
@@ -169,7 +156,7 @@ class Accounts {
     } else {
       version.pin.set(made.get(), pin);
     }
-    versions_.put(as_version(made.get()));
+    versions_.put(as_stored(made.get()));
     add(counters.resident_bytes, nbytes);
     note_peak(number(counters.resident_bytes));
     if (maker != nullptr) evictable(made.get());
@@ -254,7 +241,7 @@ class Accounts {
   void lose(PyObject* one) {
     decided(Decision::LOST, one);
     bool pressure = is_true(counters.pressure);
-    if (pressure) rule.forget(one);
+    if (pressure) rule.left(one);
     if (!version.scratch.is_none(one)) {
       if (pressure) rule.discard(one);
       drop_scratch(one);
@@ -283,7 +270,7 @@ class Accounts {
     while (some_died() && Py_TYPE(dead_.front()) == version_type) {
       Ref first = dead_.pop();
       PyObject* one = first.get();
-      if (versions_.find(version.key.number(one)) != as_version(one)) continue;  // superseded by a later version
+      if (versions_.find(version.key.number(one)) != as_stored(one)) continue;  // superseded by a later version
       versions_.remove(version.key.number(one));
       int64_t nbytes = version.nbytes.number(one);
       bool used = version.used.is_true(one);
@@ -298,7 +285,7 @@ class Accounts {
         }
       } else {
         add(counters.evicted_bytes, -nbytes);
-        rule.forget(one);
+        rule.left(one);
         if (used) rule.released(one);
       }
     }

@@ -4,7 +4,7 @@
 // As long as there is none, each costs one comparison for a decision, and `--where` one for an operator.
 #pragma once
 
-#include "attributes.h"
+#include "python.h"
 #include "graph.h"
 
 namespace dtrrun {

@@ -217,7 +217,7 @@ class Rematerializations {
         enter(entered.back());
       }
       accounts_.collect_dead();
-      Items inputs = operation_.inputs(maker.get());
+      Reads inputs = operation_.inputs(maker.get());
       size_t before = stack.size();
       for (Py_ssize_t i = inputs.size() - 1; i >= 0; i--)
         if (!version_.resident.is_true(inputs[i])) stack.push_back(Ref::copy(inputs[i]));
@@ -326,7 +326,7 @@ class Rematerializations {
 
   void lock(PyObject* version, int64_t more) { version_.locks.add(version, more); }
   void enter(Entered& entered) {
-    Items inputs = operation_.inputs(entered.operation.get());
+    Reads inputs = operation_.inputs(entered.operation.get());
     int64_t clock = accounts_.number(accounts_.counters.clock);
     for (; entered.locked < inputs.size(); entered.locked++) {
       lock(inputs[entered.locked], 1);
@@ -350,7 +350,7 @@ class Rematerializations {
     plan.clear();
   }
   void back_out(Entered& entered) {
-    Items inputs = operation_.inputs(entered.operation.get());
+    Reads inputs = operation_.inputs(entered.operation.get());
     while (entered.unlocked < entered.locked) {
       PyObject* source = inputs[entered.unlocked++];
       lock(source, -1);
@@ -369,7 +369,7 @@ class Rematerializations {
   void leave(std::vector<Entered>& all) {
     Entered& entered = all.back();
     PyObject* operation = entered.operation.get();
-    Items inputs = operation_.inputs(operation);
+    Reads inputs = operation_.inputs(operation);
     while (entered.unlocked < entered.locked) {
       PyObject* source = inputs[entered.unlocked++];
       lock(source, -1);

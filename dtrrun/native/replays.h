@@ -103,9 +103,9 @@ class Replays {
 
   // Runs an operation whose inputs are locked, for a version that it makes. Raises the budget error.
   End run(PyObject* wanted, PyObject* maker, bool without_workspace) {
-    if (operation.recipe(maker) == nullptr || evictions_.observed()) return End::FOR_PYTHON;
-    const Recipe& recipe = *operation.recipe(maker);
-    Items inputs = operation.inputs(maker);
+    if (recipe_of(maker) == nullptr || evictions_.observed()) return End::FOR_PYTHON;
+    const Recipe& recipe = *recipe_of(maker);
+    Reads inputs = operation.inputs(maker);
     auto blank = Blank::of(operation.tensors.get(maker));
     Facts* known = operators_.find(recipe.handle);
     if (known == nullptr || known->func.get() != recipe.func.get()) return End::FOR_PYTHON;
@@ -177,12 +177,12 @@ class Replays {
   // The versions of an operation's tensors, by place: null for what is overwritten.
   class Sources {
    public:
-    Sources(const Items& inputs, bool blank) : inputs_(inputs), blank_(blank) {}
+    Sources(const Reads& inputs, bool blank) : inputs_(inputs), blank_(blank) {}
     size_t size() const { return static_cast<size_t>(inputs_.size()) + blank_; }
     PyObject* operator[](size_t place) const { return blank_ && place == 0 ? nullptr : inputs_[place - blank_]; }
 
    private:
-    const Items& inputs_;
+    const Reads& inputs_;
     bool blank_;
   };
 
@@ -345,7 +345,7 @@ class Replays {
     nbytes_.set_number(self, nbytes_.number(self) + nbytes);
     version.last_access.set_number(one, accounts_.number(ledger.clock));
     if (!accounts_.is_true(ledger.pressure)) return;
-    accounts_.rule.rematerialized(one);
+    accounts_.rule.left(one);
     if (version.scratch.is_none(one)) accounts_.evictable(one);
   }
 

@@ -3,7 +3,7 @@
 
 #include <exception>
 
-#include "attributes.h"
+#include "python.h"
 
 namespace dtrrun {
 

@@ -80,19 +80,19 @@ class Versions {
   Versions(const Versions&) = delete;
 
   // Borrowed, or null.
-  VersionObject* find(int64_t key) const {
+  StoredVersion* find(int64_t key) const {
     if (cells_.empty()) return nullptr;
     for (size_t place = home(key);; place = (place + 1) & mask_) {
       const Cell& cell = cells_[place];
       if (cell.version == nullptr || cell.key == key) return cell.version;
     }
   }
-  VersionObject* find(const c10::StorageImpl* storage) const { return find(reinterpret_cast<int64_t>(storage)); }
+  StoredVersion* find(const c10::StorageImpl* storage) const { return find(reinterpret_cast<int64_t>(storage)); }
 
   // Enters a version, or puts it in the place of the one that its storage had.
-  void put(VersionObject* made) {
+  void put(StoredVersion* made) {
     Py_INCREF(made);
-    if (VersionObject* old = find(made->key)) {
+    if (StoredVersion* old = find(made->key)) {
       if (old == made) {
         Py_DECREF(made);
         return;
@@ -120,7 +120,7 @@ class Versions {
 
   // Returns whether there was one.
   bool remove(int64_t key) {
-    VersionObject* one = find(key);
+    StoredVersion* one = find(key);
     if (one == nullptr) return false;
     size_t hole = place_of(key);
     for (size_t next = (hole + 1) & mask_; cells_[next].version != nullptr; next = (next + 1) & mask_) {
@@ -143,7 +143,7 @@ class Versions {
 
   // A storage with this address has died; perhaps another one is there already.
   void died(const c10::StorageImpl* storage) {
-    VersionObject* one = find(storage);
+    StoredVersion* one = find(storage);
     if (one == nullptr || one->died || is_alive(one->storage)) return;
     one->died = true;
     queue_of(dead_.get()).died(reinterpret_cast<PyObject*>(one));
@@ -151,16 +151,16 @@ class Versions {
 
   size_t size() const { return count_; }
   uint64_t changes() const { return changes_; }
-  VersionObject* first() const { return first_; }
-  VersionObject* last() const { return last_; }
+  StoredVersion* first() const { return first_; }
+  StoredVersion* last() const { return last_; }
 
  private:
   struct Cell {
     int64_t key = 0;
-    VersionObject* version = nullptr;  // owned
+    StoredVersion* version = nullptr;  // owned
   };
 
-  static void let_go(VersionObject* one) {
+  static void let_go(StoredVersion* one) {
     dtrrun::let_go(std::exchange(one->storage, nullptr));
     one->before = one->after = nullptr;
     Py_DECREF(one);
@@ -189,7 +189,7 @@ class Versions {
   std::vector<Cell> cells_;
   size_t mask_ = 0, count_ = 0;
   uint64_t changes_ = 0;
-  VersionObject *first_ = nullptr, *last_ = nullptr;
+  StoredVersion *first_ = nullptr, *last_ = nullptr;
 };
 
 // Tells the sessions which of their storages have died. The caller has the GIL.
@@ -214,7 +214,7 @@ inline Ref object_of(const c10::Storage& storage) {
 }
 
 // Makes this the storage of a new version. It can be watched.
-inline void take_storage(VersionObject* one, c10::StorageImpl* storage) {
+inline void take_storage(StoredVersion* one, c10::StorageImpl* storage) {
   WatchedStorage::watch(storage);
   one->key = reinterpret_cast<int64_t>(storage);
   one->storage = weak_reference(storage);
@@ -236,40 +236,27 @@ inline PyObject* make_version(PyTypeObject*, PyObject* args, PyObject*) {
   if (!PyArg_ParseTuple(args, "OO", &storage, &on_death)) return nullptr;
   return guarded([&]() -> PyObject* {
     Ref made = blank_version();
-    VersionObject* one = as_version(made.get());
     if (is_storage(storage)) {
       c10::StorageImpl* impl = THPStorage_Unpack(storage).unsafeGetStorageImpl();
       if (WatchedStorage::can_watch(impl)) {
-        take_storage(one, impl);
+        take_storage(as_stored(made.get()), impl);
         return made.release();
       }
     }
-    one->key = key_of(storage);
-    static PyMethodDef tell = {"tell", [](PyObject* both, PyObject*) -> PyObject* {
-                                 PyObject* version = PyWeakref_GetObject(PyTuple_GET_ITEM(both, 0));
-                                 if (version == Py_None) Py_RETURN_NONE;
-                                 return PyObject_CallOneArg(PyTuple_GET_ITEM(both, 1), version);
-                               },
-                               METH_O, nullptr};
-    Ref callback;
-    if (on_death != Py_None) {
-      Ref self = checked(PyWeakref_NewRef(made.get(), nullptr));
-      Ref both = checked(PyTuple_Pack(2, self.get(), on_death));
-      callback = checked(PyCFunction_New(&tell, both.get()));
-    }
-    one->watch = checked(PyWeakref_NewRef(storage, callback.get())).release();
+    watch_death(made.get(), storage, on_death);
+    as_version(made.get())->key = key_of(storage);
     return made.release();
   });
 }
 
-inline bool has_storage(const VersionObject* one) {
+inline bool has_storage(const StoredVersion* one) {
   return one->watch == nullptr ? is_alive(one->storage) : PyWeakref_GetObject(one->watch) != Py_None;
 }
 
 // As a weak reference: the storage, or None.
 inline PyObject* call_version(PyObject* self, PyObject*, PyObject*) {
   return guarded([&]() -> PyObject* {
-    const VersionObject* one = as_version(self);
+    const StoredVersion* one = as_stored(self);
     if (one->watch != nullptr) {
       Ref found = Ref::copy(PyWeakref_GetObject(one->watch));
       if (is_storage(found.get())) checked(PyObject_CallMethod(found.get(), "_fix_weakref", nullptr));  // before 2.10
@@ -335,7 +322,7 @@ inline Versions& versions_of(PyObject* self) { return *reinterpret_cast<Versions
 struct ViewObject {
   PyObject_HEAD
   PyObject* table;
-  VersionObject* next;
+  StoredVersion* next;
   uint64_t changes;
   bool items, backward;
 };
@@ -361,7 +348,7 @@ inline PyObject* next_version(PyObject* self) {
     PyErr_SetString(PyExc_RuntimeError, "versions changed during iteration");
     return nullptr;
   }
-  VersionObject* one = view->next;
+  StoredVersion* one = view->next;
   if (one == nullptr) return nullptr;
   view->next = view->backward ? one->before : one->after;
   if (view->items) return Py_BuildValue("(LO)", static_cast<long long>(one->key), one);
@@ -438,11 +425,11 @@ inline PyTypeObject* make_versions_type() {
       PyErr_SetObject(PyExc_KeyError, key);
       return -1;
     }
-    if (Py_TYPE(value) != version_type || as_version(value)->key != number) {
+    if (Py_TYPE(value) != version_type || as_stored(value)->key != number) {
       PyErr_SetString(PyExc_TypeError, "a native version, by its key, is wanted");
       return -1;
     }
-    versions_of(self).put(as_version(value));
+    versions_of(self).put(as_stored(value));
     return 0;
   };
   static PyMethodDef methods[] = {

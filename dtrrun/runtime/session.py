@@ -18,7 +18,7 @@ import torch
 from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Signature, Version
 from dtrrun.runtime import device as devices
-from dtrrun.runtime import optional, shapes, storage, weak
+from dtrrun.runtime import optional, shapes, storage
 from dtrrun.runtime.access import Access
 from dtrrun.runtime.ambient import Ambient
 from dtrrun.runtime.costs import Costs, read_costs
@@ -63,8 +63,6 @@ COMPACT_EVERY = 20_000  # operators
 LEARNING = 2  # steps after which costs are measured once more
 EXCEEDED = "the budget was exceeded, because nothing was left to evict (--over-budget warn)"
 
-weak.install()
-
 
 class Session:
     """Keeps this process's tensors inside a budget from `start` until `stop`."""
@@ -89,6 +87,7 @@ class Session:
         ambient = Ambient(self.device.type)
         self.dtr = DTR(
             native.policy(self._native, settings),
+            native.graph(self._native),
             self.device.memory,
             Executor(ambient, self.device.memory, self.device),
             budget_bytes=settings.budget_bytes,
@@ -100,7 +99,6 @@ class Session:
             heap=self._heap,  # also without a budget, so that their times are comparable
             between_replays=self._between_replays,
             shortcuts=self._native,
-            graph=native.graph(self._native),
             ledger_class=native.ledger_class(self._native),
             collect_garbage=self._collect_garbage,
             modelled=settings.cost == "model",

@@ -13,9 +13,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from dtrrun.bindings import graph, make_policy
+from dtrrun.core.backend import Policy
 from dtrrun.core.dtr import DTR
 from dtrrun.core.foresight import Foresight, WatchedStep
-from dtrrun.core.graph import Graph, Overwritten, Signature, Version
+from dtrrun.core.graph import Overwritten, Signature, Version
 from dtrrun.core.observer import (
     COMPACTS,
     ESCAPES,
@@ -29,8 +31,6 @@ from dtrrun.core.observer import (
 )
 from dtrrun.core.operator import ELSEWHERE, FOREIGN, Output
 from dtrrun.core.operator import Call as AnyCall
-from dtrrun.core.pool import Policy
-from dtrrun.core.search import make_policy
 
 from .log import START, Annotate, Call, Constant, Instruction, LogError, Mutate, Release, read_log
 from .replay import Outcome, Stopped
@@ -69,8 +69,6 @@ def predict(
     *,
     limit: float = 2.0,
     warn_only: bool = False,
-    policy: Policy[Any] | None = None,
-    graph: Graph | None = None,
     watched: Callable[[], Sequence[WatchedStep]] | None = None,
     name: str = "the log",
     **options: Any,
@@ -78,18 +76,17 @@ def predict(
     """Replay a log of `dtrrun record` as the runtime would run it with the budget set from the beginning.
 
     limit: multiple of the plain run's time; a run that recomputes more ends as `thrash` (Sec. 4.2).
-    warn_only: as `--over-budget warn`. graph: what `policy` is for, if that is native. watched: returns the
-    steps known to a heuristic with foresight; those of this log if None. name: for errors, if `log` is no
-    path. options: of `make_policy`. Raises LogError for a log not made by `dtrrun record`, and OSError.
+    warn_only: as `--over-budget warn`. watched: returns the steps known to a heuristic with foresight; those
+    of this log if None. name: for errors, if `log` is no path. options: of `make_policy`. Raises LogError for
+    a log not made by `dtrrun record`, OSError, and CannotBuild.
     """
     if isinstance(log, (str, Path)):
         name, log = str(log), read_log(log)
     instructions = log
     head = _head(instructions, name)
-    if policy is None:
-        policy = make_policy(heuristic, **options)
+    policy = make_policy(heuristic, **options)
     plain = sum(_plain_cost(one) for one in instructions)
-    run = _Run(head, budget_bytes, policy, (limit - 1) * plain if limit < inf else inf, warn_only, graph)
+    run = _Run(head, budget_bytes, policy, (limit - 1) * plain if limit < inf else inf, warn_only)
     if policy.heuristic.foresight:
         policy.foresight = Foresight(run.ledger, watched() if watched else watched_steps(instructions, name))
     return run.go(instructions, name)
@@ -183,13 +180,13 @@ class _Run:
         self,
         head: dict[str, Any],
         budget_bytes: int | None,
-        policy: Policy[Any],
+        policy: Policy,
         limit: float,
         warn_only: bool,
-        graph: Graph | None = None,
     ) -> None:
         self.dtr = DTR(
             policy,
+            graph(),
             StandInMemory(),
             StandInExecutor(limit),
             budget_bytes=budget_bytes,
@@ -198,7 +195,6 @@ class _Run:
             device_type="ours",
             warn_only=warn_only,
             collect_garbage=None,
-            graph=graph,
         )
         self.ledger = ledger = self.dtr.ledger
         ledger.clock, ledger.age = head["clock"], head["age"]

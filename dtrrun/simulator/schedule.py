@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from dtrrun.bindings import load
 from dtrrun.core.foresight import WatchedStep
 
 from .log import (
@@ -112,6 +114,11 @@ class Schedule:
             made = sum(self.made_by(operator)) + operator.workspace
             most = max(most, sum(self.nbytes[one] for one in inputs) + made)
         return most
+
+    @cached_property
+    def core(self) -> Any:
+        """Return what `core/replay/replay.h` needs of this, once it is complete. Raises CannotBuild."""
+        return load().Schedule(self.nbytes, self.storage_of, self.roots, self.operators, CONSTANT)
 
     @cached_property
     def step(self) -> WatchedStep:

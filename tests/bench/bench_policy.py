@@ -13,23 +13,23 @@ import time
 from collections import deque
 from typing import Any
 
-from dtrrun.core.heuristics import make_heuristic
-from dtrrun.core.pool import Policy
-from dtrrun.core.search import HeapSearch, ScanSearch
-from tests.unit.policy_world import Record
+from dtrrun.bindings import make_policy
+from dtrrun.core.backend import Policy
+from tests.unit.policy_world import Nodes
 
 
 class Program:
-    def __init__(self, policy: Policy[Any], pool: int) -> None:
+    def __init__(self, policy: Policy, pool: int) -> None:
+        self.make = Nodes().make
         self.policy, self.pool, self.now = policy, pool, 0
         self.random = random.Random(0)
-        self.results: deque[Record] = deque()
+        self.results: deque[Any] = deque()
         self.selects = self.select_ns = self.rematerializations = 0
         self.selecting = False
 
     def operator(self) -> None:
         rng, results = self.random, self.results
-        inputs: list[Record] = []
+        inputs: list[Any] = []
         if results:
             inputs.append(results[-1 - min(int(rng.expovariate(0.5)), len(results) - 1)])
             if rng.random() < 0.3:
@@ -40,7 +40,7 @@ class Program:
         self.now += cost
         for node in inputs:
             node.last_access = self.now
-        node = Record(0, int(1024 * 10 ** (4 * rng.random())), cost, self.now, tuple(inputs))
+        node = self.make(0, int(1024 * 10 ** (4 * rng.random())), cost, self.now, inputs)
         results.append(node)
         self.policy.insert(node)
         self.shrink()
@@ -51,7 +51,7 @@ class Program:
                 old.resident = False
                 self.policy.evicted(old)
 
-    def bring_back(self, node: Record) -> None:
+    def bring_back(self, node: Any) -> None:
         """Rematerialize `node`, and before it every evicted storage that it needs."""
         pending = [node]
         while pending:
@@ -80,14 +80,14 @@ class Program:
             self.policy.evicted(node)
 
 
-def measure(search: type[Any], heuristic: str, pool: int) -> tuple[float, float, float]:
+def measure(scan: bool, heuristic: str, pool: int) -> tuple[float, float, float]:
     """Scores computed per eviction, µs of CPU time per search, and rematerializations per eviction."""
-    program = Program(search(make_heuristic(heuristic)), pool)
+    program = Program(make_policy(heuristic, scan=scan), pool)
     while len(program.policy) < pool:
         program.operator()
     program.selecting = True
     # A scan takes its time whatever happens; the heap is measured when a pool full has been evicted.
-    warm_up, selects = (pool, 3_000) if search is HeapSearch else (10, 100_000 // pool)
+    warm_up, selects = (10, 100_000 // pool) if scan else (pool, 3_000)
     while program.selects < warm_up:
         program.operator()
     evaluations, before = program.policy.score_evaluations, program.rematerializations
@@ -103,8 +103,8 @@ def main(heuristics: list[str]) -> None:
     print(f"{'heuristic':12} {'pool':>6} {'search':>6} {'scores/eviction':>16} {'µs/search':>10}")
     for heuristic in heuristics:
         for pool in (100, 1_000, 10_000):
-            for name, search in (("scan", ScanSearch), ("heap", HeapSearch)):
-                evaluations, micros, _ = measure(search, heuristic, pool)
+            for name, scan in (("scan", True), ("heap", False)):
+                evaluations, micros, _ = measure(scan, heuristic, pool)
                 print(f"{heuristic:12} {pool:6} {name:>6} {evaluations:16.1f} {micros:10.1f}", flush=True)
 
 

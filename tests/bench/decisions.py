@@ -30,12 +30,9 @@ IN_PYTHON = Path(__file__).with_name("in_python.py")
 
 WAYS = {
     "native": [],
-    "python": [str(IN_PYTHON), "all"],
-    "search": [str(IN_PYTHON), "search"],
+    "python": [str(IN_PYTHON)],
 }
 """For each, what runs the script."""
-
-COMPARED_WAYS = ("native", "python")
 
 SHOWN = ("evictions", "rematerializations", "peak_bytes")
 COMPARED = (*SHOWN, "evicted_bytes", "rematerialized_bytes", "over_budget", "error")
@@ -99,7 +96,7 @@ def main() -> int:
         expected = plain(example, *arguments)
         peak = run("native", None, example, *arguments).report["peak_bytes"]
         for percent in SHARES:
-            native, python = (run(way, share(percent, peak), example, *arguments) for way in COMPARED_WAYS)
+            native, python = (run(way, share(percent, peak), example, *arguments) for way in WAYS)
             in_python, alike, same = compared(native, python)
             right = native.infeasible or not difference(expected, native)
             cells = [example, f"{percent} %", *shown(native), in_python]

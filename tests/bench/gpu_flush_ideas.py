@@ -34,7 +34,7 @@ def large(allocator: Any) -> list[list[Block]]:
 
 
 def projected(policy: Any, record: Any) -> float:
-    return float(policy._neighbourhood.projected_cost(record, record.bound))
+    return float(policy.projected_cost(record))
 
 
 def neighbours(ms: float) -> Idea:
@@ -46,10 +46,9 @@ def neighbours(ms: float) -> Idea:
 
         def evict_neighbours(nbytes: int) -> None:
             records = {}
-            for record in policy._pool.values():
+            for record in policy:
                 if record.resident and not record.locks and (storage := record.memory()) is not None:
                     records[address_of(storage)] = record
-            policy._neighbourhood.settle()
 
             def price(address: int) -> float | None:
                 record = records.get(address)
@@ -70,54 +69,6 @@ def neighbours(ms: float) -> Idea:
         eviction.make_room = with_neighbours
 
     return use
-
-
-def joining(factor: float) -> Idea:
-    """Of the victims that score within a factor of the least, the one that makes the longest free run."""
-
-    def use(session: Any, allocator: Any, patch: Any) -> None:
-        eviction, policy = session.dtr.eviction, session.dtr.policy
-        make_room = eviction.make_room
-        select = policy.select
-        wanted = [0]
-
-        def score(record: Any, now: int) -> float:
-            found = policy.heuristic.score(
-                record.nbytes, max(now - record.last_access, 1), record.cost, projected(policy, record)
-            )
-            return float(found * (policy._factor(record, record.bound) if policy._adjusts else 1))
-
-        def joined(now: int, evictable: Any) -> Any:
-            victim = select(now, evictable)
-            if victim is None or not would_flush(allocator, wanted[0]):
-                return victim
-            run = runs(large(allocator))
-            most = factor * score(victim, now)
-            best, longest = victim, min(run.get(address_of(victim.memory()), 0), wanted[0])
-            for record in list(policy._pool.values()):
-                storage = record.memory() if record.resident and not record.locks else None
-                length = 0 if storage is None else min(run.get(address_of(storage), 0), wanted[0])
-                if length > longest and score(record, now) <= most and evictable(record):
-                    best, longest = record, length
-            return best
-
-        def noting(nbytes: int, operator: str) -> None:
-            wanted[0] = nbytes
-            make_room(nbytes, operator)
-
-        policy.select, eviction.make_room = joined, noting
-
-    return use
-
-
-def runs(segments: list[list[Block]]) -> dict[int, int]:
-    """By address, the bytes that would be free side by side if that block were."""
-    found = {}
-    for blocks in segments:
-        for place, block in enumerate(blocks):
-            beside = [*blocks[max(place - 1, 0) : place], *blocks[place + 1 : place + 2]]
-            found[block.address] = block.nbytes + sum(one.nbytes for one in beside if one.free)
-    return found
 
 
 def at_step_end(session: Any, allocator: Any, patch: Any) -> None:
@@ -168,8 +119,6 @@ IDEAS: dict[str, Idea | None] = {
     "holes-1ms": neighbours(1),
     "holes-4ms": neighbours(4),
     "holes": neighbours(float("inf")),
-    "joining-2": joining(2),
-    "joining-10": joining(10),
     "step-end": at_step_end,
     "slack-6%": slack(0.06),
     "slack-12%": slack(0.12),

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from dtrrun.native import build
+from dtrrun.native import building
 from tests.bench.runs import PATIENCE, ROOT, environment, finished
 from tests.bench.section import Section
 from tests.logs.make import SMALL
@@ -39,8 +39,8 @@ def measure(quick: bool) -> Section:
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder, "dtrrun")
         cache.mkdir()
-        if build.cache_folder().exists():
-            (cache / "native").symlink_to(build.cache_folder())
+        if building.cache_folder().exists():
+            (cache / "native").symlink_to(building.cache_folder())
         low: list[dict[str, Any]] = []  # the cells with little memory
         for example in SMALL:
             one = Runs(example, Path(folder))

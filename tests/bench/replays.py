@@ -18,19 +18,16 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from dtrrun.core import deallocation, neighbourhoods, rematerialize
-from dtrrun.core.search import make_policy
+from dtrrun.core import deallocation, rematerialize
+from dtrrun.core.heuristics import make_heuristic
 from dtrrun.simulator.live import Prediction, predict, watched_steps
 from dtrrun.simulator.log import read_log
-from dtrrun.simulator.simulate import without_collector
 
 LOGS = sorted(Path(__file__).parents[1].joinpath("logs").glob("*.log.gz"))
 LIMIT = 4.0
 
-Components, Exact = neighbourhoods.EvictedComponents, neighbourhoods.EvictedNeighbourhood
 PARTS: dict[str, list[Any]] = {
     "as it is": [],
-    "nothing is dormant": [patch.object(one, "released", one.evicted) for one in (Components, Exact)],
     "no kept inputs": [patch.object(deallocation, "KEPT", inf)],
     "no scratch is kept": [patch.object(deallocation, "SCRATCH_SHIFT", 62)],
     "all scratch is kept": [patch.object(deallocation, "SCRATCH_SHIFT", 0)],
@@ -75,7 +72,7 @@ def cells(heuristic: str, ratios: list[float]) -> Iterator[tuple[str, list[Calla
     for path in LOGS:
         log = read_log(path)
         peak = predict(log, None).peak_bytes
-        steps = watched_steps(log) if make_policy(heuristic).heuristic.foresight else []
+        steps = watched_steps(log) if make_heuristic(heuristic).foresight else []
         predictions = [
             partial(predict, log, int(peak * ratio), heuristic, limit=LIMIT, watched=partial(list, steps))
             for ratio in ratios
@@ -94,24 +91,23 @@ def main() -> None:
     parser.add_argument("--parts", action="store_true")
     given = parser.parse_args()
     ratios = [float(one) for one in given.budgets.split(",")]
-    with without_collector():
-        for name, predictions in cells(given.heuristic, ratios):
-            if not given.parts:
-                for ratio, prediction in zip(ratios, predictions, strict=True):
-                    costliest = Costliest()
-                    with costliest.watched():
-                        outcome = prediction()
-                    share = costliest.cost / max(costliest.total, 1)
-                    runs = f"{costliest.runs} operators, {len(costliest.distinct)} distinct"
-                    print(f"{name}, {ratio}: {shown(outcome)}; {share:.0%} in one, {runs}", flush=True)
-                continue
-            for part, patches in PARTS.items():
-                for one in patches:
-                    one.start()
-                found = [shown(prediction()) for prediction in predictions]
-                for one in patches:
-                    one.stop()
-                print(f"| {name} | {part} | {' | '.join(found)} |", flush=True)
+    for name, predictions in cells(given.heuristic, ratios):
+        if not given.parts:
+            for ratio, prediction in zip(ratios, predictions, strict=True):
+                costliest = Costliest()
+                with costliest.watched():
+                    outcome = prediction()
+                share = costliest.cost / max(costliest.total, 1)
+                runs = f"{costliest.runs} operators, {len(costliest.distinct)} distinct"
+                print(f"{name}, {ratio}: {shown(outcome)}; {share:.0%} in one, {runs}", flush=True)
+            continue
+        for part, patches in PARTS.items():
+            for one in patches:
+                one.start()
+            found = [shown(prediction()) for prediction in predictions]
+            for one in patches:
+                one.stop()
+            print(f"| {name} | {part} | {' | '.join(found)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Gradients, graphs that are used several times, hooks, checkpointing."""
 
-import threading
-
 import pytest
 import torch
 from programs import batch, check, check_budget, check_stress, in_memory, mlp, train
@@ -66,30 +64,6 @@ def test_gradients_arrive_natively(extension, budget, monkeypatch):
         session.slow_path.reasons.add("a test")
         model(torch.randn(64, 32)).sum().backward()
         assert len(in_python) == len(list(model.parameters()))
-
-
-def test_other_threads_wait_while_a_gradient_arrives(extension, monkeypatch):
-    """The user's heuristic hears of it in Python, where another thread may take over."""
-    seen = {}
-    with dtrrun.budget(1, over_budget="warn", heuristic="programs:most_recent") as session:
-        model = mlp(3)
-        model(torch.randn(64, 32)).sum().backward()
-        policy, native = session.ledger.policy, session._native
-        discard = policy.discard
-
-        def discarded(version):
-            looking = threading.Thread(target=lambda: seen.update({version: native.is_inside()}))
-            looking.start()
-            looking.join()
-            discard(version)
-
-        monkeypatch.setattr(policy, "discard", discarded)
-        model.zero_grad()
-        model(torch.randn(64, 32)).sum().backward()
-        gradients = [session.slow_path.version_of(one.grad) for one in model.parameters()]
-        arrived = [seen[version] for version in gradients if version in seen]
-        assert arrived
-        assert all(arrived)
 
 
 def test_leaves_that_no_module_has():

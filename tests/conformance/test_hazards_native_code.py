@@ -16,7 +16,7 @@ import torch
 from programs import bits, chain, check, check_stress, in_memory
 
 import dtrrun
-from dtrrun.native import build
+from dtrrun.native import build, building
 
 pytestmark = pytest.mark.usefixtures("extension")
 
@@ -27,7 +27,7 @@ SOURCE = Path(__file__).with_name("native_library.cpp")
 def library(tmp_path_factory):
     """The path of the compiled library."""
     path = tmp_path_factory.mktemp("library") / "operators.so"
-    command = [*build.compiler(), str(SOURCE), "-o", str(path), *build.flags()]
+    command = [*building.compiler(), str(SOURCE), "-o", str(path), *build.flags()]
     subprocess.run([argument.replace("-O2", "-O0") for argument in command], check=True)
     return path
 

@@ -12,8 +12,9 @@ from faults import check_accounts
 from programs import living_nodes
 
 import dtrrun
-from dtrrun.core.graph import Graph, Operation, Signature, Version
-from dtrrun.core.heuristics import make_heuristic
+from dtrrun import bindings
+from dtrrun.bindings import make_policy
+from dtrrun.core.graph import Operation, Signature, Version
 from dtrrun.native import build
 from dtrrun.runtime import session as session_module
 from dtrrun.runtime.dispatch import native
@@ -32,19 +33,39 @@ def attributes(node, names):
     return {name: getattr(node, name, None) for name in names if not name.startswith("__")}
 
 
-def test_nodes_begin_as_pythons_do(graph):
+def test_nodes_begin_as_the_simulators_do(graph):
     storage, told = torch.UntypedStorage(8), []
-    versions = [one.new_version(storage, told.append, 64, 3, 500) for one in (Graph(), graph)]
-    expected, found = (attributes(one, set(Version.__slots__) - {"key"}) for one in versions)
-    assert found == expected
+    graphs = bindings.graph(), graph
+    versions = [one.new_version(storage, told.append, 64, 3, 500) for one in graphs]
     assert [one.key for one in versions] == [id(storage), graph.key_of(storage)]
     signature = Signature(None, ())
     operations = [
-        one.new_operation("call", signature, [versions[0]], [versions[0]]) for one in (Graph(), graph)
+        one.new_operation("call", signature, [version], [version])
+        for one, version in zip(graphs, versions, strict=True)
     ]
-    expected, found = (attributes(one, Operation.__slots__) for one in operations)
-    assert found == expected
-    assert [one() for one in versions] == [storage, storage]
+    for version, operation in zip(versions, operations, strict=True):
+        assert attributes(version, set(Version.__annotations__) - {"key"}) == {
+            **dict.fromkeys(Version.__annotations__.keys() - {"key"}),
+            "nbytes": 64,
+            "age": 3,
+            "last_access": 500,
+            "extent": -1,
+            "resident": True,
+            "has_storage": True,
+            **dict.fromkeys(("cost", "mutations", "locks"), 0),
+            **dict.fromkeys(("escaped", "superseded", "used", "released"), False),
+        }
+        assert attributes(operation, Operation.__annotations__) == {
+            "recorded": "call",
+            "tensors": [version],
+            "inputs": [version],
+            "outputs": None,
+            "signature": signature,
+            "secured": False,
+            "constants": None,
+            "kept_inputs": (),
+        }
+        assert version() is storage
 
 
 def test_a_signature_is_pythons_with_its_figures_elsewhere(graph):
@@ -97,14 +118,16 @@ def test_the_map_takes_native_versions_alone(extension, graph):
     storage = Storage()
     versions = graph.versions(graph.queue())
     with pytest.raises(TypeError):
-        versions[id(storage)] = Graph().new_version(storage, None, 8, 0, 0)
+        versions[id(storage)] = bindings.graph().new_version(storage, None, 8, 0, 0)
     with pytest.raises(TypeError):
         versions[id(storage) + 16] = graph.new_version(storage, None, 8, 0, 0)
     version = graph.new_version(storage, None, 8, 0, 0)
     with pytest.raises(TypeError):
-        version.operation = Operation()
+        version.operation = bindings.load().Operation()
     with pytest.raises(TypeError):
-        extension.Policy(make_heuristic("h_dtr_eq")).insert(Graph().new_version(storage, None, 8, 0, 0))
+        make_policy("h_dtr_eq", extension=extension).insert(
+            bindings.graph().new_version(storage, None, 8, 0, 0)
+        )
 
 
 class Named(torch.UntypedStorage):

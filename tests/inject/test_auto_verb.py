@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from dtrrun.native import build
+from dtrrun.native import building
 
 SCRIPT = """
 import time, torch
@@ -33,8 +33,8 @@ def cache(tmp_path):
     """A cache of our own, without building the extension again."""
     folder = tmp_path / "cache" / "dtrrun"
     folder.mkdir(parents=True)
-    if build.cache_folder().exists():
-        (folder / "native").symlink_to(build.cache_folder())
+    if building.cache_folder().exists():
+        (folder / "native").symlink_to(building.cache_folder())
     return {"XDG_CACHE_HOME": str(tmp_path / "cache"), "DTRRUN_REMEMBER": "yes"}
 
 

@@ -58,7 +58,7 @@ def test_without_a_compiler_no_block_begins(plain, program, bare):
     program("own.py", "import dtrrun\nwith dtrrun.budget('1GB'):\n    print('inside')\n")
     ended = plain(sys.executable, "own.py", env=bare)
     assert (ended.status, ended.out) == (1, "")
-    assert ended.err.splitlines()[-1] == f"dtrrun.native.build.CannotBuild: {NO_COMPILER}"
+    assert ended.err.splitlines()[-1] == f"dtrrun.native.building.CannotBuild: {NO_COMPILER}"
 
 
 def test_ctrl_c_while_it_is_built(environment, program, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtrrun.native import build, ways_in
+from dtrrun.native import build, building, ways_in
 
 pytestmark = pytest.mark.skipif(
     tuple(int(part) for part in torch.__version__.split(".")[:2]) < build.OLDEST,
@@ -76,7 +76,7 @@ def built(tmp_path_factory):
     ):
         pytest.skip("this PyTorch has no fake tensors in C++ yet")
     folder = tmp_path_factory.mktemp("fake_mode")
-    command = [*build.compiler(), str(SOURCE), "-o", str(folder / "fake_mode.so"), *build.flags()]
+    command = [*building.compiler(), str(SOURCE), "-o", str(folder / "fake_mode.so"), *build.flags()]
     subprocess.run([argument.replace("-O2", "-O0") for argument in command], check=True)
     return folder
 

@@ -24,7 +24,7 @@ import schemata
 from mutant import MUTANTS
 from native import NATIVE
 
-from dtrrun.native import build, compiling
+from dtrrun.native import building, compiling
 
 ROOT = Path(__file__).parents[2]
 FEW = {"PROGRAMS": "25", "PROGRAMS_SHRINK": "no", "DECISIONS": "15"}
@@ -43,7 +43,7 @@ class Ended(NamedTuple):
 def run(tests: list[str], mutant: str, folder: Path, seconds: float, library: Path | None = None) -> Ended:
     """Run tests with the mutant of that name ("": none), and no longer than that.
 
-    library: the extension with the native mutants, in place of the ordinary one.
+    library: the folder of the extensions with the native mutants, in place of the ordinary ones.
     """
     errors, log = folder / "errors", folder / "log"
     errors.touch()
@@ -70,7 +70,8 @@ def _child(tests: list[str], mutant: str, errors: Path, log: Path, library: Path
     else:
         numbers = {one.name: number for number, one in enumerate(NATIVE, 1)}
         os.environ[schemata.VARIABLE] = str(numbers.get(mutant, 0))
-        sys.modules[compiling.NAME] = build.import_from(library)
+        for name in (compiling.NAME, compiling.CORE_NAME):
+            sys.modules[name] = building.import_from(name, library / f"{name}.so")
     # The crashes that are meant to happen need no report, nor do assertions need to be explained.
     words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--assert=plain", *tests]
     status = pytest.main(words, plugins=[_Witness(errors)])

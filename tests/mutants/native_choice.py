@@ -4,44 +4,53 @@ from __future__ import annotations
 
 from native import native
 
+ALL_OF_THE_MODEL = "unit/policy::the_choices_are_the_model_s"
+
 # Of each: what goes wrong, the code with the piece that is replaced, what is put in its place, who notices.
 # fmt: off
 
 native(
-    "scores", "scores.h",
+    "scores", "core/policy/heuristic.h",
     ("size does not matter",
-     "divided(cost_ ? cost : 1, «size_ ? size : 1», staleness_ ? staleness : 1);", "int64_t{1}",
-     "native_policy::it_runs_logs_alike"),
+     "divided(cost ? projected_cost : 1, «size ? nbytes : 1», staleness ? since : 1);", "int64_t{1}",
+     ALL_OF_THE_MODEL),
     ("cost does not matter",
-     "divided(«cost_ ? cost : 1», size_ ? size : 1, staleness_ ? staleness : 1);", "int64_t{1}",
-     "native_policy::it_runs_logs_alike"),
+     "divided(«cost ? projected_cost : 1», size ? nbytes : 1, staleness ? since : 1);", "int64_t{1}",
+     ALL_OF_THE_MODEL),
     ("large numbers are rounded twice", "if (dividend % divisor != 0) «quotient |= 1;»", "", ""),
     ("roots of staleness are left out",
-     "(static_cast<double>(size) * «std::pow(static_cast<double>(staleness), exponent)»);",
-     "static_cast<double>(staleness)", "native_policy::it_runs_logs_alike"),
+     "(static_cast<double>(nbytes) * «std::pow(static_cast<double>(since), exponent)»);",
+     "static_cast<double>(since)", ALL_OF_THE_MODEL),
 )
 native(
-    "search", "search.h",
+    "search", "core/policy/heap_search.h",
     ("staleness does not matter",
-     "return «score_.ages ? std::max<int64_t>(now - version_.last_access.number(node), 1) : 1»;",
-     "int64_t{1}", "native_policy::it_runs_logs_alike"),
+     "return «heuristic_.staleness ? std::max<int64_t>(now - node->last_access, 1) : 1»;",
+     "int64_t{1}", ALL_OF_THE_MODEL),
     ("the last of equals is chosen",
      "score != other.score ? score > other.score : «number > other.number»;", "number < other.number",
-     "native_policy::scores_of_equal_value_go_to_the_first"),
+     ALL_OF_THE_MODEL),
     ("bounds are too high",
-     "push(bounds_, {«share / score_.aged(stalest) * ROUNDING», number, item->entry});", "share * 2",
-     "native_policy::it_runs_logs_alike"),
+     "push(bounds_, {«share / heuristic_.aged(stalest) * ROUNDING», number, item->entry});", "share * 2",
+     ALL_OF_THE_MODEL),
     ("what may not be evicted now is lost to the search",
      "for (const Candidate& one : refused) «put_to_sleep(one.number, one.share, now, least, true);»", "",
-     "native_policy::it_runs_logs_alike"),
-    ("what has been released is as dear as the rest",
-     "double found = «version_.scratch.is_none(node) ? 1 : score_.released»;", "1.0",
-     "native_policy::it_runs_logs_alike"),
-    ("the next use does not matter", "«distance = next - foresight_.position();»", "",
-     "native_policy::it_runs_logs_alike"),
+     ALL_OF_THE_MODEL),
 )
 native(
-    "neighbourhoods", "neighbourhood.h",
+    "search", "core/policy/search.h",
+    ("what has been released is as dear as the rest",
+     "double found = «node->released ? heuristic_.released : 1»;", "1.0", ALL_OF_THE_MODEL),
+    ("the next use does not matter",
+     "next == NEVER ? foresight_->horizon() : «next - foresight_->position()»;", "foresight_->horizon()",
+     ALL_OF_THE_MODEL),
+    ("a sample is the whole pool", "if («sample_ && !large.empty()»)", "false",
+     "unit/policy::a_sample_is_the_root_of_the_pool"),
+    ("small storages are chosen like others", "if («ignore_small_ == 0» || pool_.items.empty()) return 0;",
+     "true", "unit/policy::small_nodes_are_chosen_last"),
+)
+native(
+    "neighbourhoods", "core/policy/neighbourhood.h",
     ("neighbourhoods cost nothing", "«reach.cost += member->cost;»", "",
      "decisions/decisions::a_block_of_the_sample[7]"),
     ("evicted descendants are left out", "if (!ancestors_only_) «walked_below(node, number, item);»", "",
@@ -59,7 +68,7 @@ native(
      "«forget_above(member->watchers_below);»", "", "decisions/decisions::a_block_of_the_sample[7]"),
 )
 native(
-    "components", "components.h",
+    "components", "core/policy/components.h",
     ("components cost nothing", "roots_.push_back(root); «cost += root->total;» } return cost;", "",
      "decisions/decisions::a_block_of_the_sample[7]"),
     ("united components cost as much as one", "«a->total += b->total;»", "",
@@ -67,19 +76,20 @@ native(
     ("what has come back still costs", "«root->total -= element->cost;»", "",
      "decisions/decisions::a_block_of_the_sample[7]"),
     ("watchers of a component are forgotten when it is united",
-     "«a->watchers_of_all.take(b->watchers_of_all);»", "", "native_policy::it_runs_logs_alike"),
+     "«a->watchers_of_all.take(b->watchers_of_all);»", "", "unit/policy::so_they_are_in_long_runs[h_dtr_eq]"),
     ("what was released stays out of components for ever",
-     "if («element->above > DORMANT») evicted(node);", "false", "native_policy::it_runs_logs_alike"),
+     "if («element->above > DORMANT») evicted(node);", "false",
+     "unit/policy::long_chains_of_released_storages_are_joined"),
     ("a component that has become cheap is not looked at again",
-     "if («static_cast<double>(root->total) < root->floor») {", "false", "native_policy::it_runs_logs_alike"),
+     "if («static_cast<double>(root->total) < root->floor») {", "false", ALL_OF_THE_MODEL),
 )
 native(
-    "pool", "pool.h",
-    ("the pool does not know its bytes", "«nbytes -= version_.nbytes.number(node);» Ref last", "",
+    "pool", "core/policy/pool.h",
+    ("the pool does not know its bytes", "«nbytes -= node->nbytes;» KeptNode last", "",
      "programs/programs::random_programs"),
 )
 native(
-    "evicted storages", "evicted.h",
+    "evicted storages", "core/policy/evicted.h",
     ("evicted storages do not know their dependents",
      "if («members.empty() || members.back().get() != member») members.emplace_back(member);", "false",
      "decisions/decisions::a_block_of_the_sample[7]"),
@@ -87,14 +97,14 @@ native(
      "decisions/decisions::a_block_of_the_sample[7]"),
 )
 native(
-    "policy", "policy.h",
+    "policy", "core/policy/policy.h",
     ("what was released is out of every neighbourhood",
-     "pool_.discard(node); if (!nodes_.constant(node)) «neighbourhood_->released(node);»", "",
+     "pool_.discard(node); if (!node->constant()) «neighbourhood_->released(node);»", "",
      "decisions/decisions::a_block_of_the_sample[7]"),
     ("what came back is still in neighbourhoods", "«neighbourhood_->left(node);»", "",
      "decisions/decisions::a_block_of_the_sample[7]"),
     ("projected costs are those of the operator alone",
-     "«return neighbourhood_->projected_cost(node, nodes_.version.bound.number(node), *item);»",
-     "return nodes_.version.cost.number(node);",
+     "item == nullptr ? node->cost : «neighbourhood_->projected_cost(node, node->pool_id, *item)»;",
+     "node->cost",
      "rematerialization::a_perceptron_trains_in_two_fifths_of_its_peak"),
 )

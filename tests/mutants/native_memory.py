@@ -77,10 +77,10 @@ native(
      "version.resident.set(one, false);", "", ""),
     ("what died stays in the pool",
      "if (pressure && !version.operation.is_none(one)) { «rule.discard(one);»", "", ""),
-    ("what depends on the dead forgets them", "rule.forget(one); if («used») rule.released(one);", "false",
+    ("what depends on the dead forgets them", "rule.left(one); if («used») rule.released(one);", "false",
      ""),
     ("new storages are not counted",
-     "versions_.put(as_version(made.get())); «add(counters.resident_bytes, nbytes);» note_peak", "", ""),
+     "versions_.put(as_stored(made.get())); «add(counters.resident_bytes, nbytes);» note_peak", "", ""),
     ("the peak is that of the step", "if («nbytes > number(counters.peak_bytes)») counters", "false", ""),
     ("what came back counts as evicted",
      "«add(counters.evicted_bytes, -nbytes);» add(counters.resident_bytes, nbytes); note_peak", "", ""),
@@ -129,10 +129,10 @@ native(
      "«groups.join(node, source);» if (seen.insert(source).second)", "", ""),
 )
 native(
-    "graph", "graph.h",
+    "graph", "bindings/nodes.h",
     ("recipes do not count as readers of what they read",
-     "Py_ssize_t found = «std::count(one->reads(), one->reads() + one->count, version)»;", "Py_ssize_t{0}",
-     ""),
+     "Py_ssize_t found = «std::count(one->operation.begin(), one->operation.end(), node_of(version))»;",
+     "Py_ssize_t{0}", ""),
     ("long chains are freed by recursion", "if («depth == DEEPEST»)", "false", ""),
 )
 native(

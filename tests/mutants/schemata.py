@@ -16,19 +16,21 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from dtrrun.native import build, compiling
+from dtrrun.native import build, building, compiling
 
-SOURCES = compiling.HERE
+PACKAGE = compiling.HERE.parent
+SOURCES = (compiling.HERE, compiling.BINDINGS, compiling.CORE)
 BUILDS = Path(__file__).parents[2] / "build" / "mutants"
 VARIABLE = "DTRRUN_MUTANT"
 SWITCH = f"""
+#include <cstdlib>
 namespace dtrrun {{
 inline const char* named_mutant = std::getenv("{VARIABLE}");
 inline const int chosen_mutant = named_mutant == nullptr ? 0 : std::atoi(named_mutant);
 inline bool mutant(int number) {{ return number == chosen_mutant; }}
 }}  // namespace dtrrun
 """
-FIRST_SOURCE = "python.h"  # which all others include
+SWITCHES = "switches.h"  # which is read before all others
 
 NOWHERE = "of {file}, {code!r} is there {count} times"
 UNMARKED = "{code!r} has no piece, or several, between « and »"
@@ -38,7 +40,7 @@ OVERLAP = "pieces of {file} overlap: {one!r} and {other!r}"
 class NativeMutant(NamedTuple):
     row: str  # the part of the native code
     name: str  # what goes wrong
-    file: str  # in dtrrun/native
+    file: str  # in dtrrun/native, or the path in dtrrun
     code: str  # a text that is there once, with the piece that is replaced between « and »
     instead: str
     tests: str  # see `mutant.paths_of`; empty: none is known to notice
@@ -104,42 +106,45 @@ def mutated(file: str, source: str, mutants: dict[int, NativeMutant]) -> str:
 def sources(mutants: list[NativeMutant]) -> dict[str, str]:
     """Return the native sources with all mutants, which are numbered from 1. Raises ValueError."""
     numbered = dict(enumerate(mutants, 1))
-    made = {
-        path.name: mutated(path.name, path.read_text(), numbered)
-        for path in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")])
-    }
-    if strangers := {mutant.file for mutant in mutants} - set(made):
-        raise ValueError(f"not in {SOURCES.name}: {', '.join(sorted(strangers))}")
-    head, include, rest = made[FIRST_SOURCE].partition("#pragma once\n")
-    made[FIRST_SOURCE] = f"{head}{include}#include <cstdlib>\n{SWITCH}{rest}"
+    made = {SWITCHES: SWITCH}
+    for folder in SOURCES:
+        for path in sorted([*folder.rglob("*.h"), *folder.rglob("*.cpp")]):
+            name = path.relative_to(PACKAGE).as_posix()
+            made[name] = mutated(name.removeprefix("native/"), path.read_text(), numbered)
+    names = {name.removeprefix("native/") for name in made}
+    if strangers := {mutant.file for mutant in mutants} - names:
+        raise ValueError(f"not in {PACKAGE.name}: {', '.join(sorted(strangers))}")
     return made
 
 
 def library(mutants: list[NativeMutant]) -> Path:
-    """Return the extension with all mutants, built if need be. Raises ValueError, build.CannotBuild."""
+    """Return the folder of the extensions with all mutants, which are built if need be.
+
+    Raises ValueError, building.CannotBuild.
+    """
     made = sources(mutants)
     digest = hashlib.sha256(repr((made, build.key())).encode()).hexdigest()[:16]
     folder = BUILDS / digest
-    target = folder / f"{compiling.NAME}.so"
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists():
-            for name, text in made.items():
-                (folder / name).write_text(text)
-            unfinished = folder / "unfinished.so"
-            command = [
-                *build.compiler(),
-                str(folder / compiling.MAIN.name),
-                *build.flags(),
-                "-O1",  # builds in half the time
-                "-o",
-                str(unfinished),
-            ]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise build.CannotBuild(
-                    f"the mutants do not compile: {done.stderr[:3000]}", "mend their table"
-                )
-            os.rename(unfinished, target)
-    return target
+        for name, text in made.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        native = f"{compiling.HERE.name}/{compiling.MAIN.name}"
+        core = f"{compiling.BINDINGS.name}/{compiling.CORE_MAIN.name}"
+        _build(folder, native, build.flags(), f"{compiling.NAME}.so")
+        _build(folder, core, compiling.core_flags(building.python_headers()), f"{compiling.CORE_NAME}.so")
+    return folder
+
+
+def _build(folder: Path, main: str, flags: list[str], target: str) -> None:
+    if (folder / target).exists():
+        return
+    unfinished = folder / "unfinished.so"
+    command = [*building.compiler(), f"-include{folder / SWITCHES}", str(folder / main), *flags]
+    command += ["-O1", "-o", str(unfinished)]  # builds in half the time
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise building.CannotBuild(f"the mutants do not compile: {done.stderr[:3000]}", "mend their table")
+    os.rename(unfinished, folder / target)

@@ -24,7 +24,7 @@ MISCALLED = ("TypeError", "AttributeError")  # raised by a replacement: what it 
 
 @pytest.fixture(scope="session")
 def library():
-    """The extension with all native mutants."""
+    """The folder of the extensions with all native mutants."""
     return schemata.library(NATIVE)
 
 

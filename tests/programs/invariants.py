@@ -91,7 +91,7 @@ def check_recipes(dtr: Any, evicted: list[Version]) -> None:
 def check_pool(ledger: Any, listed: list[Version]) -> None:
     policy = ledger.policy
     for version in policy:
-        assert version.bound is not None
+        assert version.pool_id is not None
         assert version.operation is not None, f"{told(version)} is in the pool without a recipe"
         assert version.resident or version() is None, f"{told(version)} is in the pool, but evicted"
     assert policy.nbytes == sum(version.nbytes for version in policy)
@@ -103,7 +103,7 @@ def check_pool(ledger: Any, listed: list[Version]) -> None:
             and version.operation is not None
             and version.nbytes >= max(ledger.least_bytes, 1)
         ):
-            assert version.bound is not None, f"{told(version)} is not in the pool"
+            assert version.pool_id is not None, f"{told(version)} is not in the pool"
 
 
 def check_choice_of_copies(session: Session, ledger: Any) -> None:

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, note
 
 import dtrrun
-from dtrrun.core.heuristics import make_heuristic
-from dtrrun.core.search import HeapSearch
+from dtrrun.bindings import make_policy
+from dtrrun.core.graph import Version
+from dtrrun.core.ledger import Ledger
 from tests.programs import drawing
 from tests.programs.amount import NUMBER, search, seeded
 from tests.programs.language import Program
@@ -68,25 +69,21 @@ def test_a_rule_that_takes_over_from_itself_chooses_as_if_nothing_had_happened()
     assert tally["rematerialized"] > 0
 
 
-class Interrupted(HeapSearch[object]):
-    """Ctrl-C when so many storages have been inserted into it."""
+def test_an_interrupt_leaves_each_storage_in_the_pool_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Ledger._known
 
-    after = 3
+    def interrupted(ledger: Ledger) -> list[Version]:
+        """The former policy has let go of its storages, and the new one has none."""
+        monkeypatch.setattr(Ledger, "_known", known)
+        raise KeyboardInterrupt
 
-    def insert(self, node: object) -> None:
-        super().insert(node)
-        self.after -= 1
-        if not self.after:
-            raise KeyboardInterrupt
-
-
-def test_an_interrupt_leaves_each_storage_in_the_pool_once() -> None:
     with dtrrun.budget(100_000) as session:
         x = torch.ones(2_000)
         kept = [x + number for number in range(20)]
         pool = list(session.ledger.policy)
-        assert len(pool) > Interrupted.after
-        policy = Interrupted(make_heuristic("h_chain"))
+        assert len(pool) > 3
+        monkeypatch.setattr(Ledger, "_known", interrupted)
+        policy = make_policy("h_chain", extension=session._native)
         with pytest.raises(KeyboardInterrupt):
             session.ledger.change_policy(policy)
         assert session.ledger.policy is policy

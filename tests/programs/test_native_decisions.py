@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given, note
 
-from dtrrun.runtime.dispatch import native as dispatch
 from tests.programs import drawing
 from tests.programs.amount import NUMBER, search, seeded
 from tests.programs.language import Program
@@ -66,7 +65,6 @@ def both(
     """Decisions of the native extension, and those of Python."""
     native = decisions(compare(program, conditions, expected, least))
     with monkeypatch.context() as patch:
-        patch.setattr(dispatch, "policy", lambda _, *more: dispatch.python_policy(*more))
         use_python_core(patch)
         return native, decisions(compare(program, conditions, expected, least))
 

@@ -31,7 +31,6 @@ from dtrrun.runtime.cuda.budget import MIB
 from dtrrun.runtime.cuda.fragmentation import Block
 from dtrrun.runtime.cuda.gpu import Statistics
 from dtrrun.runtime.cuda.session import Cuda
-from dtrrun.runtime.dispatch import native
 from dtrrun.runtime.dispatch.arguments import fill
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.execute import Executor
@@ -509,7 +508,6 @@ def fake_session(monkeypatch, budget, gpu=None, **options):
     monkeypatch.setattr(storage, "allocate", counted)
     monkeypatch.setattr(SlowPath, "call", run)
     monkeypatch.setattr(Executor, "_call", replay)
-    monkeypatch.setattr(native, "policy", lambda _, *more: native.python_policy(*more))
     use_python_core(monkeypatch)
     with dtrrun.budget(budget, **options) as session:
         session.slow_path.reasons.add("a model of a GPU")

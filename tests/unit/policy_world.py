@@ -1,187 +1,297 @@
-"""A small world of storages and their records, driven by random events, for the policy's tests."""
+"""A small world of storages and of what happens to them, for the policy's tests."""
 
 from __future__ import annotations
 
 import random
-import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dtrrun.core.pool import Policy
+from dtrrun.bindings import graph, make_policy
+from dtrrun.core.backend import Policy
+from dtrrun.core.foresight import Foresight, WatchedStep
+from dtrrun.core.graph import Signature
+from dtrrun.core.heuristics import make_heuristic
+from tests.model import ModelPolicy, Node
 
 
 class Storage:
-    """What a record stands for; the program holds it."""
+    """Stands for one that a version is of."""
 
 
-class Record(weakref.ref):  # as the runtime's: a weakref that must not be hashed or compared
-    __slots__ = (
-        "__weakref__",
-        "age",
-        "bound",
-        "component",
-        "constant",
-        "cost",
-        "dependents",
-        "inputs",
-        "last_access",
-        "name",
-        "nbytes",
-        "neighbourhood",
-        "released",
-        "resident",
-        "uses",
-    )
+class Nodes:
+    """Makes the nodes of the core."""
 
-    def __new__(cls, name: int, *_: Any, **__: Any) -> Record:
-        return super().__new__(cls, Storage())  # its referent is dead at once, so that hash() raises
+    def __init__(self) -> None:
+        self._graph = graph()
 
-    def __init__(
-        self, name: int, nbytes: int, cost: int, now: int = 0, inputs: Any = (), constant: bool = False
-    ) -> None:
-        self.name, self.nbytes, self.cost, self.last_access = name, nbytes, cost, now
-        self.inputs, self.constant, self.resident = tuple(inputs), constant, True
-        self.released = not name % 5
-        self.component = self.dependents = self.bound = self.neighbourhood = None
+    def make(self, name: int, nbytes: int, cost: int, now: int = 0, inputs: Sequence[Any] = ()) -> Any:
+        node = self._graph.new_version(Storage(), None, nbytes, name + 1, now)
+        node.key, node.cost = name, cost
+        node.operation = self._graph.new_operation(None, Signature(None, ()), (), tuple(inputs))
+        return node
+
+    def constant(self, name: int) -> Any:
+        return self._graph.new_version(Storage(), None, 8, name + 1, 0)
+
+    @staticmethod
+    def name_of(node: Any) -> int:
+        return int(node.key)
+
+    @staticmethod
+    def add_input(node: Any, source: Any) -> None:
+        node.operation.inputs = (*node.operation.inputs, source)
+
+    @staticmethod
+    def set_released(node: Any) -> None:
+        node.scratch = "memory of its own"
+
+
+class ModelNodes:
+    """Makes those of the model."""
+
+    @staticmethod
+    def make(name: int, nbytes: int, cost: int, now: int = 0, inputs: Sequence[Node] = ()) -> Node:
+        node = Node(name, nbytes, cost, now, inputs)
+        node.age = name + 1
+        return node
+
+    def constant(self, name: int) -> Node:
+        node = self.make(name, 8, 0)
+        node.inputs = None
+        return node
+
+    @staticmethod
+    def name_of(node: Node) -> int:
+        return node.name
+
+    @staticmethod
+    def add_input(node: Node, source: Node) -> None:
+        assert node.inputs is not None
+        node.inputs.append(source)
+
+    @staticmethod
+    def set_released(node: Node) -> None:
+        node.released = True
 
 
 class World:
-    """Applies events to records and to the policy that watches them.
+    """Applies events to nodes and to the policy that watches them.
 
-    `held` is what the program still has names for; whatever it drops dies unless a record reads it.
+    `held` is what the program still has names for; whatever it drops dies unless a node reads it. For
+    foresight, it is a program, in which each operator makes one storage.
     """
 
-    def __init__(self, policy: Policy[Any], constants: int = 2) -> None:
-        self.policy = policy
-        self.now = 0
-        self.held: dict[int, Record] = {n: Record(n, 8, 0, constant=True) for n in range(constants)}
-        self.count = constants
+    def __init__(
+        self, policy: Any, nodes: Any, steps: Sequence[WatchedStep] = (), constants: int = 2
+    ) -> None:
+        self.policy, self.nodes = policy, nodes
+        self.now = self.age = 0
+        self.held: dict[int, Any] = {name: nodes.constant(name) for name in range(constants)}
+        self.constants = self.count = constants
+        self.made: list[tuple[int, str, int]] = []
+        if policy.heuristic.foresight:
+            policy.foresight = Foresight(self, steps)
 
-    def get(self, index: int) -> Record:
-        return self.held[sorted(self.held)[index % len(self.held)]]
+    def made_last(self) -> Iterator[tuple[int, str, int]]:
+        return reversed(self.made)
+
+    def get(self, index: int) -> tuple[int, Any]:
+        name = sorted(self.held)[index % len(self.held)]
+        return name, self.held[name]
 
     def tick(self, amount: int) -> None:
         self.now += amount
 
-    def make(self, nbytes: int, cost: int, inputs: list[int]) -> None:
-        record = Record(self.count, nbytes, cost, self.now, [self.get(i) for i in inputs])
-        self.held[self.count] = record
+    def make(self, nbytes: int, cost: int, inputs: Sequence[int], operator: str = "some") -> None:
+        sources = [self.get(i)[1] for i in inputs]
+        node = self.held[self.count] = self.nodes.make(self.count, nbytes, cost, self.now, sources)
         self.count += 1
-        self.policy.insert(record)
+        self.age = self.count
+        self.made.append((self.age, operator, nbytes))
+        if not self.count % 5:
+            self.nodes.set_released(node)
+        self.policy.insert(node)
 
     def access(self, index: int) -> None:
-        self.get(index).last_access = self.now
+        self.get(index)[1].last_access = self.now
 
     def evict(self, index: int) -> None:
-        record = self.get(index)
-        if record.resident and not record.constant:
-            record.resident = False
-            self.policy.evicted(record)
+        name, node = self.get(index)
+        if node.resident and name >= self.constants:
+            node.resident = False
+            self.policy.evicted(node)
 
     def bring_back(self, index: int) -> None:
-        record = self.get(index)
-        if not record.resident:
-            record.resident = True
-            record.last_access = self.now
-            self.policy.rematerialized(record)
-            self.policy.insert(record)
+        _, node = self.get(index)
+        if not node.resident:
+            node.resident = True
+            node.last_access = self.now
+            self.policy.rematerialized(node)
+            self.policy.insert(node)
 
     def pin(self, index: int) -> None:
-        self.policy.discard(self.get(index))
+        self.policy.discard(self.get(index)[1])
 
     def unpin(self, index: int) -> None:
-        record = self.get(index)
-        if record.resident and not record.constant:
-            self.policy.insert(record)
+        name, node = self.get(index)
+        if node.resident and name >= self.constants:
+            self.policy.insert(node)
 
-    def recost(self, index: int, cost: int) -> None:
-        record = self.get(index)
-        if record.resident and not record.constant:
-            record.cost = cost
-            self.policy.cost_changed(record)
+    def change_cost(self, index: int, cost: int) -> None:
+        name, node = self.get(index)
+        if node.resident and name >= self.constants:
+            node.cost = cost
+            self.policy.cost_changed(node)
 
-    def rewire(self, index: int, other: int) -> None:
+    def add_input(self, index: int, other: int) -> None:
         """A resident storage is mutated with the help of another: its recipe gets an input more."""
-        record, source = self.get(index), self.get(other)
-        if record.resident and not record.constant and source.resident and source is not record:
-            record.inputs += (source,)
-            self.policy.cost_changed(record)
+        (name, node), (older, source) = self.get(index), self.get(other)
+        if node.resident and source.resident and self.constants <= name and older < name:
+            self.nodes.add_input(node, source)
+            self.policy.cost_changed(node)
 
     def drop(self, index: int, announced: bool) -> None:
-        """The program lets go: a resident storage's record ends; an evicted one's lives while it is read."""
-        record = self.get(index)
-        if record.constant:
+        """The program lets go: a resident storage's node ends; an evicted one's lives while it is read."""
+        name, node = self.get(index)
+        if name < self.constants:
             return
-        del self.held[record.name]
-        if record.resident:
-            self.policy.discard(record)
+        del self.held[name]
+        if node.resident:
+            self.policy.discard(node)
         elif announced:
-            self.policy.forget(record)
+            self.policy.forget(node)
 
     def release(self, index: int) -> None:
-        """The program lets go of a storage that recipes still read; the record is out of reach, but lives."""
-        record = self.get(index)
-        if record.constant:
+        """The program lets go of a storage that recipes still read; the node is out of reach, but lives."""
+        name, node = self.get(index)
+        if name < self.constants:
             return
-        del self.held[record.name]
-        self.policy.forget(record)
-        record.resident = False
-        self.policy.released(record)
+        del self.held[name]
+        if not node.resident:
+            self.policy.forget(node)
+        node.resident = False
+        self.policy.released(node)
+
+    def begin(self) -> None:
+        """A step begins."""
+        if self.policy.foresight is not None:
+            self.policy.foresight.begin()
 
     def select(self, refused: int, evict: bool) -> int | None:
-        """The chosen record's name; every seventh name from `refused` on is locked."""
+        """The chosen node's name; every seventh name from `refused` on is locked."""
         asked: list[int] = []
 
-        def evictable(record: Record) -> bool:
-            asked.append(record.name)
-            return record.name % 7 != refused
+        def evictable(node: Any) -> bool:
+            asked.append(self.nodes.name_of(node))
+            return asked[-1] % 7 != refused
 
         chosen = self.policy.select(self.now, evictable)
-        assert len(asked) == len(set(asked)), "a record was asked about twice"
+        assert len(asked) == len(set(asked)), "a node was asked about twice"
         if chosen is None:
             return None
-        assert asked[-1] == chosen.name
+        assert asked[-1] == self.nodes.name_of(chosen)
         assert chosen.resident
-        assert not chosen.constant
-        name: int = chosen.name
         if evict:
             chosen.resident = False
             self.policy.evicted(chosen)
-        return name
+        return asked[-1]
+
+    def seen(self) -> Any:
+        costs = {name: self.policy.projected_cost(node) for name, node in self.held.items()}
+        return costs, len(self.policy), self.policy.nbytes, [self.nodes.name_of(one) for one in self.policy]
 
 
-def random_event(rng: random.Random) -> tuple[str, Any]:
-    """One event, as (method of World, arguments); the mix keeps some tens of records about."""
-    any_record = rng.randrange(10**6)
-    draw = rng.random()
-    if draw < 0.30:
-        inputs = [rng.randrange(10**6) for _ in range(rng.choice([0, 1, 1, 2, 2, 3]))]
-        nbytes = rng.choice([0, 1, 4, 4, 64, 100, 1000, 5000])
-        return "make", (nbytes, rng.choice([0, 1, 5, 5, 30, 1000]), inputs)
-    if draw < 0.50:
-        return "select", (rng.randrange(9), rng.random() < 0.8)
-    if draw < 0.60:
-        return "bring_back", (any_record,)
-    if draw < 0.72:
-        return "tick", (rng.choice([1, 1, 10, 100, 5000]),)
-    if draw < 0.80:
-        return "access", (any_record,)
-    if draw < 0.85:
-        return "evict", (any_record,)
-    if draw < 0.90:
-        return "release", (any_record,)
-    if draw < 0.95:
-        return "drop", (any_record, rng.random() < 0.5)
-    return rng.choice(
-        [
-            ("pin", (any_record,)),
-            ("unpin", (any_record,)),
-            ("recost", (any_record, rng.choice([0, 7, 500]))),
-            ("rewire", (any_record, rng.randrange(10**6))),
-        ]
-    )
+EVENTS = {
+    "make": 30,
+    "select": 20,
+    "bring_back": 10,
+    "tick": 12,
+    "access": 8,
+    "evict": 5,
+    "release": 5,
+    "drop": 5,
+    "pin": 1,
+    "unpin": 1,
+    "change_cost": 2,
+    "add_input": 2,
+    "begin": 1,
+    "seen": 1,
+}
 
 
-def play(world: World, rng: random.Random, length: int) -> None:
-    for _ in range(length):
-        event, arguments = random_event(rng)
-        getattr(world, event)(*arguments)
+class Script:
+    """What a program makes: mostly as in one of two recorded steps. Times, sizes and costs are of a unit."""
+
+    def __init__(self, draw: random.Random, unit: int) -> None:
+        self.draw, self.unit = draw, unit
+        self.lines = [[self.line() for _ in range(80)] for _ in range(2)]
+        self.steps = [self.watched(lines) for lines in self.lines]
+        self.step, self.place = 0, -1
+
+    def line(self) -> tuple[str, int]:
+        return f"op{self.draw.randrange(6)}", self.draw.choice([0, 1, 20, 20, 64, 5000]) * self.unit
+
+    def watched(self, lines: list[tuple[str, int]]) -> WatchedStep:
+        step, made = WatchedStep(), list[tuple[int, int]]()
+        for place, (name, nbytes) in enumerate(lines):
+            used = self.draw.sample(made, min(len(made), 3)) + made[-2:]
+            made.append((place + 1, nbytes))
+            other = self.draw.choice([nbytes, nbytes, 7 * self.unit])
+            step.add(place + 1, name, self.draw.randint(0, 90) * self.unit, used, {nbytes, other})
+        step.end(Rescues(self.draw.sample(made, 20)))
+        return step
+
+    def event(self) -> tuple[str, Sequence[Any]]:
+        """One event, as (method of World, arguments); the mix keeps some tens of nodes about."""
+        draw, any_node = self.draw, self.draw.randrange(10**6)
+        (what,) = draw.choices(list(EVENTS), list(EVENTS.values()))
+        if what == "make":
+            if draw.random() < 0.03:
+                self.step, self.place = draw.randrange(2), draw.randrange(80)  # as if it jumped
+            self.place = (self.place + 1) % 80
+            name, nbytes = self.line() if draw.random() < 0.02 else self.lines[self.step][self.place]
+            inputs = [draw.randrange(10**6) for _ in range(draw.choice([0, 1, 1, 2, 2, 3]))]
+            return what, (nbytes, draw.choice([0, 1, 5, 5, 30, 1000, 9001]) * self.unit, inputs, name)
+        if what == "select":
+            return what, (draw.randrange(9), draw.random() < 0.8)
+        if what == "tick":
+            return what, (draw.choice([1, 1, 10, 100, 5000]) * self.unit + draw.randrange(2),)
+        if what == "drop":
+            return what, (any_node, draw.random() < 0.5)
+        if what == "change_cost":
+            return what, (any_node, draw.choice([0, 7, 500]) * self.unit)
+        if what == "add_input":
+            return what, (any_node, draw.randrange(10**6))
+        if what == "begin":
+            self.step, self.place = draw.randrange(2), -1
+        return what, () if what in ("begin", "seen") else (any_node,)
+
+
+class Rescues:
+    """In place of a history: what becomes constant when weights change."""
+
+    def __init__(self, made: Sequence[tuple[int, int]]) -> None:
+        self._made = made
+
+    def rescued_since(self, age: int) -> Iterator[Any]:
+        for one, nbytes in self._made:
+            node = Node(0, nbytes, 0)
+            node.age = one
+            yield node
+
+
+def play(worlds: Sequence[World], script: Script, events: int) -> None:
+    """Let the same things happen in all worlds: the results must be the same."""
+    for number in range(events):
+        what, arguments = script.event()
+        results = [getattr(world, what)(*arguments) for world in worlds]
+        assert results[1:] == results[:-1], (number, what)
+
+
+def core_world(name: str, steps: Sequence[WatchedStep] = (), **options: Any) -> World:
+    policy: Policy = make_policy(name, **options)
+    return World(policy, Nodes(), steps)
+
+
+def model_world(name: str, steps: Sequence[WatchedStep] = (), latest: bool = False, seed: int = 0) -> World:
+    return World(ModelPolicy(make_heuristic(name, seed), latest), ModelNodes(), steps)

@@ -66,4 +66,3 @@ def test_ideas_do_what_they_say():
     assert flushes["holes"] == flushes["slack-holes"] == 0 < flushes["slack-6%"] < flushes["none"]
     assert flushes["step-end"] == flushes["none"] + STEPS
     assert found["slack-12%"].peak < found["none"].peak
-    assert found["joining-10"] != found["none"]

@@ -31,9 +31,10 @@ ARROWS = {
     "profiling": {"launch", "simulator", "telemetry", "settings", "sizes"},
     "views": {"telemetry", "settings", "sizes"},
     "boot": {"runtime", "native", "settings"},
-    "runtime": {"core", "native", "monitor", "telemetry", "settings", "sizes"},
+    "bindings": {"core", "native"},
+    "runtime": {"core", "bindings", "native", "monitor", "telemetry", "settings", "sizes"},
     "native": set(),
-    "simulator": {"core"},
+    "simulator": {"core", "bindings"},
     "core": set(),
     "telemetry": {"sizes"},
     "settings": {"values"},
@@ -47,6 +48,7 @@ INJECTED = {
     "boot": {"torch"},  # boot/trial.py, in a process of its own
     "runtime": {"torch"},
     "native": {"torch"},
+    "bindings": set(),
     "core": set(),
     "monitor": set(),
     "telemetry": set(),
@@ -106,6 +108,24 @@ def test_no_arrow_leads_back():
         ends = {part for part, used in left.items() if not used & set(left)}
         assert ends, f"a circle among {sorted(left)}"
         left = {part: used for part, used in left.items() if part not in ends}
+
+
+INCLUDED = {"core": set(), "bindings": {"core"}, "native": {"core", "bindings"}}
+"""The same for the C++. Only `native` knows PyTorch, and `core` does not know Python either."""
+LIBRARIES = {"core": set(), "bindings": {"Python"}, "native": {"Python", "torch", "ATen", "c10"}}
+
+
+@pytest.mark.parametrize("part", INCLUDED)
+def test_includes_point_one_way(part):
+    for path in [*(PACKAGE / part).rglob("*.h"), *(PACKAGE / part).rglob("*.cpp")]:
+        lines = [line.split()[1] for line in path.read_text().splitlines() if line.startswith("#include ")]
+        for name in lines:
+            if name.startswith('"'):
+                other = (path.parent / name.strip('"')).resolve().relative_to(PACKAGE).parts[0]
+                assert other in INCLUDED[part] | {part}, f"{path} includes {name}"
+            known = name[1:-1].partition("/")[0].partition(".")[0]
+            if known in {"Python", "torch", "ATen", "c10"}:
+                assert known in LIBRARIES[part], f"{path} includes {name}"
 
 
 @pytest.mark.parametrize("part", INJECTED)

@@ -1,7 +1,7 @@
 """core.mutation, on stand-ins: what a constant's dependents need when it is about to change."""
 
+from dtrrun.bindings import graph, make_policy
 from dtrrun.core.dtr import DTR
-from dtrrun.core.search import make_policy
 from dtrrun.simulator.live import LoggedCall
 from dtrrun.simulator.standins import Content, OutOfBudget, StandInExecutor, StandInMemory
 
@@ -14,6 +14,7 @@ class Program:
     def __init__(self):
         self.dtr = DTR(
             make_policy("h_dtr_eq"),
+            graph(),
             StandInMemory(),
             StandInExecutor(float("inf")),
             budget_bytes=100 * NBYTES,

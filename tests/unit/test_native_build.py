@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtrrun.native import build, compiling, shipped
+from dtrrun.native import build, building, compiling, shipped
 from dtrrun.runtime.dispatch.native import load  # before NATIVE replaces it
 from dtrrun.settings import RuntimeSettings
 
@@ -69,7 +69,7 @@ def silent(text):
 
 
 def why_not():
-    with pytest.raises(build.CannotBuild) as caught:
+    with pytest.raises(building.CannotBuild) as caught:
         build.build(silent)
     text = str(caught.value)
     assert text == f"{caught.value.why}; {caught.value.do}"
@@ -151,7 +151,7 @@ def test_a_compiler_that_makes_nothing(cxx, cache, then):
 
 def test_a_compiler_that_hangs(cxx, cache, monkeypatch, tmp_path):
     """The process that does its work holds the pipe, and is ended, too."""
-    monkeypatch.setattr(build, "TIME_LIMIT_SECONDS", 0.3)
+    monkeypatch.setattr(building, "TIME_LIMIT_SECONDS", 0.3)
     cxx.does(f"sleep 60 & echo $! > {tmp_path}/worker", "wait")
     began = time.monotonic()
     assert why_not().startswith(f"{cxx.path} took more than 0.3 seconds; see ")
@@ -204,9 +204,9 @@ def test_a_cache_that_cannot_be_written(cxx, cache, monkeypatch, number, call):
         raise OSError(number, os.strerror(number), "/the/path")
 
     if call == "open":
-        monkeypatch.setattr(build, "open", refuse, raising=False)
+        monkeypatch.setattr(building, "open", refuse, raising=False)
     else:
-        monkeypatch.setattr(build.tempfile, "mkstemp", refuse)
+        monkeypatch.setattr(building.tempfile, "mkstemp", refuse)
     why = f"{cache}: {UNWRITABLE.format(os.strerror(number))}"
     full = f"/the/path: {os.strerror(number)}; free some space there, or set XDG_CACHE_HOME to another folder"
     assert why_not() == (full if number == errno.ENOSPC else why)
@@ -247,10 +247,12 @@ def test_a_damaged_file_that_cannot_be_built_anew(cxx, monkeypatch, tmp_path):
 
 def test_a_file_that_cannot_be_loaded(cxx, cache):
     """Another library of C++ than the compiler's, say. The reason is kept: no try in each session."""
-    with pytest.raises(build.CannotBuild, match=r"^it cannot be loaded: .*; remove .*, so that it is built"):
+    with pytest.raises(
+        building.CannotBuild, match=r"^it cannot be loaded: .*; remove .*, so that it is built"
+    ):
         build.load(silent)
     (cache / build.key() / "_dtrrun_native.so").unlink()
-    with pytest.raises(build.CannotBuild, match=r"^it cannot be loaded: "):
+    with pytest.raises(building.CannotBuild, match=r"^it cannot be loaded: "):
         build.load(silent)
     assert len(cxx.calls) == 1
 
@@ -271,7 +273,7 @@ def in_processes(count, action):
 def attempt():
     try:
         return str(build.build(silent))
-    except build.CannotBuild as error:
+    except building.CannotBuild as error:
         return str(error)
 
 
@@ -351,7 +353,7 @@ def test_the_compiler_ends_with_the_process_that_waits_for_it(cxx, cache, tmp_pa
 
 
 def test_it_is_said_that_the_build_goes_on(cxx, monkeypatch):
-    monkeypatch.setattr(build, "STILL_SECONDS", 0.2)
+    monkeypatch.setattr(building, "STILL_SECONDS", 0.2)
     cxx.does("sleep 0.7")
     said = []
     build.build(said.append)
@@ -396,7 +398,7 @@ def test_environments_with_the_same_pytorch_share_a_key(monkeypatch):
 def test_where_it_is_kept(monkeypatch, environ):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    assert os.path.normpath(build.cache_folder()) in ("/x/dtrrun/native", "/.cache/dtrrun/native")
+    assert os.path.normpath(building.cache_folder()) in ("/x/dtrrun/native", "/.cache/dtrrun/native")
 
 
 def test_a_session_without_it(monkeypatch, tmp_path, capfd):
@@ -429,7 +431,7 @@ def test_the_outlook(cxx, cache, monkeypatch, tmp_path):
     built, compiler, why, _ = told()
     assert (built, compiler) == (True, None)
     assert why.startswith("it cannot be loaded: ")
-    monkeypatch.setattr(build, "import_from", lambda path: None)
+    monkeypatch.setattr(build, "import_from", lambda name, path: None)
     assert told() == (True, None, None, None)
     monkeypatch.setattr(torch, "__version__", "1.13.0")
     assert build.outlook()["why"] == build.TOO_OLD[0].format("1.13.0")
@@ -448,7 +450,11 @@ def test_the_outlook_of_a_folder_that_cannot_be_written(cxx, monkeypatch, tmp_pa
 def test_the_outlook_without_a_compiler(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     found = build.outlook()
-    assert (found["built"], found["compiler"], found["why"], found["do"]) == (False, None, *build.NO_COMPILER)
+    assert (found["built"], found["compiler"], found["why"], found["do"]) == (
+        False,
+        None,
+        *building.NO_COMPILER,
+    )
 
 
 @pytest.mark.parametrize(("damage", "status"), [("", 0), ("exit 1", 1)])
@@ -508,7 +514,7 @@ def test_a_wheels_binary_is_tried_once(wheel, monkeypatch, cache):
     (trial,) = wheel.trials
     assert str(wheel.path) in trial
     assert build.outlook()["why"].startswith("it cannot be loaded")
-    monkeypatch.setattr(build, "import_from", lambda path: None)
+    monkeypatch.setattr(build, "import_from", lambda name, path: None)
     found = build.outlook()
     assert (found["path"], found["built"], found["shipped"]) == (str(wheel.path), True, True)
     assert len(wheel.trials) == 1
@@ -542,10 +548,10 @@ def test_a_binary_that_does_not_work(wheel, monkeypatch, tmp_path, code, said):
     if "sleep" in code:
         monkeypatch.setattr(shipped, "TIME_LIMIT_SECONDS", 0.5)
     for _ in range(2):
-        with pytest.raises(build.CannotBuild) as caught:
+        with pytest.raises(building.CannotBuild) as caught:
             build.find(silent)
         unfit = shipped.UNFIT.format(said)
-        assert str(caught.value) == f"{build.NO_COMPILER[0]}, and {unfit}; {build.NO_COMPILER[1]}"
+        assert str(caught.value) == f"{building.NO_COMPILER[0]}, and {unfit}; {building.NO_COMPILER[1]}"
         assert build.outlook()["why"] == caught.value.why
     assert len(wheel.trials) == 1
     Compiler(tmp_path, monkeypatch)
@@ -555,7 +561,7 @@ def test_a_binary_that_does_not_work(wheel, monkeypatch, tmp_path, code, said):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_trial_that_others_end_tells_nothing(wheel, number):
     wheel.does(f"import os; os.kill(os.getpid(), {int(number)})")
-    with pytest.raises(build.CannotBuild):
+    with pytest.raises(building.CannotBuild):
         build.find(silent)
     wheel.does("")
     assert build.find(silent) == wheel.path
@@ -563,7 +569,7 @@ def test_a_trial_that_others_end_tells_nothing(wheel, number):
 
 def test_a_binary_that_is_cut_short_is_not_tried(wheel):
     wheel.path.write_bytes(wheel.path.read_bytes()[:-1])
-    with pytest.raises(build.CannotBuild, match="the binary that came with dtrrun is damaged"):
+    with pytest.raises(building.CannotBuild, match="the binary that came with dtrrun is damaged"):
         build.find(silent)
     assert wheel.trials == []
 
@@ -575,12 +581,12 @@ def test_a_binary_for_others(wheel, monkeypatch):
         changed.setattr(torch.version, "git_version", "0f" * 20)
         changed.setattr(torch, "__version__", "2.14.0.dev20260701+cpu")
         with pytest.raises(
-            build.CannotBuild, match=r"dtrrun came with binaries for PyTorch 2\.9\.1, 2\.13\.0 only;"
+            building.CannotBuild, match=r"dtrrun came with binaries for PyTorch 2\.9\.1, 2\.13\.0 only;"
         ):
             build.find(silent)
     (compiling.HERE / "interposer.cpp").write_text("// changed\n")
     compiling.sources.cache_clear()
-    with pytest.raises(build.CannotBuild, match=r"^no C\+\+ compiler was found; install"):
+    with pytest.raises(building.CannotBuild, match=r"^no C\+\+ compiler was found; install"):
         build.find(silent)
     assert wheel.trials == []
 
@@ -609,10 +615,10 @@ def test_a_binary_that_loads_in_a_trial_but_not_here(wheel, cxx, monkeypatch):
     """This process may have loaded other libraries before."""
     loaded = []
 
-    def refuse(path):
+    def refuse(_, path):
         loaded.append(path)
         if path == wheel.path:
-            raise build.CannotBuild("it cannot be loaded", "")
+            raise building.CannotBuild("it cannot be loaded", "")
         return sys
 
     monkeypatch.setattr(build, "import_from", refuse)
@@ -625,7 +631,7 @@ def test_a_trial_whose_status_is_lost(wheel, monkeypatch):
     wheel.does("import os; os.abort()")
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        with pytest.raises(build.CannotBuild, match="does not work here"):
+        with pytest.raises(building.CannotBuild, match="does not work here"):
             build.find(silent)
     finally:
         signal.signal(signal.SIGCHLD, before)
@@ -663,4 +669,4 @@ def test_dtrrun_in_an_archive(monkeypatch, tmp_path):
 def test_a_user_without_a_home(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    assert build.cache_folder() == Path("/.cache/dtrrun/native")
+    assert building.cache_folder() == Path("/.cache/dtrrun/native")

@@ -3,11 +3,7 @@
 import pytest
 
 from dtrrun.core.foresight import JOIN, Foresight, WatchedStep
-from dtrrun.core.heuristics import make_heuristic
-from dtrrun.core.search import HeapSearch, ScanSearch
-from tests.unit.policy_world import Record
-
-NEXT = "h_chain(c=ancestors,s=0,next=1,released=alike)"
+from tests.model import Node
 
 
 class Program:
@@ -40,9 +36,9 @@ def watched(names, begin=0, reads_last=3):
 
 
 def node(age, nbytes=64):
-    record = Record(age, nbytes, 10)
-    record.age = age
-    return record
+    made = Node(age, nbytes, 10)
+    made.age = age
+    return made
 
 
 def names(count, start=0):
@@ -248,80 +244,3 @@ def test_a_join_prefers_the_same_sizes():
         program.run(f"op{place % 5}", 128)
     foresight.look()
     assert foresight.position == 10 * 26
-
-
-def policies():
-    return [search(make_heuristic(NEXT)) for search in (HeapSearch, ScanSearch)]
-
-
-class Told:
-    """A foresight that is told everything."""
-
-    horizon = 1000
-
-    def __init__(self, **uses):
-        self.position = 0
-        self.uses = uses
-        self.jumped = False
-
-    def look(self):
-        jumped, self.jumped = self.jumped, False
-        return jumped
-
-    def next_use(self, node):
-        return next((time for time in self.uses.get(f"n{node.name}", ()) if time > self.position), None)
-
-
-@pytest.mark.parametrize("policy", policies())
-def test_the_choice_follows_the_next_use(policy):
-    policy.foresight = Told(n1=[5], n2=[500])
-    nodes = [Record(name, 64, 10) for name in (1, 2, 3)]
-    for one in nodes:
-        policy.insert(one)
-    order = []
-    for _ in nodes:
-        chosen = policy.select(1, lambda node: True)
-        order.append(chosen.name)
-        policy.discard(chosen)
-    assert order == [3, 2, 1]
-
-
-@pytest.mark.parametrize("policy", policies())
-def test_what_has_been_used_counts_with_its_new_next_use(policy):
-    policy.foresight = told = Told(n1=[10, 900], n2=[20])
-    for name in (1, 2):
-        policy.insert(Record(name, 64, 10))
-    assert policy.select(1, lambda node: True).name == 2
-    told.position = 10
-    assert policy.select(1, lambda node: True).name == 1
-
-
-@pytest.mark.parametrize("policy", policies())
-def test_an_evicted_dependent_is_a_use_to_come(policy):
-    policy.foresight = Told(n2=[100], n3=[5])
-    source, other = Record(1, 64, 10), Record(2, 64, 10)
-    child = Record(3, 64, 10, inputs=[source])
-    for one in (source, other, child):
-        policy.insert(one)
-    assert policy.select(1, lambda node: True) is source
-    child.resident = False
-    policy.evicted(child)
-    assert policy.select(1, lambda node: True) is other
-    child.resident = True
-    policy.rematerialized(child)
-    assert policy.select(1, lambda node: True) is source
-
-
-@pytest.mark.parametrize("search", [HeapSearch, ScanSearch])
-def test_while_nothing_is_foreseen_next_uses_do_not_count(search):
-    policy = search(make_heuristic("h_chain(c=ancestors,s=1,next=1,released=alike)"))
-    policy.foresight = told = Told(n1=[101], n2=[900])
-    old, new = Record(1, 64, 10, now=0), Record(2, 64, 10, now=50)
-    for one in (old, new):
-        policy.insert(one)
-    told.position = 100
-    assert policy.select(100, lambda node: True) is new
-    told.position, told.jumped = None, True
-    assert policy.select(100, lambda node: True) is old
-    told.position, told.jumped = 100, True
-    assert policy.select(100, lambda node: True) is new

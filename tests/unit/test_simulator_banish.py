@@ -1,15 +1,14 @@
-"""dtrrun.simulator.banish, and deallocations that are ignored"""
+"""dtrrun.simulator.replay: storages that are banished, and deallocations that are ignored"""
 
 import math
+from typing import NamedTuple
 
 import pytest
 
-from dtrrun.core.search import make_policy
-from dtrrun.simulator.banish import BanishingReplay
 from dtrrun.simulator.log import Call, Constant, Release
 from dtrrun.simulator.replay import Replay
 from dtrrun.simulator.schedule import schedule_of
-from dtrrun.simulator.simulate import simulate
+from dtrrun.simulator.simulate import prepare, simulate
 from tests.unit.simulator_logs import random_log
 from tests.unit.simulator_oracle import Oracle
 
@@ -42,31 +41,40 @@ def test_the_replay_does_what_the_paper_says(seed, heuristic, deallocation):
 
 def test_the_random_logs_try_everything():
     """Otherwise the comparison above would show little."""
-    waited = pinned = oom = again = evicted = constants = 0
+    waited = pinned = oom = again = constants = 0
     for seed in SEEDS:
         schedule = schedule_of(random_log(seed, 40), "random")
         for share in SHARES:
-            replay = Waiting(schedule, int(schedule.peak_bytes * share), make_policy("lru"), limit=math.inf)
-            outcome = replay.run()
-            oom += outcome.status == "oom"
-            again += outcome.rematerializations
-            waited += replay.waited
-            evicted += replay.evicted
-            constants += sum(not one.operator.inputs for s in replay.banished for one in s.tensors)
-            pinned += sum(one.pinned for one in replay.banished)
-    assert min(oom, waited, again, evicted, pinned, constants) > 20, (oom, waited, again, evicted, pinned)
+            replay = prepare(
+                schedule,
+                int(schedule.peak_bytes * share),
+                "lru",
+                deallocation="banish",
+                paper_ties=False,
+                limit=math.inf,
+            )
+            core, status = replay.core, "ok"
+            for event in schedule.events:
+                if event >= 0:
+                    status = core.call(event)
+                else:
+                    core.release(~event)
+                    waited += State(*core.state(~event)).waits
+                if status != "ok":
+                    break
+            oom += status == "oom"
+            again += core.rematerializations
+            states = [State(*core.state(number)) for number in range(len(schedule.nbytes))]
+            pinned += sum(state.banished and state.pinned for state in states)
+            constants += sum(states[number].banished for number in schedule.constants)
+    assert min(oom, waited, again, pinned, constants) > 20, (oom, waited, again, pinned, constants)
 
 
-class Waiting(BanishingReplay):
-    waited = evicted = 0
-
-    def released(self, storage):
-        super().released(storage)
-        self.waited += storage in self._waiting
-
-    def _banish(self, storage):
-        self.evicted += not storage.resident
-        super()._banish(storage)
+class State(NamedTuple):
+    resident: bool
+    pinned: bool
+    waits: bool
+    banished: bool
 
 
 @pytest.mark.parametrize("heuristic", ["h_dtr", "h_dtr_eq", "msps", "e_star", "h_chain"])
@@ -96,15 +104,15 @@ LOG = [
 
 def test_constants_are_banished_and_what_was_computed_from_them_stays():
     schedule = schedule_of(LOG, "banished")
-    replay = BanishingReplay(schedule, None, make_policy("lru"))
+    replay = Replay(schedule, None, "lru", deallocation="banish")
     assert replay.run().status == "ok"
-    w, a, b, _ = replay.storages
-    assert replay.banished == {w, a}
+    w, a, b, c = (State(*replay.core.state(number)) for number in range(4))
+    assert [one.banished for one in (w, a, b, c)] == [True, True, False, False]
     assert (a.pinned, b.pinned) == (True, True)
-    assert replay.memory == 8
-    eager = Replay(schedule, None, make_policy("lru"))
+    assert replay.core.memory == 8
+    eager = Replay(schedule, None, "lru")
     eager.run()
-    assert eager.memory == 12  # a constant can never be evicted
+    assert eager.core.memory == 12  # a constant can never be evicted
 
 
 def test_ignored_deallocations_leave_everything_evictable():

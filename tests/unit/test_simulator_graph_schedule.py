@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from math import inf
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,27 +24,22 @@ HEURISTICS = ("h_dtr", "h_dtr_eq", "h_chain", "lru")
 
 def computed(graph: Graph, budget: int, heuristic: str) -> tuple[Outcome, list[int]]:
     """DTR on the graph, and the nodes that it computed, in order."""
-    fresh: set[int] = set()
+    schedule = schedule_of_graph(graph)
+    runs: list[tuple[int, set[int]]] = []  # of each operator, which storages it has given memory
 
-    def seen(event: str, storage: Any) -> None:
-        if event == "compute":
-            fresh.add(id(storage))
+    def seen(event: str, number: int) -> None:
+        if event == "run":
+            runs.append((number, set()))
+        elif event == "compute":
+            runs[-1][1].add(number)
 
-    replay: Any = prepare(schedule_of_graph(graph), budget, heuristic, limit=inf, observer=seen)
-    numbers = {id(tensor): index for index, tensor in enumerate(replay.tensors)}
-    compute, sequence = replay._compute, []
-
-    def watched(op: Any, wanted: Any, again: bool = False) -> None:
-        fresh.clear()
-        compute(op, wanted, again=again)  # to make room, it may have evicted outputs of its own
-        first, *others = op.outputs
-        if not graph.nodes[numbers[id(first)]].constant:
-            sequence.extend(
-                numbers[id(one)] for one in (first, *others) if one is first or id(one.storage) in fresh
-            )
-
-    replay._compute = watched
-    return replay.run(), sequence
+    outcome = prepare(schedule, budget, heuristic, limit=inf, observer=seen).run()
+    sequence: list[int] = []
+    for number, fresh in runs[: len(runs) - (outcome.status != "ok")]:  # the last one found no room
+        first, *others = schedule.operators[number].outputs
+        if not graph.nodes[first].constant:
+            sequence += [first, *(one for one in others if schedule.storage_of[one] in fresh)]
+    return outcome, sequence
 
 
 @settings(max_examples=150, deadline=None)

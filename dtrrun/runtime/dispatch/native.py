@@ -5,15 +5,14 @@ from __future__ import annotations
 import sys
 from functools import cache
 from types import ModuleType
-from typing import Any
 
 import torch
 
-from dtrrun.core.graph import Graph, Operation, Signature, Version
-from dtrrun.core.heuristics import AUTO, FIRST, make_heuristic
+from dtrrun import bindings
+from dtrrun.core.backend import Policy
+from dtrrun.core.graph import Graph, Signature
+from dtrrun.core.heuristics import AUTO, FIRST
 from dtrrun.core.ledger import Ledger
-from dtrrun.core.pool import Policy
-from dtrrun.core.search import make_policy
 from dtrrun.native import build, ways_in
 from dtrrun.runtime import guards
 from dtrrun.settings import RuntimeSettings
@@ -41,16 +40,12 @@ def _take_way_in(extension: ModuleType) -> None:
 
 @cache
 def graph(extension: ModuleType) -> Graph:
-    """Return what makes native nodes. They have the attributes of Python's, and get its methods here."""
-    for native, own in (extension.Version, Version), (extension.Operation, Operation):
-        for name, value in vars(own).items():
-            if name not in vars(native) and (callable(value) or isinstance(value, property)):
-                setattr(native, name, value)
-    signature = type("NativeSignature", (extension.SignatureFigures, Signature), {})
+    """Return what makes a session's nodes."""
+    bindings.equip(extension)
     return Graph(
         extension.Version,
         extension.Operation,
-        signature,
+        type("NativeSignature", (extension.SignatureFigures, Signature), {}),
         extension.Queue,
         extension.Versions,
         extension.key_of,
@@ -63,33 +58,20 @@ def ledger_class(extension: ModuleType) -> type[Ledger]:
     return type("NativeLedger", (extension.Counters, Ledger), {})
 
 
-def policy(extension: ModuleType, settings: RuntimeSettings, heuristic: str | None = None) -> Policy[Any]:
-    """Return a policy of a session: the extension's for most rules, Python's for the user's own and `random`.
+def policy(extension: ModuleType, settings: RuntimeSettings, heuristic: str | None = None) -> Policy:
+    """Return a policy of a session.
 
     heuristic: another than that of the settings. Raises ValueError for a rule that is unknown or cannot be
     loaded.
     """
-    if not (settings.sample or settings.ignore_small):
-        rule = make_heuristic(_rule(settings, heuristic), settings.seed)
-        if rule.powers is not None:
-            found: Policy[Any] = extension.Policy(rule)
-            return found
-    return python_policy(settings, heuristic)
-
-
-def python_policy(settings: RuntimeSettings, heuristic: str | None = None) -> Policy[Any]:
-    """As `policy`, but Python's for all rules."""
-    return make_policy(
-        _rule(settings, heuristic),
+    name = heuristic or settings.heuristic
+    return bindings.make_policy(
+        FIRST if name == AUTO else name,
         seed=settings.seed,
         sample=settings.sample,
         ignore_small=settings.ignore_small,
+        extension=extension,
     )
-
-
-def _rule(settings: RuntimeSettings, heuristic: str | None) -> str:
-    name = heuristic or settings.heuristic
-    return FIRST if name == AUTO else name
 
 
 def _nothing(_: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..nodes import Storage
 from ..schedule import Schedule
 from ..simulate import prepare
 from .style import COLOURS, grid, legend, save, styled
@@ -40,21 +39,22 @@ def trace(
     found, seen = Trace(), set[int]()
     since: dict[int, int] = {}
 
-    def watch(what: str, storage: Storage) -> None:
-        now, place = replay.clock, numbers[id(storage)]
+    def watch(what: str, place: int) -> None:
+        if what == "run":
+            return
+        now = replay.core.clock
         if what == "compute":
             since[place] = now
         elif place in since:
             found.spans.append((place, since.pop(place), now, place in seen))
             seen.add(place)
-        found.memory.append((now, replay.memory))
+        found.memory.append((now, replay.core.memory))
 
     replay = prepare(
         schedule, budget_bytes, heuristic, deallocation=deallocation, limit=limit, observer=watch
     )
-    numbers = {id(storage): place for place, storage in enumerate(replay.storages)}
     replay.run()
-    found.end = replay.clock
+    found.end = replay.core.clock
     found.spans += [(place, begin, found.end, place in seen) for place, begin in since.items()]
     constants = schedule.constants
     shown = [place for place, nbytes in enumerate(schedule.nbytes) if nbytes and place not in constants]

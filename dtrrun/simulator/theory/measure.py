@@ -11,7 +11,6 @@ from dtrrun.core.heuristics import make_heuristic
 
 from ..planners.treeverse import advances
 from ..replay import Stopped
-from ..simulate import without_collector
 from .adversary import adversary
 from .linear import linear
 from .recorded import linear_schedule
@@ -117,15 +116,14 @@ def run_theory(cell: TheoryCell) -> TheoryRow:
         seed=cell.seed,
     )
     status = "ok"
-    with without_collector():
-        try:
-            if linear_one:
-                linear(engine, cell.nodes)
-            else:
-                _adversary(engine, cell)
-        except Stopped as stopped:
-            status = stopped.status
-    replay, operations = engine.replay, engine.operations if status == "ok" else None
+    try:
+        if linear_one:
+            linear(engine, cell.nodes)
+        else:
+            _adversary(engine, cell)
+    except Stopped as stopped:
+        status = stopped.status
+    replay, operations = engine.core, engine.operations if status == "ok" else None
     return TheoryRow(
         cell.theory,
         cell.heuristic,
@@ -138,7 +136,7 @@ def run_theory(cell: TheoryCell) -> TheoryRow:
         operations and operations / optimum,
         replay.evictions,
         replay.rematerializations,
-        replay.policy.score_evaluations,
+        replay.score_evaluations,
         perf_counter() - started,
     )
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from ..nodes import Op, Storage, Tensor
 from ..replay import Stopped
 from ..schedule import CONSTANT, Schedule
 from ..simulate import prepare
@@ -43,27 +42,37 @@ class Replayed:
             previous=previous,
             **options,
         )
+        self.core = self.replay.core
         self._most = most
 
     @property
     def operations(self) -> int:
         """Return the number of operations, including rematerializations."""
-        return self.replay.clock
+        count: int = self.core.clock
+        return count
 
-    def compute(self, inputs: Sequence[Tensor]) -> Tensor:
-        made = Tensor(Storage(1), 1)
-        self.replay.call(Op(OPERATOR, 1, list(inputs), [made]))
+    def compute(self, inputs: Sequence[int]) -> int:
+        made = self._call(OPERATOR, 1, inputs)
         if self.operations > self._most:
             raise Stopped("thrash")
         return made
 
-    def resident(self, handle: Tensor) -> bool:
-        return handle.storage.resident
+    def resident(self, handle: int) -> bool:
+        resident: bool = self.core.state(handle)[0]
+        return resident
 
-    def release(self, handle: Tensor) -> None:
-        self.replay.released(handle.storage)
+    def release(self, handle: int) -> None:
+        self.core.release(handle)
 
-    def constant(self) -> Tensor:
-        made = Tensor(Storage(1), 1)
-        self.replay.call(Op(CONSTANT, 0, [], [made]))
+    def constant(self) -> int:
+        return self._call(CONSTANT, 0, ())
+
+    def _call(self, name: str, cost: int, inputs: Sequence[int]) -> int:
+        """Run an operator that makes one tensor, which has the number of its storage."""
+        made: int = self.core.add_storage(1)
+        self.core.add_tensor(made, 1)
+        operator = self.core.add_operator(name, cost, inputs, (made,), name == CONSTANT)
+        status = self.core.call(operator)
+        if status != "ok":
+            raise Stopped(status)
         return made

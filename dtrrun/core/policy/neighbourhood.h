@@ -1,4 +1,5 @@
-// Evicted neighbourhoods: the interface, and the exact one, `core.neighbourhoods.EvictedNeighbourhood`.
+// Evicted neighbourhoods: what would have to be recomputed along with a storage (Sec. 4.1, App. C.2, C.5). The interface, and
+// the exact one, e*.
 #pragma once
 
 #include "foresight.h"
@@ -8,27 +9,29 @@ namespace dtrrun {
 // For heuristics that consider only the storage itself. The others override all of it.
 class Neighbourhood {
  public:
-  Neighbourhood(const Nodes& nodes, Pool& pool) : nodes_(nodes), pool_(pool) {}
+  explicit Neighbourhood(Pool& pool) : pool_(pool) {}
   virtual ~Neighbourhood() = default;
-  virtual void evicted(PyObject*) {}
-  virtual void released(PyObject*) {}
+
+  int64_t visited = 0;  // how many storages have been, as a measure of work (App. D.3)
+
+  virtual void evicted(Node*) {}
+  virtual void released(Node*) {}
   // It was rematerialized, or will never be.
-  virtual void left(PyObject*) {}
+  virtual void left(Node*) {}
   // Removes those that died.
   virtual void settle() {}
   // The node may have other inputs.
   virtual void changed(Item&) {}
-  virtual int64_t projected_cost(PyObject* node, int64_t, Item&) { return nodes_.version.cost.number(node); }
+  virtual int64_t projected_cost(Node* node, int64_t, Item&) { return node->cost; }
   // The projected cost, and a lower bound of it that holds until the node is made due.
-  virtual std::pair<int64_t, double> watched_cost(PyObject* node, int64_t number, Item& item) {
+  virtual std::pair<int64_t, double> watched_cost(Node* node, int64_t number, Item& item) {
     int64_t cost = projected_cost(node, number, item);
     return {cost, static_cast<double>(cost)};
   }
   // When it is next needed, by the program or for an evicted descendant, or NEVER.
-  virtual int64_t next_use(PyObject* node, int64_t, Item&, const Foresight& foresight) { return foresight.next_use(node); }
+  virtual int64_t next_use(Node* node, int64_t, Item&, const Foresight& foresight) { return foresight.next_use(node); }
 
  protected:
-  const Nodes& nodes_;
   Pool& pool_;
 };
 
@@ -38,23 +41,27 @@ struct Member final : Evicted {
   uint64_t walk = 0;       // the last that came by
 };
 
+// e*(S) of every storage: its evicted ancestors and (unless `ancestors_only`) evicted descendants. Both are cached in the
+// pool, and dropped separately when an eviction or a rematerialization changes them. For this, a node leaves its number at
+// every storage that its walk visited.
 class ExactNeighbourhood final : public Neighbourhood {
  public:
-  ExactNeighbourhood(const Nodes& nodes, Pool& pool, bool ancestors_only, bool foresees)
-      : Neighbourhood(nodes, pool), ancestors_only_(ancestors_only), looks_below_(foresees || !ancestors_only) {}
+  // ancestors_only: costs are those of e_R. foresees: `next_use` will be called.
+  ExactNeighbourhood(Pool& pool, bool ancestors_only, bool foresees)
+      : Neighbourhood(pool), ancestors_only_(ancestors_only), looks_below_(foresees || !ancestors_only) {}
 
-  void evicted(PyObject* wanted) override {
+  void evicted(Node* wanted) override {
     if (Member* member = member_of(wanted); member != nullptr && !member->dormant) return;
     settle();
-    std::vector<PyObject*> pending{wanted};
+    std::vector<Node*> pending{wanted};
     while (!pending.empty()) {
-      PyObject* node = pending.back();
+      Node* node = pending.back();
       pending.pop_back();
       Member* member = member_of(node);
       if (member == nullptr) member = enter(node);
       if (!member->dormant || !looks_below_) continue;
-      nodes_.link(node, member);
-      for (PyObject* parent : nodes_.inputs(node)) {
+      link(node, member);
+      for (Node* parent : node->inputs()) {
         if (Member* above = member_of(parent)) {
           forget_below(above->watchers);
           if (above->dormant) pending.push_back(parent);
@@ -64,20 +71,20 @@ class ExactNeighbourhood final : public Neighbourhood {
       }
     }
   }
-  void released(PyObject* node) override {
-    if (nodes_.depended_on(node)) {
+  void released(Node* node) override {
+    if (depended_on(node)) {
       evicted(node);
     } else if (member_of(node) == nullptr) {
       settle();
       enter(node);
     }
   }
-  void left(PyObject* node) override {
+  void left(Node* node) override {
     settle();
     if (Member* member = member_of(node)) {
       Reference kept(member);
       leave(member);
-      nodes_.version.component.clear(node);
+      Evicted::leave(node);
     }
   }
   void settle() override {
@@ -89,7 +96,7 @@ class ExactNeighbourhood final : public Neighbourhood {
   }
   void changed(Item& item) override { forget_above(item); }
 
-  int64_t projected_cost(PyObject* node, int64_t number, Item& item) override {
+  int64_t projected_cost(Node* node, int64_t number, Item& item) override {
     Reach& reach = walked_above(node, number, item);
     if (!ancestors_only_) walked_below(node, number, item);
     if (!reach.cost_known) {
@@ -104,24 +111,24 @@ class ExactNeighbourhood final : public Neighbourhood {
       }
       reach.cost_known = true;
     }
-    return nodes_.version.cost.number(node) + reach.cost;
+    return node->cost + reach.cost;
   }
-  int64_t next_use(PyObject* node, int64_t number, Item& item, const Foresight& foresight) override {
+  int64_t next_use(Node* node, int64_t number, Item& item, const Foresight& foresight) override {
     int64_t first = foresight.next_use(node);
     for (const Reference& member : walked_below(node, number, item).below)
-      if (PyObject* storage = member.get()->node) first = std::min(first, foresight.next_use(storage));
+      if (Node* storage = member.get()->node) first = std::min(first, foresight.next_use(storage));
     return first;
   }
 
  private:
-  Member* member_of(PyObject* node) const { return static_cast<Member*>(nodes_.evicted(node)); }
-  Member* enter(PyObject* node) {
-    if (auto* ends = Nodes::object<NumbersObject>(nodes_.version.neighbourhood, node)) {
-      forget_above(ends->numbers);
-      ends->numbers.clear();
+  static Member* member_of(const Node* node) { return static_cast<Member*>(node->evicted); }
+  Member* enter(Node* node) {
+    if (node->walks != nullptr) {
+      forget_above(*node->walks);
+      node->walks->clear();
     }
-    auto* member = new Member(node, nodes_.version.cost.number(node));
-    make_in<EvictedObject>(nodes_.version.component, node, Reference(member), dead_);
+    auto* member = new Member(node, dead_);
+    member->enter();
     return member;
   }
   void leave(Member* member) {
@@ -133,7 +140,7 @@ class ExactNeighbourhood final : public Neighbourhood {
     forget_above(member->watchers_below);
   }
 
-  // -- what is cached. A node leaves its number at every storage that its walk visited. --
+  // -- what is cached --
 
   void forget_above(Item& item) {
     if (item.reach) item.reach->above_known = item.reach->cost_known = false;
@@ -142,10 +149,12 @@ class ExactNeighbourhood final : public Neighbourhood {
     if (item.reach) item.reach->below_known = item.reach->cost_known = false;
   }
   void forget_above(const Numbers& numbers) {
+    visited += static_cast<int64_t>(numbers.all().size());
     for (int64_t number : numbers.all())
       if (Item* item = pool_.find(number)) forget_above(*item);
   }
   void forget_below(const Numbers& numbers) {
+    visited += static_cast<int64_t>(numbers.all().size());
     for (int64_t number : numbers.all())
       if (Item* item = pool_.find(number)) forget_below(*item);
   }
@@ -156,33 +165,34 @@ class ExactNeighbourhood final : public Neighbourhood {
     if (!item.reach) item.reach = std::make_unique<Reach>();
     return *item.reach;
   }
-  Reach& walked_above(PyObject* node, int64_t number, Item& item) {
+  Reach& walked_above(Node* node, int64_t number, Item& item) {
     Reach& reach = reach_of(item);
     if (reach.above_known) return reach;
     reach.above_known = true;
     reach.cost_known = false;
     reach.above.clear();
     walks_++;
-    Items first = nodes_.inputs(node);
+    Operation first = node->inputs();
     pending_.assign(first.begin(), first.end());
+    visited += first.count;
     while (!pending_.empty()) {
-      PyObject* storage = pending_.back();
+      Node* storage = pending_.back();
       pending_.pop_back();
       if (Member* member = member_of(storage)) {
         if (std::exchange(member->walk, walks_) == walks_) continue;
         reach.above.emplace_back(member);
         watch(member->watchers_below, number);
-        Items inputs = nodes_.inputs(storage);
+        Operation inputs = storage->inputs();
         pending_.insert(pending_.end(), inputs.begin(), inputs.end());
-      } else if (!nodes_.constant(storage)) {
-        auto* ends = Nodes::object<NumbersObject>(nodes_.version.neighbourhood, storage);
-        if (ends == nullptr) ends = make_in<NumbersObject>(nodes_.version.neighbourhood, storage);
-        watch(ends->numbers, number);
+        visited += inputs.count;
+      } else if (!storage->constant()) {
+        if (storage->walks == nullptr) storage->walks = new Numbers;
+        watch(*storage->walks, number);
       }
     }
     return reach;
   }
-  Reach& walked_below(PyObject* node, int64_t number, Item& item) {
+  Reach& walked_below(Node* node, int64_t number, Item& item) {
     Reach& reach = reach_of(item);
     if (reach.below_known) return reach;
     reach.below_known = true;
@@ -191,9 +201,10 @@ class ExactNeighbourhood final : public Neighbourhood {
     walks_++;
     pending_.assign(1, node);
     while (!pending_.empty()) {
-      PyObject* storage = pending_.back();
+      Node* storage = pending_.back();
       pending_.pop_back();
-      for (const Reference& one : nodes_.dependents(storage)) {
+      visited += static_cast<int64_t>(dependents_of(storage).size());
+      for (const Reference& one : dependents_of(storage)) {
         auto* member = static_cast<Member*>(one.get());
         if (member->node == nullptr || member->gone || std::exchange(member->walk, walks_) == walks_) continue;
         reach.below.push_back(one);
@@ -207,7 +218,7 @@ class ExactNeighbourhood final : public Neighbourhood {
   bool ancestors_only_, looks_below_;
   Dead dead_ = std::make_shared<std::vector<Reference>>();
   uint64_t walks_ = 0;
-  std::vector<PyObject*> pending_;  // of the walk under way
+  std::vector<Node*> pending_;  // of the walk under way
 };
 
 }  // namespace dtrrun

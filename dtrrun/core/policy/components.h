@@ -1,4 +1,4 @@
-// The relaxed evicted neighbourhood of the default heuristic: `core.neighbourhoods.EvictedComponents`.
+// The relaxed evicted neighbourhood ẽ*: components in a union-find structure, with running sums (App. C.2).
 #pragma once
 
 #include "neighbourhood.h"
@@ -6,27 +6,18 @@
 namespace dtrrun {
 
 // One evicted storage, as an element of the union-find forest. A root represents its component.
+// A dormant one is a component by itself.
 struct Component final : Evicted {
-  int64_t above = 1, members = 1, total;
-  double floor = 0;
+  int64_t above = 1;  // dormant: an upper bound on how many dormant storages it is computed from, with itself
   Reference parent;
-  Numbers watchers_of_all;
-  Component(PyObject* one, int64_t own) : Evicted(one, own), total(own) {}
+  // Of a root:
+  int64_t members = 1, total;  // the sum of its members' costs
+  double floor = 0;            // the bounds of `watchers_of_all` are valid while the total is at least this
+  Numbers watchers_of_all;     // of the nodes in the pool that are adjacent to any member
+  Component(Node* one, const Dead& dead) : Evicted(one, dead), total(one->cost) {}
 };
 
 inline Component* component(const Reference& reference) { return static_cast<Component*>(reference.get()); }
-
-inline Component* find(Component* element) {
-  Component* parent = component(element->parent);
-  if (parent == nullptr) return element;
-  while (Component* above = component(parent->parent)) {
-    element->parent = Reference(above);
-    element = above;
-    parent = component(element->parent);
-    if (parent == nullptr) return element;
-  }
-  return parent;
-}
 
 inline Component* unite(Component* a, Component* b) {
   if (a == b) return a;
@@ -34,31 +25,35 @@ inline Component* unite(Component* a, Component* b) {
   b->parent = Reference(a);
   a->members += b->members;
   a->total += b->total;
-  a->floor += b->floor;
+  a->floor += b->floor;  // a node that is adjacent to both relied on both
   a->watchers_of_all.take(b->watchers_of_all);
   return a;
 }
 
-constexpr double SLACK = 1.0 / 64;  // as in core/neighbourhoods.py, like the next
+// How far a component's cost may fall before the bounds that rely on it are renewed. A larger value loosens the bounds, so more
+// scores are computed per search; a smaller one renews more bounds after rematerializations.
+constexpr double SLACK = 1.0 / 64;
+// How many dormant storages a projected cost may count. Beyond that they are joined like evicted ones.
 constexpr int64_t DORMANT = 64;
 
+// Leaving a component removes the storage's cost from it but no connection, so phantom connections remain, as in the paper.
 class Components final : public Neighbourhood {
  public:
   using Neighbourhood::Neighbourhood;
 
-  void evicted(PyObject* wanted) override {
+  void evicted(Node* wanted) override {
     if (Component* element = component_of(wanted); element != nullptr && !element->dormant) return;
     settle();
-    std::vector<PyObject*> pending{wanted};
+    std::vector<Node*> pending{wanted};
     while (!pending.empty()) {
-      PyObject* node = pending.back();
+      Node* node = pending.back();
       pending.pop_back();
       Component* element = component_of(node);
       if (element == nullptr) element = enter(node);
       if (!element->dormant) continue;
-      nodes_.link(node, element);
+      link(node, element);
       Component* root = find(element);
-      for (PyObject* parent : nodes_.inputs(node)) {
+      for (Node* parent : node->inputs()) {
         Component* other = component_of(parent);
         if (other == nullptr) continue;
         if (other->dormant)
@@ -66,28 +61,28 @@ class Components final : public Neighbourhood {
         else
           root = unite(root, find(other));
       }
-      for (const Reference& other : nodes_.dependents(node))
+      for (const Reference& other : dependents_of(node))
         if (!other.get()->gone) root = unite(root, find(component(other)));
     }
   }
-  void released(PyObject* node) override {
+  void released(Node* node) override {
     if (component_of(node) != nullptr) return;
-    if (nodes_.depended_on(node)) {
+    if (depended_on(node)) {
       evicted(node);
       return;
     }
     settle();
     Component* element = enter(node);
-    for (PyObject* parent : nodes_.inputs(node))
+    for (Node* parent : node->inputs())
       if (Component* other = component_of(parent)) element->above += other->dormant ? other->above : 0;
     if (element->above > DORMANT) evicted(node);
   }
-  void left(PyObject* node) override {
+  void left(Node* node) override {
     settle();
     if (Component* element = component_of(node)) {
       Reference kept(element);
       leave(element);
-      nodes_.version.component.clear(node);
+      Evicted::leave(node);
     }
   }
   void settle() override {
@@ -97,8 +92,8 @@ class Components final : public Neighbourhood {
       leave(component(element));
     }
   }
-  int64_t projected_cost(PyObject* node, int64_t, Item&) override {
-    int64_t cost = nodes_.version.cost.number(node);
+  int64_t projected_cost(Node* node, int64_t, Item&) override {
+    int64_t cost = node->cost;
     find_neighbours(node);
     roots_.clear();
     for (Component* neighbour : neighbours_) {
@@ -109,8 +104,8 @@ class Components final : public Neighbourhood {
     }
     return cost;
   }
-  std::pair<int64_t, double> watched_cost(PyObject* node, int64_t number, Item&) override {
-    int64_t cost = nodes_.version.cost.number(node);
+  std::pair<int64_t, double> watched_cost(Node* node, int64_t number, Item&) override {
+    int64_t cost = node->cost;
     auto lower = static_cast<double>(cost);
     auto is_stale = [&](int64_t other) { return !pool_.has(other); };
     find_neighbours(node);
@@ -129,10 +124,23 @@ class Components final : public Neighbourhood {
   }
 
  private:
-  Component* component_of(PyObject* node) const { return static_cast<Component*>(nodes_.evicted(node)); }
-  Component* enter(PyObject* node) {
-    auto* element = new Component(node, nodes_.version.cost.number(node));
-    make_in<EvictedObject>(nodes_.version.component, node, Reference(element), dead_);
+  // The root of an element's component. Halves the path on the way.
+  Component* find(Component* element) {
+    visited++;
+    while (Component* parent = component(element->parent)) {
+      visited++;
+      Component* above = component(parent->parent);
+      if (above == nullptr) return parent;
+      visited++;
+      element->parent = Reference(above);
+      element = above;
+    }
+    return element;
+  }
+  static Component* component_of(const Node* node) { return static_cast<Component*>(node->evicted); }
+  Component* enter(Node* node) {
+    auto* element = new Component(node, dead_);
+    element->enter();
     return element;
   }
   void leave(Component* element) {
@@ -149,24 +157,24 @@ class Components final : public Neighbourhood {
     }
   }
   // Lists in `neighbours_` the evicted storages that are adjacent to a node.
-  void find_neighbours(PyObject* node) {
+  void find_neighbours(Node* node) {
     neighbours_.clear();
-    for (PyObject* parent : nodes_.inputs(node)) {
+    for (Node* parent : node->inputs()) {
       Component* element = component_of(parent);
       if (element == nullptr) continue;
       neighbours_.push_back(element);
       if (element->dormant) behind(parent);
     }
-    for (const Reference& member : nodes_.dependents(node))
+    for (const Reference& member : dependents_of(node))
       if (!member.get()->gone) neighbours_.push_back(component(member));
   }
   // Adds the non-resident storages that a dormant one is computed from.
-  void behind(PyObject* wanted) {
-    std::vector<PyObject*> pending{wanted};
+  void behind(Node* wanted) {
+    std::vector<Node*> pending{wanted};
     while (!pending.empty()) {
-      PyObject* node = pending.back();
+      Node* node = pending.back();
       pending.pop_back();
-      for (PyObject* parent : nodes_.inputs(node)) {
+      for (Node* parent : node->inputs()) {
         Component* element = component_of(parent);
         if (element == nullptr || std::find(neighbours_.begin(), neighbours_.end(), element) != neighbours_.end())
           continue;

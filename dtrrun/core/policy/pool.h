@@ -1,6 +1,7 @@
-// The pool of evictable storages, by number: `core.pool.Policy`, without what it is composed of.
+// The pool of evictable storages (App. C.4), by the numbers of their nodes.
 #pragma once
 
+#include <cstdlib>
 #include <unordered_map>
 
 #include "evicted.h"
@@ -17,7 +18,7 @@ struct Reach {
 };
 
 struct Item {
-  Ref node;
+  KeptNode node;
   bool due = false;
   // Of the search.
   bool asleep = false;
@@ -32,40 +33,42 @@ struct Item {
 
 class Pool {
  public:
-  explicit Pool(const Nodes& nodes) : version_(nodes.version) {}
+  // latest: of equal scores, that of the node inserted last is the least, not that of the first.
+  Pool(const Lifetime& lifetime, bool latest) : lifetime(lifetime), step_(latest ? -1 : 1) {}
 
+  const Lifetime lifetime;
   int64_t nbytes = 0;
-  int64_t last_number = 0;
   std::unordered_map<int64_t, Item> items;
   std::vector<int64_t> due;  // numbers whose score must be computed before the next choice
+
+  // How many nodes have been inserted so far.
+  int64_t inserted() const { return std::abs(last_number_); }
 
   Item* find(int64_t number) {
     auto place = items.find(number);
     return place == items.end() ? nullptr : &place->second;
   }
   // Where a node is in the pool: null if it is not.
-  Item* find(PyObject* node) { return version_.bound.is_none(node) ? nullptr : find(version_.bound.number(node)); }
+  Item* find(const Node* node) { return node->pool_id == 0 ? nullptr : find(node->pool_id); }
   bool has(int64_t number) const { return items.count(number) != 0; }
 
-  void insert(PyObject* node) {
-    if (!version_.bound.is_none(node)) return;
-    int64_t size = version_.nbytes.number(node);
-    if (size <= 0) return;
-    int64_t number = ++last_number;
-    version_.bound.set_number(node, number);
-    Item& item = items[number];
-    item.node = Ref::copy(node);
-    nbytes += size;
-    make_due(number, item);
+  // No effect if the node is in the pool already, or has no bytes.
+  void insert(Node* node) {
+    if (node->pool_id != 0 || node->nbytes <= 0) return;
+    last_number_ += step_;
+    node->pool_id = last_number_;
+    Item& item = items[last_number_];
+    item.node = KeptNode(node, lifetime);
+    nbytes += node->nbytes;
+    make_due(last_number_, item);
   }
-  void discard(PyObject* node) {
-    if (version_.bound.is_none(node)) return;
-    int64_t number = version_.bound.number(node);
-    version_.bound.clear(node);
-    auto place = items.find(number);
-    if (place == items.end()) return;  // the collector has cleared it
-    nbytes -= version_.nbytes.number(node);
-    Ref last = std::move(place->second.node);
+  // No effect if it is not in the pool.
+  void discard(Node* node) {
+    if (node->pool_id == 0) return;
+    auto place = items.find(std::exchange(node->pool_id, 0));
+    if (place == items.end()) return;  // all have been let go
+    nbytes -= node->nbytes;
+    KeptNode last = std::move(place->second.node);
     items.erase(place);
   }
   void make_due(int64_t number, Item& item) {
@@ -80,25 +83,19 @@ class Pool {
   void make_all_due() {
     for (auto& [number, item] : items) make_due(number, item);
   }
-
-  // The nodes in the order in which they were inserted, as a list.
-  Ref nodes() const {
-    std::vector<int64_t> numbers;
-    for (const auto& [number, item] : items) numbers.push_back(number);
-    std::sort(numbers.begin(), numbers.end());
-    Ref list = checked(PyList_New(static_cast<Py_ssize_t>(numbers.size())));
-    for (size_t i = 0; i < numbers.size(); i++)
-      PyList_SET_ITEM(list.get(), i, Ref::copy(items.at(numbers[i]).node.get()).release());
-    return list;
+  // The numbers in the order in which the nodes were inserted.
+  std::vector<int64_t> numbers() const {
+    std::vector<int64_t> all;
+    for (const auto& [number, item] : items) all.push_back(number);
+    std::sort(all.begin(), all.end(), [](int64_t a, int64_t b) { return std::abs(a) < std::abs(b); });
+    return all;
   }
-  int traverse(visitproc visit, void* arg) const {
-    for (const auto& [number, item] : items) Py_VISIT(item.node.get());
-    return 0;
-  }
+  // Lets go of all of them, without telling them.
   void clear() { std::unordered_map<int64_t, Item>().swap(items); }
 
  private:
-  const VersionFields& version_;
+  const int64_t step_;
+  int64_t last_number_ = 0;
 };
 
 }  // namespace dtrrun

@@ -1,27 +1,30 @@
-// The search for the node with the least score: `core.search.HeapSearch`, whose docstring says why it is right.
+// The search for the storage with the least score, without computing all scores.
+//
+// It keeps lower bounds, each valid up to a time of its own. Between the events that touch a storage's neighbourhood its score
+// only falls, as 1/staleness does. So once a score has been computed the node sleeps: a lower bound is stored that holds until
+// its waking time, which is halfway to the time when its score could become the least. A search considers the nodes that are
+// due (new, or reported by the neighbourhood because their cost may have fallen), those that wake, and those whose bound is not
+// above the least score found. Of these, it computes only the scores that may be the least. The choice is exactly that of the
+// scan.
 #pragma once
 
-#include "neighbourhood.h"
-#include "scores.h"
+#include "search.h"
 
 namespace dtrrun {
 
-class Search {
+// For heuristics whose score falls with staleness or does not depend on it, and never falls when the projected cost rises.
+class HeapSearch final : public Search {
  public:
-  Search(const Nodes& nodes, Pool& pool, Neighbourhood& neighbourhood, Foresight& foresight, const Score& score, bool alone)
-      : version_(nodes.version), pool_(pool), neighbourhood_(neighbourhood), foresight_(foresight), score_(score),
-        far_(alone ? 1 : FAR) {}
+  HeapSearch(Pool& pool, Neighbourhood& neighbourhood, const std::unique_ptr<Foresight>& foresight, const Heuristic& heuristic)
+      : Search(pool, neighbourhood, foresight, heuristic), far_(heuristic.neighbours == Neighbours::NONE ? 1 : FAR) {}
 
-  int64_t score_evaluations = 0, scoring_ns = 0;
-
-  // The position in the recorded step moves on.
-  void look_ahead() {
-    if (foresight_.look()) {  // the expected times belong to another step or place
+  void look_ahead() override {
+    if (foresight_->look()) {  // the expected times belong to another step or place
       pool_.make_all_due();
       expected_.clear();
       for (auto& [number, item] : pool_.items) item.expected = NEVER;
-    } else if (foresight_.predicts()) {
-      while (!expected_.empty() && expected_.front().time <= foresight_.position()) {
+    } else if (foresight_->predicts()) {
+      while (!expected_.empty() && expected_.front().time <= foresight_->position()) {
         auto [time, number] = pop(expected_);
         Item* item = pool_.find(number);
         if (item == nullptr || item->expected != time) continue;
@@ -31,9 +34,7 @@ class Search {
     }
   }
 
-  // Returns the node with the least score of those that are `evictable`, or null.
-  template <class Evictable>
-  Ref choose(int64_t now, const Evictable& evictable) {
+  KeptNode choose(int64_t now, const Evictable& evictable) override {
     set_longest(now);
     std::vector<Candidate> candidates, refused;
     std::vector<std::pair<int64_t, double>> woken = wake(now);
@@ -45,15 +46,15 @@ class Search {
       if (Item* item = pool_.find(number)) item->due = false;
     pool_.due.clear();
     consider_all(woken, candidates, now);
-    Ref chosen;
+    KeptNode chosen;
     double least = 0;
     while (!chosen) {
       consider_below(candidates, now);
       if (candidates.empty()) break;
       Candidate candidate = pop(candidates);
       if (Item* item = pool_.find(candidate.number)) {
-        Ref node = Ref::copy(item->node.get());
-        if (version_.resident.is_true(node.get()) && evictable(node.get())) {
+        KeptNode node(item->node.get(), pool_.lifetime);
+        if (node->resident && evictable(node.get())) {
           chosen = std::move(node);
           least = candidate.score;
           if (Item* still = pool_.find(candidate.number))
@@ -68,6 +69,8 @@ class Search {
     sweep();
     return chosen;
   }
+
+  int64_t looked_at() const override { return looked_at_; }
 
  private:
   struct Bound {
@@ -95,7 +98,10 @@ class Search {
     double share;
     bool known;
   };
-  static constexpr double UNKNOWN = -1, ROUNDING = 1 - 1e-12, FAR = 4;
+  static constexpr double UNKNOWN = -1;
+  static constexpr double ROUNDING = 1 - 1e-12;  // keeps a bound computed in another order below the score itself
+  // If a node's own cost alone gives a score this many times the least, its neighbourhood is not read.
+  static constexpr double FAR = 4;
 
   template <class One>
   static void push(std::vector<One>& heap, const One& one) {
@@ -113,10 +119,10 @@ class Search {
   void set_longest(int64_t now) {
     if (origin_ == NEVER)
       for (const auto& [number, item] : pool_.items)
-        origin_ = std::min(origin_, version_.last_access.number(item.node.get()));
+        origin_ = std::min(origin_, item.node->last_access);
     if (origin_ != NEVER)
       longest_ = static_cast<int64_t>(static_cast<__int128>(now - origin_) * static_cast<__int128>(pool_.items.size()) /
-                                      pool_.last_number);
+                                      pool_.inserted());
   }
 
   // Removes the bounds that have expired. Returns their numbers and their values at staleness 1.
@@ -172,26 +178,27 @@ class Search {
     double best = candidates.empty() ? 0 : candidates.front().score;
     for (const Above& one : above) put_to_sleep(one.number, one.share, now, best, one.known);
   }
-  int64_t staleness_of(PyObject* node, int64_t now) const {
-    return score_.ages ? std::max<int64_t>(now - version_.last_access.number(node), 1) : 1;
+  int64_t staleness_of(const Node* node, int64_t now) const {
+    return heuristic_.staleness ? std::max<int64_t>(now - node->last_access, 1) : 1;
   }
   // Makes a node a candidate if it may score less than the first one.
   void consider(int64_t number, double share, std::vector<Candidate>& candidates, std::vector<Above>& above,
                 int64_t now) {
     Item* item = pool_.find(number);
     if (item == nullptr) return;
-    PyObject* node = item->node.get();
-    int64_t size = version_.nbytes.number(node), staleness = staleness_of(node, now);
+    Node* node = item->node.get();
+    int64_t size = node->nbytes, staleness = staleness_of(node, now);
+    looked_at_++;
     if (!candidates.empty()) {
-      double best_share = candidates.front().score * score_.aged(staleness);
+      double best_share = candidates.front().score * heuristic_.aged(staleness);
       if (share != UNKNOWN) {
         if (share * ROUNDING > best_share) {
           above.push_back({number, share, true});
           return;
         }
       } else {
-        double own = score_(version_.cost.number(node), size, 1);
-        if (score_.adjusts) own *= factor(node, number, *item, false);
+        double own = heuristic_.score(node->cost, size, 1);
+        if (heuristic_.adjusts()) own *= factor(node, number, *item, false);
         if (own * ROUNDING > best_share * far_) {
           above.push_back({number, own, far_ == 1});
           return;
@@ -199,28 +206,21 @@ class Search {
       }
     }
     int64_t started = now_ns();
-    double adjusted = score_.adjusts ? factor(node, number, *item, true) : 1;
+    double adjusted = heuristic_.adjusts() ? factor(node, number, *item, true) : 1;
     auto [cost, lower] = neighbourhood_.watched_cost(node, number, *item);
-    double least = lower < static_cast<double>(cost) ? score_.share(lower, size) : score_(cost, size, 1);
-    push(candidates, {score_(cost, size, staleness) * adjusted, number, least * adjusted});
+    double least = lower < static_cast<double>(cost) ? heuristic_.share(lower, size) : heuristic_.score(cost, size, 1);
+    push(candidates, {heuristic_.score(cost, size, staleness) * adjusted, number, least * adjusted});
     scoring_ns += now_ns() - started;
     score_evaluations++;
   }
-  // The factor on the score. It can only rise until the time that is expected, or until the node is made due.
-  // whole: false for a lower bound that considers the node alone.
-  double factor(PyObject* node, int64_t number, Item& item, bool whole) {
-    double found = version_.scratch.is_none(node) ? 1 : score_.released;
-    if (!foresight_.predicts()) return found;
-    int64_t next = whole ? neighbourhood_.next_use(node, number, item, foresight_) : foresight_.next_use(node);
-    int64_t distance = foresight_.horizon();
-    if (next != NEVER) {
-      distance = next - foresight_.position();
-      if (item.expected != next) {
-        item.expected = next;
-        push(expected_, {next, number});
-      }
+  double factor(Node* node, int64_t number, Item& item, bool whole) {
+    int64_t next = NEVER;
+    double found = Search::factor(node, number, item, whole, next);
+    if (next != NEVER && item.expected != next) {
+      item.expected = next;
+      push(expected_, {next, number});
     }
-    return found / score_.nearness(distance);
+    return found;
   }
 
   // Stores a lower bound for a node. best: the least score now, 0 if there is none.
@@ -231,21 +231,21 @@ class Search {
     item->entry = ++entries_;
     item->share = share;
     item->known = known;
-    if (!score_.ages) {
+    if (!heuristic_.staleness) {
       item->until = NEVER;
       push(bounds_, {share, number, item->entry});
       return;
     }
     int64_t staleness = staleness_of(item->node.get(), now), stalest;
-    double threshold = best * score_.aged(staleness);
+    double threshold = best * heuristic_.aged(staleness);
     if (share > threshold && threshold > 0) {
-      double sleep = (score_.staleness_of(share / best) - static_cast<double>(staleness)) / 2;
+      double sleep = (heuristic_.staleness_of(share / best) - static_cast<double>(staleness)) / 2;
       stalest = staleness + (sleep < static_cast<double>(longest_) ? static_cast<int64_t>(sleep) : longest_);
     } else {
       stalest = staleness + staleness / 64 + 1;
     }
-    item->until = version_.last_access.number(item->node.get()) + stalest;
-    push(bounds_, {share / score_.aged(stalest) * ROUNDING, number, item->entry});
+    item->until = item->node->last_access + stalest;
+    push(bounds_, {share / heuristic_.aged(stalest) * ROUNDING, number, item->entry});
     if (item->waking > item->until) push_waking(item->until, number, *item);
   }
 
@@ -274,16 +274,13 @@ class Search {
     std::make_heap(wakings_.begin(), wakings_.end());
   }
 
-  const VersionFields& version_;
-  Pool& pool_;
-  Neighbourhood& neighbourhood_;
-  Foresight& foresight_;
-  const Score& score_;
   const double far_;
   std::vector<Bound> bounds_;  // heaps
   std::vector<Timed> wakings_, expected_;
   uint64_t entries_ = 0;
-  int64_t origin_ = NEVER, longest_ = 0;
+  int64_t looked_at_ = 0;
+  int64_t origin_ = NEVER;  // the clock value at which the program began
+  int64_t longest_ = 0;     // the longest sleep: the time in which as many nodes are inserted as the pool has
 };
 
 }  // namespace dtrrun

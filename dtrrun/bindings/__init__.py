@@ -1,0 +1,108 @@
+"""The core in C++ (`core/policy`) for Python: nodes of the graph, and policies.
+
+A session has them in the native extension. The simulator, which runs without PyTorch, has them in an
+extension of their own, which `load` finds: in a wheel, or in the user's cache, where it is compiled once.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dtrrun.core.backend import Policy
+from dtrrun.core.graph import Graph, Operation, Version
+from dtrrun.core.heuristics import make_heuristic
+from dtrrun.native import building, compiling
+from dtrrun.native.building import CannotBuild
+
+WHAT, ABOUT = "the simulator's core", "(once, some ten seconds)"
+
+
+def load() -> ModuleType:
+    """Find or build the extension, and import it. Raises CannotBuild; a process does not try twice."""
+    found = _loaded()
+    if isinstance(found, CannotBuild):
+        raise CannotBuild(found.why, found.do)
+    return found
+
+
+@cache
+def _loaded() -> ModuleType | CannotBuild:
+    if compiling.CORE_NAME in sys.modules:
+        return sys.modules[compiling.CORE_NAME]
+    name = compiling.core_binary_name()
+    shipped = compiling.HERE / compiling.BINARIES / name
+    built = building.cache_folder() / name.removesuffix(".so") / f"{compiling.CORE_NAME}.so"
+    try:
+        if compiling.digest_of(shipped) and not compiling.digest_of(built):
+            try:
+                return building.import_from(compiling.CORE_NAME, shipped)
+            except CannotBuild:  # for libraries that are not here
+                pass
+        return building.import_from(compiling.CORE_NAME, build(built, _say))
+    except CannotBuild as error:
+        return error
+
+
+def build(target: Path, say: Callable[[str], None]) -> Path:
+    """Return `target`, after compiling the extension if it is not there. Raises CannotBuild."""
+    return building.make(target, _command, WHAT, ABOUT, say)
+
+
+def _command() -> list[str]:
+    python = building.python_headers()
+    return [*building.compiler(), str(compiling.CORE_MAIN), *compiling.core_flags(python)]
+
+
+def _say(text: str) -> None:
+    print(f"dtrrun: {text}", file=sys.stderr, flush=True)
+
+
+def make_policy(
+    heuristic: str,
+    *,
+    seed: int = 0,
+    sample: bool = False,
+    ignore_small: float = 0.0,
+    latest: bool = False,
+    scan: bool = False,
+    extension: ModuleType | None = None,
+) -> Policy:
+    """Make a policy that evicts by `heuristic` (one of HEURISTIC_NAMES, h'(s=…,m=…,c=…) or module:function).
+
+    seed: for the `random` heuristic and for sampling. sample: search only a random √n of the n nodes.
+    ignore_small: nodes below this fraction of the mean size are chosen only when nothing else is left.
+    latest: among equal scores, choose the node inserted last, not first. scan: compute every score at each
+    choice; the choices are the same. extension: that of the nodes; the simulator's if None. Raises ValueError
+    for a heuristic that is unknown or cannot be loaded, and CannotBuild.
+    """
+    made: Policy = (extension or load()).Policy(
+        make_heuristic(heuristic, seed),
+        latest=latest,
+        scan=scan,
+        ignore_small=ignore_small,
+        sample=random.Random(seed).sample if sample else None,
+    )
+    return made
+
+
+def graph() -> Graph:
+    """Return what makes the simulator's nodes. Raises CannotBuild."""
+    extension = load()
+    equip(extension)
+    return Graph(extension.Version, extension.Operation)
+
+
+@cache
+def equip(extension: Any) -> None:
+    """Give an extension's nodes the methods of `core.graph`'s."""
+    for native, own in (extension.Version, Version), (extension.Operation, Operation):
+        for name, value in vars(own).items():
+            is_method = callable(value) or isinstance(value, property)
+            if is_method and not name.startswith("__") and name not in vars(native):
+                setattr(native, name, value)

@@ -1,0 +1,112 @@
+// Which storage to evict: a heuristic, the pool of what can be evicted, and the search in it.
+#pragma once
+
+#include "components.h"
+#include "heap_search.h"
+
+namespace dtrrun {
+
+// Chooses among the nodes that are inserted into it. Its owner tells what happens to the nodes, each event once and in order.
+// Accesses are not told: `last_access` is read when a score is computed. For one thread at a time, and not re-entrant; but an
+// evicted node may die at any moment without notice.
+class Policy {
+ public:
+  struct Options {
+    bool latest = false;      // of equal scores, the node inserted last is chosen, not the first
+    bool scan = false;        // compute all scores; the choices are the same
+    double ignore_small = 0;  // as for `Scan`, like the next
+    Scan::Sample sample;
+  };
+
+  Policy(Heuristic heuristic, const Lifetime& lifetime, Options options)
+      : heuristic_(std::move(heuristic)), pool_(lifetime, options.latest), foresight_(std::make_unique<Foresight>()),
+        neighbourhood_(make_neighbourhood()), search_(make_search(std::move(options))) {}
+
+  size_t size() const { return pool_.items.size(); }
+  const Pool& pool() const { return pool_; }
+  int64_t& score_evaluations() { return search_->score_evaluations; }
+  int64_t& scoring_ns() { return search_->scoring_ns; }
+  int64_t& search_ns() { return search_ns_; }  // the rest of the time in `select`
+  // How many storages have been considered for a score, or visited for a neighbourhood (App. D.3).
+  int64_t accesses() const { return search_->looked_at() + neighbourhood_->visited; }
+  // For heuristics that use it. Null: nothing is foreseen.
+  void follow(std::unique_ptr<Foresight> foresight) {
+    foresight_ = foresight ? std::move(foresight) : std::make_unique<Foresight>();
+  }
+  // Lets go of all nodes, without telling them.
+  void clear() { pool_.clear(); }
+
+  // -- events --
+
+  // A node became resident and evictable.
+  void insert(Node* node) { pool_.insert(node); }
+  // It can no longer be evicted: it died or was pinned.
+  void discard(Node* node) { pool_.discard(node); }
+  void evicted(Node* node) {
+    KeptNode kept(node, pool_.lifetime);
+    pool_.discard(node);
+    if (!node->constant()) neighbourhood_->evicted(node);
+  }
+  // The program released it and its memory is freed, while something evictable depends on it.
+  void released(Node* node) {
+    KeptNode kept(node, pool_.lifetime);
+    pool_.discard(node);
+    if (!node->constant()) neighbourhood_->released(node);
+  }
+  // It was rematerialized, or will never be. A node's death need not be told.
+  void left(Node* node) { neighbourhood_->left(node); }
+  // It is resident, and has a new cost or other inputs.
+  void cost_changed(Node* node) {
+    Item* item = pool_.find(node);
+    if (item == nullptr) return;
+    pool_.make_due(node->pool_id, *item);
+    neighbourhood_->changed(*item);
+  }
+  // c(node), with what must be computed before it; if it is not in the pool, its own cost.
+  int64_t projected_cost(Node* node) {
+    neighbourhood_->settle();
+    Item* item = pool_.find(node);
+    return item == nullptr ? node->cost : neighbourhood_->projected_cost(node, node->pool_id, *item);
+  }
+
+  // Returns the resident node with the least score, or null if there is none. `evictable` is called for the node that is about
+  // to be chosen, which is passed over if it returns false; it may discard nodes. The chosen node stays in the pool until its
+  // eviction is told.
+  KeptNode select(int64_t now, const Evictable& evictable) {
+    int64_t started = now_ns(), scoring = scoring_ns();
+    KeptNode chosen;
+    try {
+      neighbourhood_->settle();
+      search_->look_ahead();
+      chosen = search_->choose(now, evictable);
+    } catch (...) {  // the nodes under consideration must not be lost
+      pool_.make_all_due();
+      throw;
+    }
+    search_ns_ += now_ns() - started - (scoring_ns() - scoring);
+    return chosen;
+  }
+
+ private:
+  std::unique_ptr<Neighbourhood> make_neighbourhood() {
+    if (heuristic_.neighbours == Neighbours::EQCLASS) return std::make_unique<Components>(pool_);
+    if (heuristic_.neighbours == Neighbours::NONE) return std::make_unique<Neighbourhood>(pool_);
+    bool ancestors_only = heuristic_.neighbours == Neighbours::ANCESTORS;
+    return std::make_unique<ExactNeighbourhood>(pool_, ancestors_only, heuristic_.foresight > 0);
+  }
+  std::unique_ptr<Search> make_search(Options options) {
+    if (options.scan || options.sample || options.ignore_small != 0 || heuristic_.function)
+      return std::make_unique<Scan>(pool_, *neighbourhood_, foresight_, heuristic_, options.ignore_small,
+                                    std::move(options.sample));
+    return std::make_unique<HeapSearch>(pool_, *neighbourhood_, foresight_, heuristic_);
+  }
+
+  const Heuristic heuristic_;
+  Pool pool_;
+  std::unique_ptr<Foresight> foresight_;
+  std::unique_ptr<Neighbourhood> neighbourhood_;
+  std::unique_ptr<Search> search_;
+  int64_t search_ns_ = 0;
+};
+
+}  // namespace dtrrun
