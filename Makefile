@@ -116,7 +116,8 @@ PRELOAD := $(foreach name,libasan.so libubsan.so libstdc++.so.6,$(shell g++ -pri
 sanitize: $(INSTALLED)
 	$(SANITIZED) $(BIN)/python -m dtrrun.native
 	$(SANITIZED) LD_PRELOAD='$(PRELOAD)' ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 PYTHONMALLOC=malloc \
-		$(BIN)/python -m pytest -q tests/conformance/test_native_policy.py tests/conformance/test_native_graph.py \
+		$(BIN)/python -m pytest -q tests/unit/test_policy.py tests/unit/test_simulator_replay.py tests/unit/test_simulator_banish.py \
+		tests/conformance/test_native_graph.py \
 		tests/conformance/test_interposer.py tests/conformance/test_rematerialization.py \
 		tests/conformance/test_faults_operators.py tests/conformance/test_native_first_calls.py \
 		tests/conformance/test_native_heap.py \

@@ -1,5 +1,6 @@
-"""Makes a wheel for this Python and kind of machine, with the native extension for several PyTorch versions, and
-with the simulator's core.
+"""Makes a wheel for this Python and kind of machine, with the native extension for several PyTorch versions.
+
+The simulator's core is in it, too.
 
     python release/wheels.py --torch 2.12.1 2.13.0 [--to dist]
 
