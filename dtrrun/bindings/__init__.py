@@ -95,7 +95,8 @@ def graph() -> Graph:
     """Return what makes the simulator's nodes. Raises CannotBuild."""
     extension = load()
     equip(extension)
-    return Graph(extension.Version, extension.Operation)
+    walks: Any = extension
+    return Graph(extension.Version, extension.Operation, walks)
 
 
 @cache

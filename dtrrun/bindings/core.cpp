@@ -1,5 +1,6 @@
 // The core for the simulator, without PyTorch.
 #include "replay.h"
+#include "walks.h"
 
 namespace dtrrun {
 
@@ -28,15 +29,12 @@ PyObject* referent(PyObject* self, PyObject*, PyObject*) {
   return Ref::copy(PyWeakref_GetObject(as_version(self)->watch)).release();
 }
 
-PyObject* has_storage(PyObject* self, void*) {
-  return PyBool_FromLong(PyWeakref_GetObject(as_version(self)->watch) != Py_None);
-}
-
 PyObject* living(PyObject*, PyObject*) {
   return Py_BuildValue("(LL)", static_cast<long long>(living_versions), static_cast<long long>(living_operations));
 }
 
 PyMethodDef methods[] = {
+    DTRRUN_WALKS,
     {"living", living, METH_NOARGS, "(versions, operations) that exist, which the garbage collector does not know."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -46,6 +44,13 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_dtrrun_core", nullptr, -1, method
 }  // namespace
 
 void raise() { throw PythonError(); }
+
+VersionList versions_of_table(PyObject* table) {
+  VersionList found;
+  PyObject *key, *one;
+  for (Py_ssize_t place = 0; PyDict_Next(table, &place, &key, &one);) found.push_back(native_node(one));
+  return found;
+}
 
 void set_python_error() {
   try {
@@ -63,7 +68,8 @@ void set_python_error() {
 PyMODINIT_FUNC PyInit__dtrrun_core() {
   using namespace dtrrun;
   nothing = PyTuple_New(0);
-  version_type = make_version_type({"_dtrrun_core.Version", sizeof(VersionObject), new_version, delete_version, referent, has_storage});
+  version_type = make_version_type({"_dtrrun_core.Version", sizeof(VersionObject), new_version, delete_version, referent});
+  program_has = [](const VersionObject* one) { return PyWeakref_GetObject(one->watch) != Py_None; };
   operation_type = make_operation_type("_dtrrun_core.Operation");
   policy_type = make_policy_type("_dtrrun_core.Policy");
   PyTypeObject* replay_type = make_replay_type("_dtrrun_core.Replay");

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "../core/policy/evicted.h"
+#include "../core/version.h"
 #include "python.h"
 
 namespace dtrrun {
@@ -59,7 +60,6 @@ struct OperationObject {
   PyObject* inputs;    // as a sequence, once Python has asked for it, or from Python
   PyObject* tensors;   // null: the same
   PyObject* recorded;  // from Python
-  bool secured;
   bool is_fixed;    // what it reads stands behind it, and stays
   bool has_recipe;  // a session's, which stands behind that
 };
@@ -85,10 +85,8 @@ inline Recipes recipes;
 struct VersionObject {
   PyObject_HEAD
   PyObject* weak_references;
-  Node node;
+  Version node;
   PyObject* watch;  // a weak reference to what it is a version of, which tells its death
-  int64_t key, mutations, extent, locks;
-  bool superseded, used, escaped;
   PyObject *pin, *scratch, *copy, *block, *needed_by, *fingerprint, *uses;
 };
 
@@ -96,9 +94,16 @@ inline PyTypeObject* version_type = nullptr;
 inline int64_t living_versions = 0, living_operations = 0;
 
 inline VersionObject* as_version(PyObject* object) { return reinterpret_cast<VersionObject*>(object); }
-inline Node* node_of(PyObject* version) { return &as_version(version)->node; }
+inline Version* node_of(PyObject* version) { return &as_version(version)->node; }
 inline PyObject* as_object(const Node* node) {
   return reinterpret_cast<PyObject*>(reinterpret_cast<char*>(const_cast<Node*>(node)) - offsetof(VersionObject, node));
+}
+
+// Throws if it is not a version.
+inline Version* native_node(PyObject* object) {
+  if (Py_TYPE(object) == version_type) return node_of(object);
+  PyErr_SetString(PyExc_TypeError, "a version is wanted");
+  raise();
 }
 
 inline const Lifetime versions_lifetime{[](Node* node) { Py_INCREF(as_object(node)); },
@@ -138,29 +143,33 @@ class Reads {
   Operation operation_;
 };
 
-template <int64_t Node::*member>
+template <auto member>
 struct NodeNumber {
   static int64_t number(PyObject* version) { return node_of(version)->*member; }
   static void set_number(PyObject* version, int64_t number) { node_of(version)->*member = number; }
+  static void add(PyObject* version, int64_t more) { node_of(version)->*member += more; }
+};
+
+template <auto member>
+struct NodeFlag {
+  static bool is_true(PyObject* version) { return node_of(version)->*member; }
+  static void set(PyObject* version, bool value) { node_of(version)->*member = value; }
 };
 
 struct VersionFields {
   using V = VersionObject;
-  Number<V, &V::key> key;
+  NodeNumber<&Version::key> key;
   NodeNumber<&Node::nbytes> nbytes;
   NodeNumber<&Node::cost> cost;
   NodeNumber<&Node::last_access> last_access;
   NodeNumber<&Node::age> age;
-  Number<V, &V::mutations> mutations;
-  Number<V, &V::extent> extent;
-  Number<V, &V::locks> locks;
-  Flag<V, &V::superseded> superseded;
-  Flag<V, &V::used> used;
-  Flag<V, &V::escaped> escaped;
-  struct Resident {
-    static bool is_true(PyObject* version) { return node_of(version)->resident; }
-    static void set(PyObject* version, bool value) { node_of(version)->resident = value; }
-  } resident;
+  NodeNumber<&Version::mutations> mutations;
+  NodeNumber<&Version::extent> extent;
+  NodeNumber<&Version::locks> locks;
+  NodeFlag<&Version::superseded> superseded;
+  NodeFlag<&Version::used> used;
+  NodeFlag<&Version::escaped> escaped;
+  NodeFlag<&Node::resident> resident;
   struct PoolId {
     static bool is_none(PyObject* version) { return node_of(version)->pool_id == 0; }
   } pool_id;
@@ -209,7 +218,10 @@ struct OperationFields {
   Link<O, &O::outputs> outputs;
   Link<O, &O::constants> constants;
   Link<O, &O::kept_inputs> kept_inputs;
-  Flag<O, &O::secured> secured;
+  struct Secured {
+    static bool is_true(PyObject* operation) { return as_operation(operation)->operation.secured; }
+    static void set(PyObject* operation, bool value) { as_operation(operation)->operation.secured = value; }
+  } secured;
 
   // Calls function(where, version) for each version that it makes, `one` among them (`Operation.made`).
   template <class Function>
@@ -247,6 +259,9 @@ struct OperationFields {
     return found;
   }
 };
+
+// Whether the program holds the storage that a version has or had. Set by each extension.
+inline bool (*program_has)(const VersionObject*) = nullptr;
 
 // -- their lives ----------------------------------------------------------------------------------------------
 
@@ -292,7 +307,7 @@ inline void let_go_of_operation(PyObject* operation) {
 
 // Begins a version that is resident and has no recipe.
 inline void begin_version(VersionObject* one) {
-  one->extent = -1;
+  one->node.extent = -1;
   one->node.resident = true;
   living_versions++;
 }
@@ -318,7 +333,9 @@ inline Ref blank_operation(size_t more_bytes = 0) {
 }
 
 inline void let_go_of_reads(OperationObject* one) {
-  Operation reads = std::exchange(one->operation, {});
+  Operation reads = one->operation;
+  one->operation.reads = nullptr;
+  one->operation.count = 0;
   for (Node* read : reads) Py_DECREF(as_object(read));
   if (!one->is_fixed) delete[] reads.reads;
 }
@@ -339,7 +356,7 @@ inline void delete_operation(PyObject* self) {
 // As `core.graph.Version(storage, on_death)`, of an object that is watched.
 inline void watch_death(PyObject* self, PyObject* storage, PyObject* on_death) {
   VersionObject* one = as_version(self);
-  one->key = reinterpret_cast<int64_t>(storage);
+  one->node.key = reinterpret_cast<int64_t>(storage);
   static PyMethodDef tell = {"tell", [](PyObject* both, PyObject*) -> PyObject* {
                                PyObject* version = PyWeakref_GetObject(PyTuple_GET_ITEM(both, 0));
                                if (version == Py_None) Py_RETURN_NONE;
@@ -375,26 +392,25 @@ struct VersionType {
   newfunc make;          // Version(storage, on_death)
   destructor destroy;
   ternaryfunc referent;  // as a weak reference: the storage, or None
-  getter has_storage;
 };
 
 inline PyTypeObject* make_version_type(const VersionType& kind) {
   using V = VersionObject;
   constexpr Py_ssize_t NODE = offsetof(V, node);
   static PyMemberDef members[] = {
-      {"key", T_LONGLONG, offsetof(V, key), 0, nullptr},
-      {"nbytes", T_LONGLONG, NODE + offsetof(Node, nbytes), 0, nullptr},
-      {"cost", T_LONGLONG, NODE + offsetof(Node, cost), 0, nullptr},
-      {"last_access", T_LONGLONG, NODE + offsetof(Node, last_access), 0, nullptr},
-      {"age", T_LONGLONG, NODE + offsetof(Node, age), 0, nullptr},
-      {"mutations", T_LONGLONG, offsetof(V, mutations), 0, nullptr},
-      {"extent", T_LONGLONG, offsetof(V, extent), 0, nullptr},
-      {"locks", T_LONGLONG, offsetof(V, locks), 0, nullptr},
-      {"resident", T_BOOL, NODE + offsetof(Node, resident), 0, nullptr},
-      {"released", T_BOOL, NODE + offsetof(Node, released), READONLY, nullptr},
-      {"superseded", T_BOOL, offsetof(V, superseded), 0, nullptr},
-      {"used", T_BOOL, offsetof(V, used), 0, nullptr},
-      {"escaped", T_BOOL, offsetof(V, escaped), 0, nullptr},
+      {"key", T_LONGLONG, NODE + offsetof(Version, key), 0, nullptr},
+      {"nbytes", T_LONGLONG, NODE + offsetof(Version, nbytes), 0, nullptr},
+      {"cost", T_LONGLONG, NODE + offsetof(Version, cost), 0, nullptr},
+      {"last_access", T_LONGLONG, NODE + offsetof(Version, last_access), 0, nullptr},
+      {"age", T_LONGLONG, NODE + offsetof(Version, age), 0, nullptr},
+      {"mutations", T_LONGLONG, NODE + offsetof(Version, mutations), 0, nullptr},
+      {"extent", T_LONGLONG, NODE + offsetof(Version, extent), 0, nullptr},
+      {"locks", T_LONGLONG, NODE + offsetof(Version, locks), 0, nullptr},
+      {"resident", T_BOOL, NODE + offsetof(Version, resident), 0, nullptr},
+      {"released", T_BOOL, NODE + offsetof(Version, released), READONLY, nullptr},
+      {"superseded", T_BOOL, NODE + offsetof(Version, superseded), 0, nullptr},
+      {"used", T_BOOL, NODE + offsetof(Version, used), 0, nullptr},
+      {"escaped", T_BOOL, NODE + offsetof(Version, escaped), 0, nullptr},
       {"pin", T_OBJECT, offsetof(V, pin), 0, nullptr},
       {"copy", T_OBJECT, offsetof(V, copy), 0, nullptr},
       {"block", T_OBJECT, offsetof(V, block), 0, nullptr},
@@ -419,7 +435,8 @@ inline PyTypeObject* make_version_type(const VersionType& kind) {
          return found == 0 ? Ref::copy(Py_None).release() : PyLong_FromLongLong(found);
        },
        nullptr, nullptr, nullptr},
-      {"has_storage", kind.has_storage, nullptr, nullptr, nullptr},
+      {"has_storage", [](PyObject* self, void*) { return PyBool_FromLong(program_has(as_version(self))); }, nullptr, nullptr,
+       nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr},
   };
   static PyMethodDef methods[] = {
@@ -495,7 +512,8 @@ inline int set_inputs(PyObject* self, PyObject* value, void*) {
   auto** reads = items.size() == 0 ? nullptr : new Node*[static_cast<size_t>(items.size())];
   for (Py_ssize_t i = 0; i < items.size(); i++) reads[i] = node_of(Ref::copy(items[i]).release());
   let_go_of_reads(as_operation(self));
-  as_operation(self)->operation = {reads, static_cast<uint32_t>(items.size())};
+  as_operation(self)->operation.reads = reads;
+  as_operation(self)->operation.count = static_cast<uint32_t>(items.size());
   Py_XSETREF(as_operation(self)->inputs, sequence.release());
   return 0;
 }
@@ -514,7 +532,7 @@ inline PyTypeObject* make_operation_type(const char* name) {
       {"outputs", T_OBJECT, offsetof(O, outputs), 0, nullptr},
       {"constants", T_OBJECT, offsetof(O, constants), 0, nullptr},
       {"kept_inputs", T_OBJECT, offsetof(O, kept_inputs), 0, nullptr},
-      {"secured", T_BOOL, offsetof(O, secured), 0, nullptr},
+      {"secured", T_BOOL, offsetof(O, operation) + offsetof(Operation, secured), 0, nullptr},
       {nullptr, 0, 0, 0, nullptr},
   };
   static PyGetSetDef computed[] = {

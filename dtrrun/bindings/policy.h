@@ -72,12 +72,6 @@ inline PyTypeObject* policy_type = nullptr;
 inline PolicyObject* as_policy(PyObject* object) { return reinterpret_cast<PolicyObject*>(object); }
 inline Policy& policy_of(PyObject* self) { return *as_policy(self)->policy; }
 
-inline Node* native_node(PyObject* object) {
-  if (Py_TYPE(object) == version_type) return node_of(object);
-  PyErr_SetString(PyExc_TypeError, "a policy is for versions");
-  raise();
-}
-
 template <void (Policy::*event)(Node*)>
 PyObject* told(PyObject* self, PyObject* version) {
   return guarded([&]() -> PyObject* {

@@ -155,21 +155,6 @@ class Shortcuts(Protocol):
         Returns False if nothing is left to evict, and None, having changed nothing, if Python must do it.
         """
 
-    def carried(self, cut_age: int) -> list[Version] | None:
-        """Return what `History.cut` makes constants of, or None if Python must find it."""
-
-    def mutated(self, age: int, trusted: list[Version]) -> list[Version] | None:
-        """Return what has lost an input, the youngest first, or None if Python must find it.
-
-        age: of the oldest to look at. trusted: `Foreign.trusted()`.
-        """
-
-    def held_bytes(self) -> int | None:
-        """Return the bytes of what the program has and recipes can make, or None if Python must count."""
-
-    def weigh(self) -> tuple[set[int], int] | None:
-        """Do as `copies.weigh`, or return None if Python must do it."""
-
 
 class Fingerprints(Protocol):
     """Digests of evicted contents, under `--verify`."""

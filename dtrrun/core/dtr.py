@@ -86,10 +86,10 @@ class DTR:
             between=between_replays,
             shortcuts=shortcuts,
         )
-        self.copies = Copies(self.ledger, self.eviction, executor, shortcuts)
+        self.copies = Copies(self.ledger, self.eviction, executor)
         self.mutation = Mutation(self.ledger, self.recipes, self.rematerializer, self.garbage, self.copies)
         self.history = History(
-            self.ledger, self.recipes, self.deallocation, self.eviction, self.rematerializer, shortcuts
+            self.ledger, self.recipes, self.deallocation, self.eviction, self.rematerializer
         )
         self.operators = Operators(
             self.ledger,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 Geometry = tuple[Any, ...]
 """(size, stride, storage offset, dtype), optionally with the conjugate and negative bits."""
@@ -208,6 +208,28 @@ class Signature:
         self.replayed_as: Signature | None = None  # if a replay omits some of the tensors
 
 
+class Walks(Protocol):
+    """Looks through all versions, in C++ (`core/history.h`, `core/copies.h`). table: `Ledger.versions`."""
+
+    def held_bytes(self, table: Any) -> int:
+        """Return the bytes of what the program has and recipes can make."""
+
+    def weigh(self, table: Any) -> tuple[set[int], int]:
+        """Return the keys of the constants worth a copy, and how many versions have been looked at."""
+
+    def carried(self, table: Any, cut_age: int) -> list[Version]:
+        """Return the versions that would be recomputed from released storages older than `cut_age`.
+
+        The youngest first, like the next.
+        """
+
+    def mutated(self, table: Any, age: int, trusted: list[Version]) -> list[Version]:
+        """Return the versions in memory, since `age`, whose recipes have lost an input.
+
+        trusted: `Foreign.trusted()`.
+        """
+
+
 class Graph:
     """Makes the nodes of a graph."""
 
@@ -215,6 +237,7 @@ class Graph:
         self,
         version: type[Version],
         operation: type[Operation],
+        walks: Walks,
         signature: type[Signature] = Signature,
         queue: Callable[[], Any] = deque,
         versions: Callable[[Any], Any] = lambda _queue: {},
@@ -225,7 +248,7 @@ class Graph:
         versions: makes a map of versions by their keys. It gets the queue. key_of: gives the key of a
         storage's versions.
         """
-        self.version, self.operation, self.signature = version, operation, signature
+        self.version, self.operation, self.signature, self.walks = version, operation, signature, walks
         self.queue, self.versions, self.key_of = queue, versions, key_of
 
     def new_version(self, storage: Any, on_death: Any, nbytes: int, age: int, clock: int) -> Version:

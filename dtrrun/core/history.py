@@ -7,9 +7,8 @@ turn, with all the constants that they read, would be kept for that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from dtrrun.core.backend import Shortcuts
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.evict import Eviction
 from dtrrun.core.graph import Version
@@ -31,11 +30,10 @@ class History:
         deallocation: Deallocation,
         eviction: Eviction,
         rematerializer: Rematerializer,
-        shortcuts: Shortcuts | None = None,
     ) -> None:
         self._ledger, self._recipes, self._rematerializer = ledger, recipes, rematerializer
         self._deallocation, self._eviction = deallocation, eviction
-        self._shortcuts = shortcuts
+        self._walks = ledger.graph.walks
         self.cut_age = 0  # the ledger's age when the last cut was made
         self.former_step_age = 0  # its age at the end of the step before the last one
 
@@ -77,38 +75,11 @@ class History:
 
         Evicted ones are brought back if there is room.
         """
-        carried = None if self._shortcuts is None else self._shortcuts.carried(self.cut_age)
-        for version in reversed(self._carried() if carried is None else carried):
+        for version in reversed(self._walks.carried(self._ledger.versions, self.cut_age)):
             content = version()  # another thread may release it at any moment
             if content is not None and (version.resident or self._rematerializer.restore(version)):
                 self._recipes.make_constant(version, "carried over")
         self.cut_age = self._ledger.age + 1
-
-    def _carried(self) -> list[Version]:
-        """Return those versions, the youngest first."""
-        known: dict[int, bool] = {}  # by ids of what exists until all are found
-        carried: list[Version] = []
-        for version in reversed(list(self._ledger.versions.values())):
-            if version.age < self.cut_age and version.mutations == 0:
-                break  # older ones come next
-            if version.operation is not None and not version.locks and self._reaches_back(version, known):
-                carried.append(version)
-        return carried
-
-    def _reaches_back(self, version: Version, known: dict[int, bool]) -> bool:
-        """Return whether a recipe needs storages from before `cut_age` that the program has released.
-
-        The search ends at storages that the program still has: those are judged separately.
-        """
-
-        def rule(node: Version) -> bool | list[Version]:
-            if node.operation is None:
-                return False
-            if node is not version and node.age < self.cut_age:
-                return True
-            return [source for source in node.operation.inputs if not source.alive]
-
-        return _found(version, known, rule, decisive=True)
 
     def _forget_mutated(self) -> None:
         """At the end of a step, drop recipes that depend on weights that have changed since.
@@ -116,24 +87,10 @@ class History:
         Otherwise a program that keeps every `loss` would keep the versions of every step. Two networks that
         are trained in turn change other weights in each step, so this looks at the step before, too.
         """
-        mutated = None
-        if self._shortcuts is not None:
-            mutated = self._shortcuts.mutated(self.former_step_age, self._recipes.foreign.trusted())
-        for version in self._mutated() if mutated is None else mutated:
+        trusted = self._recipes.foreign.trusted()
+        for version in self._walks.mutated(self._ledger.versions, self.former_step_age, trusted):
             if version.has_storage:  # another thread may release it at any moment
                 self._recipes.make_constant(version, INPUT_MUTATED)
-
-    def _mutated(self) -> list[Version]:
-        """Return versions in memory whose recipes have lost an input, the youngest first."""
-        intact: dict[int, bool] = {}  # by ids of what exists until all are found
-        mutated: list[Version] = []
-        for version in reversed(list(self._ledger.versions.values())):
-            if version.age < self.former_step_age and version.mutations == 0:
-                break  # older than these steps
-            there = version.has_storage and version.operation is not None and version.resident
-            if there and not self._is_intact(version, intact):
-                mutated.append(version)
-        return mutated
 
     def _forget_small(self, age: int) -> None:
         """Drop the recipes of small, long-lived storages (predictions, losses), which would accumulate.
@@ -148,56 +105,3 @@ class History:
             content = version()
             if small and content is not None and version.resident and not version.locks:
                 self._recipes.make_constant(version, "small and old")
-
-    def _is_intact(self, version: Version, intact: dict[int, bool]) -> bool:
-        """Return whether `version` could be recomputed now.
-
-        Like `Recipes.secure`, but keeps nothing alive.
-        """
-
-        def rule(node: Version) -> bool | list[Version]:
-            if node.operation is None:
-                escaped = node.escaped and not self._recipes.foreign.trusts(node)
-                return node.resident and not escaped and node.memory() is not None
-            return node.operation.secured or list(node.operation.inputs)
-
-        return _found(version, intact, rule, decisive=False)
-
-
-def _found(
-    version: Version,
-    known: dict[int, bool],
-    rule: Callable[[Version], bool | list[Version]],
-    decisive: bool,
-) -> bool:
-    """Evaluate `rule` for a version.
-
-    Its result may be a list of versions: then it is `decisive` if it is that for any of these. The search
-    ends there: after a step the loss may have come from thousands of operators, and one changed weight is
-    enough. known: results so far, by id.
-    """
-    stack = [version]  # an explicit one
-    opened: list[Version] = []  # those on the stack from which all that comes after them was reached
-    while stack:
-        node = stack[-1]
-        if id(node) not in known:
-            answer = rule(node)
-            if isinstance(answer, list):
-                unknown = [source for source in answer if id(source) not in known]
-                if any(known.get(id(source)) is decisive for source in answer):
-                    answer = decisive
-                elif unknown:
-                    opened.append(node)
-                    stack.extend(unknown)
-                    continue
-                else:
-                    answer = not decisive
-            known[id(node)] = answer
-            if answer is decisive:
-                for one in opened:
-                    known[id(one)] = decisive
-                break
-        stack.pop()
-        if opened and opened[-1] is node:
-            opened.pop()
-    return known[id(version)]

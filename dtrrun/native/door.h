@@ -8,10 +8,8 @@
 
 #include "bodies.h"
 #include "contention.h"
-#include "copies.h"
 #include "device.h"
 #include "first_calls.h"
-#include "history.h"
 #include "lists.h"
 #include "operators.h"
 #include "pytorch.h"
@@ -163,11 +161,6 @@ class Door {
     if (!storage || is_empty(storage.get())) return false;
     return Placeholders::own().is_memory(*touched_) || Placeholders::own().make_memory(*touched_, storage.get());
   }
-
-  int64_t held_bytes() const { return dtrrun::held_bytes(accounts_.versions()); }
-  Ref weigh() const { return dtrrun::weigh(accounts_); }
-  Ref carried(int64_t cut_age) const { return dtrrun::carried(accounts_.versions(), cut_age); }
-  Ref mutated(int64_t age, PyObject* trusted) const { return dtrrun::mutated(accounts_, age, trusted); }
 
   // `Access.pin`, for a gradient that is in memory. Returns false if that is for Python.
   bool pin_gradient(const at::Tensor& gradient) {

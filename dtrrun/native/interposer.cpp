@@ -10,6 +10,7 @@
 #include <atomic>
 #include <memory>
 
+#include "../bindings/walks.h"
 #include "dlpack.h"
 #include "door.h"
 #include "extension_functions.h"
@@ -213,37 +214,6 @@ PyObject* evict_to(PyObject*, PyObject* most) {
     auto session = door;
     auto fits = session ? session->evict_to(as_number(most)) : std::nullopt;
     return fits ? PyBool_FromLong(*fits) : Ref::copy(Py_None).release();
-  });
-}
-
-PyObject* held_bytes(PyObject*, PyObject*) {
-  return guarded([]() -> PyObject* {
-    auto session = door;
-    return session ? PyLong_FromLongLong(session->held_bytes()) : Ref::copy(Py_None).release();
-  });
-}
-
-PyObject* weigh(PyObject*, PyObject*) {
-  return guarded([]() -> PyObject* {
-    auto session = door;
-    return session ? session->weigh().release() : Ref::copy(Py_None).release();
-  });
-}
-
-PyObject* carried(PyObject*, PyObject* cut_age) {
-  return guarded([&]() -> PyObject* {
-    auto session = door;
-    return session ? session->carried(as_number(cut_age)).release() : Ref::copy(Py_None).release();
-  });
-}
-
-PyObject* mutated(PyObject*, PyObject* args) {
-  long long age;
-  PyObject* trusted;
-  if (!PyArg_ParseTuple(args, "LO!", &age, &PyList_Type, &trusted)) return nullptr;
-  return guarded([&]() -> PyObject* {
-    auto session = door;
-    return session ? session->mutated(age, trusted).release() : Ref::copy(Py_None).release();
   });
 }
 
@@ -469,10 +439,7 @@ PyMethodDef methods[] = {
     {"evict_to", evict_to, METH_O, "See `core.backend.Shortcuts`."},
     {"gradient_hook", gradient_hook, METH_O,
      "gradient_hook(otherwise): a hook that pins the gradients of leaves. `otherwise` is called where Python must do it."},
-    {"held_bytes", held_bytes, METH_NOARGS, "See `core.backend.Shortcuts`."},
-    {"weigh", weigh, METH_NOARGS, "See `core.backend.Shortcuts`."},
-    {"carried", carried, METH_O, "See `core.backend.Shortcuts`."},
-    {"mutated", mutated, METH_VARARGS, "See `core.backend.Shortcuts`."},
+    DTRRUN_WALKS,
     {"forget", forget, METH_NOARGS, "Forget all signatures."},
     {"counters", counters, METH_NOARGS, "(ns in operators, ns of bookkeeping) of the fast path."},
     {"python_calls", calls<&Facts::python_calls>, METH_NOARGS, "How often each operator went to Python, by name."},
@@ -521,8 +488,8 @@ PyMODINIT_FUNC PyInit__dtrrun_native() {
   using namespace dtrrun;
   nothing = PyTuple_New(0);
   keep_recipes();
-  version_type = make_version_type({"_dtrrun_native.Version", sizeof(StoredVersion), make_version, delete_version, call_version,
-                                    [](PyObject* self, void*) { return PyBool_FromLong(has_storage(as_stored(self))); }});
+  version_type = make_version_type({"_dtrrun_native.Version", sizeof(StoredVersion), make_version, delete_version, call_version});
+  program_has = [](const VersionObject* one) { return has_storage(static_cast<const StoredVersion*>(one)); };
   operation_type = make_operation_type("_dtrrun_native.Operation");
   queue_type = make_queue_type();
   versions_type = make_versions_type();

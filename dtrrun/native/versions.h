@@ -92,7 +92,7 @@ class Versions {
   // Enters a version, or puts it in the place of the one that its storage had.
   void put(StoredVersion* made) {
     Py_INCREF(made);
-    if (StoredVersion* old = find(made->key)) {
+    if (StoredVersion* old = find(made->node.key)) {
       if (old == made) {
         Py_DECREF(made);
         return;
@@ -101,15 +101,15 @@ class Versions {
       made->after = old->after;
       (made->before == nullptr ? first_ : made->before->after) = made;
       (made->after == nullptr ? last_ : made->after->before) = made;
-      cells_[place_of(made->key)].version = made;
+      cells_[place_of(made->node.key)].version = made;
       changes_++;  // an iterator may be at the old one
       let_go(old);
       return;
     }
     if (4 * (count_ + 1) > 3 * cells_.size()) grow();
-    size_t place = home(made->key);
+    size_t place = home(made->node.key);
     while (cells_[place].version != nullptr) place = (place + 1) & mask_;
-    cells_[place] = {made->key, made};
+    cells_[place] = {made->node.key, made};
     made->before = last_;
     made->after = nullptr;
     (last_ == nullptr ? first_ : last_->after) = made;
@@ -138,7 +138,7 @@ class Versions {
   }
 
   void clear() {
-    while (first_ != nullptr) remove(first_->key);
+    while (first_ != nullptr) remove(first_->node.key);
   }
 
   // A storage with this address has died; perhaps another one is there already.
@@ -216,7 +216,7 @@ inline Ref object_of(const c10::Storage& storage) {
 // Makes this the storage of a new version. It can be watched.
 inline void take_storage(StoredVersion* one, c10::StorageImpl* storage) {
   WatchedStorage::watch(storage);
-  one->key = reinterpret_cast<int64_t>(storage);
+  one->node.key = reinterpret_cast<int64_t>(storage);
   one->storage = weak_reference(storage);
 }
 
@@ -244,7 +244,7 @@ inline PyObject* make_version(PyTypeObject*, PyObject* args, PyObject*) {
       }
     }
     watch_death(made.get(), storage, on_death);
-    as_version(made.get())->key = key_of(storage);
+    node_of(made.get())->key = key_of(storage);
     return made.release();
   });
 }
@@ -316,7 +316,20 @@ struct VersionsObject {
   Versions* versions;
 };
 
+inline PyTypeObject* versions_type = nullptr;
+
 inline Versions& versions_of(PyObject* self) { return *reinterpret_cast<VersionsObject*>(self)->versions; }
+
+// For `bindings/walks.h`.
+inline VersionList versions_of_table(PyObject* table) {
+  if (Py_TYPE(table) != versions_type) {
+    PyErr_SetString(PyExc_TypeError, "a table of versions is wanted");
+    raise();
+  }
+  VersionList found;
+  for (StoredVersion* one = versions_of(table).first(); one != nullptr; one = one->after) found.push_back(&one->node);
+  return found;
+}
 
 // `values()` or `items()`, or an iterator over them.
 struct ViewObject {
@@ -327,7 +340,7 @@ struct ViewObject {
   bool items, backward;
 };
 
-inline PyTypeObject *versions_type = nullptr, *view_type = nullptr, *iterator_type = nullptr;
+inline PyTypeObject *view_type = nullptr, *iterator_type = nullptr;
 
 inline PyObject* make_view(PyTypeObject* type, PyObject* table, bool items, bool backward) {
   PyObject* made = type->tp_alloc(type, 0);
@@ -351,7 +364,7 @@ inline PyObject* next_version(PyObject* self) {
   StoredVersion* one = view->next;
   if (one == nullptr) return nullptr;
   view->next = view->backward ? one->before : one->after;
-  if (view->items) return Py_BuildValue("(LO)", static_cast<long long>(one->key), one);
+  if (view->items) return Py_BuildValue("(LO)", static_cast<long long>(one->node.key), one);
   return Ref::copy(reinterpret_cast<PyObject*>(one)).release();
 }
 
@@ -425,7 +438,7 @@ inline PyTypeObject* make_versions_type() {
       PyErr_SetObject(PyExc_KeyError, key);
       return -1;
     }
-    if (Py_TYPE(value) != version_type || as_stored(value)->key != number) {
+    if (Py_TYPE(value) != version_type || as_stored(value)->node.key != number) {
       PyErr_SetString(PyExc_TypeError, "a native version, by its key, is wanted");
       return -1;
     }

@@ -18,6 +18,7 @@ from dtrrun.core.graph import Operation, Signature, Version
 from dtrrun.native import build
 from dtrrun.runtime import session as session_module
 from dtrrun.runtime.dispatch import native
+from tests import walks_model
 
 
 @pytest.fixture
@@ -211,12 +212,12 @@ def test_a_long_chain_is_freed_without_a_long_stack(extension, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_loses_its_recipe_is_what_python_finds(extension, seed):
+def test_what_loses_its_recipe_is_what_the_model_finds(seed):
     """At the end of a step, or of a turn of the outer loop."""
     draw = random.Random(seed)
     carried, mutated = [], []
     with dtrrun.budget(4000, cost="model", over_budget="warn") as session:
-        history, foreign = session.dtr.history, session.dtr.recipes.foreign
+        foreign = session.dtr.recipes.foreign
         weights = [torch.tensor([1.0] * 8) for _ in range(4)]  # constants
         kept = [weight * 2 for weight in weights]
         for at in range(300):
@@ -230,24 +231,27 @@ def test_what_loses_its_recipe_is_what_python_finds(extension, seed):
             kept.append(draw.choice(kept + weights) * draw.choice(kept + weights))
             if at % 10 == 9:
                 session.ledger.collect_dead()
-                history.cut_age = session.ledger.age - draw.randrange(100)
-                history.former_step_age = session.ledger.age - draw.randrange(100)
-                carried += history._carried()
-                assert extension.carried(history.cut_age) == history._carried()
-                mutated += history._mutated()
-                assert extension.mutated(history.former_step_age, foreign.trusted()) == history._mutated()
+                ages = [session.ledger.age - draw.randrange(100) for _ in range(2)]
+                versions, walks = session.ledger.versions, session.ledger.graph.walks
+                carried += walks_model.carried(versions.values(), ages[0])
+                assert walks.carried(versions, ages[0]) == walks_model.carried(versions.values(), ages[0])
+                trusted = foreign.trusted()
+                found = walks_model.mutated(versions.values(), ages[1], trusted)
+                mutated += found
+                assert walks.mutated(versions, ages[1], trusted) == found
     assert len(carried) > 10
     assert len(mutated) > 1
 
 
-def test_a_trusted_constant_is_no_lost_input(extension):
+def test_a_trusted_constant_is_no_lost_input():
     with dtrrun.budget(1000, over_budget="warn") as session:
-        history, foreign = session.dtr.history, session.dtr.recipes.foreign
+        foreign, versions = session.dtr.recipes.foreign, session.ledger.versions
+        mutated = session.ledger.graph.walks.mutated
         weight = torch.nn.Parameter(torch.from_numpy(torch.ones(64).numpy().copy()))
         kept = [weight * number for number in range(8)]
         assert foreign.trusted() == [session.slow_path.version_of(weight)]
-        assert extension.mutated(0, foreign.trusted()) == history._mutated() == []
-        assert extension.mutated(0, []) != []
+        assert mutated(versions, 0, foreign.trusted()) == []
+        assert mutated(versions, 0, []) != []
         assert len(kept) == 8
 
 

@@ -115,18 +115,23 @@ native(
      'return «checked(PyObject_CallMethod(copies, "wants", "O", one)).get() == Py_True»;', "false", ""),
 )
 native(
-    "history", "history.h",
-    ("history is never cut", "return «version.age.number(source) < cut_age» ? Verdict::YES", "false", ""),
+    "history", "core/history.h",
+    ("history is never cut", "return «source->age < cut_age» ? Verdict::YES", "false",
+     "native_graph::what_loses_its_recipe_is_what_the_model_finds"),
     ("what has lost an input keeps its recipe",
-     "return «is_there(source)» ? Verdict::NO : Verdict::YES;", "true", ""),
+     "return «is_there(source)» ? Verdict::NO : Verdict::YES;", "true",
+     "native_graph::what_loses_its_recipe_is_what_the_model_finds"),
     ("trusted constants are taken for lost",
-     "return !version.escaped.is_true(constant) || «constants.count(constant) != 0»;", "false", ""),
+     "return !constant->escaped || «trusted.count(constant) != 0»;", "false",
+     "native_graph::a_trusted_constant_is_no_lost_input"),
 )
 native(
-    "copies", "copies.h",
-    ("copies cost nothing", "«balance[place.first] -= nbytes << SHARE_SHIFT;»", "", ""),
+    "copies", "core/copies.h",
+    ("copies cost nothing", "«balance[place.first] -= nbytes << SHARE_SHIFT;»", "",
+     "programs/programs::random_programs"),
     ("what has been released has no constants",
-     "«groups.join(node, source);» if (seen.insert(source).second)", "", ""),
+     "«groups.join(reader, source);» if (seen.insert(source).second)", "",
+     "programs/programs::random_programs"),
 )
 native(
     "graph", "bindings/nodes.h",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtrrun.core import copies
 from dtrrun.core.graph import Version
 from dtrrun.runtime import storage as memory
 from dtrrun.runtime.session import Session
 from dtrrun.runtime.storage import rounded
+from tests import walks_model
 
 
 def check(session: Session) -> None:
@@ -25,7 +25,7 @@ def check(session: Session) -> None:
         assert version.locks == 0, f"{told(version)} is still locked"
     check_recipes(dtr, [version for _, version in versions if not version.resident])
     check_pool(ledger, [version for _, version in versions])
-    check_choice_of_copies(session, ledger)
+    check_choice_of_copies(ledger, [version for _, version in versions])
 
 
 def check_version(ledger: Any, key: int, version: Version) -> None:
@@ -106,12 +106,10 @@ def check_pool(ledger: Any, listed: list[Version]) -> None:
             assert version.pool_id is not None, f"{told(version)} is not in the pool"
 
 
-def check_choice_of_copies(session: Session, ledger: Any) -> None:
-    """It exists twice, as code that looks at all recipes."""
-    native = session._native
-    if native is not None and native.held_bytes() is not None:
-        assert native.held_bytes() == copies.held_bytes(ledger)
-        assert native.weigh() == copies.weigh(ledger)
+def check_choice_of_copies(ledger: Any, listed: list[Version]) -> None:
+    walks = ledger.graph.walks
+    assert walks.held_bytes(ledger.versions) == walks_model.held_bytes(listed)
+    assert walks.weigh(ledger.versions) == walks_model.weigh(listed)
 
 
 def reachable(versions: list[Version]) -> list[Version]:

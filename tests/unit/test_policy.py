@@ -334,7 +334,7 @@ def test_it_survives_any_course_of_events_when_sampling() -> None:
 def test_what_is_no_node_is_refused() -> None:
     policy = make_policy("lru")
     for wrong in (None, World, Heuristic("mine", "none")):
-        with pytest.raises(TypeError, match="a policy is for versions"):
+        with pytest.raises(TypeError, match="a version is wanted"):
             policy.insert(wrong)
     with pytest.raises(ValueError, match="unknown heuristic"):
         make_policy("best")

@@ -17,6 +17,7 @@ struct EvictedDependents;
 struct Operation {
   Node** reads;
   uint32_t count;
+  bool secured = false;  // the recipe stays replayable, whatever the program releases
 
   Node** begin() const { return reads; }
   Node** end() const { return reads + count; }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -42,9 +43,11 @@ def _take_way_in(extension: ModuleType) -> None:
 def graph(extension: ModuleType) -> Graph:
     """Return what makes a session's nodes."""
     bindings.equip(extension)
+    walks: Any = extension
     return Graph(
         extension.Version,
         extension.Operation,
+        walks,
         type("NativeSignature", (extension.SignatureFigures, Signature), {}),
         extension.Queue,
         extension.Versions,
