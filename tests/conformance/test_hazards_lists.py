@@ -1,11 +1,15 @@
 """In-place operators on lists of tensors, which have a fast path of their own (`native/lists.h`)."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from programs import batch, bits, chain, check, check_stress, mlp, plain, run_inside, train
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtrrun
 from dtrrun.runtime.dispatch.interposer import Interposer
+from tests.paths import budget
 
 
 class Taken:
@@ -168,6 +172,32 @@ def test_autograd_sees_the_writes(taken):
 
     assert run_inside(program, None, slow=False)[0] == plain(program)
     assert taken
+
+
+class Above(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_writes_count_as_without_a_session(taken, slow):
+    """PyTorch counts them in the operators that those on lists call in turn; beneath a mode, it does not."""
+
+    def program():
+        seen = []
+        for context in (nullcontext(), Above()):
+            leaves = [one.requires_grad_() for one in constants()]
+            for many in (constants(), leaves, [one.sin() for one in constants()]):
+                for _ in range(4):
+                    with context, torch.no_grad():
+                        torch._foreach_mul_(many, 0.5)
+                    seen.append([one._version for one in many])
+        return seen
+
+    expected = program()
+    with budget("1GB", slow=slow):
+        assert program() == expected
+    assert bool(taken) is not slow
 
 
 def test_one_memory_many_times(taken):
