@@ -111,6 +111,23 @@ def test_what_statistics_made_outlives_an_update_on_the_fast_path(made_is):
     assert in_python == (made_is == "evicted")
 
 
+def test_what_is_evicted_outlives_what_it_was_made_from_and_the_constant_below():
+    """The mutation makes a constant of what is in memory, on which the evicted one relies from then on."""
+    constant = torch.tensor(torch.linspace(0, 1, 64).tolist())
+    with dtrrun.budget("1GB", cost="model") as session:
+        for _ in range(3):
+            constant.add_(0.5)
+        expected = (constant * 2).exp().tolist()
+        between = constant * 2
+        made = between.exp()
+        assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(made))
+        before = sum(session.interposer.python_calls.values())
+        constant.add_(0.5)
+        assert sum(session.interposer.python_calls.values()) == before
+        del between
+        assert made.tolist() == expected
+
+
 def test_a_replay_of_the_fast_path_updates_no_statistics():
     norm, x = nn.BatchNorm1d(32), torch.randn(64, 32)
     with dtrrun.budget("1GB") as session:

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from programs import batch, bits, chain, check, check_stress, mlp, plain, run_inside, train
@@ -200,6 +201,26 @@ def test_writes_count_as_without_a_session(taken, slow):
     assert bool(taken) is not slow
 
 
+def test_what_other_code_can_write_to_stays_so(taken):
+    """A parameter over an array is trusted as long as the array does not change."""
+    array = np.linspace(0, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
+    many = [torch.nn.Parameter(torch.from_numpy(array)), torch.nn.Parameter(torch.ones(64, 64))]
+    x = torch.ones(4, 64)
+    with dtrrun.budget("1GB") as session, torch.no_grad():
+        for _ in range(3):
+            torch._foreach_mul_(many, 0.5)
+        kept = x @ many[0]
+        torch._foreach_mul_(many, 0.5)
+        made = x @ many[0]
+        expected = made.tolist()
+        array[:] = 7
+        session.dtr.eviction.warn_only = True
+        session.set_budget(1)
+        assert made.tolist() == expected
+        assert len(kept)
+    assert len(taken) == 3
+
+
 def test_one_memory_many_times(taken):
     """Views of one storage, the same tensor twice, parts that overlap."""
 
@@ -257,6 +278,24 @@ def test_an_operator_that_fails_half_way(taken):
 
     check_stress(program)
     assert taken
+
+
+def test_what_was_made_before_an_operator_failed_half_way(taken):
+    """It is in memory then, and would be recomputed from the new values when it is evicted later."""
+    many = constants()
+    right = constants()
+    wrong = [*right[:2], right[2].view(32, 64)]
+    with dtrrun.budget("1GB") as session:
+        for _ in range(3):
+            torch._foreach_add_(many, right)
+        made = many[0] * 2
+        expected = made.tolist()
+        with pytest.raises(RuntimeError):
+            torch._foreach_add_(many, wrong)
+        session.dtr.eviction.warn_only = True
+        session.set_budget(1)
+        assert made.tolist() == expected
+    assert len(taken) == 2
 
 
 def test_a_first_call_that_fails_has_no_cost(taken):
