@@ -188,7 +188,8 @@ native(
     ("room is made for what no memory holds",
      "if («(*numels)[i] < 0 || (*numels)[i] >= MANY») return std::nullopt;", "false",
      "native_first_calls::what_no_memory_holds_is_an_error_of_pytorchs"),
-    ("numbers promote like tensors", "uint64_t weak = «tensor.dim() == 0»;", "false", ""),
+    ("numbers promote like tensors", "uint64_t weak = «tensor.dim() == 0»;", "false",
+     "hazards_sizes::a_tensor_without_dimensions_decides_less_on_a_type"),
     ("what is broadcast is as large as its first operand", "«all[place] = own;»", "",
      "native_first_calls::once_a_family_is_known_first_calls_are_native[broadcast]"),
 )
