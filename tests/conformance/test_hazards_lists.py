@@ -326,6 +326,23 @@ def test_inference_mode(taken):
     check_stress(program)
 
 
+@pytest.mark.parametrize("slow", [False, True])
+def test_inference_tensors_outside_of_inference_mode(slow):
+    """PyTorch raises an error after it has written to the first of them."""
+
+    def program():
+        with torch.inference_mode():
+            many = constants()
+        for _ in range(4):
+            with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+                torch._foreach_mul_(many, 0.5)
+        return [one.tolist() for one in many]
+
+    expected = program()
+    with budget("1GB", slow=slow):
+        assert program() == expected
+
+
 def test_a_budget_that_changes(taken):
     """What was known of the operators is forgotten, and learned again."""
     many = constants()

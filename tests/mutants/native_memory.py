@@ -186,8 +186,7 @@ native(
 native(
     "placeholders", "ready.h",
     ("addresses on the stack of a library are not looked for",
-     "Anchors anchors(accounts_, «Words::of_foreign_code()»);", "std::vector<uintptr_t>()",
-     "hazards_native_code::native_code_reads_at_an_address_from_before_an_operator"),
+     "Anchors anchors(accounts_, «Words::of_foreign_code()»);", "std::vector<uintptr_t>()", ""),
 )
 native(
     "kernels of libraries", "bodies.h",
