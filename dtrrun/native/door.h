@@ -736,9 +736,6 @@ class Door {
   // memory: then Python will run it again. started: when it begins, or 0 if nobody wants to know when it ended.
   bool run(Call& call, DispatchKeySet keys, const Gil& gil, int64_t started, int64_t& ended) {
     PyObject* found = call.signature.get();
-    Writes writes;
-    if (call.facts.unversioned)
-      for (const at::Tensor& tensor : call.argument(0).toTensorVector()) writes.note(tensor);
     OwnTime own(signature.calls.number(found) < SETTLED, started);
     bool has_run = false;
     auto run_kernel = [&] {
@@ -774,7 +771,6 @@ class Door {
         accounts_.supersede(call.targets[0], nullptr, nullptr);
       }
       if (written != nullptr) note_size(written);
-      writes.count();
     } catch (...) {
       bool forgiven = false;
       try {

@@ -40,7 +40,7 @@ struct Facts {
   enum class Way { PYTHON, VIEW, PLAIN, WRITES, LISTS, NO_TENSORS };
   Way way = Way::PYTHON;
   bool composite = false, foreign = false, untouching = false, random = false, overwrites = false, uninitialised = false;
-  bool unversioned = false, makes_tensors = true, sized_by_numbers = false;
+  bool makes_tensors = true, sized_by_numbers = false;
   bool opaque = false;  // one result is a workspace, which is there only if gradients may be computed
   size_t written = 0;   // for an operator that writes to one tensor: its place
   std::vector<size_t> mutates;  // for an operator on lists: the places of those that it writes to

@@ -6,23 +6,6 @@
 
 namespace dtrrun {
 
-// Counts writes that PyTorch does not count itself: otherwise a backward pass would miss a lost value.
-class Writes {
- public:
-  void note(const at::Tensor& tensor) {
-    if (!tensor.is_inference()) before_.emplace_back(tensor, tensor._version());
-  }
-  void count() {
-    for (auto& [tensor, before] : before_)
-      if (tensor._version() == before) tensor.unsafeGetTensorImpl()->bump_version();
-    before_.clear();
-  }
-  void forget() { before_.clear(); }
-
- private:
-  std::vector<std::pair<at::Tensor, uint32_t>> before_;
-};
-
 class ListUpdates {
  public:
   // mode: the `Interposer`.
@@ -43,7 +26,6 @@ class ListUpdates {
 
   // The operator has run.
   void finish(int64_t cost) {
-    writes_.count();
     accounts_.ran(signature_.get(), cost);
     for (const Ref& target : targets_)
       if (version.used.is_true(target.get()) && !version.superseded.is_true(target.get()))
@@ -95,11 +77,6 @@ class ListUpdates {
     }
     recomputable = loose_.size() == targets_.size();
     if (recomputable) return false;  // all may need a recipe
-    if (facts.unversioned)
-      for (const at::Tensor& tensor : written_) {
-        if (tensor.is_inference()) return false;
-        writes_.note(tensor);
-      }
     for (PyObject* one : loose_)
       checked(PyObject_CallMethod(recipes_.get(), "make_constant", "OO", one, why_.get()));
     for (const Ref& target : targets_)
@@ -132,7 +109,6 @@ class ListUpdates {
     return Ref::copy(known);
   }
   void forget() {
-    writes_.forget();
     written_.clear();
     targets_.clear();
     found_.clear();
@@ -147,7 +123,6 @@ class ListUpdates {
   std::vector<PyObject*> found_, loose_;  // of all its tensors, and those that are written to and have a recipe
   std::vector<Ref> targets_;              // of those that are written to
   std::vector<at::Tensor> written_;
-  Writes writes_;
 };
 
 }  // namespace dtrrun

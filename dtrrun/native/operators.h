@@ -70,7 +70,6 @@ class Operators {
     if (op.schema().name().rfind("profiler::", 0) == 0) facts.way = Facts::Way::NO_TENSORS;
     if (truth(learned.get(), "updates_lists")) {
       facts.way = Facts::Way::LISTS;
-      facts.unversioned = truth(learned.get(), "unversioned");
       Ref mutates = attribute(learned.get(), "mutates");
       for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mutates.get()); i++)
         facts.mutates.push_back(PyLong_AsSize_t(PyTuple_GET_ITEM(mutates.get(), i)));

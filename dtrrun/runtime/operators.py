@@ -219,7 +219,6 @@ class Operator:
         "takes_storage",
         "uninitialised",
         "untouching",
-        "unversioned",
         "updates_lists",
         "view",
         "writes_beside",
@@ -258,8 +257,6 @@ class Operator:
                 result.alias_info is not None and not result.alias_info.is_write for result in schema.returns
             )
         self.foreach = name.startswith(("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach"))
-        # On a CPU autograd tracks these mutations in the operators that they call: never under a mode.
-        self.unversioned = name.startswith("aten::_foreach_") and bool(self.mutates)
         # Lists of any length, and no result: see `lists`.
         self.updates_lists = (
             self.foreach

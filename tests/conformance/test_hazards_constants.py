@@ -2,6 +2,7 @@
 
 import weakref
 
+import pytest
 import torch
 from programs import assert_same, batch, bits, chain, check, check_stress, mlp, plain, run_inside
 from torch import nn
@@ -86,6 +87,56 @@ def test_what_statistics_made_is_evicted_after_their_update():
         evicted_at_the_end(session)
         assert torch.equal(made, expected)
         assert torch.equal(other, x * 2)
+
+
+@pytest.mark.parametrize("made_is", ["in memory", "evicted", "back"])
+def test_what_statistics_made_outlives_an_update_on_the_fast_path(made_is):
+    norm, x = nn.BatchNorm1d(32), torch.randn(64, 32)
+    with dtrrun.budget("1GB") as session:
+        for _ in range(3):
+            norm(x)
+        expected = (norm.running_mean * 2).tolist()
+        made = norm.running_mean * 2
+        if made_is != "in memory":
+            assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(made))
+        if made_is == "back":
+            made + 1
+        before = session.interposer.python_calls["aten.native_batch_norm"]
+        norm(x)
+        in_python = session.interposer.python_calls["aten.native_batch_norm"] - before
+        other = x * 2
+        evicted_at_the_end(session)
+        assert made.tolist() == expected
+        assert torch.equal(other, x * 2)
+    assert in_python == (made_is == "evicted")
+
+
+def test_what_is_evicted_outlives_what_it_was_made_from_and_the_constant_below():
+    """The mutation makes a constant of what is in memory, on which the evicted one relies from then on."""
+    constant = torch.tensor(torch.linspace(0, 1, 64).tolist())
+    with dtrrun.budget("1GB", cost="model") as session:
+        for _ in range(3):
+            constant.add_(0.5)
+        expected = (constant * 2).exp().tolist()
+        between = constant * 2
+        made = between.exp()
+        assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(made))
+        before = sum(session.interposer.python_calls.values())
+        constant.add_(0.5)
+        assert sum(session.interposer.python_calls.values()) == before
+        del between
+        assert made.tolist() == expected
+
+
+def test_a_replay_of_the_fast_path_updates_no_statistics():
+    norm, x = nn.BatchNorm1d(32), torch.randn(64, 32)
+    with dtrrun.budget("1GB") as session:
+        made = [norm(x) for _ in range(3)]
+        statistics = [buffer.clone() for buffer in norm.buffers()]
+        assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(made[-1]))
+        assert torch.equal(made[-1], made[0])
+        assert session.report()["rematerializations"] >= 1
+        assert all(map(torch.equal, norm.buffers(), statistics))
 
 
 def test_constants_that_the_program_releases():

@@ -33,6 +33,19 @@ def test_geometries_and_types():
     check(program)
 
 
+def test_calls_that_differ_only_in_where_a_tensor_begins_or_in_its_type():
+    def program():
+        rows, kept = torch.arange(96.0).reshape(3, 32).sin(), []
+        for _ in range(3):
+            kept += [row.exp() for row in rows.unbind()]
+            for dtype in (torch.float32, torch.int32, torch.bfloat16, torch.float16, torch.int16):
+                values = (rows[1] * 99).to(dtype)
+                kept += [values, values.neg()]
+        return kept
+
+    check(program)
+
+
 def test_complex_numbers_and_lazy_conjugates():
     def program():
         kept = []

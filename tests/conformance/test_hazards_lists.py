@@ -1,11 +1,16 @@
 """In-place operators on lists of tensors, which have a fast path of their own (`native/lists.h`)."""
 
+from contextlib import nullcontext
+
+import numpy as np
 import pytest
 import torch
 from programs import batch, bits, chain, check, check_stress, mlp, plain, run_inside, train
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtrrun
 from dtrrun.runtime.dispatch.interposer import Interposer
+from tests.paths import budget
 
 
 class Taken:
@@ -170,6 +175,52 @@ def test_autograd_sees_the_writes(taken):
     assert taken
 
 
+class Above(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_writes_count_as_without_a_session(taken, slow):
+    """PyTorch counts them in the operators that those on lists call in turn; beneath a mode, it does not."""
+
+    def program():
+        seen = []
+        for context in (nullcontext(), Above()):
+            leaves = [one.requires_grad_() for one in constants()]
+            for many in (constants(), leaves, [one.sin() for one in constants()]):
+                for _ in range(4):
+                    with context, torch.no_grad():
+                        torch._foreach_mul_(many, 0.5)
+                    seen.append([one._version for one in many])
+        return seen
+
+    expected = program()
+    with budget("1GB", slow=slow):
+        assert program() == expected
+    assert bool(taken) is not slow
+
+
+def test_what_other_code_can_write_to_stays_so(taken):
+    """A parameter over an array is trusted as long as the array does not change."""
+    array = np.linspace(0, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
+    many = [torch.nn.Parameter(torch.from_numpy(array)), torch.nn.Parameter(torch.ones(64, 64))]
+    x = torch.ones(4, 64)
+    with dtrrun.budget("1GB") as session, torch.no_grad():
+        for _ in range(3):
+            torch._foreach_mul_(many, 0.5)
+        kept = x @ many[0]
+        torch._foreach_mul_(many, 0.5)
+        made = x @ many[0]
+        expected = made.tolist()
+        array[:] = 7
+        session.dtr.eviction.warn_only = True
+        session.set_budget(1)
+        assert made.tolist() == expected
+        assert len(kept)
+    assert len(taken) == 3
+
+
 def test_one_memory_many_times(taken):
     """Views of one storage, the same tensor twice, parts that overlap."""
 
@@ -229,6 +280,24 @@ def test_an_operator_that_fails_half_way(taken):
     assert taken
 
 
+def test_what_was_made_before_an_operator_failed_half_way(taken):
+    """It is in memory then, and would be recomputed from the new values when it is evicted later."""
+    many = constants()
+    right = constants()
+    wrong = [*right[:2], right[2].view(32, 64)]
+    with dtrrun.budget("1GB") as session:
+        for _ in range(3):
+            torch._foreach_add_(many, right)
+        made = many[0] * 2
+        expected = made.tolist()
+        with pytest.raises(RuntimeError):
+            torch._foreach_add_(many, wrong)
+        session.dtr.eviction.warn_only = True
+        session.set_budget(1)
+        assert made.tolist() == expected
+    assert len(taken) == 2
+
+
 def test_a_first_call_that_fails_has_no_cost(taken):
     with dtrrun.budget(None) as session:
         many, flat = constants(), [one.view(-1) for one in constants()]
@@ -255,6 +324,23 @@ def test_inference_mode(taken):
         return [one.clone() for one in inside], outside, chain(torch.randn(64, 64), 3)
 
     check_stress(program)
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_inference_tensors_outside_of_inference_mode(slow):
+    """PyTorch raises an error after it has written to the first of them."""
+
+    def program():
+        with torch.inference_mode():
+            many = constants()
+        for _ in range(4):
+            with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+                torch._foreach_mul_(many, 0.5)
+        return [one.tolist() for one in many]
+
+    expected = program()
+    with budget("1GB", slow=slow):
+        assert program() == expected
 
 
 def test_a_budget_that_changes(taken):

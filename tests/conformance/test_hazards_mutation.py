@@ -6,6 +6,7 @@ from programs import batch, chain, check, check_stress, living_nodes, mlp
 from torch import nn
 
 import dtrrun
+from dtrrun.core.mutation import CHAIN_LIMIT
 from dtrrun.runtime import operators
 
 
@@ -197,6 +198,37 @@ def test_uninitialised_memory_becomes_replayable_when_it_is_overwritten():
     report = check_stress(program)
     assert report["pinned_bytes"] <= 5 * 8192 + 4096, "only what is written in parts can't be replayed"
     check(program)
+
+
+def test_what_an_operator_overwrites_in_part_or_reads_itself():
+    """Their elements are as many as those of the memory, but some share a place."""
+
+    def program():
+        kept = []
+        for _ in range(4):
+            whole = torch.arange(64.0).sin()
+            whole.as_strided((8, 8), (1, 1)).fill_(7)
+            square = torch.arange(64.0).cos().view(8, 8)
+            square.copy_(square.as_strided((8, 8), (1, 1)))
+            kept += [whole, square]
+        return kept
+
+    check_stress(program)
+
+
+def test_a_recipe_has_so_many_mutations_at_most():
+    with dtrrun.budget("1GB") as session:
+        total = torch.ones(64) * 2
+        longest = 0
+        for _ in range(3 * CHAIN_LIMIT):
+            total.add_(1)
+            version = session.slow_path.version_of(total)
+            length = 0
+            while version.operation is not None and version.operation.inputs:
+                [version] = version.operation.inputs
+                length += 1
+            longest = max(length, longest)
+        assert longest == CHAIN_LIMIT + 1  # with the product
 
 
 def test_weights_change_while_what_they_made_is_evicted():

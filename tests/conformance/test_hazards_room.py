@@ -1,6 +1,7 @@
 """Room in the budget for operators that several threads run at once."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -82,6 +83,88 @@ def test_who_finds_no_room_waits_for_the_others(meet):
         assert in_threads(2, work) == []
         assert session.report()["peak_bytes"] <= 3 * UNIT + UNIT // 2
     assert results[0].sum().item() == 2 * len(results[0])
+
+
+def while_under_way(barrier, work, during):
+    """Run `during` here, while another thread is inside of `meet` in `work`."""
+    under_way, may_end = threading.Event(), threading.Event()
+
+    class Announced(threading.Barrier):
+        def wait(self, timeout=None):
+            under_way.set()
+            return may_end.wait(20)
+
+    barrier[0] = Announced(1)
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert under_way.wait(20)
+    try:
+        during()
+    finally:
+        may_end.set()
+        thread.join()
+
+
+def test_on_the_fast_path_room_that_another_has_been_promised_is_none(meet):
+    barrier, operator = meet
+    with dtrrun.budget(4 * UNIT + UNIT // 2) as session:
+        one, results = torch.ones(1), []
+        assert in_threads(1, lambda _: one + 1) == []
+        kept = [torch.full((UNIT // 4,), place + 1.0) for place in range(3)]
+        before = dict(session.interposer.python_calls)
+        while_under_way(
+            barrier,
+            lambda: results.append(operator(one)),
+            lambda: kept.append(torch.full((UNIT // 4,), 4.0)),
+        )
+        assert session.interposer.python_calls["aten.full"] == before["aten.full"]
+        assert session.report()["peak_bytes"] <= 4 * UNIT + UNIT // 2
+        assert session.report()["evictions"] == 1
+    assert [tensor[0].item() for tensor in kept] == [1, 2, 3, 4]
+
+
+def test_what_another_thread_uses_stays_when_it_is_written_to(meet):
+    barrier, operator = meet
+    with dtrrun.budget("1GB") as session:
+        assert in_threads(1, lambda _: torch.ones(1) + 1) == []
+        written = [torch.full((UNIT // 4,), 1.0).add_(1) for _ in range(3)][-1]
+        evicted = []
+
+        def during():
+            written.add_(1)
+            evicted.append(session.dtr.eviction.evict_if_possible(session.slow_path.version_of(written)))
+
+        while_under_way(barrier, lambda: operator(written[:1]), during)
+    assert evicted == [False]
+    assert written.sum() == 3 * UNIT // 4
+
+
+def test_a_kernel_of_the_fast_path_keeps_its_room_and_tells_when_it_has_ended(monkeypatch):
+    """Who waits for room is told: there is none to be had before that."""
+    monkeypatch.setattr("dtrrun.runtime.dispatch.slow_path.PATIENCE_SECONDS", 5.0)
+    side = 512
+    each = 4 * side * side
+    seen = []
+    with dtrrun.budget(13 * each // 4) as session:
+        assert in_threads(1, lambda _: torch.ones(1) + 1) == []
+        torch.full((side, side), 0.5) @ torch.full((side, side), 0.5)
+        for _ in range(100):  # the kernel may have ended before anybody looks
+            factor = torch.full((side, side), 0.5)
+            thread = threading.Thread(target=torch.mm, args=(factor, factor))
+            thread.start()
+            while thread.is_alive() and not seen:
+                with session.slow_path.lock:  # without which it cannot give its room back
+                    if session.ledger.reserved:
+                        seen.append(session.ledger.reserved_bytes)
+                        other = torch.full((2 * side, side), 2.0)  # waits
+                time.sleep(1e-4)
+            thread.join()
+            del factor
+            if seen:
+                break
+        assert seen == [each]
+        assert session.report()["peak_bytes"] <= 13 * each // 4
+    assert other.sum() == 4 * side * side
 
 
 def test_threads_of_torchscript_take_no_short_cut():

@@ -69,6 +69,38 @@ def test_how_long_a_range_is_depends_on_numbers():
         assert session.report()["peak_bytes"] <= 1200 * KB
 
 
+@pytest.mark.parametrize("others", [2, 0])
+def test_how_much_numbers_take_depends_on_the_default_dtype(others):
+    """others: calls of the same kind before."""
+    with dtrrun.budget(3_300 * KB) as session:
+        integers = torch.full((N,), 7, dtype=torch.int32)
+        for _ in range(others):
+            integers / 2
+        kept = [torch.full((N,), 1.5)]
+        torch.set_default_dtype(torch.float64)
+        try:
+            kept.append(integers / 2)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert kept[-1].dtype == torch.float64
+        assert session.report()["peak_bytes"] <= 3_300 * KB
+        assert session.report()["evictions"] == 1
+
+
+def test_a_tensor_without_dimensions_decides_less_on_a_type():
+    """What is known of first calls with one is not known of those with a vector."""
+    with dtrrun.budget(3_200 * KB, cost="model") as session:
+        halves = torch.full((N,), 1.5, dtype=torch.float16)
+        number, vector = torch.tensor(2.0, dtype=torch.float64), torch.tensor([2.0], dtype=torch.float64)
+        for size in (3, 4):
+            assert (halves[:size] * number).dtype == torch.float16
+        kept = [torch.full((N,), 2.0)]
+        kept.append(halves * vector)
+        assert kept[-1].dtype == torch.float64
+        assert session.report()["peak_bytes"] <= 3_200 * KB
+        assert session.report()["evictions"] == 1
+
+
 READS = {
     "item": lambda x: x[0].item(),
     "float": lambda x: float(x[1]),

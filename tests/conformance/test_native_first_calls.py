@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from faults import check_accounts
+from programs import in_memory
 from torch import nn
 from torch.nn import functional as F
 
@@ -237,7 +238,7 @@ IMPOSSIBLE = {
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_what_no_memory_holds_is_an_error_of_pytorchs(name):
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError) as alone:
         IMPOSSIBLE[name]()
     with dtrrun.budget("100MB") as session:
         torch.empty(3), torch.zeros(3, 3), torch.ones(3), torch.arange(-3, 3), torch.ones(3).exp()
@@ -246,8 +247,9 @@ def test_what_no_memory_holds_is_an_error_of_pytorchs(name):
             F.conv2d(fill(1, 2, 5, 5), fill(2, 2, 3, 3)),
             F.max_pool2d(fill(1, 2, 5, 5), 3),
         )
-        with pytest.raises(RuntimeError):
+        with pytest.raises(RuntimeError) as inside:
             IMPOSSIBLE[name]()
+        assert (inside.type, str(inside.value)) == (alone.type, str(alone.value))
         check_accounts(session)
 
 
@@ -259,13 +261,36 @@ def test_a_formula_that_does_not_fit_is_not_used_again():
             session.interposer.formula_of = lambda func: (
                 "elementwise" if "repeat" in str(func) else make(func)
             )
-            for size in (3, 4, 5):
-                made = torch.ones(size).repeat(2)
+            for size, times in ((3, 2), (4, 1), (5, 2)):  # it would fit the second one
+                made = torch.ones(size).repeat(times)
         finally:
             del session.interposer.formula_of
         assert torch.equal(made, torch.ones(10))
         assert session.interposer.python_calls["aten.repeat"] == 3
         check_accounts(session)
+
+
+@pytest.mark.parametrize("budget", ["1GB", 3_300_000])
+def test_what_is_larger_than_a_formula_says_is_corrected_and_made_room_for(budget):
+    """Room is made afterwards, so that the next operator finds it."""
+    with dtrrun.budget(budget, cost="model") as session:
+        make = session.interposer.formula_of
+        try:
+            session.interposer.formula_of = lambda func: (
+                "elementwise" if "repeat" in str(func) else make(func)
+            )
+            torch.ones(3).repeat(1)  # fits it
+            others, x = torch.full((250_000,), 2.0), torch.full((250_000,), 1.0)
+            made = x.repeat(2)
+        finally:
+            del session.interposer.formula_of
+        assert session.interposer.python_calls["aten.repeat"] == 1
+        [known] = [one for one in session.slow_path.signatures.all() if one.output_bytes >= 2_000_000]
+        assert (known.operator.name, known.output_bytes, known.guessed) == ("aten.repeat", 2_000_000, False)
+        assert session.ledger.resident_bytes <= session.ledger.limit
+        assert in_memory(others) == (budget == "1GB")
+        check_accounts(session)
+    assert made.sum() == 500_000
 
 
 def multiply(x):

@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 from faults import check_accounts
-from programs import assert_same, batch, plain, run_inside, train
+from programs import assert_same, batch, in_memory, plain, run_inside, train
 
 import dtrrun
 from dtrrun.core.rematerialize import Rematerializer
@@ -213,15 +213,114 @@ def test_what_was_recomputed_beside_the_target_is_kept_to_a_share():
         check_accounts(session)
 
 
-def test_outputs_that_are_there_are_left_alone():
+@pytest.mark.parametrize("calls", [1, 3])
+def test_outputs_that_are_there_are_left_alone(calls):
+    """Of the first call, which is Python's, and of a later one."""
     foot = tensor()
     expected = foot.sort(1)
     with dtrrun.budget(64 * MIB) as session:
-        values, indices = foot.sort(1)
+        for _ in range(calls):
+            values, indices = foot.sort(1)
         address = torch._C.TensorBase.data_ptr(indices)
         evict_all(session, [values])
         assert torch.equal(values, expected.values)
         assert torch._C.TensorBase.data_ptr(indices) == address
+        check_accounts(session)
+
+
+@pytest.mark.parametrize("needed", ["both", "one"])
+def test_an_operation_with_two_results_runs_once_for_what_needs_them(needed):
+    foot = tensor()
+    values, indices = foot.sort(1)
+    expected = values.gather(1, indices) if needed == "both" else values * 2
+    with dtrrun.budget(64 * MIB, cost="model") as session:
+        for _ in range(3):
+            values, indices = foot.sort(1)
+            made = values.gather(1, indices) if needed == "both" else values * 2
+            other = indices + 1  # so that its recipe has both
+            del values, indices
+        evict_all(session, [made, other])
+        assert torch.equal(made, expected)
+        assert session.dtr.rematerializer.by_operator["aten.sort"][0] == 1
+        others = [version.operation.signature.operator.name for version in session.ledger.scratch.values()]
+        assert others == (["aten.sort"] if needed == "both" else []), "what another recipe reads may stay"
+
+
+@pytest.mark.parametrize("view", ["view", "detach"])
+def test_a_view_is_a_use_of_what_it_shows_unless_it_is_for_autograd_alone(view):
+    with dtrrun.budget("1GB") as session:
+        made = tensor().tanh()
+        for _ in range(2):
+            made.view(-1), made.detach()
+        evict_all(session, [made])
+        getattr(made, view)(*([-1] if view == "view" else []))
+        assert in_memory(made) == (view == "view")
+
+
+@pytest.mark.parametrize("mutated", [False, True])
+def test_room_is_made_for_what_a_replay_makes_and_copies(mutated):
+    foot = tensor()
+    expected = foot.tanh() * (2 if mutated else 1)
+    limit = (3 if mutated else 2) * MIB + MIB // 2
+    with dtrrun.budget(64 * MIB, cost="model") as session:
+        for _ in range(3):
+            made = foot.tanh()
+            reader = made.exp()  # so that the old version is copied
+            if mutated:
+                made.mul_(2)
+            other = foot.sigmoid()
+        evict_all(session, [made, reader])
+        session.set_budget(limit)
+        session.ledger.peak_bytes = session.ledger.step_peak_bytes = 0
+        made.view(-1)
+        assert MIB < session.ledger.peak_bytes <= limit
+        assert not in_memory(other)
+        check_accounts(session)
+    assert torch.equal(made, expected)
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_mutation_that_runs_again_takes_a_memory_that_nothing_else_reads(read):
+    foot = tensor()
+    expected = foot.tanh()
+    with dtrrun.budget(64 * MIB, cost="model") as session:
+        for _ in range(3):
+            made = foot.tanh()
+            reader = made.exp() if read else foot.sigmoid()
+            made.mul_(2)
+        evict_all(session, [made, reader])
+        session.ledger.peak_bytes = session.ledger.step_peak_bytes = 0
+        made.view(-1)
+        assert session.ledger.peak_bytes == (3 if read else 2) * MIB
+        check_accounts(session)
+        reader.view(-1)
+        assert session.dtr.rematerializer.by_operator["aten.tanh"][0] == 1
+        check_accounts(session)
+    assert torch.equal(made, expected * 2)
+    assert torch.equal(reader, expected.exp() if read else foot.sigmoid())
+
+
+def test_what_a_replay_makes_in_vain_is_part_of_the_peak():
+    foot = tensor()
+    with dtrrun.budget(64 * MIB, cost="model") as session:
+        for _ in range(3):
+            made = foot.sort(1)[0] * 2
+        evict_all(session, [made])
+        session.ledger.peak_bytes = session.ledger.step_peak_bytes = 0
+        made.view(-1)
+        assert session.ledger.peak_bytes == 4 * MIB  # with the indices
+
+
+def test_a_replay_that_makes_other_bytes_gives_them_to_nobody():
+    with dtrrun.budget("1GB", cost="model") as session:
+        made = [torch.ones(64) * 2 for _ in range(3)][-1]
+        evict_all(session, [made])
+        version = session.slow_path.version_of(made)
+        version.nbytes += 64
+        with pytest.raises(AssertionError, match="mul, run again, made 256 bytes in place of 320"):
+            made.sum()
+        version.nbytes -= 64
+        assert made.sum() == 128
         check_accounts(session)
 
 

@@ -207,20 +207,6 @@ def learn(signature: Signature, operator: Operator, nbytes: int, *, lower: bool)
         signature.output_bytes = nbytes
 
 
-def autograd_versions(call: TensorCall) -> list[tuple[torch.Tensor, int]]:
-    """Return the tensors that a call will write to, with autograd's version counters."""
-    written = [call.tensors[hole] for holes in call.written.values() for hole in holes]
-    # Tensors made in inference mode have no version counter.
-    return [(tensor, tensor._version) for tensor in written if not tensor.is_inference()]
-
-
-def count_writes(before: list[tuple[torch.Tensor, int]]) -> None:
-    """Count the writes that PyTorch has not counted; otherwise a backward pass would miss a lost value."""
-    torch.autograd.graph.increment_version(
-        [tensor for tensor, version in before if tensor._version == version]
-    )
-
-
 def is_number(tensor: torch.Tensor) -> bool:
     """Return whether a copy of a tensor on the CPU is as good as itself: one real element, and no mark.
 

@@ -33,7 +33,7 @@ from dtrrun.runtime.dispatch.arguments import (
     parts_of,
 )
 from dtrrun.runtime.dispatch.bodies import Body, has_python_kernel
-from dtrrun.runtime.dispatch.call import TensorCall, autograd_versions, count_writes, learn
+from dtrrun.runtime.dispatch.call import TensorCall, learn
 from dtrrun.runtime.dispatch.outputs import new_storages
 from dtrrun.runtime.dispatch.signatures import Signatures, list_key
 from dtrrun.runtime.errors import BudgetError
@@ -213,7 +213,6 @@ class SlowPath:
     def _perform(self, call: TensorCall, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run the kernel of a call that is admitted, and enter what it has made."""
         operator = call.operator
-        counted = autograd_versions(call) if operator.unversioned else None
         timed = self.device is None and call.signature.calls < Signature.SETTLED
         before = contention.usage() if timed else None
         call.started = now_ns()
@@ -221,8 +220,6 @@ class SlowPath:
         call.ended = now_ns()
         cost = call.ended - call.started
         own = contention.own_ns(cost, before)
-        if counted:
-            count_writes(counted)
         with self.lock:
             drawn = call.rng is not None and operator.foreign and self.shared
             drawn = drawn and rng.moved(call.rng)
