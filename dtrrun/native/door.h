@@ -711,17 +711,20 @@ class Door {
     }
     if (!has_recipe(call)) return true;
     Ref tensors;
-    size_t first_read = 0;
+    bool repeats = reads_twice(call.inputs);
     if (call.overwrites) {
       tensors = checked(PyObject_CallMethod(mode_.get(), "overwriting", "(O)", as_tuple(call.inputs).get()));
       call.target = std::move(call.inputs[0]);
-      first_read = 1;
+    } else if (repeats) {
+      tensors = as_tuple(call.inputs);
     }
-    call.maker = blank_operation((call.inputs.size() - first_read) * sizeof(PyObject*) + Recipe::nbytes(call.count));
+    call.maker = blank_operation(call.inputs.size() * sizeof(PyObject*) + Recipe::nbytes(call.count));
     OperationObject* maker = as_operation(call.maker.get());
     maker->signature = Ref::copy(found).release();
     maker->tensors = tensors.release();
-    for (size_t i = first_read; i < call.inputs.size(); i++) maker->reads()[maker->count++] = call.inputs[i].release();
+    std::unordered_set<PyObject*> read;
+    for (size_t i = call.overwrites ? 1 : 0; i < call.inputs.size(); i++)
+      if (!repeats || read.insert(call.inputs[i].get()).second) maker->reads()[maker->count++] = call.inputs[i].release();
     call.inputs.clear();
     auto* place_behind = maker->reads() + maker->count;
     auto* recipe = new (place_behind) Recipe(call.op, facts.enumerations, func, call.state.get(), call.count);
@@ -733,6 +736,14 @@ class Door {
     for (auto& [place, given] : call.gaps) recipe->values()[place] = std::move(given);
     recipe->rng = Ref::copy(call.rng.get());
     return true;
+  }
+
+  // Whether some version is among these more than once, as in `x * x`. It is locked, and counts as read, only once.
+  static bool reads_twice(const c10::SmallVector<Ref, 6>& versions) {
+    c10::SmallVector<PyObject*, 6> sorted;
+    for (const Ref& one : versions) sorted.push_back(one.get());
+    std::sort(sorted.begin(), sorted.end());
+    return std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
   }
 
   // Whether what the call makes, or writes to, can be computed again.
@@ -998,10 +1009,10 @@ class Door {
     c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
     const Recipe& recipe = *operation.recipe(call.maker.get());
     Ref recorded = as_sequence(recipe), result = results(call.op.schema(), *call.stack);
-    Ref inputs = attribute(call.maker.get(), "inputs");
+    Ref tensors = attribute(call.maker.get(), "tensors");
     checked(PyObject_CallMethod(slow_path_.get(), "enter", "OOOOOOOOO", result.get(), call.facts.func.get(),
                                 call.facts.operator_.get(), found, PyTuple_GET_ITEM(recorded.get(), 1),
-                                PyTuple_GET_ITEM(recorded.get(), 2), inputs.get(), call.state.get(),
+                                PyTuple_GET_ITEM(recorded.get(), 2), tensors.get(), call.state.get(),
                                 call.rng ? call.rng.get() : Py_None));
   }
 
