@@ -669,14 +669,10 @@ class Door {
     const at::Tensor& tensor = call.argument(call.facts.written).toTensor();
     if (is_in_use(target) || (call.facts.makes_tensors && version.operation.is_none(target))) return false;
     call.targets.push_back(target);
-    call.overwrites = call.facts.overwrites && !call.settles;
-    if (call.overwrites && !may_overwrite(tensor, call)) {
-      bool whole_storage = tensor.nbytes() == tensor.storage().nbytes();
-      if (!version.operation.is_none(target) || (whole_storage && !is_sticky(target))) return false;
-      call.overwrites = false;  // a part of a constant, or one that stays a constant: without a recipe
-    }
-    if (version.operation.is_none(target)) return version.needed_by.is_none(target);
-    return may_be_recorded(target, tensor);
+    bool constant = version.operation.is_none(target);
+    bool stays = call.settles || (constant && is_sticky(target));
+    call.overwrites = call.facts.overwrites && !stays && overwrites_all(tensor, call);
+    return constant ? version.needed_by.is_none(target) : may_be_recorded(target, tensor);
   }
   // The same for one that writes to a list of them, which all can be recomputed.
   bool find_targets(Call& call) {
@@ -913,15 +909,13 @@ class Door {
     }
   }
 
-  // Whether all of this tensor's storage is its elements, so that overwriting them leaves nothing of what it held.
-  bool may_overwrite(const at::Tensor& tensor, const Call& call) {
+  // Whether overwriting this tensor leaves nothing of what its storage held, which no other argument of the call has
+  // (`TensorCall.overwrites`).
+  static bool overwrites_all(const at::Tensor& tensor, const Call& call) {
     PyObject* target = call.inputs[0].get();
     for (size_t i = 1; i < call.inputs.size(); i++)
       if (call.inputs[i].get() == target) return false;
-    if (is_leaf(tensor)) return false;
-    if (!tensor.is_contiguous() || tensor.nbytes() != tensor.storage().nbytes()) return false;
-    if (!version.operation.is_none(target)) return true;
-    return !is_sticky(target) && !version.used.is_true(target);
+    return tensor.nbytes() == tensor.storage().nbytes() && tensor.is_non_overlapping_and_dense();
   }
 
   // Whether a constant remains one when all of it is overwritten.
