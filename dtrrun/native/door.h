@@ -703,7 +703,8 @@ class Door {
     if (facts.random && (has_recipe(call) || !device.is_cpu())) {  // a GPU may find no memory, and draw again
       int64_t drawn = signature.output_bytes.number(call.signature.get());
       for (PyObject* target : call.targets) drawn += version.nbytes.number(target);
-      call.rng = checked(PyObject_CallMethod(mode_.get(), "capture", "L", static_cast<long long>(drawn)));
+      Ref generator = generator_of(call);
+      call.rng = checked(PyObject_CallMethod(mode_.get(), "capture", "LO", static_cast<long long>(drawn), generator.get()));
     }
     if (!has_recipe(call)) return true;
     Ref tensors;
@@ -732,6 +733,13 @@ class Door {
     for (auto& [place, given] : call.gaps) recipe->values()[place] = std::move(given);
     recipe->rng = Ref::copy(call.rng.get());
     return true;
+  }
+
+  // The generator that a call was given, or None.
+  static Ref generator_of(const Call& call) {
+    for (size_t place = 0; place < call.count; place++)
+      if (call.argument(place).isGenerator()) return to_python(call.argument(place), Enumeration::NONE);
+    return Ref::copy(Py_None);
   }
 
   // Whether some version is among these more than once, as in `x * x`. It is locked, and counts as read, only once.

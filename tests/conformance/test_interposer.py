@@ -482,6 +482,36 @@ def test_what_is_overwritten_stays_out_of_python(name):
     assert natively == inside(in_python=True)[0]
 
 
+def test_draws_from_a_generator_stay_out_of_python():
+    """And they are drawn again from the state that it had."""
+
+    def program(evict):
+        generators = [torch.Generator().manual_seed(seed) for seed in range(2)]
+        seen = []
+        for step in range(20):
+            one = generators[step % 3 == 0]
+            drawn = torch.randn(3, 4, generator=one) + torch.randint(5, (3, 1), generator=one)
+            drawn[:, 1].normal_(generator=one)
+            seen.append(drawn * torch.empty(4).uniform_(generator=generators[0]))
+        evict()
+        return [*seen, *(one.get_state() for one in generators)]
+
+    plain = program(lambda: None)
+    with dtrrun.budget(None, cost="model") as session:
+
+        def evict():
+            session.ledger.begin_pressure()
+            for one in session.ledger.versions.values():
+                session.dtr.eviction.evict_if_possible(one)
+
+        found = program(evict)
+        assert all(map(torch.equal, found, plain))
+        assert session.report()["rematerializations"] >= 20
+        in_python = session.interposer.python_calls
+    drawing = {"aten.randn", "aten.randint", "aten.normal_", "aten.uniform_"}
+    assert {one: in_python[one] for one in drawing & in_python.keys()} == {"aten.randn": 1, "aten.randint": 1}
+
+
 def test_what_was_computed_from_a_constant_is_rescued_before_a_part_of_it_changes():
     def program(evict):
         state = torch.tensor([1.0, 2.0, 3.0, 4.0])
