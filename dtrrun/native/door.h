@@ -662,14 +662,10 @@ class Door {
     const at::Tensor& tensor = call.argument(call.facts.written).toTensor();
     if (is_in_use(target) || (call.facts.makes_tensors && version.operation.is_none(target))) return false;
     call.targets.push_back(target);
-    call.overwrites = call.facts.overwrites && !call.settles;
-    if (call.overwrites && !may_overwrite(tensor, call)) {
-      bool whole_storage = tensor.nbytes() == tensor.storage().nbytes();
-      if (!version.operation.is_none(target) || (whole_storage && !is_sticky(target))) return false;
-      call.overwrites = false;  // a part of a constant, or one that stays a constant: without a recipe
-    }
-    if (version.operation.is_none(target)) return version.needed_by.is_none(target);
-    return may_be_recorded(target, tensor);
+    bool constant = version.operation.is_none(target);
+    bool stays = call.settles || (constant && is_sticky(target));
+    call.overwrites = call.facts.overwrites && !stays && overwrites_all(tensor, call);
+    return constant ? version.needed_by.is_none(target) : may_be_recorded(target, tensor);
   }
   // The same for one that writes to a list of them, which all can be recomputed.
   bool find_targets(Call& call) {
@@ -700,21 +696,28 @@ class Door {
     if (facts.random && (has_recipe(call) || !device.is_cpu())) {  // a GPU may find no memory, and draw again
       int64_t drawn = signature.output_bytes.number(call.signature.get());
       for (PyObject* target : call.targets) drawn += version.nbytes.number(target);
-      call.rng = checked(PyObject_CallMethod(mode_.get(), "capture", "L", static_cast<long long>(drawn)));
+      Ref generator = generator_of(call);
+      call.rng = checked(PyObject_CallMethod(mode_.get(), "capture", "LO", static_cast<long long>(drawn), generator.get()));
     }
     if (!has_recipe(call)) return true;
     Ref tensors;
-    size_t first_read = 0;
+    bool repeats = reads_twice(call.inputs);
     if (call.overwrites) {
       tensors = checked(PyObject_CallMethod(mode_.get(), "overwriting", "(O)", as_tuple(call.inputs).get()));
       call.target = std::move(call.inputs[0]);
-      first_read = 1;
+    } else if (repeats) {
+      tensors = as_tuple(call.inputs);
     }
+    size_t first_read = call.overwrites ? 1 : 0;
     call.maker = blank_recorded_operation(call.inputs.size() - first_read, call.count);
     OperationObject* maker = as_operation(call.maker.get());
     maker->signature = Ref::copy(found).release();
     maker->tensors = tensors.release();
-    for (size_t i = first_read; i < call.inputs.size(); i++) maker->operation.reads[maker->operation.count++] = node_of(call.inputs[i].release());
+    std::unordered_set<PyObject*> read;
+    for (size_t i = first_read; i < call.inputs.size(); i++) {
+      if (repeats && !read.insert(call.inputs[i].get()).second) continue;
+      maker->operation.reads[maker->operation.count++] = node_of(call.inputs[i].release());
+    }
     call.inputs.clear();
     auto* recipe = new (maker->operation.end()) Recipe(call.op, facts.enumerations, func, call.state.get(), call.count);
     maker->has_recipe = true;
@@ -725,6 +728,21 @@ class Door {
     for (auto& [place, given] : call.gaps) recipe->values()[place] = std::move(given);
     recipe->rng = Ref::copy(call.rng.get());
     return true;
+  }
+
+  // The generator that a call was given, or None.
+  static Ref generator_of(const Call& call) {
+    for (size_t place = 0; place < call.count; place++)
+      if (call.argument(place).isGenerator()) return to_python(call.argument(place), Enumeration::NONE);
+    return Ref::copy(Py_None);
+  }
+
+  // Whether some version is among these more than once, as in `x * x`. It is locked, and counts as read, only once.
+  static bool reads_twice(const c10::SmallVector<Ref, 6>& versions) {
+    c10::SmallVector<PyObject*, 6> sorted;
+    for (const Ref& one : versions) sorted.push_back(one.get());
+    std::sort(sorted.begin(), sorted.end());
+    return std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
   }
 
   // Whether what the call makes, or writes to, can be computed again.
@@ -890,15 +908,13 @@ class Door {
     }
   }
 
-  // Whether all of this tensor's storage is its elements, so that overwriting them leaves nothing of what it held.
-  bool may_overwrite(const at::Tensor& tensor, const Call& call) {
+  // Whether overwriting this tensor leaves nothing of what its storage held, which no other argument of the call has
+  // (`TensorCall.overwrites`).
+  static bool overwrites_all(const at::Tensor& tensor, const Call& call) {
     PyObject* target = call.inputs[0].get();
     for (size_t i = 1; i < call.inputs.size(); i++)
       if (call.inputs[i].get() == target) return false;
-    if (is_leaf(tensor)) return false;
-    if (!tensor.is_contiguous() || tensor.nbytes() != tensor.storage().nbytes()) return false;
-    if (!version.operation.is_none(target)) return true;
-    return !is_sticky(target) && !version.used.is_true(target);
+    return tensor.nbytes() == tensor.storage().nbytes() && tensor.is_non_overlapping_and_dense();
   }
 
   // Whether a constant remains one when all of it is overwritten.
@@ -986,10 +1002,10 @@ class Door {
     c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
     const Recipe& recipe = *recipe_of(call.maker.get());
     Ref recorded = as_sequence(recipe), result = results(call.op.schema(), *call.stack);
-    Ref inputs = attribute(call.maker.get(), "inputs");
+    Ref tensors = attribute(call.maker.get(), "tensors");
     checked(PyObject_CallMethod(slow_path_.get(), "enter", "OOOOOOOOO", result.get(), call.facts.func.get(),
                                 call.facts.operator_.get(), found, PyTuple_GET_ITEM(recorded.get(), 1),
-                                PyTuple_GET_ITEM(recorded.get(), 2), inputs.get(), call.state.get(),
+                                PyTuple_GET_ITEM(recorded.get(), 2), tensors.get(), call.state.get(),
                                 call.rng ? call.rng.get() : Py_None));
   }
 

@@ -112,8 +112,8 @@ class Replays {
     Facts& facts = *known;
     PyObject* found = operation.signature.get(maker);
     auto geometries = geometries_of(found);
-    size_t count = static_cast<size_t>(inputs.size()) + blank.has_value();
-    if (geometries == nullptr || geometries->size() != count) return End::FOR_PYTHON;
+    Sources sources(inputs, operation.tensors.get(maker));
+    if (geometries == nullptr || geometries->size() != sources.size()) return End::FOR_PYTHON;
     for (PyObject* source : inputs)
       if (version.escaped.is_true(source)) return End::FOR_PYTHON;
     PyObject* state = ambient_.read(facts.family.get(), facts.state, facts.general);
@@ -122,7 +122,6 @@ class Replays {
       if (equal < 0) raise();
       if (equal == 0) return End::FOR_PYTHON;
     }
-    Sources sources(inputs, blank.has_value());
     auto uses = uses_of(maker, sources);
     bool allocates = std::any_of(uses.begin(), uses.end(), [](Use use) { return use == Use::COPY || use == Use::BLANK; });
     if (!device_.is_cpu() && (allocates || recipe.rng)) return End::FOR_PYTHON;
@@ -134,7 +133,7 @@ class Replays {
 
     int64_t began = evictions_.decision_observers.start();
     c10::SmallVector<Ref, 1> taken;  // the old versions whose memory is written to
-    c10::SmallVector<c10::Storage, 4> targets(count);
+    c10::SmallVector<c10::Storage, 4> targets(sources.size());
     Stack stack = arguments(recipe, *geometries, sources, uses, blank, targets, taken);
     int64_t started = now_ns();
     try {
@@ -169,7 +168,8 @@ class Replays {
     // tensors: `Operation.tensors`, or None.
     static std::optional<Blank> of(PyObject* tensors) {
       if (tensors == Py_None) return std::nullopt;
-      PyObject* first = PyList_GET_ITEM(tensors, 0);
+      PyObject* first = Items(tensors)[0];
+      if (Py_TYPE(first) == version_type) return std::nullopt;
       return Blank{attribute_number(first, "nbytes"), attribute_number(first, "size")};
     }
   };
@@ -177,13 +177,20 @@ class Replays {
   // The versions of an operation's tensors, by place: null for what is overwritten.
   class Sources {
    public:
-    Sources(const Reads& inputs, bool blank) : inputs_(inputs), blank_(blank) {}
-    size_t size() const { return static_cast<size_t>(inputs_.size()) + blank_; }
-    PyObject* operator[](size_t place) const { return blank_ && place == 0 ? nullptr : inputs_[place - blank_]; }
+    // tensors: `Operation.tensors`, or None, if they are the inputs.
+    Sources(const Reads& inputs, PyObject* tensors)
+        : inputs_(inputs), tensors_(tensors == Py_None ? Items() : Items(tensors)), are_inputs_(tensors == Py_None) {}
+    size_t size() const { return static_cast<size_t>(are_inputs_ ? inputs_.size() : tensors_.size()); }
+    PyObject* operator[](size_t place) const {
+      auto at = static_cast<Py_ssize_t>(place);
+      PyObject* one = are_inputs_ ? inputs_[at] : tensors_[at];
+      return Py_TYPE(one) == version_type ? one : nullptr;
+    }
 
    private:
-    const Reads& inputs_;
-    bool blank_;
+    Reads inputs_;
+    Items tensors_;
+    bool are_inputs_;
   };
 
   // While a random operator draws what it drew when it first ran (`runtime/rng.py`).

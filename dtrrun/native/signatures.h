@@ -53,6 +53,8 @@ class Key {
       const std::string& text = value.toStringRef();
       add(STRING | text.size() << 8);
       for (char letter : text) add(static_cast<uint64_t>(letter));
+    } else if (value.isGenerator()) {
+      add(GENERATOR);
     } else if (value.isList()) {  // of numbers: those of an optimizer's step
       auto items = value.toListRef();
       for (const IValue& item : items)
@@ -85,7 +87,7 @@ class Key {
   size_t size() const { return size_; }
 
  private:
-  enum : uint64_t { NONE = 1, INT, BOOL, DOUBLE, COMPLEX, INTS, BOOLS, DOUBLES, DEVICE, STRING, TENSOR, TENSORS };
+  enum : uint64_t { NONE = 1, INT, BOOL, DOUBLE, COMPLEX, INTS, BOOLS, DOUBLES, DEVICE, STRING, GENERATOR, TENSOR, TENSORS };
   uint64_t* room_for(size_t more) {
     if (size_ + more > words_.size()) words_.resize(2 * (size_ + more));
     return words_.data() + std::exchange(size_, size_ + more);

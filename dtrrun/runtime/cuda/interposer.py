@@ -93,7 +93,10 @@ class CudaInterposer(Interposer):
         """A call is about to need a workspace, which the allocator has refused."""
         self.device.operators.provide(signature, refusal)
 
-    def capture(self, nbytes: int) -> Any:
-        """Return the state of the generator from which an operator is about to draw `nbytes` bytes."""
+    def capture(self, nbytes: int, generator: torch.Generator | None) -> Any:
+        """Return the state of the generator from which an operator is about to draw `nbytes` bytes.
+
+        generator: the one that it was given.
+        """
         assert self._place is not None
-        return rng.capture(self._place, None, nbytes)
+        return rng.capture(self._place, generator, nbytes)

@@ -159,9 +159,12 @@ class Interposer:
         """A call with several results has made `nbytes` bytes."""
         learn(signature, operator, nbytes, lower=signature.guessed)
 
-    def capture(self, nbytes: int) -> Any:
-        """Return the state of the generator from which an operator is about to draw `nbytes` bytes."""
-        return rng.capture(CPU, None, nbytes)
+    def capture(self, nbytes: int, generator: torch.Generator | None) -> Any:
+        """Return the state of the generator from which an operator is about to draw `nbytes` bytes.
+
+        generator: the one that it was given.
+        """
+        return rng.capture(CPU, generator, nbytes)
 
     @staticmethod
     def replaying(captured: rng.Captured) -> rng.replaying:

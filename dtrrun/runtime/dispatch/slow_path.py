@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from dtrrun.core.dtr import DTR
-from dtrrun.core.graph import Operation, Signature, Version, together
+from dtrrun.core.graph import Operation, Signature, Version, distinct, together
 from dtrrun.core.locks import Locks
 from dtrrun.core.operator import Output
 from dtrrun.runtime import contention, rng
@@ -562,11 +562,14 @@ class SlowPath:
         signature: Signature,
         template: list[Any],
         kwargs: dict[str, Any] | None,
-        inputs: list[Version],
+        versions: list[Version],
         state: State,
         rng: Any = None,
     ) -> None:
-        """Enter outputs of the fast path other than a single plain tensor. rng: as `TensorCall.rng`."""
+        """Enter outputs of the fast path other than a single plain tensor.
+
+        versions: those of the call's tensors. rng: as `TensorCall.rng`.
+        """
         if type(result) in (tuple, list) and self.ledger.fingerprints is None and not operator.takes_storage:
             try:
                 storages = [storage_of(tensor) for tensor in result if tensor is not None]
@@ -576,16 +579,16 @@ class SlowPath:
             # On a GPU, states of generators are on the host.
             if storages and (self.device is None or all(device_type_of(one) == ours for one in storages)):
                 recorded = func, template, kwargs, rng, state, ()
-                operation = self.ledger.graph.new_operation(recorded, signature, inputs, inputs)
+                operation = self.ledger.graph.new_operation(recorded, signature, versions, distinct(versions))
                 self._enter_several(storages, operation, operator)
                 return
         call = TensorCall(func, operator, self.ledger.device_type)
-        call.template, call.kwargs, call.versions = template, kwargs or {}, inputs
+        call.template, call.kwargs, call.versions = template, kwargs or {}, versions
         call.state, call.signature, call.result, call.rng = state, signature, result, rng
         call.measured = self.device is not None
         call.cost = signature.cost
         with self.lock, Locks() as locks:
-            locks.take(inputs)  # counting a tensor may evict
+            locks.take(versions)  # counting a tensor may evict
             ledger = self.ledger
             if ledger.dead:
                 ledger.collect_dead()
