@@ -410,6 +410,8 @@ class Door {
     return fits ? accounts_.version_of(tensor) : nullptr;  // Python raises the error
   }
 
+  static constexpr size_t FEW = 16;
+
   static bool plain(const at::Tensor& tensor) {
     return tensor.defined() && !has_python_key(tensor);
   }
@@ -739,10 +741,14 @@ class Door {
 
   // Whether some version is among these more than once, as in `x * x`. It is locked, and counts as read, only once.
   static bool reads_twice(const c10::SmallVector<Ref, 6>& versions) {
-    c10::SmallVector<PyObject*, 6> sorted;
-    for (const Ref& one : versions) sorted.push_back(one.get());
-    std::sort(sorted.begin(), sorted.end());
-    return std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
+    if (versions.size() < FEW) {
+      for (size_t i = 1; i < versions.size(); i++)
+        for (size_t before = 0; before < i; before++)
+          if (versions[before].get() == versions[i].get()) return true;
+      return false;
+    }
+    std::unordered_set<PyObject*> seen;
+    return !std::all_of(versions.begin(), versions.end(), [&](const Ref& one) { return seen.insert(one.get()).second; });
   }
 
   // Whether what the call makes, or writes to, can be computed again.
