@@ -204,7 +204,7 @@ def test_a_graph_that_is_held_while_its_weights_change_stays_recomputable():
     torch.manual_seed(7)
     expected = bits(held_over_steps())
     budget_bytes = 12 * ACTIVATIONS_BYTES
-    with dtrrun.budget(budget_bytes) as session:
+    with dtrrun.budget(budget_bytes, cost="model") as session:
         torch.manual_seed(7)
         losses, held, net = held_over_steps(then, session)
         evicted_at_the_end(session)
