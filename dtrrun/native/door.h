@@ -537,7 +537,7 @@ class Door {
     call.excludes = facts.statistics[0] >= 0 && (has(facts.statistics[0]) || has(facts.statistics[1])) &&
                     (facts.trains < 0 || call.argument(facts.trains) == IValue(true));
     key_.clear();
-    offsets_matter_ = facts.makes_tensors || facts.way == Facts::Way::WRITES;  // for a recipe
+    offsets_matter_ = facts.makes_tensors || facts.way != Facts::Way::PLAIN;  // for a recipe
     key_.add(reinterpret_cast<uint64_t>(&facts));
     for (size_t place = 0; place < call.count; place++) {
       const IValue& value = call.argument(place);

@@ -122,7 +122,8 @@ native(
      "} else if («facts.sized_by_numbers» && value.isDouble()) {", "false",
      "hazards_sizes::how_long_a_range_is_depends_on_numbers"),
     ("where a tensor begins is no part of it",
-     "offsets_matter_ = «facts.makes_tensors || facts.way == Facts::Way::WRITES»;", "false", ""),
+     "offsets_matter_ = «facts.makes_tensors || facts.way != Facts::Way::PLAIN»;", "facts.makes_tensors",
+     "hazards_lists::lists_of_parts_are_written_to_again_where_they_were"),
 )
 native(
     "signatures", "signatures.h",
