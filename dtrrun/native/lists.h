@@ -24,6 +24,9 @@ class ListUpdates {
     return found;
   }
 
+  // The signature of the call that is prepared: borrowed.
+  PyObject* prepared() const { return signature_.get(); }
+
   // The operator has run.
   void finish(int64_t cost) {
     accounts_.ran(signature_.get(), cost);

@@ -103,7 +103,7 @@ class Replays {
 
   // Runs an operation whose inputs are locked, for a version that it makes. Raises the budget error.
   End run(PyObject* wanted, PyObject* maker, bool without_workspace) {
-    if (recipe_of(maker) == nullptr || evictions_.observed()) return End::FOR_PYTHON;
+    if (recipe_of(maker) == nullptr || evictions_.in_python()) return End::FOR_PYTHON;
     const Recipe& recipe = *recipe_of(maker);
     Reads inputs = operation.inputs(maker);
     auto blank = Blank::of(operation.tensors.get(maker));

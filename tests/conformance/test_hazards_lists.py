@@ -78,6 +78,20 @@ def test_clipped_gradients(taken):
     assert any("foreach_mul_" in name for name in taken)
 
 
+def test_lists_of_parts_are_written_to_again_where_they_were(taken):
+    """Tensors that differ in their places in the storages alone."""
+
+    def program():
+        made = []
+        for place in (0, 1, 2, 1, 0):
+            made.append(torch.arange(256.0).view(4, 64).sin())
+            torch._foreach_mul_([made[-1][place]], 2.0)
+        return made
+
+    check(program)
+    assert taken
+
+
 def constants(count=3):
     return [
         torch.tensor(torch.linspace(0.1 + one, 1 + one, 64 * 32).reshape(64, 32).tolist())

@@ -28,6 +28,27 @@ native(
      "hazards_room::on_the_fast_path_room_that_another_has_been_promised_is_none"),
 )
 native(
+    "observers", "observed.h",
+    ("an operator that has failed counts as one that could not run",
+     "get()->state = «now ? ObservedCall::RUNNING : ObservedCall::ADMITTED»;", "ObservedCall::ADMITTED",
+     "observers::an_operator_that_fails"),
+    ("operators that are over are looked at", "«call->by = nullptr;» Py_CLEAR(call->versions);", "",
+     "observers::nothing_is_told_of_an_operator_that_is_over"),
+    ("what operators write to is not told", "return «place == facts->written»;", "false",
+     "predictions::what_the_fast_path_does_is_logged_as_on_the_slow_path[in_place_and_dropout]"),
+    ("where tensors are in their storages is not told",
+     "return «facts->way == Facts::Way::PLAIN ? facts->makes_tensors : facts->way != Facts::Way::LISTS»;",
+     "true",
+     "predictions::what_the_fast_path_does_is_logged_as_on_the_slow_path[operators_of_many_kinds]"),
+    ("running statistics are not told", "return «trains» && std::find", "false",
+     "predictions::what_the_fast_path_does_is_logged_as_on_the_slow_path[in_place_and_dropout]"),
+)
+native(
+    "deaths", "ledger.h",
+    ("observers are not told", "if («observers.any()») tell_death(one);", "false",
+     "predictions::what_the_fast_path_does_is_logged_as_on_the_slow_path[plain_mlp]"),
+)
+native(
     "operators", "door.h",
     ("mutations have no recipe", "if («call.maker && has_recipe(call)») { mark_used", "false",
      "decisions/decisions::a_block_of_the_sample[7]"),
@@ -140,8 +161,8 @@ native(
      "} else if («facts.sized_by_numbers» && value.isDouble()) {", "false",
      "hazards_sizes::how_long_a_range_is_depends_on_numbers"),
     ("where a tensor begins is no part of it",
-     "offsets_matter_ = «facts.makes_tensors || facts.way == Facts::Way::WRITES»;", "false",
-     "hazards_layouts::calls_that_differ_only_in_where_a_tensor_begins_or_in_its_type"),
+     "offsets_matter_ = «facts.makes_tensors || facts.way != Facts::Way::PLAIN»;", "facts.makes_tensors",
+     "hazards_lists::lists_of_parts_are_written_to_again_where_they_were"),
 )
 native(
     "signatures", "signatures.h",
