@@ -303,7 +303,7 @@ class _Run:
                 distance = self._next_use(key)
                 score = 0.0 if distance is None else self._cost(version) / (version.nbytes * (distance + 1))
                 found.append(((key in kept, score), version.nbytes, key))
-        found.sort()
+        found.sort(key=lambda one: one[:2])  # of equal ones, what was locked first: keys are addresses
         chosen: list[tuple[int, int]] = []
         while found and nbytes > 0:
             chosen.append(found.pop(0)[1:])
