@@ -26,6 +26,9 @@ class Eviction:
         "replaying",
     )  # what the native extension writes
 
+    in_python = False
+    """For tests: new sessions evict and rematerialize in Python, never in C++."""
+
     def __init__(
         self,
         ledger: Ledger,

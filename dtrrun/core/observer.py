@@ -1,8 +1,7 @@
 """Observers of a run: the log of a step, a trace, `--where`, heuristics with foresight.
 
-Without observers nothing is reported, at no cost. C++ tells those of decisions itself. Observers of operators
-need to know more of each than the native fast path does: with one of them, every operator takes the slow
-path.
+Without observers nothing is reported, at no cost. C++ reports what it does itself, as Python does on the slow
+path: decisions, operators and the deaths of storages.
 """
 
 from __future__ import annotations
@@ -32,7 +31,10 @@ class DecisionObserver:
 
 
 class Observer:
-    """What the program does (`Ledger.observers`): base class whose methods do nothing."""
+    """What the program does (`Ledger.observers`): base class whose methods do nothing.
+
+    A call of the fast path has its attributes until it is over, and most of them only until it runs.
+    """
 
     # -- operators -------------------------------------------------------------------------------
 
@@ -40,7 +42,10 @@ class Observer:
         """Before room is made for an operator."""
 
     def finished(self, call: Call, outputs: Sequence[Output]) -> None:
-        """An operator has run, and its outputs are in the ledger."""
+        """An operator has run, and its outputs are in the ledger.
+
+        outputs: those of the fast path only if some are not plain.
+        """
 
     def failed(self, call: Call) -> None:
         """An operator has raised."""

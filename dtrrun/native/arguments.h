@@ -66,6 +66,16 @@ inline Enumeration enumeration_of(const c10::Argument& argument, bool takes_numb
   }
 }
 
+// Whether it is a leaf that requires gradients (`is_leaf` in dispatch/arguments.py).
+inline bool is_leaf(const at::Tensor& tensor) {
+  if (!tensor.requires_grad()) return false;
+  try {
+    return tensor.is_leaf();
+  } catch (const c10::Error&) {  // one of several views of an overwritten base
+    return false;
+  }
+}
+
 inline bool stands_for_number(const IValue& value) {
   return value.isTensor() && value.toTensor().unsafeGetTensorImpl()->is_wrapped_number();
 }

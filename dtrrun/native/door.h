@@ -13,6 +13,7 @@
 #include "first_calls.h"
 #include "history.h"
 #include "lists.h"
+#include "observed.h"
 #include "operators.h"
 #include "pytorch.h"
 #include "ready.h"
@@ -56,6 +57,7 @@ class Door {
         readiness_(slow_path_.get(), lock_, accounts_, evictions_, rematerializations_, replays_, workspaces_),
         dependents_(dtr_.get(), classes, accounts_), lists_(mode, accounts_, dependents_),
         first_calls_(mode, attribute(slow_path_.get(), "signatures").get(), accounts_),
+        observation_(slow_path_.get(), accounts_, first_calls_),
         any_reason_(type_of(classes, "Reasons"), "any"),
         home_(type_of(classes, "SlowPath"), "home"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
         waiting_(type_of(classes, "SlowPath"), "waiting"),
@@ -112,6 +114,7 @@ class Door {
 
   void forget() {
     signatures_.clear();
+    observation_.identities.clear();
     replays_.forget();
   }
 
@@ -137,7 +140,7 @@ class Door {
 
   // Whether it now fits; nothing if that is for Python.
   std::optional<bool> evict_to(int64_t most) {
-    if (evictions_.observed()) return std::nullopt;
+    if (evictions_.in_python()) return std::nullopt;
     return evictions_.evict_to(most);
   }
 
@@ -173,7 +176,8 @@ class Door {
   bool pin_gradient(const at::Tensor& gradient) {
     Off off;
     Visit visit(*this);
-    if (!plain(gradient) || !is_plain_kind(gradient) || !may_be_fast() || evictions_.observed()) return false;
+    if (!plain(gradient) || !is_plain_kind(gradient) || !may_be_fast()) return false;
+    if (evictions_.in_python() || accounts_.observers.any()) return false;
     if (inside_ != 0) return false;  // a kernel has begun a backward pass of its own
     Turn turn(lock_, shared_);
     if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // since it waits
@@ -253,7 +257,9 @@ class Door {
   }
   bool natively(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
                 Stopwatch& watch, Key& missed, Turn& turn) {
-    if (facts.way == Facts::Way::VIEW) return view(facts, op, keys, stack, watch);
+    if (facts.way == Facts::Way::VIEW)
+      return accounts_.observers.any() ? observed_view(facts, op, keys, stack, watch, missed, turn)
+                                       : view(facts, op, keys, stack, watch);
     if (facts.way != Facts::Way::LISTS) return fast(facts, op, keys, stack, gil, watch, missed, turn);
     return update_lists(facts, op, keys, stack, gil, watch) ||
            (facts.recorded && lists_.recomputable && fast(facts, op, keys, stack, gil, watch, missed, turn));
@@ -355,6 +361,34 @@ class Door {
     return true;
   }
 
+  // The same while operators are observed: the view needs a signature, which says what it costs.
+  bool observed_view(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Stopwatch& watch,
+                     Key& missed, Turn& turn) {
+    accounts_.collect_dead();
+    Call call{facts, op, stack, turn};
+    call.clock = accounts_.number(ledger.clock);
+    if (!describe(call)) return false;
+    call.signature = Ref::copy(signatures_.find(key_));
+    bool is_first = !call.signature;
+    if (is_first) {
+      std::swap(missed, key_);
+      if (!make_signature(call)) return false;
+    }
+    PyObject* found = call.signature.get();
+    Observed observed(observation_, facts, op, *stack, found);
+    observed.runs(true);
+    int64_t started = now_ns();
+    bool done = view(facts, op, keys, stack, watch);
+    observed.runs(done);
+    if (!done) return false;
+    int64_t taken = now_ns() - started;
+    if (call.unpriced) first_calls_.price(found, facts, *call.unpriced, op.schema(), *stack);
+    accounts_.learn_cost(found, taken);
+    observed.finished();
+    if (is_first) remember(missed, found);
+    return true;
+  }
+
   // The same whoever's turn it is, without a trace. The caller has the GIL, as when it asks a view for its `grad_fn`, and may
   // have a mutex of PyTorch's, too. To wait for a turn gives up the GIL, and so may any Python code, to a thread that waits
   // for that mutex and keeps the GIL meanwhile.
@@ -375,6 +409,8 @@ class Door {
                     const Stopwatch& watch) {
     const IValue* values = stack->data() + (stack->size() - op.schema().arguments().size());
     if (!lists_.prepare(facts, op.schema(), values)) return false;
+    Observed observed(observation_, facts, op, *stack, lists_.prepared());
+    observed.runs(true);
     int64_t started = now_ns(), ended = 0;
     try {
       {
@@ -384,6 +420,7 @@ class Door {
       }
       ended = now_ns();
       lists_.finish(ended - started);
+      observed.finished();
       call_observer_.called();
     } catch (...) {
       lists_.fail();
@@ -459,6 +496,7 @@ class Door {
     c10::SmallVector<std::pair<Py_ssize_t, Ref>, 2> made;  // the versions that this makes, and where; unless it is only one
     Ref target;                      // what it overwrites, and so does not read
     Ref rng;                         // the state of the generator that it draws from
+    Ref outputs;                     // those that Python has entered
     std::optional<FirstCalls::Unpriced> unpriced;  // until it has run
 
     const IValue& argument(size_t place) const { return (*stack)[first + place]; }
@@ -479,12 +517,11 @@ class Door {
     bool is_first = !call.signature;
     if (is_first) {
       std::swap(missed, key_);
-      call.signature = first_calls_.signature_of(facts, op, stack->data() + call.first, call.inputs, call.statistics);
-      if (!call.signature) return false;
-      call.unpriced = first_calls_.unpriced(facts, op, stack->data() + call.first, call.inputs, call.statistics);
+      if (!make_signature(call)) return false;
     }
     PyObject* found = call.signature.get();
     call.state = Ref::copy(ambient_.read(facts.family.get(), facts.state, facts.general));
+    Observed observed(observation_, facts, op, *stack, found);
     if (facts.way == Facts::Way::WRITES && !prepare_write(call)) return false;
     if (facts.updates && !prepare_statistics(call)) return false;
     auto taken = make_ready(call);
@@ -500,13 +537,16 @@ class Door {
     bool settled = signature.calls.number(found) >= SETTLED;
     bool brief = settled && signature.cost.number(found) < BRIEF_NS, timed = watch.is_on() || !brief;
     int64_t waited = turn.waited_ns, started = timed ? now_ns() : 0, ended = 0;
+    observed.runs(true);
     if (!run(call, keys, gil, started, ended)) {  // out of memory
+      observed.runs(false);
       stack->resize(call.first);
       stack->insert(stack->end(), arguments.begin(), arguments.end());
       return false;
     }
     if (call.targets.empty() || facts.makes_tensors) enter(call, found);
     call.made.clear();
+    observed.finished(call.outputs.get());
     call_observer_.called();
     if (accounts_.number(ledger.resident_bytes) > accounts_.number(ledger.limit)) {
       c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
@@ -514,10 +554,7 @@ class Door {
       Anchors anchors(accounts_, Words::of_foreign_code());
       checked(PyObject_CallMethod(slow_path_.get(), "shrink", "OO", facts.operator_.get(), result.get()));
     }
-    if (is_first && signatures_.find(missed) == nullptr) {  // otherwise another thread's call was the first
-      first_calls_.made(found);
-      signatures_.add(missed, found);
-    }
+    if (is_first) remember(missed, found);
     if (timed) {
       left_ = now_ns();
       operators_ns += (brief ? Stopwatch::EACH : 1) * (ended - started);
@@ -526,6 +563,21 @@ class Door {
     }
     facts.native_calls++;
     return true;
+  }
+
+  // Makes the signature of a first call. Returns false if that is for Python.
+  bool make_signature(Call& call) {
+    const IValue* values = call.stack->data() + call.first;
+    call.signature = first_calls_.signature_of(call.facts, call.op, values, call.inputs, call.statistics);
+    if (!call.signature) return false;
+    call.unpriced = first_calls_.unpriced(call.facts, call.op, values, call.inputs, call.statistics);
+    return true;
+  }
+  // That call has run.
+  void remember(const Key& key, PyObject* found) {
+    if (signatures_.find(key) != nullptr) return;  // another thread's call was the first
+    first_calls_.made(found);
+    signatures_.add(key, found);
   }
 
   // Finds the versions of a call's tensors, and makes the key of its signature. Returns false if it is not for the
@@ -537,7 +589,8 @@ class Door {
     call.excludes = facts.statistics[0] >= 0 && (has(facts.statistics[0]) || has(facts.statistics[1])) &&
                     (facts.trains < 0 || call.argument(facts.trains) == IValue(true));
     key_.clear();
-    offsets_matter_ = facts.makes_tensors || facts.way != Facts::Way::PLAIN;  // for a recipe
+    // For a recipe, or for observers.
+    offsets_matter_ = facts.makes_tensors || facts.way != Facts::Way::PLAIN;
     key_.add(reinterpret_cast<uint64_t>(&facts));
     for (size_t place = 0; place < call.count; place++) {
       const IValue& value = call.argument(place);
@@ -598,7 +651,8 @@ class Door {
   bool read(Call& call, const at::Tensor& tensor) {
     if (!plain(tensor) || !device.has(tensor.device())) return false;
     PyObject* found = known_or_adopted(tensor);
-    if (found == nullptr || version.escaped.is_true(found) || accounts_.fingerprints.is_workspace(found)) return false;
+    if (found == nullptr || accounts_.fingerprints.is_workspace(found)) return false;
+    if (version.escaped.is_true(found) && call.facts.way != Facts::Way::VIEW) return false;
     version.last_access.set_number(found, call.clock);
     key_.add(tensor, offsets_matter_);
     call.inputs.push_back(Ref::copy(found));
@@ -892,16 +946,6 @@ class Door {
       for (const Ref& one : call.statistics) write(one.get());
   }
 
-  // Whether it is a leaf that requires gradients (`is_leaf` in dispatch/arguments.py).
-  static bool is_leaf(const at::Tensor& tensor) {
-    if (!tensor.requires_grad()) return false;
-    try {
-      return tensor.is_leaf();
-    } catch (const c10::Error&) {  // one of several views of an overwritten base
-      return false;
-    }
-  }
-
   // Whether all of this tensor's storage is its elements, so that overwriting them leaves nothing of what it held.
   bool may_overwrite(const at::Tensor& tensor, const Call& call) {
     PyObject* target = call.inputs[0].get();
@@ -993,16 +1037,16 @@ class Door {
     }
   }
 
-  void enter_in_python(const Call& call, PyObject* found) {
+  void enter_in_python(Call& call, PyObject* found) {
     Untraced untraced;
     c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
     const Recipe& recipe = *operation.recipe(call.maker.get());
     Ref recorded = as_sequence(recipe), result = results(call.op.schema(), *call.stack);
     Ref inputs = attribute(call.maker.get(), "inputs");
-    checked(PyObject_CallMethod(slow_path_.get(), "enter", "OOOOOOOOO", result.get(), call.facts.func.get(),
-                                call.facts.operator_.get(), found, PyTuple_GET_ITEM(recorded.get(), 1),
-                                PyTuple_GET_ITEM(recorded.get(), 2), inputs.get(), call.state.get(),
-                                call.rng ? call.rng.get() : Py_None));
+    call.outputs = checked(PyObject_CallMethod(
+        slow_path_.get(), "enter", "OOOOOOOOO", result.get(), call.facts.func.get(), call.facts.operator_.get(), found,
+        PyTuple_GET_ITEM(recorded.get(), 1), PyTuple_GET_ITEM(recorded.get(), 2), inputs.get(), call.state.get(),
+        call.rng ? call.rng.get() : Py_None));
   }
 
   static inline thread_local const Placeholders::Claim* touched_ = nullptr;  // what this thread waits for
@@ -1030,6 +1074,7 @@ class Door {
   Dependents dependents_;
   ListUpdates lists_;
   FirstCalls first_calls_;
+  Observation observation_;
   Slot any_reason_, home_, next_tick_, waiting_;
   Signatures signatures_;
   Key key_;

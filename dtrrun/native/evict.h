@@ -20,12 +20,12 @@ class Evictions {
   Evictions(PyObject* dtr, PyObject* classes, Accounts& accounts)
       : eviction_(attribute(dtr, "eviction")), deallocation_(attribute(dtr, "deallocation")),
         recipes_(attribute(dtr, "recipes")), foreign_(attribute(recipes_.get(), "foreign")),
-        decision_observers(accounts.get()), observers_(attribute(accounts.get(), "observers")), reserved_(attribute(accounts.get(), "reserved")),
+        decision_observers(accounts.get()), reserved_(attribute(accounts.get(), "reserved")),
         overhead_(attribute(accounts.get(), "overhead")),
         evicted_by_(attribute(eviction_.get(), "evicted_by")), came_back_(attribute(deallocation_.get(), "_came_back")),
         may_be_evicted_(attribute(eviction_.get(), "may_be_evicted")),
-        warn_only_(truth(eviction_.get(), "warn_only")), garbage_(attribute(dtr, "garbage")),
-        rematerializer_(attribute(dtr, "rematerializer")), accounts_(accounts),
+        warn_only_(truth(eviction_.get(), "warn_only")), in_python_(truth(eviction_.get(), "in_python")),
+        garbage_(attribute(dtr, "garbage")), rematerializer_(attribute(dtr, "rematerializer")), accounts_(accounts),
         count_(type_of(classes, "Eviction"), "evictions"),
         nbytes_(type_of(classes, "Eviction"), "evicted_bytes_total"),
         making_room_ns_(type_of(classes, "Eviction"), "making_room_ns"),
@@ -35,8 +35,8 @@ class Evictions {
 
   DecisionObservers decision_observers;
 
-  // Whether something follows each operator and what becomes of each storage, which only Python tells.
-  bool observed() const { return PyList_GET_SIZE(observers_.get()) != 0; }
+  // `Eviction.in_python`.
+  bool in_python() const { return in_python_; }
 
   // Whether operators that are under way have reserved memory (`Ledger.reserved`).
   bool any_reserved() const { return PyDict_GET_SIZE(reserved_.get()) != 0; }
@@ -54,14 +54,14 @@ class Evictions {
   // `Eviction.make_room`, for a call of this signature. Raises the budget error.
   void make_room(int64_t nbytes, PyObject* found) {
     accounts_.collect_dead();
-    bool alone = !any_reserved() && !observed();
+    bool alone = !any_reserved() && !in_python();
     if (alone && fits(nbytes)) return;
     Ref name = attribute(signature_.operator_.get(found), "name");
     const char* rest = alone ? "no_room" : "make_room";
     checked(PyObject_CallMethod(eviction_.get(), rest, "LO", static_cast<long long>(nbytes), name.get()));
   }
 
-  // `Eviction._evict_to`. Nothing may be observed.
+  // `Eviction._evict_to`.
   bool evict_to(int64_t most) {
     int64_t started = now_ns();
     if (!accounts_.is_true(ledger_.pressure)) checked(PyObject_CallMethod(accounts_.get(), "begin_pressure", nullptr));
@@ -352,8 +352,8 @@ class Evictions {
       if (PyObject* node = Accounts::referent(reference)) function(node);
   }
 
-  Ref eviction_, deallocation_, recipes_, foreign_, observers_, reserved_, overhead_, evicted_by_, came_back_, may_be_evicted_;
-  bool warn_only_;
+  Ref eviction_, deallocation_, recipes_, foreign_, reserved_, overhead_, evicted_by_, came_back_, may_be_evicted_;
+  bool warn_only_, in_python_;
   Ref garbage_, rematerializer_;
   Accounts& accounts_;
   VersionFields version_;

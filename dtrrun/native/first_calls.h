@@ -81,16 +81,6 @@ class FirstCalls {
     formulas_.learn(facts, values, count, results);
   }
 
- private:
-  Ref blank(const Facts& facts, Ref geometries) const {
-    auto* type = reinterpret_cast<PyTypeObject*>(signature_class_.get());
-    Ref made = checked(type->tp_alloc(type, 0));
-    PyObject_GC_UnTrack(made.get());
-    signature_.operator_.set(made.get(), facts.operator_.get());
-    signature_.geometries.take(made.get(), geometries.release());
-    return made;
-  }
-
   // statistics: two places to leave out, or null.
   Ref geometries_of(const IValue* values, size_t count, const int* statistics) const {
     c10::SmallVector<Ref, 4> all;
@@ -120,6 +110,17 @@ class FirstCalls {
       return Py_NewRef(reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type())));
     });
   }
+
+ private:
+  Ref blank(const Facts& facts, Ref geometries) const {
+    auto* type = reinterpret_cast<PyTypeObject*>(signature_class_.get());
+    Ref made = checked(type->tp_alloc(type, 0));
+    PyObject_GC_UnTrack(made.get());
+    signature_.operator_.set(made.get(), facts.operator_.get());
+    signature_.geometries.take(made.get(), geometries.release());
+    return made;
+  }
+
   // A tuple, or a `torch.Size`, that cannot be part of a cycle: the garbage collector would visit it for nothing, and a
   // program whose calls all differ makes five of them for each. item: makes the one at a place.
   template <class Item>

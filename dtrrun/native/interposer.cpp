@@ -525,10 +525,12 @@ PyMODINIT_FUNC PyInit__dtrrun_native() {
   queue_type = make_queue_type();
   versions_type = make_versions_type();
   PyTypeObject *counters_type = make_counters_type(), *signature_type = make_signature_type();
+  observed_call_type = make_observed_call_type();
   if (make_policy_type() == nullptr) return nullptr;
   Ref made(PyModule_Create(&module));
   if (!made) return nullptr;
-  for (PyTypeObject* type : {version_type, operation_type, queue_type, versions_type, counters_type, signature_type, policy_type})
+  for (PyTypeObject* type : {version_type, operation_type, queue_type, versions_type, counters_type, signature_type, policy_type,
+                             observed_call_type})
     if (type == nullptr || PyModule_AddType(made.get(), type) < 0) return nullptr;
   return made.release();
 }

@@ -58,7 +58,7 @@ class Accounts {
         mutated_(checked(PyUnicode_InternFromString("mutated"))),
         scratch_(attribute(ledger, "scratch")), blocks_(attribute(ledger, "blocks")),
         dead_(queue_of(counters.dead.get(ledger))), versions_(versions_of(counters.versions.get(ledger))),
-        fingerprints(ledger), rule(ledger), block_address_(block_class_.get(), "address"),
+        observers(ledger), fingerprints(ledger), rule(ledger), block_address_(block_class_.get(), "address"),
         block_nbytes_(block_class_.get(), "nbytes"), block_pin_(block_class_.get(), "pin"), mask_(mask) {}
 
   PyObject* get() const { return ledger_.get(); }
@@ -86,6 +86,7 @@ class Accounts {
 
  public:
   SignatureFields signature;
+  Observers observers;
   Fingerprints fingerprints;
   Rule rule;
 
@@ -264,13 +265,15 @@ class Accounts {
 
   // An operator of the program has run.
   void ran(PyObject* found, int64_t cost) {
-    int64_t calls = signature.calls.number(found);
-    if (calls < SETTLED) {
-      if (calls == 0 || cost < signature.cost.number(found)) signature.cost.set_number(found, cost);
-      signature.calls.set_number(found, calls + 1);
-    }
+    learn_cost(found, cost);
     add(counters.clock, signature.cost.number(found));
     add(counters.age, 1);
+  }
+  void learn_cost(PyObject* found, int64_t cost) {
+    int64_t calls = signature.calls.number(found);
+    if (calls >= SETTLED) return;
+    if (calls == 0 || cost < signature.cost.number(found)) signature.cost.set_number(found, cost);
+    signature.calls.set_number(found, calls + 1);
   }
 
   bool some_died() const { return !dead_.empty(); }
@@ -284,6 +287,7 @@ class Accounts {
       Ref first = dead_.pop();
       PyObject* one = first.get();
       if (versions_.find(version.key.number(one)) != as_version(one)) continue;  // superseded by a later version
+      if (observers.any()) tell_death(one);
       versions_.remove(version.key.number(one));
       int64_t nbytes = version.nbytes.number(one);
       bool used = version.used.is_true(one);
@@ -320,6 +324,16 @@ class Accounts {
   }
 
  private:
+  // Before no table has it any more: until then no other storage gets its address.
+  void tell_death(PyObject* one) {
+    try {
+      observers.died(one);
+    } catch (...) {  // an interrupt: it will be told again
+      dead_.prepend(one);
+      throw;
+    }
+  }
+
   Slot block_address_, block_nbytes_, block_pin_;
   int64_t mask_;
 };

@@ -41,6 +41,9 @@ class ListUpdates {
     return found;
   }
 
+  // The signature of the call that is prepared: borrowed.
+  PyObject* prepared() const { return signature_.get(); }
+
   // The operator has run.
   void finish(int64_t cost) {
     writes_.count();

@@ -1,7 +1,7 @@
-// Those who are told of single events: observers of decisions (`core.observer.DecisionObserver`), fingerprints under
+// Those who are told of single events: observers of operators and of decisions (`core/observer.py`), fingerprints under
 // `--verify` (`runtime/observe/verify.py`), and `--where`, which looks at the caller of each operator.
 //
-// As long as there is none, each costs one comparison for a decision, and `--where` one for an operator.
+// As long as there is none, each costs one comparison for a decision, or for an operator.
 #pragma once
 
 #include "attributes.h"
@@ -9,12 +9,50 @@
 
 namespace dtrrun {
 
-class DecisionObservers {
+// A list of the ledger's, which may change while its members are told of something.
+class ObserverList {
  public:
-  explicit DecisionObservers(PyObject* ledger) : all_(attribute(ledger, "decision_observers")) {}
+  ObserverList(PyObject* ledger, const char* name) : all_(attribute(ledger, name)) {}
+  bool any() const { return PyList_GET_SIZE(all_.get()) != 0; }
+
+ protected:
+  template <class Call>
+  void each(const Call& call) const {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(all_.get()); i++)
+      checked(call(Ref::copy(PyList_GET_ITEM(all_.get(), i)).get()));
+  }
+
+ private:
+  Ref all_;
+};
+
+// `core.observer.Observer`: of operators, and of the deaths of storages. Everything else that these are told of is Python's.
+class Observers : public ObserverList {
+ public:
+  explicit Observers(PyObject* ledger) : ObserverList(ledger, "observers") {}
+
+  // call: an `ObservedCall` (observed.h).
+  void admitted(PyObject* call) const { tell("admitted", call); }
+  void abandoned(PyObject* call) const { tell("abandoned", call); }
+  void failed(PyObject* call) const { tell("failed", call); }
+  // outputs: as `Operators.finish` takes them; plain storages need not be among them.
+  void finished(PyObject* call, PyObject* outputs) const {
+    each([&](PyObject* one) { return PyObject_CallMethod(one, "finished", "OO", call, outputs); });
+  }
+  void died(PyObject* version) const { tell("died", version); }
+
+ private:
+  void tell(const char* name, PyObject* what) const {
+    each([&](PyObject* one) { return PyObject_CallMethod(one, name, "O", what); });
+  }
+};
+
+class DecisionObservers : public ObserverList {
+ public:
+  explicit DecisionObservers(PyObject* ledger) : ObserverList(ledger, "decision_observers") {}
 
   // When something begins that they will be told of: ns, or 0 if there are none.
-  int64_t start() const { return PyList_GET_SIZE(all_.get()) == 0 ? 0 : now_ns(); }
+  int64_t start() const { return any() ? now_ns() : 0; }
 
   // victim: null if none was found.
   void searched(PyObject* victim, int64_t started) const {
@@ -33,14 +71,6 @@ class DecisionObservers {
                                  static_cast<long long>(cost));
     });
   }
-
- private:
-  template <class Call>
-  void each(const Call& call) const {
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(all_.get()); i++)
-      checked(call(Ref::copy(PyList_GET_ITEM(all_.get(), i)).get()));
-  }
-  Ref all_;
 };
 
 // Digests of evicted contents.

@@ -58,7 +58,7 @@ class Readiness {
   // Returns false, before anything has changed, if that is for Python.
   bool natively(const Inputs& inputs, bool whole, PyObject* found, bool shared) {
     accounts_.collect_dead();
-    if (evictions_.observed() || (evictions_.any_reserved() && !shared)) return false;
+    if (evictions_.in_python() || (evictions_.any_reserved() && !shared)) return false;
     Locked locked(inputs, accounts_.number(ledger_.clock));
     if (!whole && !bring_back(inputs)) return false;
     evictions_.make_room(signature_.output_bytes.number(found), found);

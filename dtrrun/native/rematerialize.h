@@ -143,7 +143,7 @@ class Rematerializations {
   };
 
   bool may_run() const {
-    return !evictions_.observed() && c10::impl::TorchDispatchModeTLS::stack_len() == 0 && device_.is_bound() &&
+    return !evictions_.in_python() && c10::impl::TorchDispatchModeTLS::stack_len() == 0 && device_.is_bound() &&
            device_.is_current() && device_.on_main_stream();
   }
 

@@ -103,7 +103,7 @@ class Replays {
 
   // Runs an operation whose inputs are locked, for a version that it makes. Raises the budget error.
   End run(PyObject* wanted, PyObject* maker, bool without_workspace) {
-    if (operation.recipe(maker) == nullptr || evictions_.observed()) return End::FOR_PYTHON;
+    if (operation.recipe(maker) == nullptr || evictions_.in_python()) return End::FOR_PYTHON;
     const Recipe& recipe = *operation.recipe(maker);
     Items inputs = operation.inputs(maker);
     auto blank = Blank::of(operation.tensors.get(maker));

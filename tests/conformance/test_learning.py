@@ -144,7 +144,7 @@ def test_a_better_rule_takes_over(answers, shares):
     assert session.rule["source"] == "searched"
     assert (session.rule["share"], session.rule["share_before"]) == pytest.approx((0.1, 0.3))
     assert chosen.wanted == (BUDGET, FIRST, 1)
-    assert not session.slow_path.reasons.any
+    assert not session.ledger.observers
     assert not session.warnings
 
 

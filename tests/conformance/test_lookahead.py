@@ -77,7 +77,7 @@ def losses_and_session(program, budget, **options):
         def ended():
             lookahead = session._lookahead
             if lookahead is not None:
-                seen.append((session.slow_path.reasons.any, len(lookahead.foresight.steps)))
+                seen.append((lookahead in session.ledger.observers, len(lookahead.foresight.steps)))
 
         losses = list(program(ended))
     return losses, session, seen
@@ -99,7 +99,7 @@ def test_the_bits_stay_and_steps_are_known(program, budget, known):
     assert session.dtr.eviction.evictions > 20
     assert session.ledger.peak_bytes <= budget
     assert [after for _, after in seen][-1] == known
-    assert not session.slow_path.reasons.any
+    assert not session.ledger.observers
 
 
 def test_two_steps_are_watched_and_no_more_where_all_are_alike():

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -251,6 +252,57 @@ def test_steps_with_checkpoints_are_recorded(tmp_path: Path):
     log = recorded(checkpoints_on_the_way, tmp_path / "log", 1, STEPS)
     live = steps_of(checkpoints_on_the_way, AMPLE)
     assert [step.peak_bytes for step in predicted(log, AMPLE)] == [step.peak_bytes for step in live]
+
+
+def operators_of_many_kinds():
+    """Each of them more often than once, since a first call is no matter of the fast path."""
+    weight = nn.Parameter(torch.randn(8, 8))
+    words, normal = nn.Embedding(20, 8), nn.BatchNorm1d(8)
+    optimizer = torch.optim.Adam([weight, *words.parameters(), *normal.parameters()], foreach=True)
+    for _ in range(STEPS):
+        x, ones = torch.randn(8, 8), torch.ones(8, 8)
+        for place in range(3):
+            assert x[place, place].item() == x.view(64)[9 * place].item()
+            parts = [part.clone() for part in x.chunk(4)]
+            torch._foreach_add_(parts, 1.0)
+            torch._foreach_mul_(parts[:2], parts[2:])
+            torch._foreach_neg_([x[place], ones[place]])
+            if place == 1:
+                x.to_sparse().to_dense()  # from here on, other code has it
+            torch.empty(8, 8).t().copy_(x).mul_(ones[:, :1])
+            torch.zeros(1, 8, 8).expand(1, 8, 8).clone().baddbmm_(x[None], ones[None])
+            x[torch.tensor([0, place])] + x[:, torch.tensor([1])].t()
+            normal.train(place > 0)
+            values, places = normal(nn.functional.dropout(x, 0.5)).sort(1)
+            with pytest.raises(IndexError):
+                words(torch.tensor([3, 25]))
+            kept = x.as_strided((2, 2), (1, 8), place).mul_(3), values.detach(), places.unbind(0)[0]
+            torch.full((3,), 2.5).normal_(), torch.complex(x, ones).abs(), torch.linspace(0, 1, 3 + place)
+        loss = (normal(words(torch.arange(8)) @ weight) * kept[1]).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def lines_of(program, path, why=None):
+    """The log of all steps. why: a reason for the slow path."""
+
+    def prepare(session):
+        if why is not None:
+            session.slow_path.reasons.add(why)
+
+    steps_of(program, None, prepare=prepare, log=str(path), log_first=1, log_last=STEPS)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:  # which views a run has on the fast path
+        line.get("DTRRUN", {}).pop("short", None)
+    return lines
+
+
+@pytest.mark.parametrize("program", [*PROGRAMS, checkpoints_on_the_way, operators_of_many_kinds])
+def test_what_the_fast_path_does_is_logged_as_on_the_slow_path(program, tmp_path: Path):
+    found = lines_of(program, tmp_path / "fast.log")
+    for ours, theirs in zip(found, lines_of(program, tmp_path / "slow.log", "a test"), strict=True):
+        assert ours == theirs
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -26,6 +26,27 @@ native(
      "if («evictions_.any_reserved()») needed += evictions_.reserved_bytes();", "false", ""),
 )
 native(
+    "observers", "observed.h",
+    ("an operator that has failed counts as one that could not run",
+     "get()->state = «now ? ObservedCall::RUNNING : ObservedCall::ADMITTED»;", "ObservedCall::ADMITTED",
+     "observers::an_operator_that_fails"),
+    ("operators that are over are looked at", "«call->by = nullptr;» Py_CLEAR(call->versions);", "",
+     "observers::nothing_is_told_of_an_operator_that_is_over"),
+    ("what operators write to is not told", "return «place == facts->written»;", "false",
+     "predictions::what_the_fast_path_does_is_logged_as_on_the_slow_path[in_place_and_dropout]"),
+    ("where tensors are in their storages is not told",
+     "return «facts->way == Facts::Way::PLAIN ? facts->makes_tensors : facts->way != Facts::Way::LISTS»;",
+     "true",
+     "predictions::what_the_fast_path_does_is_logged_as_on_the_slow_path[operators_of_many_kinds]"),
+    ("running statistics are not told", "return «trains» && std::find", "false",
+     "predictions::what_the_fast_path_does_is_logged_as_on_the_slow_path[in_place_and_dropout]"),
+)
+native(
+    "deaths", "ledger.h",
+    ("observers are not told", "if («observers.any()») tell_death(one);", "false",
+     "predictions::what_the_fast_path_does_is_logged_as_on_the_slow_path[plain_mlp]"),
+)
+native(
     "operators", "door.h",
     ("mutations have no recipe", "if («call.maker && has_recipe(call)») { mark_used", "false",
      "decisions/decisions::a_block_of_the_sample[7]"),

@@ -1,4 +1,4 @@
-"""The native extension evicts and recomputes what Python would, in random programs.
+"""The native extension evicts and recomputes what Python would, in random programs, whoever observes.
 
 Whole rematerializations and the eviction loop exist twice (`dtrrun/native` and `dtrrun/core`).
 """
@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, note
 
+from dtrrun.core.ledger import Ledger
+from dtrrun.core.observer import Observer
 from dtrrun.runtime.dispatch import native as dispatch
 from tests.programs import drawing
 from tests.programs.amount import NUMBER, search, seeded
@@ -56,25 +59,43 @@ def decisions(report: dict[str, Any]) -> dict[str, Any]:
     return {name: report[name] for name in (*COUNTS, "decisions")}
 
 
+def in_python(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(dispatch, "policy", lambda _, *more: dispatch.python_policy(*more))
+    use_python_core(patch)
+
+
+def observed(patch: pytest.MonkeyPatch) -> None:
+    begin = Ledger.__init__
+
+    def begin_observed(ledger: Ledger, *args: object, **named: object) -> None:
+        begin(ledger, *args, **named)  # type: ignore[arg-type]
+        ledger.observers.append(Observer())
+
+    patch.setattr(Ledger, "__init__", begin_observed)
+
+
 def both(
     monkeypatch: pytest.MonkeyPatch,
+    otherwise: Callable[[pytest.MonkeyPatch], None],
     program: Program,
     conditions: Conditions,
     expected: list[Any] | None = None,
     least: int | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Decisions of the native extension, and those of Python."""
+    """Decisions of the native extension, and those that are made otherwise."""
     native = decisions(compare(program, conditions, expected, least))
     with monkeypatch.context() as patch:
-        patch.setattr(dispatch, "policy", lambda _, *more: dispatch.python_policy(*more))
-        use_python_core(patch)
+        otherwise(patch)
         return native, decisions(compare(program, conditions, expected, least))
 
 
-def test_decisions_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("otherwise", "part"), [(in_python, 3), (observed, 6)])
+def test_decisions_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, otherwise: Callable[[pytest.MonkeyPatch], None], part: int
+) -> None:
     tally: Counter[str] = Counter()
 
-    @search(max(NUMBER // 3, 1))
+    @search(max(NUMBER // part, 1))
     @given(drawing.programs, drawing.conditions)
     def same(program: Program, conditions: Conditions) -> None:
         expected = plain(program)
@@ -84,8 +105,8 @@ def test_decisions_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
             turns = TURNS if heuristic == "random" or share == 0.3 else ()
             one = conditions._replace(share=share, slow=False, heuristic=heuristic, turns=turns)
             note(f"compare({program!r}, {one!r})")
-            native, python = both(monkeypatch, program, one, expected, least)
-            assert native == python
+            native, other = both(monkeypatch, otherwise, program, one, expected, least)
+            assert native == other
             least = native.get("peak_bytes") if least is None else least
             tally["compared"] += 1
             tally["errors"] += "error" in native
@@ -105,7 +126,8 @@ def test_decisions_are_the_same_where_operations_are_given_up(monkeypatch: pytes
     """An operation that no longer waits must not count as a reader of what it would have made."""
     least = None
     for share in (None, -0.4, -0.3, -0.2):
-        native, python = both(monkeypatch, GIVEN_UP, Conditions(share=share, slow=False), None, least)
+        conditions = Conditions(share=share, slow=False)
+        native, python = both(monkeypatch, in_python, GIVEN_UP, conditions, None, least)
         assert native == python
         assert native["rematerializations"] > 0
         least = native["peak_bytes"] if least is None else least

@@ -7,17 +7,18 @@ from typing import Any
 
 import torch
 
-from dtrrun.core.graph import HOLE, Overwritten, Signature, Version
+from dtrrun.core.graph import HOLE, Geometry, Overwritten, Signature, Version
 from dtrrun.core.operator import Call
 from dtrrun.runtime.ambient import State
-from dtrrun.runtime.dispatch.arguments import covers, holes_in, is_leaf
+from dtrrun.runtime.dispatch.arguments import covers, geometry_of, holes_in, is_leaf, outputs_of
 from dtrrun.runtime.guards import Autocast, below
 from dtrrun.runtime.operators import Operator
-from dtrrun.runtime.storage import device_type_of, size_of
+from dtrrun.runtime.storage import device_type_of, size_of, storage_of
 
 
 class TensorCall(Call):
-    """A call in progress, with its tensors."""
+    """A call in progress, with its tensors. Observers see those of the fast path as `native/observed.h` shows
+    them, with the same attributes."""
 
     __slots__ = (
         "autocast",
@@ -135,6 +136,29 @@ class TensorCall(Call):
             if self.template[position] is HOLE
         ]
         self.updates_statistics = rule.updates and bool(self.statistics)
+
+    @property
+    def geometries(self) -> Sequence[Geometry]:
+        """Those of its tensors, by hole."""
+        return self.signature.geometries
+
+    @property
+    def leaves(self) -> list[int]:
+        """The holes of leaves of autograd."""
+        if self.opaque:
+            return []
+        return [hole for hole, one in enumerate(self.tensors) if one.requires_grad and is_leaf(one)]
+
+    @property
+    def results(self) -> list[tuple[torch.UntypedStorage, Geometry] | None]:
+        """The storage and geometry of each tensor among its results; None for those without a plain one."""
+        found: list[tuple[torch.UntypedStorage, Geometry] | None] = []
+        for tensor in outputs_of(self.result, []):
+            try:
+                found.append((storage_of(tensor), geometry_of(tensor)))
+            except (NotImplementedError, RuntimeError):
+                found.append(None)
+        return found
 
     def is_leaf(self, place: int) -> bool:
         tensor = self.tensors[self.writes[place][0]]

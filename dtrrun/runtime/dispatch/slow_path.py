@@ -524,6 +524,24 @@ class SlowPath:
 
     # -- for the fast path -----------------------------------------------------------------------
 
+    def identity_of(
+        self, operator: Operator, args: Any, kwargs: dict[str, Any] | None, geometries: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """Return the key that `_describe` makes of a call with these tensors, which are HOLEs here."""
+        key: list[Any] = [operator]
+        flatten_into(args, key, [])
+        if kwargs:
+            flatten_into(chain.from_iterable(kwargs.items()), key, [])
+        if operator.sized_by_numbers:
+            key += [arg for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, (float, complex))]
+        dtype = self.ambient.readers[operator.family]()[DEFAULT_DTYPE]
+        if dtype is not torch.float32:
+            key.append(dtype)
+        key.extend(geometries)
+        if operator.opaque_output >= 0:
+            key.append(torch.is_grad_enabled())
+        return tuple(key)
+
     def make_ready(self, inputs: Sequence[Version], signature: Signature) -> int:
         """Bring the inputs back and make room for the outputs.
 
@@ -568,8 +586,11 @@ class SlowPath:
         inputs: list[Version],
         state: State,
         rng: Any = None,
-    ) -> None:
-        """Enter outputs of the fast path other than a single plain tensor. rng: as `TensorCall.rng`."""
+    ) -> Sequence[Output]:
+        """Enter outputs of the fast path other than a single plain tensor. rng: as `TensorCall.rng`.
+
+        Returns those of which more has to be known than that they are new.
+        """
         if type(result) in (tuple, list) and self.ledger.fingerprints is None and not operator.takes_storage:
             try:
                 storages = [storage_of(tensor) for tensor in result if tensor is not None]
@@ -581,7 +602,7 @@ class SlowPath:
                 recorded = func, template, kwargs, rng, state, ()
                 operation = self.ledger.graph.new_operation(recorded, signature, inputs, inputs)
                 self._enter_several(storages, operation, operator)
-                return
+                return ()
         call = TensorCall(func, operator, self.ledger.device_type)
         call.template, call.kwargs, call.versions = template, kwargs or {}, inputs
         call.state, call.signature, call.result, call.rng = state, signature, result, rng
@@ -597,6 +618,7 @@ class SlowPath:
             self._operators.enter_results(call, outputs, plain=not unplain)
             if ledger.fingerprints is not None:
                 self._note_extents(call, outputs)
+            return outputs
 
     def _enter_several(
         self, storages: list[torch.UntypedStorage], operation: Operation, operator: Operator

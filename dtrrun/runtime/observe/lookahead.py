@@ -13,18 +13,14 @@ TOGETHER = 2
 """Steps recorded in a row: two networks trained alternately have two kinds of steps."""
 KNOWN = 4
 """The number of latest steps that are remembered."""
-WHY = "a step is watched"
 
 
 class Lookahead(Observer):
-    """Records a step or two once memory runs short, and again when steps no longer match these.
-
-    While a step is recorded all its operators take the slow path; what they compute is the same.
-    """
+    """Records a step or two once memory runs short, and again when steps no longer match these."""
 
     def __init__(self, slow_path: SlowPath, steps: Sequence[WatchedStep] = ()) -> None:
         """steps: those that are known already; without any, the first ones are recorded."""
-        self._reasons, self._ledger = slow_path.reasons, slow_path.ledger
+        self._ledger = slow_path.ledger
         self._history = slow_path.dtr.history
         self.foresight = self._ledger.policy.foresight = Foresight(self._ledger, steps)
         self._step: WatchedStep | None = None
@@ -57,13 +53,11 @@ class Lookahead(Observer):
     def _watch(self, wanted: bool) -> None:
         if wanted:
             self._step = WatchedStep(self._ledger.age)
-            self._reasons.add(WHY)
             if self not in self._ledger.observers:
                 self._ledger.observers.append(self)
         elif self._step is not None:
             self._step = None
             self._ledger.observers.remove(self)
-            self._reasons.remove(WHY)
 
     def finished(self, call: Any, outputs: Any) -> None:
         if not call.view and self._step is not None:

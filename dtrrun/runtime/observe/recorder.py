@@ -1,8 +1,7 @@
 """Logs what the runtime is asked to do in a step: for `dtrrun record`, and to find a heuristic.
 
-While a step is being recorded every operator takes the slow path. The log contains facts about the program
-(sizes, costs, which storages an operator reads and writes); `dtrrun.simulator.live` derives their
-consequences under a budget, with the same core.
+The log contains facts about the program (sizes, costs, which storages an operator reads and writes);
+`dtrrun.simulator.live` derives their consequences under a budget, with the same core.
 """
 
 from __future__ import annotations
@@ -13,28 +12,26 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dtrrun.core.graph import HOLE, Geometry, Version
+from dtrrun.core.graph import Geometry, Version
 from dtrrun.core.ledger import SMALL_CONSTANTS
 from dtrrun.core.observer import Observer
 from dtrrun.core.operator import Output
 from dtrrun.runtime.costs import identity
-from dtrrun.runtime.dispatch.arguments import geometry_of, is_leaf, outputs_of
 from dtrrun.runtime.dispatch.call import TensorCall
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.observe import snapshot
-from dtrrun.runtime.observe.lookahead import WHY as WATCHED
 from dtrrun.runtime.observe.step_log import Facts, StepLog, open_log
-from dtrrun.runtime.storage import storage_of
-
-WHY = "a step is recorded"
 
 
 class Pending(NamedTuple):
-    """An operator that has not run yet: facts for the log; the ledger keys of its inputs, and their bytes."""
+    """An operator that has not run yet: facts for the log, and by hole the keys of its inputs in the ledger,
+    their bytes, and the geometries of its tensors; and the first hole of each version that it writes to."""
 
     facts: Facts
     keys: list[int]
     nbytes: list[int]
+    geometries: Sequence[Geometry]
+    written: list[int]
 
 
 class Recorder(Observer):
@@ -114,14 +111,12 @@ class Recorder(Observer):
         if self._alone:  # a replay keeps them for as long as a session would
             ledger.small_constants = deque(maxlen=0)
         ledger.observers.append(self)
-        self._slow_path.reasons.add(WHY)
 
     def _end(self) -> None:
         self._log = None
         if self._alone:
             self._ledger.small_constants = deque(maxlen=SMALL_CONSTANTS)
         self._ledger.observers.remove(self)
-        self._slow_path.reasons.remove(WHY)
 
     # -- storages --------------------------------------------------------------------------------
 
@@ -186,10 +181,17 @@ class Recorder(Observer):
             self._log.annotate("BACKWARD")
 
     def admitted(self, call: Any) -> None:
+        versions = call.versions
+        for version in versions:
+            self.met(version)  # the fast path knows those that no operator has met
         self._begins()
-        keys = [version.key for version in call.versions]
+        written = call.written
         self._pending[id(call)] = Pending(
-            self._facts(call), keys, [version.nbytes for version in call.versions]
+            self._facts(call, written),
+            [version.key for version in versions],
+            [version.nbytes for version in versions],
+            call.geometries,
+            [holes[0] for holes in written.values()],
         )
 
     def abandoned(self, call: Any) -> None:
@@ -206,7 +208,7 @@ class Recorder(Observer):
         if pending is None or self._log is None:
             return
         facts, versions, numbers = pending.facts, self._ledger.versions, self._numbers
-        written = [holes[0] for holes in call.written.values()]
+        written = pending.written
         resized = {
             hole: nbytes
             for hole in written
@@ -220,19 +222,19 @@ class Recorder(Observer):
         made: list[tuple[int, int, Any]] = []
         views: list[tuple[int, Any]] = []
         new: list[Any] = []
-        for where, tensor in enumerate(outputs_of(call.result, [])):
-            try:
-                version = versions[self._ledger.key_of(storage_of(tensor))]
-            except (NotImplementedError, RuntimeError):
+        for where, result in enumerate(call.results):
+            if result is None:
                 facts["sparse"] = True
                 continue
-            except KeyError:
+            storage, geometry = result
+            version = self._ledger.version_of(storage)
+            if version is None:
                 continue
             if version.key in numbers:
-                views.append((numbers[version.key], geometry_of(tensor)))
+                views.append((numbers[version.key], geometry))
                 continue
             number = self._number(version.key)
-            made.append((number, version.nbytes, geometry_of(tensor)))
+            made.append((number, version.nbytes, geometry))
             new.append([where, number, version.nbytes, kinds.get(where, "")])
         if new:
             facts["out"] = new
@@ -241,10 +243,10 @@ class Recorder(Observer):
         keys = [pending.keys[hole] for hole in written]
         replaced = [numbers[key] for key in keys if versions[key].operation is not None]
         views = [view for view in views if not any(view[0] == numbers[key] for key in keys)]
-        inputs: list[tuple[int, Geometry]] = list(zip(facts["in"], call.signature.geometries, strict=True))
+        inputs: list[tuple[int, Geometry]] = list(zip(facts["in"], pending.geometries, strict=True))
         self._log.call(call.operator.name, inputs, made, views, replaced, call.signature.cost, facts)
 
-    def _facts(self, call: TensorCall) -> Facts:
+    def _facts(self, call: TensorCall, written: dict[int, list[int]]) -> Facts:
         """Return the facts for the simulator's equivalent of a call (`simulator.live.LoggedCall`)."""
         operator, numbers = call.operator, self._numbers
         key = call.identity
@@ -255,10 +257,9 @@ class Recorder(Observer):
             "bytes": call.signature.output_bytes,
             "signature": self._identities[key],
         }
-        short = operator.simple and not self._slow_path.reasons.all - {WHY, WATCHED}
         flags = {
             "view": call.view,
-            "short": operator.view and short and bool(call.template) and call.template[0] is HOLE,
+            "short": call.view and operator.simple and not self._slow_path.reasons.any,
             "untouching": call.untouching,
             "once": not call.replayable,
             "uninitialised": call.uninitialised,
@@ -268,17 +269,14 @@ class Recorder(Observer):
             "shrinks": call.shrinks,
         }
         facts |= {name: True for name, value in flags.items() if value}
-        if not call.opaque:
-            leaves = [
-                hole for hole, tensor in enumerate(call.tensors) if tensor.requires_grad and is_leaf(tensor)
-            ]
-            if leaves:
-                facts["leaves"] = leaves
-        if call.written:
-            facts["written"] = list(call.written.values())
+        leaves = call.leaves
+        if leaves:
+            facts["leaves"] = leaves
+        if written:
+            facts["written"] = list(written.values())
             whole = [
                 [place, call.versions[holes[0]].nbytes]
-                for place, holes in enumerate(call.written.values())
+                for place, holes in enumerate(written.values())
                 if call.overwrites(place)
             ]
             if whole:

@@ -20,6 +20,11 @@ FORMAT = 1
 
 Facts = dict[str, Any]
 
+AT_ONCE = 256
+"""Lines that are written together."""
+
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+
 
 class Names:
     """The names of one storage's tensors in the log: the first is its number, views have a suffix."""
@@ -57,6 +62,7 @@ class StepLog:
 
     def __init__(self, path: str) -> None:
         self._error: OSError | None = None
+        self._lines: list[str] = []
         self._path = path
         self._names: dict[int, Names] = {}
         self._fresh = 0
@@ -69,6 +75,7 @@ class StepLog:
 
     def close(self) -> None:
         """Complete the log: it gets its final name."""
+        self._write_lines()
         try:
             if self._error is not None:
                 raise self._error
@@ -96,12 +103,33 @@ class StepLog:
         fields = {"INSTRUCTION": instruction, **fields}
         if facts is not None:
             fields["DTRRUN"] = facts
+        self._write(_to_json(fields))
+
+    def _write(self, text: str) -> None:
+        self._lines.append(text)
+        if len(self._lines) == AT_ONCE:
+            self._write_lines()
+
+    def _write_lines(self) -> None:
+        text = "".join(f"{line}\n" for line in self._lines)
+        self._lines.clear()
         if self._error is not None or os.getpid() != self._pid:
             return  # a forked child ends its session, which is no event of the step
         try:
-            self._file.write(json.dumps(fields, separators=(",", ":")).encode() + b"\n")
+            self._file.write(text.encode())
         except OSError as error:
             self._error = error
+
+    # Most lines are such ones. They are written without an encoder, which would take most of the time.
+
+    def _memory(self, name: str, nbytes: int) -> None:
+        self._write(f'{{"INSTRUCTION":"MEMORY","NAME":"{name}","MEMORY":"{nbytes}"}}')
+
+    def _alias(self, name: str, place: int) -> None:
+        self._write(f'{{"INSTRUCTION":"ALIAS","NAME":"{name}","ALIAS":"{place}"}}')
+
+    def _release(self, name: str, more: str = "") -> None:
+        self._write(f'{{"INSTRUCTION":"RELEASE","NAME":"{name}"{more}}}')
 
     def annotate(self, text: str, facts: Facts | None = None) -> None:
         self.line("ANNOTATE", facts, ANNOTATION=text)
@@ -109,14 +137,14 @@ class StepLog:
     def constant(self, number: int, nbytes: int, facts: Facts) -> None:
         names = self._names[number] = Names(f"t{number}", None)
         self.line("CONSTANT", facts, NAME=names.root)
-        self.line("MEMORY", NAME=names.root, MEMORY=str(nbytes))
+        self._memory(names.root, nbytes)
 
     def released(self, number: int) -> None:
         """The program has released a storage: all tensors over it, the first one last."""
         *views, root = reversed(self._names.pop(number).all)
         for name in views:
-            self.line("RELEASE", NAME=name)
-        self.line("RELEASE", {"storage": number}, NAME=root)
+            self._release(name)
+        self._release(root, f',"DTRRUN":{{"storage":{number}}}')
 
     def call(
         self,
@@ -153,7 +181,7 @@ class StepLog:
         if written:
             for number in written:
                 for view in names[number].only_root():
-                    self.line("RELEASE", NAME=view)
+                    self._release(view)
             places = [given.index(number) for number in written]
             self.line("MUTATE", facts or None, NAME=operator, ARGS=args, MUTATE=places, TIME=str(cost))
 
@@ -167,10 +195,10 @@ class StepLog:
         named = [name for name, _, _ in results]
         self.line("CALL", facts, NAME=operator, ARGS=args, RESULT=named, TIME=str(cost))
         for name, nbytes, alias in results:
-            self.line("MEMORY", NAME=name, MEMORY=str(nbytes))
-            self.line("ALIAS", NAME=name, ALIAS=str(alias))
+            self._memory(name, nbytes)
+            self._alias(name, alias)
         if nothing:
-            self.line("RELEASE", NAME=named[0])
+            self._release(named[0])
 
 
 def open_log(path: str) -> StepLog | None:

@@ -1,0 +1,306 @@
+// Operators on the fast path, as those see them who observe operators (`core.observer.Observer`): with the attributes that
+// `dispatch/call.py` gives to an operator on the slow path. Observers ask for most of them before it runs, as
+// `observe/recorder.py` does. Nothing of this is made while nobody observes.
+#pragma once
+
+#include <unordered_map>
+
+#include "first_calls.h"
+#include "replays.h"
+
+namespace dtrrun {
+
+struct ObservedCall;
+
+// What all calls of a session need.
+class Observation {
+ public:
+  Observation(PyObject* slow_path, const Accounts& accounts, const FirstCalls& first_calls)
+      : accounts(accounts), first_calls(first_calls), slow_path(Ref::copy(slow_path)) {}
+
+  const Accounts& accounts;
+  const FirstCalls& first_calls;
+  Ref slow_path;
+  // Keys on the slow path by signatures, which are kept with them.
+  std::unordered_map<PyObject*, std::pair<Ref, Ref>> identities;
+};
+
+// An operator, from before room is made for it until it has run: tells observers, if there are any.
+class Observed {
+ public:
+  // stack: with the operator's arguments on top. found: its signature.
+  Observed(Observation& by, const Facts& facts, const c10::OperatorHandle& op, const Stack& stack, PyObject* found) {
+    if (by.accounts.observers.any()) admit(by, facts, op, stack, found);
+  }
+  ~Observed() {
+    if (call_) end();
+  }
+  Observed(const Observed&) = delete;
+
+  // Its kernel is about to run, or could not begin.
+  void runs(bool now) {
+    if (call_) set_running(now);
+  }
+  // Its results are on top of the stack, and in the ledger. outputs: those that are not plain, or null.
+  void finished(PyObject* outputs = nullptr) {
+    if (call_) finish(outputs == nullptr ? nothing : outputs);
+  }
+
+ private:
+  void admit(Observation& by, const Facts& facts, const c10::OperatorHandle& op, const Stack& stack, PyObject* found);
+  void set_running(bool now);
+  void finish(PyObject* outputs);
+  void end() noexcept;
+  ObservedCall* get() const { return reinterpret_cast<ObservedCall*>(call_.get()); }
+
+  Ref call_;
+};
+
+struct ObservedCall {
+  PyObject_HEAD
+  Observation* by;  // null once it is over
+  const Facts* facts;
+  const c10::OperatorHandle* op;
+  const Stack* stack;
+  PyObject *signature, *versions;
+  enum State : uint8_t { ADMITTED, RUNNING, FINISHED } state;
+
+  size_t count() const { return op->schema().arguments().size(); }
+  const IValue* values() const {
+    expect(ADMITTED);  // the kernel takes them
+    return stack->data() + (stack->size() - count());
+  }
+  void expect(State expected) const {
+    if (state != expected) throw std::runtime_error("dtrrun: internal error: an observer asks too early or too late");
+  }
+
+  // Whether its signature says all that its key on the slow path does: others share one for tensors that are in other
+  // places of their storages, and for lists of the same length and size.
+  bool is_exact() const {
+    return facts->way == Facts::Way::PLAIN ? facts->makes_tensors : facts->way != Facts::Way::LISTS;
+  }
+  bool writes_to(size_t place) const {
+    if (facts->way == Facts::Way::WRITES) return place == facts->written;
+    return std::find(facts->mutates.begin(), facts->mutates.end(), place) != facts->mutates.end();
+  }
+
+  static bool is_hole(const IValue& value) {
+    return value.isTensor() && value.toTensor().defined() && !stands_for_number(value);
+  }
+  // Calls function(place, tensor) for each hole, in order.
+  template <class Function>
+  void each_tensor(const Function& function) const {
+    for (size_t place = 0; place < count(); place++) {
+      const IValue& value = values()[place];
+      if (is_hole(value)) function(place, value.toTensor());
+      if (!value.isTensorList() && !value.isOptionalTensorList()) continue;
+      for (const IValue& item : value.toListRef())
+        if (is_hole(item)) function(place, item.toTensor());
+    }
+  }
+  // A list of the holes of which this is true.
+  template <class Predicate>
+  Ref holes_if(const Predicate& predicate) const {
+    Ref holes = checked(PyList_New(0));
+    Py_ssize_t hole = 0;
+    each_tensor([&](size_t place, const at::Tensor& tensor) {
+      if (predicate(place, tensor) && PyList_Append(holes.get(), checked(PyLong_FromSsize_t(hole)).get()) < 0) raise();
+      hole++;
+    });
+    return holes;
+  }
+
+  // -- the attributes of `TensorCall` --
+
+  Ref operator_() const { return Ref::copy(facts->operator_.get()); }
+  Ref its_signature() const { return Ref::copy(signature); }
+  Ref its_versions() const { return Ref::copy(versions); }
+  Ref cost() const { return Ref(PyLong_FromLongLong(SignatureFields().cost.number(signature))); }
+  Ref handed_out() const { return Ref::copy(nothing); }
+  bool never() const { return false; }
+  bool view() const { return facts->way == Facts::Way::VIEW; }
+  bool untouching() const { return facts->untouching; }
+  bool uninitialised() const { return facts->uninitialised; }
+  bool replayable() const { return !facts->uninitialised && truth(facts->operator_.get(), "replayable"); }
+  bool shrinks() const { return facts->way == Facts::Way::PLAIN; }
+  bool updates_statistics() const { return facts->updates && PyList_GET_SIZE(statistics().get()) != 0; }
+  Ref written() const {
+    Ref all = checked(PyDict_New());
+    Ref holes = holes_if([&](size_t place, const at::Tensor&) { return writes_to(place); });
+    for (PyObject* hole : Items(holes.get())) {
+      Ref target(PyLong_FromVoidPtr(PyTuple_GET_ITEM(versions, as_number(hole)))), none = checked(PyList_New(0));
+      PyObject* its = PyDict_SetDefault(all.get(), target.get(), none.get());
+      if (its == nullptr || PyList_Append(its, hole) < 0) raise();
+    }
+    return all;
+  }
+  // Of its one target: whether it is written to through one tensor, which covers it (`TensorCall.overwrites`).
+  bool overwrites() const {
+    if (facts->way != Facts::Way::WRITES || !facts->overwrites) return false;
+    const at::Tensor& tensor = values()[facts->written].toTensor();
+    auto* target = reinterpret_cast<PyObject*>(by->accounts.version_of(tensor));
+    Items all(versions);
+    return std::count(all.begin(), all.end(), target) == 1 && tensor.nbytes() == tensor.storage().nbytes() &&
+           tensor.is_non_overlapping_and_dense();
+  }
+  Ref leaves() const {
+    return holes_if([](size_t, const at::Tensor& tensor) { return is_leaf(tensor); });
+  }
+  Ref statistics() const {
+    bool trains = facts->trains < 0 || values()[facts->trains] == IValue(true);
+    return holes_if([&](size_t place, const at::Tensor&) {
+      return trains && std::find(facts->statistics, facts->statistics + 2, static_cast<int>(place)) != facts->statistics + 2;
+    });
+  }
+  Ref geometries() const {
+    if (is_exact()) return attribute(signature, "geometries");
+    return by->first_calls.geometries_of(values(), count(), nullptr);
+  }
+  // Its key on the slow path.
+  Ref identity() const {
+    auto known = by->identities.find(signature);
+    if (is_exact() && known != by->identities.end()) return Ref::copy(known->second.second.get());
+    auto [args, kwargs] = to_arguments(op->schema(), values(), PyList_New, [&](size_t place) { return template_at(place); });
+    Ref made = checked(PyObject_CallMethod(by->slow_path.get(), "identity_of", "OOOO", facts->operator_.get(), args.get(),
+                                           kwargs ? kwargs.get() : Py_None, geometries().get()));
+    if (is_exact()) by->identities[signature] = {Ref::copy(signature), Ref::copy(made.get())};
+    return made;
+  }
+  Ref template_at(size_t place) const {
+    const IValue& value = values()[place];
+    if (is_hole(value)) return Ref::copy(hole);
+    if (!value.isTensorList() && !value.isOptionalTensorList()) return to_python(value, (*facts->enumerations)[place]);
+    auto items = value.toListRef();
+    Ref list = checked(PyList_New(static_cast<Py_ssize_t>(items.size())));
+    for (size_t i = 0; i < items.size(); i++)
+      PyList_SET_ITEM(list.get(), i, Ref::copy(is_hole(items[i]) ? hole : Py_None).release());
+    return list;
+  }
+  // The storage and the geometry of each tensor among its results; None for those without a plain storage.
+  Ref results() const {
+    expect(FINISHED);
+    Ref all = checked(PyList_New(0));
+    for (const at::Tensor& tensor : tensors_in(op->schema(), *stack)) {
+      Ref one = Ref::copy(Py_None);
+      if (tensor.has_storage()) {
+        Ref storage = object_of(tensor.storage()), geometry = by->first_calls.geometry_of(tensor);
+        one = checked(PyTuple_Pack(2, storage.get(), geometry.get()));
+      }
+      if (PyList_Append(all.get(), one.get()) < 0) raise();
+    }
+    return all;
+  }
+};
+
+inline PyTypeObject* observed_call_type = nullptr;
+
+inline void Observed::admit(Observation& by, const Facts& facts, const c10::OperatorHandle& op, const Stack& stack,
+                            PyObject* found) {
+  auto* call = PyObject_New(ObservedCall, observed_call_type);
+  if (call == nullptr) raise();
+  Ref made(reinterpret_cast<PyObject*>(call));
+  call->by = &by;
+  call->facts = &facts;
+  call->op = &op;
+  call->stack = &stack;
+  call->signature = Ref::copy(found).release();
+  call->versions = nullptr;
+  call->state = ObservedCall::ADMITTED;
+  c10::SmallVector<Ref, 6> versions;
+  call->each_tensor([&](size_t, const at::Tensor& tensor) {
+    versions.push_back(Ref::copy(reinterpret_cast<PyObject*>(by.accounts.version_of(tensor))));
+  });
+  call->versions = as_tuple(versions).release();
+  call_ = std::move(made);
+  try {
+    by.accounts.observers.admitted(call_.get());
+  } catch (...) {
+    end();
+    throw;
+  }
+}
+
+inline void Observed::set_running(bool now) { get()->state = now ? ObservedCall::RUNNING : ObservedCall::ADMITTED; }
+
+inline void Observed::finish(PyObject* outputs) {
+  get()->state = ObservedCall::FINISHED;
+  get()->by->accounts.observers.finished(call_.get(), outputs);
+  end();
+}
+
+// Lets go of the versions, too, so that they have as many references as without observers.
+inline void Observed::end() noexcept {
+  ObservedCall* call = get();
+  try {
+    if (call->state == ObservedCall::ADMITTED) call->by->accounts.observers.abandoned(call_.get());
+    if (call->state == ObservedCall::RUNNING) call->by->accounts.observers.failed(call_.get());
+  } catch (python_error& error) {
+    error.restore();
+    PyErr_WriteUnraisable(nullptr);
+  }
+  call->by = nullptr;
+  Py_CLEAR(call->versions);
+  call_ = Ref();
+}
+
+// An attribute, for Python.
+template <auto attribute>
+PyObject* ask(PyObject* self, void*) {
+  return guarded([&]() -> PyObject* {
+    auto* call = reinterpret_cast<const ObservedCall*>(self);
+    if (call->by == nullptr) throw std::runtime_error("dtrrun: internal error: an observer asks of what is over");
+    if constexpr (std::is_same_v<decltype((call->*attribute)()), bool>)
+      return PyBool_FromLong((call->*attribute)());
+    else
+      return (call->*attribute)().release();
+  });
+}
+
+inline PyTypeObject* make_observed_call_type() {
+  using C = ObservedCall;
+  static PyGetSetDef attributes[] = {
+      {"cost", ask<&C::cost>, nullptr, nullptr, nullptr},
+      {"geometries", ask<&C::geometries>, nullptr, nullptr, nullptr},
+      {"handed_out", ask<&C::handed_out>, nullptr, nullptr, nullptr},
+      {"identity", ask<&C::identity>, nullptr, nullptr, nullptr},
+      {"leaves", ask<&C::leaves>, nullptr, nullptr, nullptr},
+      {"opaque", ask<&C::never>, nullptr, nullptr, nullptr},
+      {"operator", ask<&C::operator_>, nullptr, nullptr, nullptr},
+      {"replayable", ask<&C::replayable>, nullptr, nullptr, nullptr},
+      {"reshapes", ask<&C::never>, nullptr, nullptr, nullptr},
+      {"results", ask<&C::results>, nullptr, nullptr, nullptr},
+      {"shrinks", ask<&C::shrinks>, nullptr, nullptr, nullptr},
+      {"signature", ask<&C::its_signature>, nullptr, nullptr, nullptr},
+      {"statistics", ask<&C::statistics>, nullptr, nullptr, nullptr},
+      {"uninitialised", ask<&C::uninitialised>, nullptr, nullptr, nullptr},
+      {"untouching", ask<&C::untouching>, nullptr, nullptr, nullptr},
+      {"updates_statistics", ask<&C::updates_statistics>, nullptr, nullptr, nullptr},
+      {"versions", ask<&C::its_versions>, nullptr, nullptr, nullptr},
+      {"view", ask<&C::view>, nullptr, nullptr, nullptr},
+      {"written", ask<&C::written>, nullptr, nullptr, nullptr},
+      {nullptr, nullptr, nullptr, nullptr, nullptr},
+  };
+  static PyMethodDef methods[] = {
+      {"overwrites", [](PyObject* self, PyObject*) { return ask<&C::overwrites>(self, nullptr); }, METH_O, nullptr},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  auto destroy = [](PyObject* self) {
+    PyTypeObject* type = Py_TYPE(self);
+    Py_CLEAR(reinterpret_cast<C*>(self)->signature);
+    Py_CLEAR(reinterpret_cast<C*>(self)->versions);
+    PyObject_Free(self);
+    Py_DECREF(type);
+  };
+  PyType_Slot slots[] = {
+      {Py_tp_dealloc, reinterpret_cast<void*>(+destroy)},
+      {Py_tp_getset, attributes},
+      {Py_tp_methods, methods},
+      {Py_tp_doc, const_cast<char*>("An operator on the fast path, as observers see it: as `TensorCall`.")},
+      {0, nullptr},
+  };
+  constexpr unsigned long flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION;
+  PyType_Spec spec = {"_dtrrun_native.ObservedCall", sizeof(C), 0, flags, slots};
+  return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+}
+
+}  // namespace dtrrun
