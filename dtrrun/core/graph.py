@@ -170,16 +170,16 @@ def together(made: list[tuple[int, Any]]) -> tuple[tuple[int, Any], ...] | int |
     return tuple(made) if len(made) != 1 else made[0][0] or None
 
 
-class Hole:
+class TensorSlot:
     """Placeholder for a tensor among recorded arguments."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return "HOLE"
+        return "TENSOR_SLOT"
 
 
-HOLE = Hole()
+TENSOR_SLOT = TensorSlot()
 
 
 class Signature:

@@ -10,30 +10,30 @@ namespace dtrrun {
 class FirstCalls {
  public:
   // signatures: the session's, of Python.
-  FirstCalls(PyObject* mode, PyObject* signatures, const Accounts& accounts)
-      : mode_(Ref::copy(mode)), signatures_(Ref::copy(signatures)), made_(attribute(signatures, "made")),
+  FirstCalls(PyObject* python, PyObject* signatures, const Accounts& accounts)
+      : python_(Ref::copy(python)), signatures_(Ref::copy(signatures)), made_(attribute(signatures, "made")),
         signature_class_(attribute(attribute(accounts.get(), "graph").get(), "signature")),
-        size_class_(attribute(mode, "size_class")), is_modelled_(truth(signatures, "modelled")), accounts_(accounts) {}
+        size_class_(attribute(python, "size_class")), is_modelled_(truth(signatures, "modelled")), accounts_(accounts) {}
 
   // Null if that is for Python. inputs: the versions of the call's tensors. statistics: those of running statistics, if a
   // replay omits them.
   template <class Inputs, class Statistics>
-  Ref signature_of(const Facts& facts, const c10::OperatorHandle& op, const IValue* values, const Inputs& inputs,
+  Ref signature_of(const OperatorInfo& info, const c10::OperatorHandle& op, const IValue* values, const Inputs& inputs,
                    const Statistics& statistics) const {
-    if (facts.formula == Formula::UNKNOWN) return Ref();
+    if (info.formula == Formula::UNKNOWN) return Ref();
     size_t count = op.schema().arguments().size();
-    auto storages = formulas_.predict(facts, values, count);
+    auto storages = formulas_.predict(info, values, count);
     if (!storages) return Ref();
     Ref geometries = geometries_of(values, count, nullptr);
     size_t tensors = inputs.size() + statistics.size();
     if (PyTuple_GET_SIZE(geometries.get()) != static_cast<Py_ssize_t>(tensors)) return Ref();
-    Ref made = blank(facts, std::move(geometries));
+    Ref made = blank(info, std::move(geometries));
     int64_t nbytes = 0;
     for (int64_t storage : *storages) nbytes += accounts_.rounded(storage);
     signature_.output_bytes.set_number(made.get(), nbytes);
-    signature_.guessed.set(made.get(), facts.makes_tensors);
+    signature_.guessed.set(made.get(), info.makes_tensors);
     if (!statistics.empty())
-      signature_.replayed_as.take(made.get(), blank(facts, geometries_of(values, count, facts.statistics)).release());
+      signature_.replayed_as.take(made.get(), blank(info, geometries_of(values, count, info.statistics)).release());
     return made;
   }
 
@@ -43,11 +43,11 @@ class FirstCalls {
     int64_t read = 0;  // bytes
   };
   template <class Inputs, class Statistics>
-  std::optional<Unpriced> unpriced(const Facts& facts, const c10::OperatorHandle& op, const IValue* values,
+  std::optional<Unpriced> unpriced(const OperatorInfo& info, const c10::OperatorHandle& op, const IValue* values,
                                    const Inputs& inputs, const Statistics& statistics) const {
     if (!is_modelled_) return std::nullopt;
     auto [args, kwargs] = to_arguments(op.schema(), values, PyTuple_New, [&](size_t place) {
-      return to_python(values[place], (*facts.enumerations)[place]);
+      return to_python(values[place], (*info.enumerations)[place]);
     });
     Unpriced call{std::move(args), std::move(kwargs)};
     for (const Ref& input : inputs) call.read += VersionFields().nbytes.number(input.get());
@@ -55,11 +55,11 @@ class FirstCalls {
     return call;
   }
   // It has run, and its results are on the top of the stack.
-  void price(PyObject* made, const Facts& facts, const Unpriced& call, const c10::FunctionSchema& schema,
+  void price(PyObject* made, const OperatorInfo& info, const Unpriced& call, const c10::FunctionSchema& schema,
              const Stack& stack) const {
     Untraced untraced;
     Ref results = shown_results(schema, Stack(stack.end() - static_cast<Py_ssize_t>(schema.returns().size()), stack.end()));
-    checked(PyObject_CallMethod(mode_.get(), "price", "OOOOOL", made, facts.func.get(), call.args.get(),
+    checked(PyObject_CallMethod(python_.get(), "price", "OOOOOL", made, info.func.get(), call.args.get(),
                                 call.kwargs ? call.kwargs.get() : Py_None, results.get(), static_cast<long long>(call.read)));
   }
 
@@ -77,8 +77,8 @@ class FirstCalls {
   }
 
   // A first call has run in Python, with these results.
-  void learn(Facts& facts, const IValue* values, size_t count, const Stack& results) {
-    formulas_.learn(facts, values, count, results);
+  void learn(OperatorInfo& info, const IValue* values, size_t count, const Stack& results) {
+    formulas_.learn(info, values, count, results);
   }
 
   // statistics: two places to leave out, or null.
@@ -112,11 +112,11 @@ class FirstCalls {
   }
 
  private:
-  Ref blank(const Facts& facts, Ref geometries) const {
+  Ref blank(const OperatorInfo& info, Ref geometries) const {
     auto* type = reinterpret_cast<PyTypeObject*>(signature_class_.get());
     Ref made = checked(type->tp_alloc(type, 0));
     PyObject_GC_UnTrack(made.get());
-    signature_.operator_.set(made.get(), facts.operator_.get());
+    signature_.operator_.set(made.get(), info.operator_.get());
     signature_.geometries.take(made.get(), geometries.release());
     return made;
   }
@@ -132,7 +132,7 @@ class FirstCalls {
     return tuple;
   }
 
-  Ref mode_, signatures_, made_, signature_class_, size_class_;
+  Ref python_, signatures_, made_, signature_class_, size_class_;
   bool is_modelled_;
   const Accounts& accounts_;
   Formulas formulas_;

@@ -5,7 +5,7 @@
 #include <map>
 #include <optional>
 
-#include "facts.h"
+#include "operator_info.h"
 #include "signatures.h"
 
 namespace dtrrun {
@@ -15,12 +15,12 @@ class Formulas {
   using Numbers = c10::SmallVector<int64_t, 3>;
 
   // The bytes of each storage that a call with these arguments allocates, or nothing if they are not known.
-  std::optional<Numbers> predict(const Facts& facts, const IValue* values, size_t count) const {
-    if (facts.formula == Formula::NOTHING) return Numbers();
-    auto family = family_of(facts, values, count);
+  std::optional<Numbers> predict(const OperatorInfo& info, const IValue* values, size_t count) const {
+    if (info.formula == Formula::NOTHING) return Numbers();
+    auto family = family_of(info, values, count);
     auto itemsizes = family ? itemsizes_.find(*family) : itemsizes_.end();
     if (itemsizes == itemsizes_.end()) return std::nullopt;
-    auto numels = elements(facts.formula, values, count);
+    auto numels = elements(info.formula, values, count);
     if (!numels || numels->size() != itemsizes->second.size()) return std::nullopt;
     for (size_t i = 0; i < numels->size(); i++) {
       if ((*numels)[i] < 0 || (*numels)[i] >= MANY) return std::nullopt;  // an error of PyTorch's
@@ -30,10 +30,10 @@ class Formulas {
   }
 
   // Such a call has run in Python, with these results.
-  void learn(Facts& facts, const IValue* values, size_t count, const Stack& results) {
-    if (facts.formula == Formula::UNKNOWN || facts.formula == Formula::NOTHING) return;
-    auto family = family_of(facts, values, count);
-    auto numels = elements(facts.formula, values, count);
+  void learn(OperatorInfo& info, const IValue* values, size_t count, const Stack& results) {
+    if (info.formula == Formula::UNKNOWN || info.formula == Formula::NOTHING) return;
+    auto family = family_of(info, values, count);
+    auto numels = elements(info.formula, values, count);
     if (!family || !numels || std::find(numels->begin(), numels->end(), 0) != numels->end()) return;
     Numbers itemsizes;
     for (const IValue& result : results) {
@@ -44,13 +44,13 @@ class Formulas {
       int64_t itemsize = static_cast<int64_t>(made.itemsize());
       size_t place = itemsizes.size();
       if (place == numels->size() || static_cast<int64_t>(made.storage().nbytes()) != (*numels)[place] * itemsize) {
-        facts.formula = Formula::UNKNOWN;  // it does not fit this operator
+        info.formula = Formula::UNKNOWN;  // it does not fit this operator
         return;
       }
       itemsizes.push_back(itemsize);
     }
     if (itemsizes.size() != numels->size()) {
-      facts.formula = Formula::UNKNOWN;
+      info.formula = Formula::UNKNOWN;
       return;
     }
     if (itemsizes_.size() >= LIMIT) itemsizes_.clear();
@@ -64,8 +64,8 @@ class Formulas {
   enum : uint64_t { OTHER = 1, INT, DOUBLE, INTS, NO_TENSOR, NUMBER, TENSOR, TENSORS };
 
   // All that determines the type of a call's result.
-  static std::optional<Family> family_of(const Facts& facts, const IValue* values, size_t count) {
-    Family family{reinterpret_cast<uint64_t>(&facts), static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype()))};
+  static std::optional<Family> family_of(const OperatorInfo& info, const IValue* values, size_t count) {
+    Family family{reinterpret_cast<uint64_t>(&info), static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype()))};
     Key others;
     for (size_t place = 0; place < count; place++) {
       const IValue& value = values[place];
@@ -79,7 +79,7 @@ class Formulas {
           if (family.back() != family[begin]) return std::nullopt;
         }
         family.resize(begin + !tensors.empty());  // any number of them
-      } else if (value.isInt() && (*facts.enumerations)[place] == Enumeration::NONE) {
+      } else if (value.isInt() && (*info.enumerations)[place] == Enumeration::NONE) {
         family.push_back(INT);
       } else if (value.isDouble()) {
         family.push_back(DOUBLE);

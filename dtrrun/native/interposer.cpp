@@ -12,7 +12,7 @@
 
 #include "../bindings/walks.h"
 #include "dlpack.h"
-#include "door.h"
+#include "interposer.h"
 #include "extension_functions.h"
 #include "faults.h"
 #include "heap.h"
@@ -26,7 +26,7 @@ namespace dtrrun {
 namespace {
 
 // Of the session that is on; read and changed only with the GIL. Never destroyed: Python may be gone by then.
-std::shared_ptr<Door>& door = *new std::shared_ptr<Door>;
+std::shared_ptr<Interposer>& interposer = *new std::shared_ptr<Interposer>;
 std::atomic<bool> is_open{false};
 
 }  // namespace
@@ -35,7 +35,7 @@ void arrive(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   if (is_open) {
     Stopwatch watch;
     Gil gil;
-    if (auto session = door) {  // kept by us, since another thread may end it while we run a kernel
+    if (auto session = interposer) {  // kept by us, since another thread may end it while we run a kernel
       session->handle(op, keys, stack, gil, watch);
       return;
     }
@@ -47,7 +47,7 @@ void arrive(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 namespace {
 
 bool bring_back(const Placeholders::Claim& claim, const std::vector<uintptr_t>& words) {
-  auto session = door;
+  auto session = interposer;
   return session && session->touched(claim, words);
 }
 
@@ -85,32 +85,32 @@ PyObject* take_whole(PyObject*, PyObject* name) {
   });
 }
 
-PyObject* open_door(PyObject*, PyObject* args) {
-  PyObject *mode, *handle, *classes, *placeholder;
+PyObject* open_session(PyObject*, PyObject* args) {
+  PyObject *python, *handle, *classes, *placeholder;
   long long chain_limit;
   const char* device;
-  if (!PyArg_ParseTuple(args, "OOOOLs", &mode, &handle, &classes, &placeholder, &chain_limit, &device)) return nullptr;
+  if (!PyArg_ParseTuple(args, "OOOOLs", &python, &handle, &classes, &placeholder, &chain_limit, &device)) return nullptr;
   return guarded([&]() -> PyObject* {
-    if (door) throw std::runtime_error("dtrrun: a session is on already");
+    if (interposer) throw std::runtime_error("dtrrun: a session is on already");
     Py_INCREF(placeholder);
-    hole = placeholder;
-    door = std::make_shared<Door>(mode, handle, classes, chain_limit, device);
+    tensor_slot = placeholder;
+    interposer = std::make_shared<Interposer>(python, handle, classes, chain_limit, device);
     is_open = true;
     Faults::watch(&bring_back);
     Py_RETURN_NONE;
   });
 }
 
-PyObject* close_door(PyObject*, PyObject*) {
+PyObject* close_session(PyObject*, PyObject*) {
   is_open = false;
   Faults::unwatch();
-  door.reset();
+  interposer.reset();
   Py_RETURN_NONE;
 }
 
 PyObject* bind(PyObject*, PyObject* index) {
   return guarded([&]() -> PyObject* {
-    if (door) door->device.bind(static_cast<c10::DeviceIndex>(as_number(index)));
+    if (interposer) interposer->device.bind(static_cast<c10::DeviceIndex>(as_number(index)));
     Py_RETURN_NONE;
   });
 }
@@ -174,7 +174,7 @@ PyObject* proceed_watched(PyObject*, PyObject* args) {
 
 PyObject* known_signature(PyObject*, PyObject*) {
   return guarded([]() -> PyObject* {
-    auto session = door;
+    auto session = interposer;
     Ref found = session && underway != nullptr ? session->known_signature(*underway) : Ref();
     return found ? found.release() : Ref::copy(Py_None).release();
   });
@@ -182,7 +182,7 @@ PyObject* known_signature(PyObject*, PyObject*) {
 
 // Whether a tensor of the operator that Python handles in this thread stands for a number, and Python got it as a tensor.
 PyObject* has_numbers(PyObject*, PyObject*) {
-  auto session = door;
+  auto session = interposer;
   return PyBool_FromLong(session && underway != nullptr && session->has_numbers(*underway));
 }
 
@@ -203,7 +203,7 @@ PyObject* was_excluded(PyObject*, PyObject* name) {
 
 PyObject* materialize(PyObject*, PyObject* targets) {
   return guarded([&]() -> PyObject* {
-    auto session = door;
+    auto session = interposer;
     Ref all = checked(PySequence_Fast(targets, "targets must be a sequence"));
     return PyBool_FromLong(session && session->materialize(all.get()));
   });
@@ -211,7 +211,7 @@ PyObject* materialize(PyObject*, PyObject* targets) {
 
 PyObject* evict_to(PyObject*, PyObject* most) {
   return guarded([&]() -> PyObject* {
-    auto session = door;
+    auto session = interposer;
     auto fits = session ? session->evict_to(as_number(most)) : std::nullopt;
     return fits ? PyBool_FromLong(*fits) : Ref::copy(Py_None).release();
   });
@@ -220,7 +220,7 @@ PyObject* evict_to(PyObject*, PyObject* most) {
 // A gradient of `leaf` has arrived.
 PyObject* gradient_arrived(PyObject* otherwise, PyObject* leaf) {
   return guarded([&]() -> PyObject* {
-    auto session = door;
+    auto session = interposer;
     if (session && THPVariable_Check(leaf)) {
       const at::Tensor& gradient = THPVariable_Unpack(leaf).grad();
       if (!gradient.defined() || session->pin_gradient(gradient)) return Ref::copy(Py_None).release();
@@ -235,19 +235,19 @@ PyObject* gradient_hook(PyObject*, PyObject* otherwise) {
 }
 
 PyObject* forget(PyObject*, PyObject*) {
-  if (door) door->forget();
+  if (interposer) interposer->forget();
   Py_RETURN_NONE;
 }
 
 PyObject* counters(PyObject*, PyObject*) {
-  if (!door) return Py_BuildValue("(ii)", 0, 0);
-  return Py_BuildValue("(LL)", static_cast<long long>(door->operators_ns),
-                       static_cast<long long>(door->bookkeeping_ns));
+  if (!interposer) return Py_BuildValue("(ii)", 0, 0);
+  return Py_BuildValue("(LL)", static_cast<long long>(interposer->operators_ns),
+                       static_cast<long long>(interposer->bookkeeping_ns));
 }
 
-template <int64_t Facts::*counter>
+template <int64_t OperatorInfo::*counter>
 PyObject* calls(PyObject*, PyObject*) {
-  return guarded([]() -> PyObject* { return !door ? PyDict_New() : door->calls(counter).release(); });
+  return guarded([]() -> PyObject* { return !interposer ? PyDict_New() : interposer->calls(counter).release(); });
 }
 
 PyObject* living(PyObject*, PyObject*) {
@@ -329,7 +329,7 @@ PyObject* is_evicted(PyObject*, PyObject* storage) {
 
 PyObject* settle(PyObject*, PyObject*) {
   return guarded([]() -> PyObject* {
-    auto session = door;
+    auto session = interposer;
     return PyBool_FromLong(session && session->settle());
   });
 }
@@ -411,11 +411,11 @@ PyObject* guard_exports(PyObject*, PyObject* args) {
 }
 
 PyObject* share(PyObject*, PyObject*) {
-  if (door) door->share();
+  if (interposer) interposer->share();
   Py_RETURN_NONE;
 }
 
-PyObject* is_inside(PyObject*, PyObject*) { return PyBool_FromLong(door && door->is_inside()); }
+PyObject* is_inside(PyObject*, PyObject*) { return PyBool_FromLong(interposer && interposer->is_inside()); }
 
 PyMethodDef methods[] = {
     {"use_way", use_way, METH_O, "Take the way in of this name, before the first session. Raises RuntimeError if that is closed."},
@@ -423,9 +423,9 @@ PyMethodDef methods[] = {
     {"key", key_of_way, METH_NOARGS, "The name of the dispatch key at which operators come, or None."},
     {"take_whole", take_whole, METH_O,
      "take_whole(name): a composite operator comes as a whole where autograd has not taken it apart, as in inference mode."},
-    {"open", open_door, METH_VARARGS, "Begin a session: open(mode, handle, classes, hole, chain_limit, device_type)."},
+    {"open", open_session, METH_VARARGS, "Begin a session: open(interposer, handle, classes, tensor_slot, chain_limit, device_type)."},
     {"bind", bind, METH_O, "A session on a GPU has begun to use the one with this index."},
-    {"close", close_door, METH_NOARGS, "End the session."},
+    {"close", close_session, METH_NOARGS, "End the session."},
     {"switch", switch_on, METH_O, "Let this thread's operators come to the session, or not."},
     {"is_on", is_on, METH_NOARGS, "Whether this thread's operators come to the session."},
     {"proceed", proceed, METH_NOARGS, "Run the kernel of the operator that is handled in this thread."},
@@ -442,8 +442,8 @@ PyMethodDef methods[] = {
     DTRRUN_WALKS,
     {"forget", forget, METH_NOARGS, "Forget all signatures."},
     {"counters", counters, METH_NOARGS, "(ns in operators, ns of bookkeeping) of the fast path."},
-    {"python_calls", calls<&Facts::python_calls>, METH_NOARGS, "How often each operator went to Python, by name."},
-    {"native_calls", calls<&Facts::native_calls>, METH_NOARGS, "How often the fast path has handled each operator, by name."},
+    {"python_calls", calls<&OperatorInfo::python_calls>, METH_NOARGS, "How often each operator went to Python, by name."},
+    {"native_calls", calls<&OperatorInfo::native_calls>, METH_NOARGS, "How often the fast path has handled each operator, by name."},
     {"living", living, METH_NOARGS, "(versions, operations) that exist, which the garbage collector does not know."},
     {"storage_of", storage_of_tensor, METH_O, "A tensor's storage, of whose object PyTorch does not know."},
     {"swap", swap, METH_VARARGS, "swap(storage, storage): each has what the other one held."},

@@ -1,25 +1,25 @@
 // In-place operators on lists of tensors, as `runtime/dispatch/lists.py` runs them: an optimizer's step.
 #pragma once
 
-#include "facts.h"
+#include "operator_info.h"
 #include "mutation.h"
 
 namespace dtrrun {
 
 class ListUpdates {
  public:
-  // mode: the `Interposer`.
-  ListUpdates(PyObject* mode, Accounts& accounts, Dependents& dependents)
-      : recipes_(attribute(mode, "recipes")), updates_(attribute(mode, "updates")),
+  // python: the `Interposer` of Python.
+  ListUpdates(PyObject* python, Accounts& accounts, Dependents& dependents)
+      : recipes_(attribute(python, "recipes")), updates_(attribute(python, "updates")),
         why_(checked(PyUnicode_InternFromString("updated in place"))), accounts_(accounts), dependents_(dependents) {}
 
   bool recomputable = false;  // the last call is special in that all that it writes to can be recomputed
 
   // Finds what the call reads and writes. Returns false if something about it is special: without effect, but for what
   // has been rescued.
-  bool prepare(const Facts& facts, const c10::FunctionSchema& schema, const IValue* values) {
+  bool prepare(const OperatorInfo& info, const c10::FunctionSchema& schema, const IValue* values) {
     forget();  // of a call that was interrupted
-    bool found = look(facts, schema, values);
+    bool found = look(info, schema, values);
     if (!found) forget();  // the program's tensors, above all
     return found;
   }
@@ -43,7 +43,7 @@ class ListUpdates {
   }
 
  private:
-  bool look(const Facts& facts, const c10::FunctionSchema& schema, const IValue* values) {
+  bool look(const OperatorInfo& info, const c10::FunctionSchema& schema, const IValue* values) {
     accounts_.collect_dead();
     loose_.clear();
     recomputable = false;
@@ -52,7 +52,7 @@ class ListUpdates {
     int64_t clock = accounts_.number(ledger.clock);
     for (size_t place = 0; place < schema.arguments().size(); place++) {
       const IValue& value = values[place];
-      bool writes = std::find(facts.mutates.begin(), facts.mutates.end(), place) != facts.mutates.end();
+      bool writes = std::find(info.mutates.begin(), info.mutates.end(), place) != info.mutates.end();
       if (value.isTensor()) {
         if (value.toTensor().defined() && !add(value.toTensor(), writes, nbytes, dtypes)) return false;
       } else if (schema.arguments()[place].kwarg_only()) {
@@ -64,7 +64,7 @@ class ListUpdates {
         return false;
       }
     }
-    signature_ = find(facts, nbytes, dtypes);
+    signature_ = find(info, nbytes, dtypes);
     if (!signature_ || signature.calls.number(signature_.get()) == 0) return false;
     int64_t made = signature.output_bytes.number(signature_.get());
     if (made != 0 && accounts_.number(ledger.resident_bytes) + made > accounts_.number(ledger.limit)) return false;
@@ -100,12 +100,12 @@ class ListUpdates {
     return true;
   }
   // The signature under `list_key` (runtime/dispatch/signatures.py).
-  Ref find(const Facts& facts, int64_t nbytes, uint64_t dtypes) const {
+  Ref find(const OperatorInfo& info, int64_t nbytes, uint64_t dtypes) const {
     Ref types = checked(PyList_New(0));
     for (int type = 0; type < 64; type++)
       if (dtypes >> type & 1)
         PyList_Append(types.get(), reinterpret_cast<PyObject*>(torch::getTHPDtype(static_cast<at::ScalarType>(type))));
-    Ref key = checked(Py_BuildValue("(OnNL)", facts.func.get(), static_cast<Py_ssize_t>(found_.size()),
+    Ref key = checked(Py_BuildValue("(OnNL)", info.func.get(), static_cast<Py_ssize_t>(found_.size()),
                                     PyFrozenSet_New(types.get()), static_cast<long long>(nbytes)));
     PyObject* known = PyDict_GetItemWithError(updates_.get(), key.get());  // hashes the operator in Python
     if (known == nullptr && PyErr_Occurred()) raise();

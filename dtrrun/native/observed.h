@@ -29,8 +29,8 @@ class Observation {
 class Observed {
  public:
   // stack: with the operator's arguments on top. found: its signature.
-  Observed(Observation& by, const Facts& facts, const c10::OperatorHandle& op, const Stack& stack, PyObject* found) {
-    if (by.accounts.observers.any()) admit(by, facts, op, stack, found);
+  Observed(Observation& by, const OperatorInfo& info, const c10::OperatorHandle& op, const Stack& stack, PyObject* found) {
+    if (by.accounts.observers.any()) admit(by, info, op, stack, found);
   }
   ~Observed() {
     if (call_) end();
@@ -47,7 +47,7 @@ class Observed {
   }
 
  private:
-  void admit(Observation& by, const Facts& facts, const c10::OperatorHandle& op, const Stack& stack, PyObject* found);
+  void admit(Observation& by, const OperatorInfo& info, const c10::OperatorHandle& op, const Stack& stack, PyObject* found);
   void set_running(bool now);
   void finish(PyObject* outputs);
   void end() noexcept;
@@ -59,7 +59,7 @@ class Observed {
 struct ObservedCall {
   PyObject_HEAD
   Observation* by;  // null once it is over
-  const Facts* facts;
+  const OperatorInfo* info;
   const c10::OperatorHandle* op;
   const Stack* stack;
   PyObject *signature, *versions;
@@ -77,11 +77,11 @@ struct ObservedCall {
   // Whether its signature says all that its key on the slow path does: others share one for tensors that are in other
   // places of their storages, and for lists of the same length and size.
   bool is_exact() const {
-    return facts->way == Facts::Way::PLAIN ? facts->makes_tensors : facts->way != Facts::Way::LISTS;
+    return info->handler == HandlerKind::PLAIN ? info->makes_tensors : info->handler != HandlerKind::LISTS;
   }
   bool writes_to(size_t place) const {
-    if (facts->way == Facts::Way::WRITES) return place == facts->written;
-    return std::find(facts->mutates.begin(), facts->mutates.end(), place) != facts->mutates.end();
+    if (info->handler == HandlerKind::WRITES) return place == info->written;
+    return std::find(info->mutates.begin(), info->mutates.end(), place) != info->mutates.end();
   }
 
   static bool is_hole(const IValue& value) {
@@ -112,18 +112,18 @@ struct ObservedCall {
 
   // -- the attributes of `TensorCall` --
 
-  Ref operator_() const { return Ref::copy(facts->operator_.get()); }
+  Ref operator_() const { return Ref::copy(info->operator_.get()); }
   Ref its_signature() const { return Ref::copy(signature); }
   Ref its_versions() const { return Ref::copy(versions); }
   Ref cost() const { return Ref(PyLong_FromLongLong(SignatureFields().cost.number(signature))); }
   Ref handed_out() const { return Ref::copy(nothing); }
   bool never() const { return false; }
-  bool view() const { return facts->way == Facts::Way::VIEW; }
-  bool untouching() const { return facts->untouching; }
-  bool uninitialised() const { return facts->uninitialised; }
-  bool replayable() const { return !facts->uninitialised && truth(facts->operator_.get(), "replayable"); }
-  bool shrinks() const { return facts->way == Facts::Way::PLAIN; }
-  bool updates_statistics() const { return facts->updates && PyList_GET_SIZE(statistics().get()) != 0; }
+  bool view() const { return info->handler == HandlerKind::VIEW; }
+  bool untouching() const { return info->untouching; }
+  bool uninitialised() const { return info->uninitialised; }
+  bool replayable() const { return !info->uninitialised && truth(info->operator_.get(), "replayable"); }
+  bool shrinks() const { return info->handler == HandlerKind::PLAIN; }
+  bool updates_statistics() const { return info->updates && PyList_GET_SIZE(statistics().get()) != 0; }
   Ref written() const {
     Ref all = checked(PyDict_New());
     Ref holes = holes_if([&](size_t place, const at::Tensor&) { return writes_to(place); });
@@ -136,8 +136,8 @@ struct ObservedCall {
   }
   // Of its one target: whether it is written to through one tensor, which covers it (`TensorCall.overwrites`).
   bool overwrites() const {
-    if (facts->way != Facts::Way::WRITES || !facts->overwrites) return false;
-    const at::Tensor& tensor = values()[facts->written].toTensor();
+    if (info->handler != HandlerKind::WRITES || !info->overwrites) return false;
+    const at::Tensor& tensor = values()[info->written].toTensor();
     auto* target = reinterpret_cast<PyObject*>(by->accounts.version_of(tensor));
     Items all(versions);
     return std::count(all.begin(), all.end(), target) == 1 && tensor.nbytes() == tensor.storage().nbytes() &&
@@ -147,9 +147,9 @@ struct ObservedCall {
     return holes_if([](size_t, const at::Tensor& tensor) { return is_leaf(tensor); });
   }
   Ref statistics() const {
-    bool trains = facts->trains < 0 || values()[facts->trains] == IValue(true);
+    bool trains = info->trains < 0 || values()[info->trains] == IValue(true);
     return holes_if([&](size_t place, const at::Tensor&) {
-      return trains && std::find(facts->statistics, facts->statistics + 2, static_cast<int>(place)) != facts->statistics + 2;
+      return trains && std::find(info->statistics, info->statistics + 2, static_cast<int>(place)) != info->statistics + 2;
     });
   }
   Ref geometries() const {
@@ -161,19 +161,19 @@ struct ObservedCall {
     auto known = by->identities.find(signature);
     if (is_exact() && known != by->identities.end()) return Ref::copy(known->second.second.get());
     auto [args, kwargs] = to_arguments(op->schema(), values(), PyList_New, [&](size_t place) { return template_at(place); });
-    Ref made = checked(PyObject_CallMethod(by->slow_path.get(), "identity_of", "OOOO", facts->operator_.get(), args.get(),
+    Ref made = checked(PyObject_CallMethod(by->slow_path.get(), "identity_of", "OOOO", info->operator_.get(), args.get(),
                                            kwargs ? kwargs.get() : Py_None, geometries().get()));
     if (is_exact()) by->identities[signature] = {Ref::copy(signature), Ref::copy(made.get())};
     return made;
   }
   Ref template_at(size_t place) const {
     const IValue& value = values()[place];
-    if (is_hole(value)) return Ref::copy(hole);
-    if (!value.isTensorList() && !value.isOptionalTensorList()) return to_python(value, (*facts->enumerations)[place]);
+    if (is_hole(value)) return Ref::copy(tensor_slot);
+    if (!value.isTensorList() && !value.isOptionalTensorList()) return to_python(value, (*info->enumerations)[place]);
     auto items = value.toListRef();
     Ref list = checked(PyList_New(static_cast<Py_ssize_t>(items.size())));
     for (size_t i = 0; i < items.size(); i++)
-      PyList_SET_ITEM(list.get(), i, Ref::copy(is_hole(items[i]) ? hole : Py_None).release());
+      PyList_SET_ITEM(list.get(), i, Ref::copy(is_hole(items[i]) ? tensor_slot : Py_None).release());
     return list;
   }
   // The storage and the geometry of each tensor among its results; None for those without a plain storage.
@@ -194,13 +194,13 @@ struct ObservedCall {
 
 inline PyTypeObject* observed_call_type = nullptr;
 
-inline void Observed::admit(Observation& by, const Facts& facts, const c10::OperatorHandle& op, const Stack& stack,
+inline void Observed::admit(Observation& by, const OperatorInfo& info, const c10::OperatorHandle& op, const Stack& stack,
                             PyObject* found) {
   auto* call = PyObject_New(ObservedCall, observed_call_type);
   if (call == nullptr) raise();
   Ref made(reinterpret_cast<PyObject*>(call));
   call->by = &by;
-  call->facts = &facts;
+  call->info = &info;
   call->op = &op;
   call->stack = &stack;
   call->signature = Ref::copy(found).release();

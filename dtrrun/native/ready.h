@@ -25,16 +25,16 @@ class Readiness {
            !(accounts_.is_true(ledger_.pressure) && signature_.workspace.number(found) != 0);
   }
 
-  // found: the call's signature. whole: whether its inputs are in memory. shared: whether other threads' operators may be
+  // found: the call's signature. inputs_resident: whether its inputs are in memory. shared: whether other threads' operators may be
   // under way. Returns the time in ns that is accounted for elsewhere, or nothing if Python has to wait until one of them
   // ends. Raises the budget error.
-  std::optional<int64_t> make_ready(const Inputs& inputs, bool whole, PyObject* found, bool shared) {
+  std::optional<int64_t> make_ready(const Inputs& inputs, bool inputs_resident, PyObject* found, bool shared) {
     int64_t before = accounted(), began = now_ns();
     Anchors anchors(accounts_, Words::of_foreign_code());
     do {
       Ref error;
       try {
-        if (natively(inputs, whole, found, shared)) return accounted() - before;
+        if (natively(inputs, inputs_resident, found, shared)) return accounted() - before;
         break;
       } catch (const python_error& failure) {
         if (!rematerializations_.is_budget_error(failure)) throw;
@@ -42,7 +42,7 @@ class Readiness {
         error = as_error(std::current_exception());
       }
       if (!evictions_.found_garbage(began)) refuse(std::move(error), inputs, found);
-      whole = std::all_of(inputs.begin(), inputs.end(),
+      inputs_resident = std::all_of(inputs.begin(), inputs.end(),
                           [&](const Ref& one) { return version_.resident.is_true(one.get()); });
     } while (true);
     return as_number(checked(PyObject_CallMethod(slow_path_.get(), "make_ready", "OO", as_tuple(inputs).get(), found)).get());
@@ -56,11 +56,11 @@ class Readiness {
   }
 
   // Returns false, before anything has changed, if that is for Python.
-  bool natively(const Inputs& inputs, bool whole, PyObject* found, bool shared) {
+  bool natively(const Inputs& inputs, bool inputs_resident, PyObject* found, bool shared) {
     accounts_.collect_dead();
     if (evictions_.in_python() || (evictions_.any_reserved() && !shared)) return false;
     Locked locked(inputs, accounts_.number(ledger_.clock));
-    if (!whole && !bring_back(inputs)) return false;
+    if (!inputs_resident && !bring_back(inputs)) return false;
     evictions_.make_room(signature_.output_bytes.number(found), found);
     workspaces_.provide(found);
     return true;

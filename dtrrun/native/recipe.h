@@ -43,17 +43,17 @@ class Recipe {
   const int* holes() const { return reinterpret_cast<const int*>(values() + count); }
 };
 
-inline PyObject* hole = nullptr;  // core.graph.HOLE
+inline PyObject* tensor_slot = nullptr;  // core.graph.TENSOR_SLOT
 
 inline Ref template_of(const Recipe& recipe, size_t place) {
   int count = recipe.holes()[place];
   if (count == VALUE) return to_python(recipe.values()[place], (*recipe.enumerations)[place]);
-  if (count == TENSOR) return Ref::copy(hole);
+  if (count == TENSOR) return Ref::copy(tensor_slot);
   Ref list = checked(PyList_New(count));
   const IValue& given = recipe.values()[place];  // a list of flags if some items may be None
   for (int i = 0; i < count; i++) {
     bool is_tensor = !given.isBoolList() || given.toBoolList().get(i);
-    PyList_SET_ITEM(list.get(), i, Ref::copy(is_tensor ? hole : Py_None).release());
+    PyList_SET_ITEM(list.get(), i, Ref::copy(is_tensor ? tensor_slot : Py_None).release());
   }
   return list;
 }

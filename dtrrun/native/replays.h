@@ -69,19 +69,19 @@ struct Geometry {
 };
 
 // Called while an exception is being handled: whether it means that an operator did not begin for want of a GPU's
-// memory, so that Python may run it again (`CudaInterposer.forgives`). operator_: null if it could have begun. rng: the
+// memory, so that Python may run it again (`CudaInterposer.can_retry`). operator_: null if it could have begun. rng: the
 // state of the generator that it draws from.
-inline bool forgives(PyObject* mode, PyObject* operator_, PyObject* rng = nullptr) {
+inline bool can_retry(PyObject* python, PyObject* operator_, PyObject* rng = nullptr) {
   Ref error = as_error(std::current_exception());
   auto given = [](PyObject* object) { return object == nullptr ? Py_None : object; };
-  return checked(PyObject_CallMethod(mode, "forgives", "OOO", given(operator_), given(rng), error.get())).get() == Py_True;
+  return checked(PyObject_CallMethod(python, "can_retry", "OOO", given(operator_), given(rng), error.get())).get() == Py_True;
 }
 
 class Replays {
  public:
-  Replays(PyObject* mode, PyObject* dtr, PyObject* classes, Accounts& accounts, Evictions& evictions, Ambient& ambient,
+  Replays(PyObject* python, PyObject* dtr, PyObject* classes, Accounts& accounts, Evictions& evictions, Ambient& ambient,
           const Workspaces& workspaces, Operators& operators, const Device& device)
-      : mode_(Ref::copy(mode)), device_(device), rematerializer_(attribute(dtr, "rematerializer")),
+      : python_(Ref::copy(python)), device_(device), rematerializer_(attribute(dtr, "rematerializer")),
         tallies_(attribute(rematerializer_.get(), "by_operator")), workspaces_(workspaces), accounts_(accounts),
         evictions_(evictions), ambient_(ambient), operators_(operators),
         operators_ns_(type_of(classes, "Rematerializer"), "operators_ns"),
@@ -107,16 +107,16 @@ class Replays {
     const Recipe& recipe = *recipe_of(maker);
     Reads inputs = operation.inputs(maker);
     auto blank = Blank::of(operation.tensors.get(maker));
-    Facts* known = operators_.find(recipe.handle);
+    OperatorInfo* known = operators_.find(recipe.handle);
     if (known == nullptr || known->func.get() != recipe.func.get()) return End::FOR_PYTHON;
-    Facts& facts = *known;
+    OperatorInfo& info = *known;
     PyObject* found = operation.signature.get(maker);
     auto geometries = geometries_of(found);
     Sources sources(inputs, operation.tensors.get(maker));
     if (geometries == nullptr || geometries->size() != sources.size()) return End::FOR_PYTHON;
     for (PyObject* source : inputs)
       if (version.escaped.is_true(source)) return End::FOR_PYTHON;
-    PyObject* state = ambient_.read(facts.family.get(), facts.state, facts.general);
+    PyObject* state = ambient_.read(info.family.get(), info.state, info.general);
     if (state != recipe.state.get()) {
       int equal = PyObject_RichCompareBool(state, recipe.state.get(), Py_EQ);
       if (equal < 0) raise();
@@ -137,11 +137,11 @@ class Replays {
     Stack stack = arguments(recipe, *geometries, sources, uses, blank, targets, taken);
     int64_t started = now_ns();
     try {
-      Drawing drawing(mode_.get(), recipe);
+      Drawing drawing(python_.get(), recipe);
       call(recipe, found, &stack);
       drawing.end();
     } catch (...) {
-      if (!device_.is_cpu() && forgives(mode_.get(), facts.operator_.get())) return End::FOR_PYTHON;
+      if (!device_.is_cpu() && can_retry(python_.get(), info.operator_.get())) return End::FOR_PYTHON;
       drop(taken);
       throw;
     }
@@ -152,7 +152,7 @@ class Replays {
     accounts_.add(ledger.clock, signature.cost.number(found));
     collect(wanted, maker, recipe, found, stack, targets);
     for (const Ref& source : taken) accounts_.rule.released(source.get());  // only now: nothing evicted depends on it
-    tally(facts, cost, version.nbytes.number(wanted));
+    tally(info, cost, version.nbytes.number(wanted));
     if (began != 0) evictions_.decision_observers.rematerialized(wanted, maker, began, cost);
     return End::DONE;
   }
@@ -196,8 +196,8 @@ class Replays {
   // While a random operator draws what it drew when it first ran (`runtime/rng.py`).
   class Drawing {
    public:
-    Drawing(PyObject* mode, const Recipe& recipe) {
-      if (recipe.rng) context_ = checked(PyObject_CallMethod(mode, "replaying", "(O)", recipe.rng.get()));
+    Drawing(PyObject* python, const Recipe& recipe) {
+      if (recipe.rng) context_ = checked(PyObject_CallMethod(python, "replaying", "(O)", recipe.rng.get()));
     }
     ~Drawing() {
       if (!context_) return;  // after an error of the kernel
@@ -357,8 +357,8 @@ class Replays {
   }
 
   // Counts a run in `Rematerializer.by_operator`.
-  void tally(Facts& facts, int64_t cost, int64_t nbytes) {
-    Ref name = attribute(facts.operator_.get(), "name");
+  void tally(OperatorInfo& info, int64_t cost, int64_t nbytes) {
+    Ref name = attribute(info.operator_.get(), "name");
     PyObject* counts = PyDict_GetItem(tallies_.get(), name.get());
     if (counts == nullptr) {
       Ref made = checked(Py_BuildValue("[iii]", 0, 0, 0));
@@ -385,7 +385,7 @@ class Replays {
     return known->second.second;
   }
 
-  Ref mode_;
+  Ref python_;
   const Device& device_;
   Ref rematerializer_, tallies_;
   const Workspaces& workspaces_;

@@ -11,8 +11,8 @@ namespace dtrrun {
 
 class Workspaces {
  public:
-  Workspaces(PyObject* mode, const Accounts& accounts, const Device& device)
-      : mode_(Ref::copy(mode)), accounts_(accounts), device_(device) {}
+  Workspaces(PyObject* python, const Accounts& accounts, const Device& device)
+      : python_(Ref::copy(python)), accounts_(accounts), device_(device) {}
 
   // `Operators.provide`: when memory is short, blocks for a call's results and its workspace are cached, one each. This
   // thread is on the main stream.
@@ -23,12 +23,12 @@ class Workspaces {
       device_.take({signature_.output_bytes.number(found) - workspace, workspace});
     } catch (const c10::OutOfMemoryError&) {
       Ref refusal = as_error(std::current_exception());
-      checked(PyObject_CallMethod(mode_.get(), "provide", "OO", found, refusal.get()));
+      checked(PyObject_CallMethod(python_.get(), "provide", "OO", found, refusal.get()));
     }
   }
 
  private:
-  Ref mode_;
+  Ref python_;
   const Accounts& accounts_;
   const Device& device_;
   CounterFields ledger_;

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dtrrun.core.graph import HOLE, Geometry
+from dtrrun.core.graph import TENSOR_SLOT, Geometry
 from dtrrun.runtime.dispatch.arguments import KINDS, VALUE
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.storage import storage_of
@@ -360,7 +360,7 @@ def _family(
 
 
 def _kind(arg: Any, feed: Iterator[Geometry]) -> Any:
-    if arg is HOLE:
+    if arg is TENSOR_SLOT:
         # A tensor without plain storage has no geometry; one with lazy bits has a longer one.
         size, _, _, dtype = next(feed, ())
         return dtype, not size  # 0-dim tensors count less in type promotion
@@ -371,5 +371,5 @@ def _kind(arg: Any, feed: Iterator[Geometry]) -> Any:
         return arg
     if cls is list:
         kinds = [_kind(item, feed) for item in arg]
-        return frozenset(kinds) if HOLE in arg else tuple(kinds)  # cat, stack: any number of tensors
+        return frozenset(kinds) if TENSOR_SLOT in arg else tuple(kinds)  # cat, stack: any number of tensors
     raise ValueError("a kind of argument that no formula knows")

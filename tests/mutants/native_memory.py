@@ -174,9 +174,9 @@ native(
      "outside::an_optimizer_s_state_is_copied_inside_the_budget"),
 )
 native(
-    "shortage", "door.h",
+    "shortage", "interposer.h",
     ("what a kernel reads is evicted for it",
-     "auto lock = [&](PyObject* one) { «door_.version.locks.add(one, on ? 1 : -1);» };", "", ""),
+     "auto lock = [&](PyObject* one) { «interposer_.version.locks.add(one, on ? 1 : -1);» };", "", ""),
 )
 native(
     "placeholders", "faults.h",

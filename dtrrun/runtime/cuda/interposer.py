@@ -68,14 +68,14 @@ class CudaInterposer(Interposer):
     def share(self, reasons: Reasons) -> None:
         self.leave_fast_path(reasons)  # taking turns is for the CPU alone
 
-    def forgives(self, operator: Operator | None, drawn: Any, error: Any) -> bool:
+    def can_retry(self, operator: Operator | None, drawn: Any, error: Any) -> bool:
         """Return whether an operator that raised `error` has not begun to write, and will run again.
 
         operator: None if it may have begun. drawn: the generators that it draws from, with their states
         before, or None. They are put back.
         """
         device = self.device
-        if operator is None or not device.operators.forgives(operator, error, drawn is not None):
+        if operator is None or not device.operators.can_retry(operator, error, drawn is not None):
             self._met(error)
             return False
         if drawn is not None:

@@ -184,7 +184,7 @@ class CudaOperators:
                 self.side_storages += 1
                 self._warn(SIDE_STREAM)
 
-    def forgives(self, operator: Operator, error: BaseException, random_state_known: bool = False) -> bool:
+    def can_retry(self, operator: Operator, error: BaseException, random_state_known: bool = False) -> bool:
         """Return whether an operator of the fast path that raised `error` will run again."""
         return (
             short_of_memory(error, self.gpu.index)

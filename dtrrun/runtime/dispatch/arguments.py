@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dtrrun.core.graph import HOLE, Geometry
+from dtrrun.core.graph import TENSOR_SLOT, Geometry
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.storage import storage_of
 
@@ -52,7 +52,7 @@ def kind_of(cls: type) -> int:
 
 
 def flatten_into(values: Iterable[Any], key: list[Any], tensors: list[torch.Tensor]) -> list[Any]:
-    """Collect the tensors of arguments, which may be nested. Returns these with each tensor replaced by HOLE.
+    """Collect the tensors of arguments, which may be nested. Returns these with each tensor replaced by TENSOR_SLOT.
 
     `key` receives what a signature needs of the rest.
     """
@@ -63,7 +63,7 @@ def flatten_into(values: Iterable[Any], key: list[Any], tensors: list[torch.Tens
             kind = kind_of(type(value))
         if kind == TENSOR:
             tensors.append(value)
-            template.append(HOLE)
+            template.append(TENSOR_SLOT)
             continue
         if kind == VALUE:
             key.append(value)
@@ -78,12 +78,12 @@ def holes_in(argument: Any) -> int:
     """Return the number of tensors in an argument that `flatten_into` returned."""
     if type(argument) is list:
         return sum(map(holes_in, argument))
-    return argument is HOLE
+    return argument is TENSOR_SLOT
 
 
 def fill(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """The inverse of `flatten_into`: each HOLE gets the next tensor."""
-    if value is HOLE:
+    """The inverse of `flatten_into`: each TENSOR_SLOT gets the next tensor."""
+    if value is TENSOR_SLOT:
         return next(tensors)
     if type(value) is list:
         return [fill(item, tensors) for item in value]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dtrrun.core.graph import HOLE, Geometry, Overwritten, Signature, Version
+from dtrrun.core.graph import TENSOR_SLOT, Geometry, Overwritten, Signature, Version
 from dtrrun.core.operator import Call
 from dtrrun.runtime.ambient import State
 from dtrrun.runtime.dispatch.arguments import covers, geometry_of, holes_in, is_leaf, outputs_of
@@ -45,7 +45,7 @@ class TensorCall(Call):
         "writes",
     )
     template: list[Any]
-    """The positional arguments, with each tensor replaced by HOLE."""
+    """The positional arguments, with each tensor replaced by TENSOR_SLOT."""
     kwargs: dict[str, Any]
     tensors: list[torch.Tensor]
     writes: Sequence[list[int]]
@@ -113,7 +113,7 @@ class TensorCall(Call):
             count = holes_in(value)
             own = tensors[place : place + count]
             place += count
-            if value is not HOLE or argument in self.operator.mutates or not is_number(own[0]):
+            if value is not TENSOR_SLOT or argument in self.operator.mutates or not is_number(own[0]):
                 kept += own
                 continue
             with below():
@@ -131,9 +131,9 @@ class TensorCall(Call):
         if rule.flag is not None and (rule.flag >= len(self.template) or not self.template[rule.flag]):
             return
         self.statistics = [
-            self.template[:position].count(HOLE)
+            self.template[:position].count(TENSOR_SLOT)
             for position in rule.positions
-            if self.template[position] is HOLE
+            if self.template[position] is TENSOR_SLOT
         ]
         self.updates_statistics = rule.updates and bool(self.statistics)
 

@@ -18,7 +18,7 @@ from dtrrun.core.copies import Copies
 from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.evict import Eviction
 from dtrrun.core.garbage import Garbage
-from dtrrun.core.graph import HOLE, Overwritten, Signature, Version
+from dtrrun.core.graph import TENSOR_SLOT, Overwritten, Signature, Version
 from dtrrun.core.ledger import Block
 from dtrrun.core.mutation import CHAIN_LIMIT, STICKY
 from dtrrun.core.rematerialize import Rematerializer
@@ -199,7 +199,7 @@ class Interposer:
     # -- threads ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self.native.open(self, self.handle, CLASSES, HOLE, CHAIN_LIMIT, self.device_type)
+        self.native.open(self, self.handle, CLASSES, TENSOR_SLOT, CHAIN_LIMIT, self.device_type)
         self.running = True
         storage.use_objects(self.native.storage_of)
         self.slow_path.signatures.on_forget = self.native.forget

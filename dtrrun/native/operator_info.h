@@ -35,10 +35,12 @@ inline Formula formula_named(std::string_view name) {
   return Formula::UNKNOWN;
 }
 
+// Who handles an operator: Python, or which part of the fast path.
+enum class HandlerKind { PYTHON, VIEW, PLAIN, WRITES, LISTS, NO_TENSORS };
+
 // What is known of an operator; see `runtime/operators.py`.
-struct Facts {
-  enum class Way { PYTHON, VIEW, PLAIN, WRITES, LISTS, NO_TENSORS };
-  Way way = Way::PYTHON;
+struct OperatorInfo {
+  HandlerKind handler = HandlerKind::PYTHON;
   bool composite = false, foreign = false, untouching = false, random = false, overwrites = false, uninitialised = false;
   bool makes_tensors = true, sized_by_numbers = false;
   bool opaque = false;  // one result is a workspace, which is there only if gradients may be computed

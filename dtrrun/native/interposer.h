@@ -1,7 +1,8 @@
-// One session's door, through which its operators come: the fast path of most of them, and the way to Python for the rest.
+// Handles the operators of one session: most of them on the fast path, and the rest in Python (the `Interposer` of
+// `runtime/dispatch/interposer.py`).
 //
-// `Door::fast` does for plain operators, views and in-place operators what `dtrrun/runtime/dispatch/slow_path.py` does, on the
-// same graph, and must always have the same effect. Everything else goes to Python, whole.
+// `fast` does for plain operators, views and in-place operators what `runtime/dispatch/slow_path.py` does, on the same graph,
+// and must always have the same effect. Everything else goes to Python, whole.
 #pragma once
 
 #include <memory>
@@ -38,29 +39,29 @@ struct Underway {
 inline thread_local Underway* underway = nullptr;
 
 // One session. Everything here is done with the GIL.
-class Door {
+class Interposer {
  public:
-  Door(PyObject* mode, PyObject* handle, PyObject* classes, int64_t chain_limit, const char* device)
-      : device(device), mode_(Ref::copy(mode)), handle_(Ref::copy(handle)), slow_path_(attribute(mode, "slow_path")),
+  Interposer(PyObject* python, PyObject* handle, PyObject* classes, int64_t chain_limit, const char* device)
+      : device(device), python_(Ref::copy(python)), handle_(Ref::copy(handle)), slow_path_(attribute(python, "slow_path")),
         ledger_(attribute(slow_path_.get(), "ledger")), call_observer_(slow_path_.get()),
         dtr_(attribute(slow_path_.get(), "dtr")), recipes_(attribute(dtr_.get(), "recipes")),
         reasons_(attribute(slow_path_.get(), "reasons")),
-        kernels_(attribute(slow_path_.get(), "kernels")), operators_(mode),
+        kernels_(attribute(slow_path_.get(), "kernels")), operators_(python),
         ambient_(attribute(attribute(slow_path_.get(), "ambient").get(), "readers").get(), this->device.is_cpu()),
-        accounts_(ledger_.get(), classes, as_number(attribute(mode, "mask").get())),
-        evictions_(dtr_.get(), classes, accounts_), workspaces_(mode, accounts_, this->device),
+        accounts_(ledger_.get(), classes, as_number(attribute(python, "mask").get())),
+        evictions_(dtr_.get(), classes, accounts_), workspaces_(python, accounts_, this->device),
         lock_(slow_path_.get()),
-        replays_(mode, dtr_.get(), classes, accounts_, evictions_, ambient_, workspaces_, operators_, this->device),
+        replays_(python, dtr_.get(), classes, accounts_, evictions_, ambient_, workspaces_, operators_, this->device),
         rematerializations_(slow_path_.get(), dtr_.get(), classes, accounts_, evictions_, replays_, this->device),
         readiness_(slow_path_.get(), lock_, accounts_, evictions_, rematerializations_, replays_, workspaces_),
-        dependents_(dtr_.get(), classes, accounts_), lists_(mode, accounts_, dependents_),
-        first_calls_(mode, attribute(slow_path_.get(), "signatures").get(), accounts_),
+        dependents_(dtr_.get(), classes, accounts_), lists_(python, accounts_, dependents_),
+        first_calls_(python, attribute(slow_path_.get(), "signatures").get(), accounts_),
         observation_(slow_path_.get(), accounts_, first_calls_),
         any_reason_(type_of(classes, "Reasons"), "any"),
         home_(type_of(classes, "SlowPath"), "home"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
         waiting_(type_of(classes, "SlowPath"), "waiting"),
         chain_limit_(chain_limit) {
-    sticky_ = attribute(mode, "sticky");
+    sticky_ = attribute(python, "sticky");
     uninitialised_ = checked(PyUnicode_InternFromString("uninitialised"));
     gradient_ = checked(PyUnicode_InternFromString("gradient"));
     parameter_ = checked(PyUnicode_InternFromString("parameter"));
@@ -75,10 +76,10 @@ class Door {
       op.redispatchBoxed(keys & way_in.below, stack);
       return;
     }
-    Facts& facts = operators_.of(op);
+    OperatorInfo& info = operators_.of(op);
     Body* body = Body::innermost;
-    if (facts.composite || (body != nullptr && facts.foreign)) {
-      take_apart(facts, op, keys, stack, gil);
+    if (info.composite || (body != nullptr && info.foreign)) {
+      take_apart(info, op, keys, stack, gil);
       return;
     }
     Off off;
@@ -92,19 +93,19 @@ class Door {
       body->made(op, *stack);
       return;
     }
-    if (facts.way == Facts::Way::NO_TENSORS) {  // the profiler's marks, in every step of an optimizer
-      facts.native_calls++;
+    if (info.handler == HandlerKind::NO_TENSORS) {  // the profiler's marks, in every step of an optimizer
+      info.native_calls++;
       Gil::Released released(gil);
       op.redispatchBoxed(keys & way_in.below, stack);
       return;
     }
-    Visit visit(*this);
+    ActiveThreadGuard visit(*this);
     Key missed;  // of a call that is the first of its kind
-    if (facts.way != Facts::Way::PYTHON && may_be_fast() && in_turn(facts, op, keys, stack, gil, watch, missed)) {
+    if (info.handler != HandlerKind::PYTHON && may_be_fast() && in_turn(info, op, keys, stack, gil, watch, missed)) {
       tick_after(left_);
       return;
     }
-    in_python(facts, op, keys, stack, missed);
+    in_python(info, op, keys, stack, missed);
   }
 
   // From now on operators of several threads may be under way. None is on the fast path at this moment.
@@ -154,7 +155,7 @@ class Door {
       ~Ends() { touched_ = outer; }
     } ends{outer};
     Anchors anchors(accounts_, words, claim.storage);
-    checked(PyObject_CallMethod(mode_.get(), "touched", "O", kept.get()));
+    checked(PyObject_CallMethod(python_.get(), "touched", "O", kept.get()));
     return Placeholders::own().is_memory(claim);
   }
   // Moves its memory to where that code looks for it. Returns false if the system has none.
@@ -168,13 +169,13 @@ class Door {
   // `Access.pin`, for a gradient that is in memory. Returns false if that is for Python.
   bool pin_gradient(const at::Tensor& gradient) {
     Off off;
-    Visit visit(*this);
+    ActiveThreadGuard visit(*this);
     if (!plain(gradient) || !is_plain_kind(gradient) || !may_be_fast()) return false;
     if (evictions_.in_python() || accounts_.observers.any()) return false;
     if (inside_ != 0) return false;  // a kernel has begun a backward pass of its own
     Turn turn(lock_, shared_);
     if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // since it waits
-    Inside inside(*this);
+    FastPathScope inside(*this);
     accounts_.collect_dead();
     PyObject* found = accounts_.version_of(gradient);
     if (found == nullptr || !version.resident.is_true(found) || !version.needed_by.is_none(found)) return false;
@@ -184,7 +185,7 @@ class Door {
     return true;
   }
 
-  Ref calls(int64_t Facts::*counter) const { return operators_.calls(counter); }
+  Ref calls(int64_t OperatorInfo::*counter) const { return operators_.calls(counter); }
 
   // Whether a thread other than this one is on the fast path.
   bool is_inside() const { return inside_ != 0 && inside_ != PyThread_get_thread_ident(); }
@@ -195,52 +196,52 @@ class Door {
  private:
   // While a thread's operator is here. On a GPU, threads of autograd's come and go, and usually one waits for another.
   // If two bring operators at once, both go to Python from then on: there, locks keep them apart.
-  class Visit {
+  class ActiveThreadGuard {
    public:
-    explicit Visit(Door& door) : door_(door), own_(PyThread_get_thread_ident()) {
+    explicit ActiveThreadGuard(Interposer& door) : interposer_(door), own_(PyThread_get_thread_ident()) {
       if (door.device.is_cpu()) return;
       bool others = std::any_of(door.visitors_.begin(), door.visitors_.end(), [&](auto one) { return one != own_; });
       if (others && !door.any_reason_.is_true(door.reasons_.get()))
-        checked(PyObject_CallMethod(door.mode_.get(), "overlap", nullptr));
+        checked(PyObject_CallMethod(door.python_.get(), "overlap", nullptr));
       door.visitors_.push_back(own_);
     }
-    ~Visit() {
-      auto& all = door_.visitors_;
+    ~ActiveThreadGuard() {
+      auto& all = interposer_.visitors_;
       if (auto own = std::find(all.rbegin(), all.rend(), own_); own != all.rend()) all.erase(std::next(own).base());
     }
-    Visit(const Visit&) = delete;
+    ActiveThreadGuard(const ActiveThreadGuard&) = delete;
 
    private:
-    Door& door_;
+    Interposer& interposer_;
     unsigned long own_;
   };
 
   // While a thread is on the fast path, where nothing is locked as long as there are no others.
-  class Inside {
+  class FastPathScope {
    public:
-    explicit Inside(Door& door) : door_(door) {
+    explicit FastPathScope(Interposer& door) : interposer_(door) {
       if (!door.shared_) door.inside_ = PyThread_get_thread_ident();
     }
-    ~Inside() { door_.inside_ = 0; }
-    Inside(const Inside&) = delete;
+    ~FastPathScope() { interposer_.inside_ = 0; }
+    FastPathScope(const FastPathScope&) = delete;
 
    private:
-    Door& door_;
+    Interposer& interposer_;
   };
 
   // Returns false if that is for Python.
-  bool in_turn(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, Stopwatch& watch,
+  bool in_turn(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, Stopwatch& watch,
                Key& missed) {
-    if (shared_ && facts.foreign) return false;  // it may wait for another thread
-    if (shared_ && facts.way == Facts::Way::VIEW && gil.held_before() && view_out_of_turn(facts, op, keys, stack))
+    if (shared_ && info.foreign) return false;  // it may wait for another thread
+    if (shared_ && info.handler == HandlerKind::VIEW && gil.held_before() && view_out_of_turn(info, op, keys, stack))
       return true;
     Turn turn(lock_, shared_);
     watch.leave_out(turn.waited_ns);
-    Inside inside(*this);
+    FastPathScope inside(*this);
     if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // since it waits
     bool done;
     try {
-      done = natively(facts, op, keys, stack, gil, watch, missed, turn);
+      done = natively(info, op, keys, stack, gil, watch, missed, turn);
     } catch (...) {
       turn.raise_interrupt();
       throw;
@@ -248,27 +249,27 @@ class Door {
     turn.raise_interrupt();
     return done;
   }
-  bool natively(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
+  bool natively(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
                 Stopwatch& watch, Key& missed, Turn& turn) {
-    if (facts.way == Facts::Way::VIEW)
-      return accounts_.observers.any() ? observed_view(facts, op, keys, stack, watch, missed, turn)
-                                       : view(facts, op, keys, stack, watch);
-    if (facts.way != Facts::Way::LISTS) return fast(facts, op, keys, stack, gil, watch, missed, turn);
-    return update_lists(facts, op, keys, stack, gil, watch) ||
-           (facts.recorded && lists_.recomputable && fast(facts, op, keys, stack, gil, watch, missed, turn));
+    if (info.handler == HandlerKind::VIEW)
+      return accounts_.observers.any() ? observed_view(info, op, keys, stack, watch, missed, turn)
+                                       : view(info, op, keys, stack, watch);
+    if (info.handler != HandlerKind::LISTS) return fast(info, op, keys, stack, gil, watch, missed, turn);
+    return update_lists(info, op, keys, stack, gil, watch) ||
+           (info.recorded && lists_.recomputable && fast(info, op, keys, stack, gil, watch, missed, turn));
   }
 
   // -- an operator in Python -----------------------------------------------------------------------
 
   // missed: the key of its signature, which the fast path did not know; or empty.
-  void in_python(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Key& missed) {
-    facts.python_calls++;
+  void in_python(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Key& missed) {
+    info.python_calls++;
     Stack made;
     Ref signature;
     size_t count = op.schema().arguments().size();
     const IValue* values = stack->data() + (stack->size() - count);
     auto [args, kwargs] = to_arguments(op.schema(), values, PyTuple_New, [&](size_t place) {
-      return to_python(values[place], (*facts.enumerations)[place]);
+      return to_python(values[place], (*info.enumerations)[place]);
     });
     Ref result;
     {
@@ -281,7 +282,7 @@ class Door {
       c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
       bool may_evict = !ledger.budget_bytes.is_none(ledger_.get());
       Anchors anchors(accounts_, may_evict ? Words::of_foreign_code() : std::vector<uintptr_t>());
-      PyObject* given[] = {facts.func.get(), args.get(), kwargs ? kwargs.get() : Py_None};
+      PyObject* given[] = {info.func.get(), args.get(), kwargs ? kwargs.get() : Py_None};
       result = checked(PyObject_Vectorcall(handle_.get(), given, 3, nullptr));
       made = std::move(call.results);
       signature = std::move(call.signature);
@@ -289,15 +290,15 @@ class Door {
     }
     if (missed.size() != 0 && signature && !any_reason_.is_true(reasons_.get())) {
       signatures_.add(missed, signature.get());
-      first_calls_.learn(facts, values, count, made);
+      first_calls_.learn(info, values, count, made);
     }
     torch::jit::drop(*stack, count);
     for (IValue& value : made) stack->push_back(std::move(value));
   }
 
   // In inference mode composites arrive whole: their parts come to us.
-  void take_apart(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil) {
-    PyObject* kernel = PyDict_GetItemWithError(kernels_.get(), facts.func.get());  // hashes it in Python
+  void take_apart(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil) {
+    PyObject* kernel = PyDict_GetItemWithError(kernels_.get(), info.func.get());  // hashes it in Python
     if (kernel == nullptr && PyErr_Occurred()) raise();
     if (kernel == nullptr) {
       Gil::Released released(gil);
@@ -307,7 +308,7 @@ class Door {
     size_t count = op.schema().arguments().size();
     const IValue* values = stack->data() + (stack->size() - count);
     auto [args, kwargs] = to_arguments(op.schema(), values, PyTuple_New, [&](size_t place) {
-      return to_python(values[place], (*facts.enumerations)[place]);
+      return to_python(values[place], (*info.enumerations)[place]);
     });
     Ref result = checked(PyObject_Call(kernel, args.get(), kwargs.get()));
     torch::jit::drop(*stack, count);
@@ -326,7 +327,7 @@ class Door {
     // On a GPU, backward passes run in a thread of autograd's, which is as good as the one that waits for it.
     thread_local std::weak_ptr<int> admitted;
     if (admitted.lock() != ticket_) {
-      checked(PyObject_CallMethod(mode_.get(), "join", nullptr));
+      checked(PyObject_CallMethod(python_.get(), "join", nullptr));
       admitted = ticket_;
     }
     return !any_reason_.is_true(reasons_.get());
@@ -338,27 +339,27 @@ class Door {
 
   // -- views -----------------------------------------------------------------------------------------
 
-  bool view(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Stopwatch& watch) {
+  bool view(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Stopwatch& watch) {
     accounts_.collect_dead();
     const IValue& first = (*stack)[stack->size() - op.schema().arguments().size()];
     if (!first.isTensor() || !plain(first.toTensor())) return false;
     PyObject* found = known_or_adopted(first.toTensor());
-    if (found == nullptr || !(version.resident.is_true(found) || facts.untouching)) return false;
+    if (found == nullptr || !(version.resident.is_true(found) || info.untouching)) return false;
     version.last_access.set_number(found, accounts_.number(ledger.clock));
     int64_t started = watch.is_on() ? now_ns() : 0;
     op.redispatchBoxed(keys & way_in.below, stack);  // too short to give up the GIL for
     if (watch.is_on()) operators_ns += Stopwatch::EACH * (now_ns() - started);
     accounts_.add(ledger.age, 1);
     bookkeeping_ns += watch.before(started);
-    facts.native_calls++;
+    info.native_calls++;
     return true;
   }
 
   // The same while operators are observed: the view needs a signature, which says what it costs.
-  bool observed_view(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Stopwatch& watch,
+  bool observed_view(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Stopwatch& watch,
                      Key& missed, Turn& turn) {
     accounts_.collect_dead();
-    Call call{facts, op, stack, turn};
+    Call call{info, op, stack, turn};
     call.clock = accounts_.number(ledger.clock);
     if (!describe(call)) return false;
     call.signature = Ref::copy(signatures_.find(key_));
@@ -368,14 +369,14 @@ class Door {
       if (!make_signature(call)) return false;
     }
     PyObject* found = call.signature.get();
-    Observed observed(observation_, facts, op, *stack, found);
+    Observed observed(observation_, info, op, *stack, found);
     observed.runs(true);
     int64_t started = now_ns();
-    bool done = view(facts, op, keys, stack, watch);
+    bool done = view(info, op, keys, stack, watch);
     observed.runs(done);
     if (!done) return false;
     int64_t taken = now_ns() - started;
-    if (call.unpriced) first_calls_.price(found, facts, *call.unpriced, op.schema(), *stack);
+    if (call.unpriced) first_calls_.price(found, info, *call.unpriced, op.schema(), *stack);
     accounts_.learn_cost(found, taken);
     observed.finished();
     if (is_first) remember(missed, found);
@@ -385,24 +386,24 @@ class Door {
   // The same whoever's turn it is, without a trace. The caller has the GIL, as when it asks a view for its `grad_fn`, and may
   // have a mutex of PyTorch's, too. To wait for a turn gives up the GIL, and so may any Python code, to a thread that waits
   // for that mutex and keeps the GIL meanwhile.
-  bool view_out_of_turn(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  bool view_out_of_turn(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     const IValue& first = (*stack)[stack->size() - op.schema().arguments().size()];
     if (!first.isTensor() || !plain(first.toTensor())) return false;
     accounts_.some_died();  // so that the table knows
     PyObject* found = accounts_.version_of(first.toTensor());
-    if (found == nullptr || !(version.resident.is_true(found) || facts.untouching)) return false;
+    if (found == nullptr || !(version.resident.is_true(found) || info.untouching)) return false;
     op.redispatchBoxed(keys & way_in.below, stack);
-    facts.native_calls++;
+    info.native_calls++;
     return true;
   }
 
   // -- lists -----------------------------------------------------------------------------------------
 
-  bool update_lists(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
+  bool update_lists(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
                     const Stopwatch& watch) {
     const IValue* values = stack->data() + (stack->size() - op.schema().arguments().size());
-    if (!lists_.prepare(facts, op.schema(), values)) return false;
-    Observed observed(observation_, facts, op, *stack, lists_.prepared());
+    if (!lists_.prepare(info, op.schema(), values)) return false;
+    Observed observed(observation_, info, op, *stack, lists_.prepared());
     observed.runs(true);
     int64_t started = now_ns(), ended = 0;
     try {
@@ -417,12 +418,12 @@ class Door {
       call_observer_.called();
     } catch (...) {
       lists_.fail();
-      if (!device.is_cpu()) forgives(mode_.get(), nullptr);
+      if (!device.is_cpu()) can_retry(python_.get(), nullptr);
       throw;
     }
     operators_ns += ended - started;
     bookkeeping_ns += watch.before(started);
-    facts.native_calls++;
+    info.native_calls++;
     left_ = ended;
     return true;
   }
@@ -470,14 +471,14 @@ class Door {
 
   // A call on the fast path.
   struct Call {
-    Facts& facts;
+    OperatorInfo& info;
     const OperatorHandle& op;
     Stack* stack;
     Turn& turn;
     size_t count = op.schema().arguments().size(), first = stack->size() - count;  // of its arguments
     int64_t clock = 0;                               // when it came
     c10::SmallVector<Ref, 6> inputs;                 // the versions of its tensors; afterwards the recipe's
-    bool whole = false;                              // whether these are resident
+    bool inputs_resident = false;
     bool excludes = false;                           // it updates running statistics, which a replay leaves out
     c10::SmallVector<int, 8> holes = c10::SmallVector<int, 8>(count, VALUE);  // as in `Recipe`
     c10::SmallVector<std::pair<size_t, IValue>, 1> gaps;  // which items of a list of tensors there are
@@ -497,15 +498,15 @@ class Door {
     const IValue& argument(size_t place) const { return (*stack)[first + place]; }
   };
 
-  bool fast(Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, Stopwatch& watch,
+  bool fast(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, Stopwatch& watch,
             Key& missed, Turn& turn) {
     accounts_.collect_dead();
-    Call call{facts, op, stack, turn};
+    Call call{info, op, stack, turn};
     call.clock = accounts_.number(ledger.clock);
-    if (facts.opaque && accounts_.fingerprints.are_taken()) return false;  // one of its results is a workspace
+    if (info.opaque && accounts_.fingerprints.are_taken()) return false;  // one of its results is a workspace
     if (!describe(call)) return false;
     // Only now: room is made for a constant that has just been met, and the inputs before it have not been locked.
-    call.whole = are_resident(call.inputs);
+    call.inputs_resident = are_resident(call.inputs);
     if (!are_resident(call.statistics)) return false;
     // The table may be cleared while the operator runs.
     call.signature = Ref::copy(signatures_.find(key_));
@@ -515,17 +516,17 @@ class Door {
       if (!make_signature(call)) return false;
     }
     PyObject* found = call.signature.get();
-    call.state = Ref::copy(ambient_.read(facts.family.get(), facts.state, facts.general));
-    Observed observed(observation_, facts, op, *stack, found);
-    if (facts.way == Facts::Way::WRITES && !prepare_write(call)) return false;
-    if (facts.updates && !prepare_statistics(call)) return false;
+    call.state = Ref::copy(ambient_.read(info.family.get(), info.state, info.general));
+    Observed observed(observation_, info, op, *stack, found);
+    if (info.handler == HandlerKind::WRITES && !prepare_write(call)) return false;
+    if (info.updates && !prepare_statistics(call)) return false;
     auto taken = make_ready(call);
     if (!taken) return false;
     watch.leave_out(*taken);
     if (!are_resident(call.statistics)) return false;  // which were not locked while room was made
-    if (facts.updates && !are_free(call.statistics)) return false;
-    if (facts.way == Facts::Way::WRITES && !find_target(call)) return false;
-    if (facts.way == Facts::Way::LISTS && !find_targets(call)) return false;
+    if (info.updates && !are_free(call.statistics)) return false;
+    if (info.handler == HandlerKind::WRITES && !find_target(call)) return false;
+    if (info.handler == HandlerKind::LISTS && !find_targets(call)) return false;
     if (!record(call)) return false;
     Stack arguments;  // the kernel takes those on the stack
     if (!device.is_cpu()) arguments.assign(stack->begin() + call.first, stack->end());
@@ -539,7 +540,7 @@ class Door {
       stack->insert(stack->end(), arguments.begin(), arguments.end());
       return false;
     }
-    if (call.targets.empty() || facts.makes_tensors) enter(call, found);
+    if (call.targets.empty() || info.makes_tensors) enter(call, found);
     call.made.clear();
     observed.finished(call.outputs.get());
     call_observer_.called();
@@ -547,7 +548,7 @@ class Door {
       c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
       Ref result = results(op.schema(), *stack);
       Anchors anchors(accounts_, Words::of_foreign_code());
-      checked(PyObject_CallMethod(slow_path_.get(), "shrink", "OO", facts.operator_.get(), result.get()));
+      checked(PyObject_CallMethod(slow_path_.get(), "shrink", "OO", info.operator_.get(), result.get()));
     }
     if (is_first) remember(missed, found);
     if (timed) {
@@ -556,16 +557,16 @@ class Door {
       if (watch.is_on())
         bookkeeping_ns += watch.before(started) + Stopwatch::EACH * (left_ - ended - (turn.waited_ns - waited));
     }
-    facts.native_calls++;
+    info.native_calls++;
     return true;
   }
 
   // Makes the signature of a first call. Returns false if that is for Python.
   bool make_signature(Call& call) {
     const IValue* values = call.stack->data() + call.first;
-    call.signature = first_calls_.signature_of(call.facts, call.op, values, call.inputs, call.statistics);
+    call.signature = first_calls_.signature_of(call.info, call.op, values, call.inputs, call.statistics);
     if (!call.signature) return false;
-    call.unpriced = first_calls_.unpriced(call.facts, call.op, values, call.inputs, call.statistics);
+    call.unpriced = first_calls_.unpriced(call.info, call.op, values, call.inputs, call.statistics);
     return true;
   }
   // That call has run.
@@ -578,15 +579,15 @@ class Door {
   // Finds the versions of a call's tensors, and makes the key of its signature. Returns false if it is not for the
   // fast path.
   bool describe(Call& call) {
-    const Facts& facts = call.facts;
+    const OperatorInfo& info = call.info;
     const auto& arguments = call.op.schema().arguments();
     auto has = [&](int place) { return call.argument(place).isTensor() && call.argument(place).toTensor().defined(); };
-    call.excludes = facts.statistics[0] >= 0 && (has(facts.statistics[0]) || has(facts.statistics[1])) &&
-                    (facts.trains < 0 || call.argument(facts.trains) == IValue(true));
+    call.excludes = info.statistics[0] >= 0 && (has(info.statistics[0]) || has(info.statistics[1])) &&
+                    (info.trains < 0 || call.argument(info.trains) == IValue(true));
     key_.clear();
     // For a recipe, or for observers.
-    offsets_matter_ = facts.makes_tensors || facts.way != Facts::Way::PLAIN;
-    key_.add(reinterpret_cast<uint64_t>(&facts));
+    offsets_matter_ = info.makes_tensors || info.handler != HandlerKind::PLAIN;
+    key_.add(reinterpret_cast<uint64_t>(&info));
     for (size_t place = 0; place < call.count; place++) {
       const IValue& value = call.argument(place);
       bool holds_tensors = value.isTensorList() || value.isOptionalTensorList();
@@ -596,7 +597,7 @@ class Door {
       } else if (value.isTensorList()) {
         auto tensors = value.toTensorVector();
         key_.add_list(tensors.size());
-        if (place == facts.written) call.hole = static_cast<Py_ssize_t>(call.inputs.size());
+        if (place == info.written) call.hole = static_cast<Py_ssize_t>(call.inputs.size());
         for (const at::Tensor& tensor : tensors)
           if (!read(call, tensor)) return false;
         call.holes[place] = static_cast<int>(tensors.size());
@@ -609,27 +610,27 @@ class Door {
         key_.add(IValue(given));
         call.holes[place] = static_cast<int>(given.size());
         call.gaps.emplace_back(place, std::move(given));
-      } else if (facts.sized_by_numbers && value.isDouble()) {
+      } else if (info.sized_by_numbers && value.isDouble()) {
         key_.add_size(value.toDouble());
       } else if (!key_.add(value) || (value.isDevice() && !device.is_meant_by(value.toDevice()))) {
         return false;
       }
     }
     key_.add(static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())) |
-             static_cast<uint64_t>(facts.opaque && c10::GradMode::is_enabled()) << 8);
+             static_cast<uint64_t>(info.opaque && c10::GradMode::is_enabled()) << 8);
     return true;
   }
   bool describe(Call& call, size_t place, const at::Tensor& tensor, bool kwarg_only) {
-    const Facts& facts = call.facts;
+    const OperatorInfo& info = call.info;
     auto is_place = [&](int other) { return static_cast<int>(place) == other; };
     if (!tensor.defined()) {
       key_.add(IValue());
     } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {  // a number of the program's, for Python too
-      if (!tensor.device().is_cpu() || (*facts.enumerations)[place] == Enumeration::TENSOR) return false;
+      if (!tensor.device().is_cpu() || (*info.enumerations)[place] == Enumeration::TENSOR) return false;
       key_.add(number_in(tensor));
     } else if (kwarg_only) {
       return false;
-    } else if (call.excludes && (is_place(facts.statistics[0]) || is_place(facts.statistics[1]))) {
+    } else if (call.excludes && (is_place(info.statistics[0]) || is_place(info.statistics[1]))) {
       PyObject* found = plain(tensor) ? accounts_.version_of(tensor) : nullptr;
       if (found == nullptr || version.escaped.is_true(found) || !version.resident.is_true(found)) return false;
       if (!call.statistics.empty() && call.statistics[0].get() == found) return false;  // both in one storage
@@ -637,7 +638,7 @@ class Door {
       call.holes[place] = STATISTICS;
       call.statistics.push_back(Ref::copy(found));
     } else {
-      if (place == facts.written) call.hole = static_cast<Py_ssize_t>(call.inputs.size());
+      if (place == info.written) call.hole = static_cast<Py_ssize_t>(call.inputs.size());
       if (!read(call, tensor)) return false;
       call.holes[place] = TENSOR;
     }
@@ -647,7 +648,7 @@ class Door {
     if (!plain(tensor) || !device.has(tensor.device())) return false;
     PyObject* found = known_or_adopted(tensor);
     if (found == nullptr || accounts_.fingerprints.is_workspace(found)) return false;
-    if (version.escaped.is_true(found) && call.facts.way != Facts::Way::VIEW) return false;
+    if (version.escaped.is_true(found) && call.info.handler != HandlerKind::VIEW) return false;
     version.last_access.set_number(found, call.clock);
     key_.add(tensor, offsets_matter_);
     call.inputs.push_back(Ref::copy(found));
@@ -663,11 +664,11 @@ class Door {
   // that is for Python.
   std::optional<int64_t> make_ready(const Call& call) {
     PyObject* found = call.signature.get();
-    bool whole = are_resident(call.inputs);  // what is written to may have been rescued since
-    if (whole && readiness_.is_ready(found)) return 0;
+    bool inputs_resident = are_resident(call.inputs);  // what is written to may have been rescued since
+    if (inputs_resident && readiness_.is_ready(found)) return 0;
     c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
     int64_t began = now_ns();
-    auto elsewhere = readiness_.make_ready(call.inputs, whole, found, call.turn.shared());
+    auto elsewhere = readiness_.make_ready(call.inputs, inputs_resident, found, call.turn.shared());
     if (!elsewhere) return elsewhere;
     int64_t taken = now_ns() - began;
     bookkeeping_ns += taken - *elsewhere;
@@ -679,23 +680,23 @@ class Door {
   bool prepare_write(Call& call) {
     if (call.hole < 0) return false;
     PyObject* target = call.inputs[call.hole].get();
-    bool leaf = is_leaf(call.argument(call.facts.written).toTensor());
+    bool leaf = is_leaf(call.argument(call.info.written).toTensor());
     if (leaf && version.pin.is_none(target)) return false;  // Python meets it
     bool changes = version.operation.is_none(target) || leaf || !is_recent(target);
     if (changes && dependents_.may_be_copied(target)) return false;
     if (!version.operation.is_none(target) && (leaf || !is_recent(target))) {
-      if (!call.whole) return false;
+      if (!call.inputs_resident) return false;
       dependents_.make_constant(target, updated_.get());
       call.settles = true;
     }
     if (leaf) version.pin.set(target, parameter_.get());
     if (!version.operation.is_none(target) || version.needed_by.is_none(target)) return true;
-    return call.whole && dependents_.rescue(target);
+    return call.inputs_resident && dependents_.rescue(target);
   }
   // The same for running statistics, as in `Operators.admit`.
   bool prepare_statistics(const Call& call) {
     for (const Ref& one : call.statistics) {
-      if (!call.whole && !is_free(one.get())) return false;
+      if (!call.inputs_resident && !is_free(one.get())) return false;
       if (dependents_.may_be_copied(one.get())) return false;
       dependents_.make_constant(one.get(), running_.get());
       if (!dependents_.rescue(one.get())) return false;
@@ -715,12 +716,12 @@ class Door {
   // Finds the version that an in-place operator writes to. Returns false if that is not for the fast path.
   bool find_target(Call& call) {
     PyObject* target = call.inputs[call.hole].get();
-    const at::Tensor& tensor = call.argument(call.facts.written).toTensor();
-    if (is_in_use(target) || (call.facts.makes_tensors && version.operation.is_none(target))) return false;
+    const at::Tensor& tensor = call.argument(call.info.written).toTensor();
+    if (is_in_use(target) || (call.info.makes_tensors && version.operation.is_none(target))) return false;
     call.targets.push_back(target);
     bool constant = version.operation.is_none(target);
     bool stays = call.settles || (constant && is_sticky(target));
-    call.overwrites = call.facts.overwrites && !stays && overwrites_all(tensor, call);
+    call.overwrites = call.info.overwrites && !stays && overwrites_all(tensor, call);
     return constant ? version.needed_by.is_none(target) : may_be_recorded(target, tensor);
   }
   // The same for one that writes to a list of them, which all can be recomputed.
@@ -742,24 +743,24 @@ class Door {
 
   // Takes down the call's recipe, if it can have one. Returns false if that is not for the fast path.
   bool record(Call& call) {
-    const Facts& facts = call.facts;
-    PyObject *found = call.signature.get(), *func = facts.func.get();
+    const OperatorInfo& info = call.info;
+    PyObject *found = call.signature.get(), *func = info.func.get();
     if (call.excludes) {
-      func = facts.replay.get();
+      func = info.replay.get();
       found = replayed_as(found);
       if (found == nullptr) return false;
     }
-    if (facts.random && (has_recipe(call) || !device.is_cpu())) {  // a GPU may find no memory, and draw again
+    if (info.random && (has_recipe(call) || !device.is_cpu())) {  // a GPU may find no memory, and draw again
       int64_t drawn = signature.output_bytes.number(call.signature.get());
       for (PyObject* target : call.targets) drawn += version.nbytes.number(target);
       Ref generator = generator_of(call);
-      call.rng = checked(PyObject_CallMethod(mode_.get(), "capture", "LO", static_cast<long long>(drawn), generator.get()));
+      call.rng = checked(PyObject_CallMethod(python_.get(), "capture", "LO", static_cast<long long>(drawn), generator.get()));
     }
     if (!has_recipe(call)) return true;
     Ref tensors;
     bool repeats = reads_twice(call.inputs);
     if (call.overwrites) {
-      tensors = checked(PyObject_CallMethod(mode_.get(), "overwriting", "(O)", as_tuple(call.inputs).get()));
+      tensors = checked(PyObject_CallMethod(python_.get(), "overwriting", "(O)", as_tuple(call.inputs).get()));
       call.target = std::move(call.inputs[0]);
     } else if (repeats) {
       tensors = as_tuple(call.inputs);
@@ -775,7 +776,7 @@ class Door {
       maker->operation.reads[maker->operation.count++] = node_of(call.inputs[i].release());
     }
     call.inputs.clear();
-    auto* recipe = new (maker->operation.end()) Recipe(call.op, facts.enumerations, func, call.state.get(), call.count);
+    auto* recipe = new (maker->operation.end()) Recipe(call.op, info.enumerations, func, call.state.get(), call.count);
     maker->has_recipe = true;
     for (size_t place = 0; place < call.count; place++) {
       if (call.holes[place] == VALUE) recipe->values()[place] = to_keep(call.argument(place));
@@ -830,14 +831,14 @@ class Door {
         Gil::Released released(gil);
         run_kernel();
       }
-      if (call.unpriced) first_calls_.price(found, call.facts, *call.unpriced, call.op.schema(), *call.stack);
+      if (call.unpriced) first_calls_.price(found, call.info, *call.unpriced, call.op.schema(), *call.stack);
       accounts_.ran(found, own.of(ended - started));
       accounts_.collect_dead();
-      if (call.facts.updates)
+      if (call.info.updates)
         for (const Ref& one : call.statistics)
           if (version.used.is_true(one.get())) accounts_.supersede(one.get(), nullptr, nullptr);
       if (call.targets.empty()) return true;
-      bool may_grow = call.facts.way == Facts::Way::WRITES;  // `addbmm_`, if what it writes to is expanded
+      bool may_grow = call.info.handler == HandlerKind::WRITES;  // `addbmm_`, if what it writes to is expanded
       const c10::StorageImpl* written = may_grow ? as_stored(call.targets[0])->storage : nullptr;
       if (call.maker && has_recipe(call)) {
         mark_used(call.maker.get());
@@ -850,15 +851,15 @@ class Door {
       }
       if (written != nullptr) note_size(written);
     } catch (...) {
-      bool forgiven = false;
+      bool retried = false;
       try {
-        PyObject *operator_ = call.facts.operator_.get(), *rng = call.rng.get();
-        forgiven = !device.is_cpu() && !has_run && forgives(mode_.get(), operator_, rng);
+        PyObject *operator_ = call.info.operator_.get(), *rng = call.rng.get();
+        retried = !device.is_cpu() && !has_run && can_retry(python_.get(), operator_, rng);
       } catch (const python_error&) {  // an interrupt
         half_written(call);
         throw;
       }
-      if (forgiven) return false;
+      if (retried) return false;
       half_written(call);
       throw;
     }
@@ -877,27 +878,27 @@ class Door {
   // generator. Nobody evicts what it reads meanwhile, or takes the room that was made for it.
   class Others {
    public:
-    Others(Door& door, Call& call) : door_(door), call_(call) {
-      may_go_on_ = call.turn.shared() && call.targets.empty() && call.statistics.empty() && !call.facts.random;
+    Others(Interposer& door, Call& call) : interposer_(door), call_(call) {
+      may_go_on_ = call.turn.shared() && call.targets.empty() && call.statistics.empty() && !call.info.random;
       if (!may_go_on_) return;
       key_ = checked(PyLong_FromVoidPtr(&call));
       door.evictions_.reserve(key_.get(), door.signature.output_bytes.number(call.signature.get()));
       if (call.maker) door.mark_used(call.maker.get());
-      door.each_input(call, [&](PyObject* one) { door_.version.locks.add(one, 1); });
+      door.each_input(call, [&](PyObject* one) { interposer_.version.locks.add(one, 1); });
       call.turn.pause();
     }
     ~Others() {
       if (!may_go_on_) return;
       call_.turn.resume();
-      door_.each_input(call_, [&](PyObject* one) { door_.version.locks.add(one, -1); });
-      door_.evictions_.give_back(key_.get());
-      if (door_.waiting_.number(door_.slow_path_.get()) == 0) return;
-      if (!Ref(PyObject_CallMethod(door_.slow_path_.get(), "tell_waiting", nullptr))) PyErr_WriteUnraisable(nullptr);
+      interposer_.each_input(call_, [&](PyObject* one) { interposer_.version.locks.add(one, -1); });
+      interposer_.evictions_.give_back(key_.get());
+      if (interposer_.waiting_.number(interposer_.slow_path_.get()) == 0) return;
+      if (!Ref(PyObject_CallMethod(interposer_.slow_path_.get(), "tell_waiting", nullptr))) PyErr_WriteUnraisable(nullptr);
     }
     Others(const Others&) = delete;
 
    private:
-    Door& door_;
+    Interposer& interposer_;
     Call& call_;
     Ref key_;
     bool may_go_on_;
@@ -914,32 +915,32 @@ class Door {
   // For a kernel on the fast path that is refused memory, while other things are evicted for it.
   class Keeping final : public Shortage::Kernel {
    public:
-    Keeping(Door& door, Call& call) : door_(door), call_(call) {}
+    Keeping(Interposer& door, Call& call) : interposer_(door), call_(call) {}
     bool keep(bool on) override {
-      if (on && call_.maker) door_.mark_used(call_.maker.get());
-      auto lock = [&](PyObject* one) { door_.version.locks.add(one, on ? 1 : -1); };
-      door_.each_input(call_, lock);
+      if (on && call_.maker) interposer_.mark_used(call_.maker.get());
+      auto lock = [&](PyObject* one) { interposer_.version.locks.add(one, on ? 1 : -1); };
+      interposer_.each_input(call_, lock);
       for (PyObject* target : call_.targets) lock(target);
       for (const Ref& one : call_.statistics) lock(one.get());
       if (!on) {
-        for (PyObject* one : changing_) door_.version.escaped.set(one, false);
+        for (PyObject* one : changing_) interposer_.version.escaped.set(one, false);
         changing_.clear();
         return true;
       }
       // Nothing may come to depend on a constant that is half written, as in `Mutation.about_to_change`.
       for (PyObject* target : call_.targets)
-        if (door_.version.operation.is_none(target)) changes(target);
+        if (interposer_.version.operation.is_none(target)) changes(target);
       for (const Ref& one : call_.statistics) changes(one.get());
       return true;
     }
 
    private:
     void changes(PyObject* constant) {
-      if (door_.version.escaped.is_true(constant)) return;
-      door_.version.escaped.set(constant, true);
+      if (interposer_.version.escaped.is_true(constant)) return;
+      interposer_.version.escaped.set(constant, true);
       changing_.push_back(constant);
     }
-    Door& door_;
+    Interposer& interposer_;
     Call& call_;
     c10::SmallVector<PyObject*, 2> changing_;
   };
@@ -954,7 +955,7 @@ class Door {
       if (Ref made(PyObject_CallMethod(recipes_.get(), "half_written", "O", target)); !made) PyErr_Clear();
     };
     for (PyObject* target : call.targets) write(target);
-    if (call.facts.updates)
+    if (call.info.updates)
       for (const Ref& one : call.statistics) write(one.get());
   }
 
@@ -1009,7 +1010,7 @@ class Door {
 
   // Enters the new storages among the results.
   void enter(Call& call, PyObject* found) {
-    Facts& facts = call.facts;
+    OperatorInfo& info = call.info;
     const Stack& stack = *call.stack;
     size_t count = call.op.schema().returns().size(), first = stack.size() - count;
     auto tensors = tensors_in(call.op.schema(), stack);
@@ -1024,7 +1025,7 @@ class Door {
       enter_in_python(call, found);
       return;
     }
-    PyObject* maker = facts.uninitialised ? nullptr : call.maker.get();
+    PyObject* maker = info.uninitialised ? nullptr : call.maker.get();
     bool any = writes;  // whether a version has the recipe
     int64_t total = 0;
     for (size_t place = 0; place < tensors.size(); place++) {
@@ -1043,7 +1044,7 @@ class Door {
       signature.guessed.set(found, false);
     } else if (signature.guessed.is_true(found) ||
                (!single && !tensors.empty() && (device.is_cpu() ? total != expected : total > expected))) {
-      checked(PyObject_CallMethod(mode_.get(), "learn", "OOL", found, facts.operator_.get(), total));
+      checked(PyObject_CallMethod(python_.get(), "learn", "OOL", found, info.operator_.get(), total));
     }
   }
 
@@ -1054,14 +1055,14 @@ class Door {
     Ref recorded = as_sequence(recipe), result = results(call.op.schema(), *call.stack);
     Ref tensors = attribute(call.maker.get(), "tensors");
     call.outputs = checked(PyObject_CallMethod(
-        slow_path_.get(), "enter", "OOOOOOOOO", result.get(), call.facts.func.get(), call.facts.operator_.get(), found,
+        slow_path_.get(), "enter", "OOOOOOOOO", result.get(), call.info.func.get(), call.info.operator_.get(), found,
         PyTuple_GET_ITEM(recorded.get(), 1), PyTuple_GET_ITEM(recorded.get(), 2), tensors.get(), call.state.get(),
         call.rng ? call.rng.get() : Py_None));
   }
 
   static inline thread_local const Placeholders::Claim* touched_ = nullptr;  // what this thread waits for
 
-  Ref mode_, handle_, slow_path_, ledger_;
+  Ref python_, handle_, slow_path_, ledger_;
   CallObserver call_observer_;
   Ref dtr_, recipes_, reasons_, kernels_;
   Ambient ambient_;
