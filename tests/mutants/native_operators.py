@@ -37,7 +37,8 @@ native(
     ("what operators write to is not told", "return «place == info->written»;", "false",
      "predictions::what_the_fast_path_does_is_logged_as_on_the_slow_path[in_place_and_dropout]"),
     ("where tensors are in their storages is not told",
-     "return «info->handler == HandlerKind::PLAIN ? info->makes_tensors : info->handler != HandlerKind::LISTS»;",
+     "return «info->handler == HandlerKind::PLAIN ? info->makes_tensors "
+     ": info->handler != HandlerKind::LISTS»;",
      "true",
      "predictions::what_the_fast_path_does_is_logged_as_on_the_slow_path[operators_of_many_kinds]"),
     ("running statistics are not told", "return «trains» && std::find", "false",

@@ -95,7 +95,7 @@ native(
      "if (!«held.emplace_back(accounts_.memory_of(source))») return", "accounts_.memory_of(source)",
      "rematerialization::what_a_cycle_alone_holds_may_go_while_room_is_made_for_its_reader"),
     ("random operators draw anew",
-     'if (recipe.rng) «context_ = checked(PyObject_CallMethod(mode, "replaying", "(O)", '
+     'if (recipe.rng) «context_ = checked(PyObject_CallMethod(python, "replaying", "(O)", '
      'recipe.rng.get()));»', "",
      "hazards_values::random_operators_and_their_generators"),
     ("new memory for what is overwritten needs no room", "if (blank) «need += blank->nbytes;»", "",

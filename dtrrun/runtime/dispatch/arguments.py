@@ -52,9 +52,9 @@ def kind_of(cls: type) -> int:
 
 
 def flatten_into(values: Iterable[Any], key: list[Any], tensors: list[torch.Tensor]) -> list[Any]:
-    """Collect the tensors of arguments, which may be nested. Returns these with each tensor replaced by TENSOR_SLOT.
+    """Collect the tensors of arguments, which may be nested.
 
-    `key` receives what a signature needs of the rest.
+    Returns these with each tensor replaced by TENSOR_SLOT. `key` receives what a signature needs of the rest.
     """
     template: list[Any] = []
     for value in values:
