@@ -127,7 +127,7 @@ sanitize: $(INSTALLED)
 RACES := CXX='g++ -fsanitize=thread -g' XDG_CACHE_HOME=$(CURDIR)/build/races
 sanitize-threads: $(INSTALLED)
 	$(RACES) $(BIN)/python -m dtrrun.native
-	$(RACES) LD_PRELOAD='$(shell g++ -print-file-name=libtsan.so 2>/dev/null)' TSAN_OPTIONS=exitcode=66:allocator_may_return_null=1 \
+	$(RACES) LD_PRELOAD='$(shell g++ -print-file-name=libtsan.so 2>/dev/null)' TSAN_OPTIONS=exitcode=66:allocator_may_return_null=1:die_after_fork=0 \
 		$(BIN)/python -m pytest -q tests/conformance/test_hazards_threads.py tests/conformance/test_native_graph.py \
 		tests/conformance/test_native_heap.py
 
