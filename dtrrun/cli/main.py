@@ -23,7 +23,6 @@ from dtrrun.cli.messages import discard, if_someone_reads, say, to_stdout
 from dtrrun.launch.errors import BY_SIGNAL, FAILED, NOT_FOUND, USAGE, LaunchError
 from dtrrun.launch.signals import number_of
 from dtrrun.monitor.nvml import use_pynvml
-from dtrrun.native.building import CannotBuild
 
 VERBS = ("run", "record", "profile", "simulate", "smoke", "top", "report", "doctor")
 HELP = {"-h", "--help"}
@@ -53,9 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except LaunchError as error:
         say(f"error: {error}{_verb_meant(words) if error.exit_status == NOT_FOUND else ''}")
         status = error.exit_status
-    except CannotBuild as error:  # the simulator's core
-        say(f"error: {error}")
-        status = FAILED
     except KeyboardInterrupt as interrupt:
         status = BY_SIGNAL + number_of(interrupt)
     except SystemExit as error:
@@ -64,9 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         discard(1)  # rich, which prints the help, exits with 1 if its reader has closed the pipe
         status = 0
     except Exception as error:
-        if os.environ.get("DTRRUN_DEBUG"):
+        from dtrrun.native.building import CannotBuild  # here, since it takes some ms
+
+        if isinstance(error, CannotBuild):  # the simulator's core
+            say(f"error: {error}")
+        elif os.environ.get("DTRRUN_DEBUG"):
             raise
-        say(f"error: {type(error).__name__}: {error} (DTRRUN_DEBUG=1 shows where)")
+        else:
+            say(f"error: {type(error).__name__}: {error} (DTRRUN_DEBUG=1 shows where)")
         status = FAILED
     sys.exit(_flushed(status))
 
