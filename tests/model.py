@@ -12,10 +12,11 @@ the paper's:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dtrrun.core.foresight import Foresight
+from dtrrun.core.foresight import Foresight, Rescued
 from dtrrun.core.heuristics import Heuristic
 
 DORMANT = 64
@@ -43,10 +44,43 @@ class Absent:
         self.component: list[Absent] = [self]  # of ẽ*, which all of its members have
 
 
+class ModelForesight(Foresight):
+    """Says, too, when storages are used: as `bindings/foresight.h` must."""
+
+    def next_use(self, node: Any) -> int | None:
+        """Return when the program uses `node` next; None if it does not.
+
+        For unknown nodes: half a step ahead.
+        """
+        position = self.position
+        assert position is not None
+        if node.age <= self._begin:
+            return None
+        known = getattr(node, "uses", None)
+        if known is None or (known and known[0] is not self._stretches[-1]):
+            known = node.uses = self._stretches[-1], self._uses_of(node)
+        if not known:
+            return None
+        uses = known[1]
+        if uses is None:
+            return position + self.horizon // 4
+        place = bisect_right(uses, position)
+        if place == len(uses) - 1 and type(uses) is Rescued and node.resident:
+            return position
+        return uses[place] if place < len(uses) else None
+
+    def _uses_of(self, node: Any) -> Sequence[int] | None:
+        stretches = self._stretches
+        stretch = stretches[bisect_right(stretches, node.age, key=lambda one: one.age) - 1]
+        if stretch.step is None:
+            return None
+        return stretch.step.uses_of(node.age - stretch.origin - 1, node.nbytes)
+
+
 class ModelPolicy:
     def __init__(self, heuristic: Heuristic, latest: bool = False) -> None:
         self.heuristic, self._latest = heuristic, latest
-        self.foresight: Foresight | None = None
+        self.foresight: ModelForesight | None = None
         self._pool: list[Node] = []
         self._absent: dict[int, Absent] = {}
 
@@ -204,7 +238,7 @@ class ModelPolicy:
             score /= max(away, 1) ** heuristic.foresight
         return score
 
-    def _next_use(self, node: Node, foresight: Foresight) -> int | None:
+    def _next_use(self, node: Node, foresight: ModelForesight) -> int | None:
         nodes = [node]
         if self.heuristic.neighbourhood in ("ancestors", "e_star"):  # for an evicted descendant, too
             nodes += [found for one in self._descendants(node) if (found := one.node()) is not None]

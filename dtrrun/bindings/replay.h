@@ -135,15 +135,9 @@ inline PyObject* new_schedule(PyTypeObject* type, PyObject* args, PyObject*) {
 }
 
 inline PyTypeObject* make_schedule_type(const char* name) {
-  auto destroy = [](PyObject* self) {
-    PyTypeObject* type = Py_TYPE(self);
-    delete reinterpret_cast<ScheduleObject*>(self)->schedule;
-    type->tp_free(self);
-    Py_DECREF(type);
-  };
   PyType_Slot slots[] = {
       {Py_tp_new, reinterpret_cast<void*>(new_schedule)},
-      {Py_tp_dealloc, reinterpret_cast<void*>(+destroy)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(deallocate_owner<ScheduleObject, Replay::Schedule, &ScheduleObject::schedule>)},
       {Py_tp_doc, const_cast<char*>("Schedule(nbytes, storage_of, roots, operators, constant): what replays need of a "
                                     "`simulator.schedule.Schedule`, and the name of constants.")},
       {0, nullptr},
@@ -281,17 +275,11 @@ inline PyTypeObject* make_replay_type(const char* name) {
        nullptr, nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr},
   };
-  auto destroy = [](PyObject* self) {
-    PyTypeObject* type = Py_TYPE(self);
-    delete reinterpret_cast<ReplayObject*>(self)->replay;
-    type->tp_free(self);
-    Py_DECREF(type);
-  };
   PyType_Slot slots[] = {
       {Py_tp_new, reinterpret_cast<void*>(new_replay)},
       {Py_tp_methods, methods},
       {Py_tp_getset, attributes},
-      {Py_tp_dealloc, reinterpret_cast<void*>(+destroy)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(deallocate_owner<ReplayObject, Replay, &ReplayObject::replay>)},
       {Py_tp_doc, const_cast<char*>("A `simulator.replay.Replay`.")},
       {0, nullptr},
   };

@@ -215,38 +215,9 @@ class Foresight:
             self.position, self.horizon = step.times[place], 2 * step.length
         return stretch is not before
 
-    def next_use(self, node: Any) -> int | None:
-        """Return when the program uses `node` next; None if it does not.
-
-        For unknown nodes: half a step ahead.
-        """
-        position = self.position
-        assert position is not None
-        if node.age <= self._begin:
-            return None
-        known = getattr(node, "uses", None)
-        if known is None or (known and known[0] is not self._stretches[-1]):
-            known = node.uses = self._stretches[-1], self._uses_of(node)
-        if not known:
-            return None
-        uses = known[1]
-        if uses is None:
-            return position + self.horizon // 4
-        place = bisect_right(uses, position)
-        if place == len(uses) - 1 and type(uses) is Rescued and node.resident:
-            return position
-        return uses[place] if place < len(uses) else None
-
     def now(self) -> tuple[int | None, int, int, list[_Stretch]]:
-        """Return what `next_use` depends on, for C++ (`bindings/foresight.h`)."""
+        """Return what `bindings/foresight.h` needs to say when a storage is used next."""
         return self.position, self.horizon, self._begin, self._stretches
-
-    def _uses_of(self, node: Any) -> Sequence[int] | None:
-        stretches = self._stretches
-        stretch = stretches[bisect_right(stretches, node.age, key=lambda one: one.age) - 1]
-        if stretch.step is None:
-            return None
-        return stretch.step.uses_of(node.age - stretch.origin - 1, node.nbytes)
 
     def _join(self, newest: Made) -> None:
         """Continue where the last storages occur in a recorded step, or mark the position unknown."""

@@ -198,12 +198,12 @@ class Interposer {
   // If two bring operators at once, both go to Python from then on: there, locks keep them apart.
   class ActiveThreadGuard {
    public:
-    explicit ActiveThreadGuard(Interposer& door) : interposer_(door), own_(PyThread_get_thread_ident()) {
-      if (door.device.is_cpu()) return;
-      bool others = std::any_of(door.visitors_.begin(), door.visitors_.end(), [&](auto one) { return one != own_; });
-      if (others && !door.any_reason_.is_true(door.reasons_.get()))
-        checked(PyObject_CallMethod(door.python_.get(), "overlap", nullptr));
-      door.visitors_.push_back(own_);
+    explicit ActiveThreadGuard(Interposer& interposer) : interposer_(interposer), own_(PyThread_get_thread_ident()) {
+      if (interposer.device.is_cpu()) return;
+      bool others = std::any_of(interposer.visitors_.begin(), interposer.visitors_.end(), [&](auto one) { return one != own_; });
+      if (others && !interposer.any_reason_.is_true(interposer.reasons_.get()))
+        checked(PyObject_CallMethod(interposer.python_.get(), "overlap", nullptr));
+      interposer.visitors_.push_back(own_);
     }
     ~ActiveThreadGuard() {
       auto& all = interposer_.visitors_;
@@ -219,8 +219,8 @@ class Interposer {
   // While a thread is on the fast path, where nothing is locked as long as there are no others.
   class FastPathScope {
    public:
-    explicit FastPathScope(Interposer& door) : interposer_(door) {
-      if (!door.shared_) door.inside_ = PyThread_get_thread_ident();
+    explicit FastPathScope(Interposer& interposer) : interposer_(interposer) {
+      if (!interposer.shared_) interposer.inside_ = PyThread_get_thread_ident();
     }
     ~FastPathScope() { interposer_.inside_ = 0; }
     FastPathScope(const FastPathScope&) = delete;
@@ -362,12 +362,7 @@ class Interposer {
     Call call{info, op, stack, turn};
     call.clock = accounts_.number(ledger.clock);
     if (!describe(call)) return false;
-    call.signature = Ref::copy(signatures_.find(key_));
-    bool is_first = !call.signature;
-    if (is_first) {
-      std::swap(missed, key_);
-      if (!make_signature(call)) return false;
-    }
+    if (!find_signature(call, missed)) return false;
     PyObject* found = call.signature.get();
     Observed observed(observation_, info, op, *stack, found);
     observed.runs(true);
@@ -379,7 +374,7 @@ class Interposer {
     if (call.unpriced) first_calls_.price(found, info, *call.unpriced, op.schema(), *stack);
     accounts_.learn_cost(found, taken);
     observed.finished();
-    if (is_first) remember(missed, found);
+    if (call.is_first) remember(missed, found);
     return true;
   }
 
@@ -493,6 +488,7 @@ class Interposer {
     Ref target;                      // what it overwrites, and so does not read
     Ref rng;                         // the state of the generator that it draws from
     Ref outputs;                     // those that Python has entered
+    bool is_first = false;           // of its signature
     std::optional<FirstCalls::Unpriced> unpriced;  // until it has run
 
     const IValue& argument(size_t place) const { return (*stack)[first + place]; }
@@ -508,13 +504,7 @@ class Interposer {
     // Only now: room is made for a constant that has just been met, and the inputs before it have not been locked.
     call.inputs_resident = are_resident(call.inputs);
     if (!are_resident(call.statistics)) return false;
-    // The table may be cleared while the operator runs.
-    call.signature = Ref::copy(signatures_.find(key_));
-    bool is_first = !call.signature;
-    if (is_first) {
-      std::swap(missed, key_);
-      if (!make_signature(call)) return false;
-    }
+    if (!find_signature(call, missed)) return false;
     PyObject* found = call.signature.get();
     call.state = Ref::copy(ambient_.read(info.family.get(), info.state, info.general));
     Observed observed(observation_, info, op, *stack, found);
@@ -550,7 +540,7 @@ class Interposer {
       Anchors anchors(accounts_, Words::of_foreign_code());
       checked(PyObject_CallMethod(slow_path_.get(), "shrink", "OO", info.operator_.get(), result.get()));
     }
-    if (is_first) remember(missed, found);
+    if (call.is_first) remember(missed, found);
     if (timed) {
       left_ = now_ns();
       operators_ns += (brief ? Stopwatch::EACH : 1) * (ended - started);
@@ -561,8 +551,13 @@ class Interposer {
     return true;
   }
 
-  // Makes the signature of a first call. Returns false if that is for Python.
-  bool make_signature(Call& call) {
+  // Finds the signature of a call that has been described, or makes it for a first one. missed: receives the key of that.
+  // Returns false if that is for Python.
+  bool find_signature(Call& call, Key& missed) {
+    call.signature = Ref::copy(signatures_.find(key_));  // the table may be cleared while the operator runs
+    if (call.signature) return true;
+    call.is_first = true;
+    std::swap(missed, key_);
     const IValue* values = call.stack->data() + call.first;
     call.signature = first_calls_.signature_of(call.info, call.op, values, call.inputs, call.statistics);
     if (!call.signature) return false;
@@ -878,13 +873,13 @@ class Interposer {
   // generator. Nobody evicts what it reads meanwhile, or takes the room that was made for it.
   class Others {
    public:
-    Others(Interposer& door, Call& call) : interposer_(door), call_(call) {
+    Others(Interposer& interposer, Call& call) : interposer_(interposer), call_(call) {
       may_go_on_ = call.turn.shared() && call.targets.empty() && call.statistics.empty() && !call.info.random;
       if (!may_go_on_) return;
       key_ = checked(PyLong_FromVoidPtr(&call));
-      door.evictions_.reserve(key_.get(), door.signature.output_bytes.number(call.signature.get()));
-      if (call.maker) door.mark_used(call.maker.get());
-      door.each_input(call, [&](PyObject* one) { interposer_.version.locks.add(one, 1); });
+      interposer.evictions_.reserve(key_.get(), interposer.signature.output_bytes.number(call.signature.get()));
+      if (call.maker) interposer.mark_used(call.maker.get());
+      interposer.each_input(call, [&](PyObject* one) { interposer_.version.locks.add(one, 1); });
       call.turn.pause();
     }
     ~Others() {
@@ -915,7 +910,7 @@ class Interposer {
   // For a kernel on the fast path that is refused memory, while other things are evicted for it.
   class Keeping final : public Shortage::Kernel {
    public:
-    Keeping(Interposer& door, Call& call) : interposer_(door), call_(call) {}
+    Keeping(Interposer& interposer, Call& call) : interposer_(interposer), call_(call) {}
     bool keep(bool on) override {
       if (on && call_.maker) interposer_.mark_used(call_.maker.get());
       auto lock = [&](PyObject* one) { interposer_.version.locks.add(one, on ? 1 : -1); };

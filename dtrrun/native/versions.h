@@ -418,12 +418,6 @@ inline PyTypeObject* make_versions_type() {
       return self.release();
     });
   };
-  auto destroy = [](PyObject* self) {
-    PyTypeObject* type = Py_TYPE(self);
-    delete reinterpret_cast<VersionsObject*>(self)->versions;
-    type->tp_free(self);
-    Py_DECREF(type);
-  };
   auto length = [](PyObject* self) { return static_cast<Py_ssize_t>(versions_of(self).size()); };
   auto contains = [](PyObject* self, PyObject* key) -> int { return versions_of(self).find(as_number(key)) != nullptr; };
   auto get = [](PyObject* self, PyObject* key) -> PyObject* {
@@ -456,7 +450,7 @@ inline PyTypeObject* make_versions_type() {
   };
   PyType_Slot slots[] = {
       {Py_tp_new, reinterpret_cast<void*>(+make)},
-      {Py_tp_dealloc, reinterpret_cast<void*>(+destroy)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(deallocate_owner<VersionsObject, Versions, &VersionsObject::versions>)},
       {Py_tp_methods, methods},
       {Py_mp_length, reinterpret_cast<void*>(+length)},
       {Py_mp_subscript, reinterpret_cast<void*>(+get)},

@@ -134,10 +134,11 @@ native(
      "&& («shared_ || is_home()»); if (!(device", "true",
      "hazards_threads::from_a_threads_first_operator_on_the_short_cut_is_not_taken"),
     ("no room is reserved while others have their turns",
-     "«door.evictions_.reserve(key_.get(), door.signature.output_bytes.number(call.signature.get()));»", "",
+     "«interposer.evictions_.reserve("
+     "key_.get(), interposer.signature.output_bytes.number(call.signature.get()));»", "",
      "hazards_room::a_kernel_of_the_fast_path_keeps_its_room_and_tells_when_it_has_ended"),
     ("others evict what a kernel reads",
-     "door.each_input(call, [&](PyObject* one) { «interposer_.version.locks.add(one, 1);» });", "",
+     "interposer.each_input(call, [&](PyObject* one) { «interposer_.version.locks.add(one, 1);» });", "",
      "hazards_threads::long_kernels_of_several_threads_inside_a_small_budget"),
     ("others read what is half written",
      "may_go_on_ = call.turn.shared() && «call.targets.empty()» &&", "true",
@@ -151,7 +152,7 @@ native(
      "return «shared_ && version.locks.number(one) != 0»;", "false",
      "hazards_room::what_another_thread_uses_stays_when_it_is_written_to"),
     ("nobody sees that a thread is on the fast path",
-     "if («!door.shared_») door.inside_ = PyThread_get_thread_ident();", "false", ""),
+     "if («!interposer.shared_») interposer.inside_ = PyThread_get_thread_ident();", "false", ""),
 )
 native(
     "signatures", "interposer.h",

@@ -11,7 +11,7 @@ from dtrrun.core.backend import Policy
 from dtrrun.core.foresight import Foresight, WatchedStep
 from dtrrun.core.graph import Signature
 from dtrrun.core.heuristics import make_heuristic
-from tests.model import ModelPolicy, Node
+from tests.model import ModelForesight, ModelPolicy, Node
 
 
 class Storage:
@@ -20,6 +20,8 @@ class Storage:
 
 class Nodes:
     """Makes the nodes of the core."""
+
+    foresight = Foresight
 
     def __init__(self) -> None:
         self._graph = graph()
@@ -48,6 +50,8 @@ class Nodes:
 
 class ModelNodes:
     """Makes those of the model."""
+
+    foresight = ModelForesight
 
     @staticmethod
     def make(name: int, nbytes: int, cost: int, now: int = 0, inputs: Sequence[Node] = ()) -> Node:
@@ -90,7 +94,7 @@ class World:
         self.constants = self.count = constants
         self.made: list[tuple[int, str, int]] = []
         if policy.heuristic.foresight:
-            policy.foresight = Foresight(self, steps)
+            policy.foresight = nodes.foresight(self, steps)
 
     def made_last(self) -> Iterator[tuple[int, str, int]]:
         return reversed(self.made)

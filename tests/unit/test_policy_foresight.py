@@ -2,7 +2,8 @@
 
 import pytest
 
-from dtrrun.core.foresight import JOIN, Foresight, WatchedStep
+from dtrrun.core.foresight import JOIN, WatchedStep
+from tests.model import ModelForesight as Foresight
 from tests.model import Node
 
 

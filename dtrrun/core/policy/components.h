@@ -77,21 +77,6 @@ class Components final : public Neighbourhood {
       if (Component* other = component_of(parent)) element->above += other->dormant ? other->above : 0;
     if (element->above > DORMANT) evicted(node);
   }
-  void left(Node* node) override {
-    settle();
-    if (Component* element = component_of(node)) {
-      Reference kept(element);
-      leave(element);
-      Evicted::leave(node);
-    }
-  }
-  void settle() override {
-    while (!dead_->empty()) {
-      Reference element = std::move(dead_->back());
-      dead_->pop_back();
-      leave(component(element));
-    }
-  }
   int64_t projected_cost(Node* node, int64_t, Item&) override {
     int64_t cost = node->cost;
     find_neighbours(node);
@@ -143,7 +128,8 @@ class Components final : public Neighbourhood {
     element->enter();
     return element;
   }
-  void leave(Component* element) {
+  void leave(Evicted* evicted) override {
+    auto* element = static_cast<Component*>(evicted);
     if (element->gone) return;
     element->gone = true;
     pool_.make_due(element->watchers);
@@ -184,7 +170,6 @@ class Components final : public Neighbourhood {
     }
   }
 
-  Dead dead_ = std::make_shared<std::vector<Reference>>();
   std::vector<Component*> neighbours_, roots_;  // of the node that is being looked at
 };
 

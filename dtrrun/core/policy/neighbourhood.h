@@ -6,7 +6,7 @@
 
 namespace dtrrun {
 
-// For heuristics that consider only the storage itself. The others override all of it.
+// For heuristics that consider only the storage itself.
 class Neighbourhood {
  public:
   explicit Neighbourhood(Pool& pool) : pool_(pool) {}
@@ -17,9 +17,21 @@ class Neighbourhood {
   virtual void evicted(Node*) {}
   virtual void released(Node*) {}
   // It was rematerialized, or will never be.
-  virtual void left(Node*) {}
+  void left(Node* node) {
+    settle();
+    if (node->evicted == nullptr) return;
+    Reference kept(node->evicted);
+    leave(node->evicted);
+    Evicted::leave(node);
+  }
   // Removes those that died.
-  virtual void settle() {}
+  void settle() {
+    while (!dead_->empty()) {
+      Reference evicted = std::move(dead_->back());
+      dead_->pop_back();
+      leave(evicted.get());
+    }
+  }
   // The node may have other inputs.
   virtual void changed(Item&) {}
   virtual int64_t projected_cost(Node* node, int64_t, Item&) { return node->cost; }
@@ -32,7 +44,11 @@ class Neighbourhood {
   virtual int64_t next_use(Node* node, int64_t, Item&, const Foresight& foresight) { return foresight.next_use(node); }
 
  protected:
+  // It is evicted no longer: what depends on that is due.
+  virtual void leave(Evicted*) {}
+
   Pool& pool_;
+  Dead dead_ = std::make_shared<std::vector<Reference>>();
 };
 
 struct Member final : Evicted {
@@ -79,21 +95,6 @@ class ExactNeighbourhood final : public Neighbourhood {
       enter(node);
     }
   }
-  void left(Node* node) override {
-    settle();
-    if (Member* member = member_of(node)) {
-      Reference kept(member);
-      leave(member);
-      Evicted::leave(node);
-    }
-  }
-  void settle() override {
-    while (!dead_->empty()) {
-      Reference member = std::move(dead_->back());
-      dead_->pop_back();
-      leave(static_cast<Member*>(member.get()));
-    }
-  }
   void changed(Item& item) override { forget_above(item); }
 
   int64_t projected_cost(Node* node, int64_t number, Item& item) override {
@@ -131,7 +132,8 @@ class ExactNeighbourhood final : public Neighbourhood {
     member->enter();
     return member;
   }
-  void leave(Member* member) {
+  void leave(Evicted* evicted) override {
+    auto* member = static_cast<Member*>(evicted);
     if (member->gone) return;
     member->gone = true;
     pool_.make_due(member->watchers);
@@ -216,7 +218,6 @@ class ExactNeighbourhood final : public Neighbourhood {
   }
 
   bool ancestors_only_, looks_below_;
-  Dead dead_ = std::make_shared<std::vector<Reference>>();
   uint64_t walks_ = 0;
   std::vector<Node*> pending_;  // of the walk under way
 };

@@ -63,8 +63,9 @@ class Scan final : public Search {
       if (Item* item = pool_.find(number)) item->due = false;
     pool_.due.clear();
     std::vector<int64_t> large, small, sampled;
+    double least_nbytes = this->least_nbytes();
     for (int64_t number : pool_.numbers())
-      (static_cast<double>(pool_.find(number)->node->nbytes) >= least_nbytes() ? large : small).push_back(number);
+      (static_cast<double>(pool_.find(number)->node->nbytes) >= least_nbytes ? large : small).push_back(number);
     if (sample_ && !large.empty()) {
       auto root = static_cast<size_t>(std::ceil(std::sqrt(static_cast<double>(large.size()))));
       std::vector<size_t> places = sample_(large.size(), root);

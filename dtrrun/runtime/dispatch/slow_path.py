@@ -524,7 +524,7 @@ class SlowPath:
     def identity_of(
         self, operator: Operator, args: Any, kwargs: dict[str, Any] | None, geometries: Sequence[Any]
     ) -> tuple[Any, ...]:
-        """Return the key that `_describe` makes of a call with these tensors, which are HOLEs here."""
+        """Return the key that `_describe` makes of a call of these tensors: TENSOR_SLOT stands for each."""
         key: list[Any] = [operator]
         flatten_into(args, key, [])
         if kwargs:
