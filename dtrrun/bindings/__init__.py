@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from dtrrun.core.backend import Policy
-from dtrrun.core.graph import Graph, Operation, Version
+from dtrrun.core.graph import Graph, Operation, Signature, Version
 from dtrrun.core.heuristics import make_heuristic
 from dtrrun.native import building, compiling
 from dtrrun.native.building import CannotBuild
@@ -91,19 +91,17 @@ def make_policy(
     return made
 
 
-def graph() -> Graph:
-    """Return what makes the simulator's nodes. Raises CannotBuild."""
-    extension = load()
-    equip(extension)
-    walks: Any = extension
-    return Graph(extension.Version, extension.Operation, walks)
-
-
 @cache
-def equip(extension: Any) -> None:
-    """Give an extension's nodes the methods of `core.graph`'s."""
+def graph_of(extension: Any) -> Graph:
+    """Return what makes an extension's nodes, to which the methods of `core.graph`'s are given."""
     for native, own in (extension.Version, Version), (extension.Operation, Operation):
         for name, value in vars(own).items():
             is_method = callable(value) or isinstance(value, property)
             if is_method and not name.startswith("__") and name not in vars(native):
                 setattr(native, name, value)
+    return Graph(extension, type("Signature", (extension.SignatureFigures, Signature), {}))
+
+
+def graph() -> Graph:
+    """Return what makes the simulator's nodes. Raises CannotBuild."""
+    return graph_of(load())

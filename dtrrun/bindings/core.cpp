@@ -1,41 +1,65 @@
-// The core for the simulator, without PyTorch.
+// The core for the simulator, without PyTorch: what runs is a log, and storages are stand-ins.
+#include "logged.h"
 #include "replay.h"
-#include "walks.h"
 
 namespace dtrrun {
 
 namespace {
 
-// The Python error that is set, as an exception of C++: nothing runs between that and `set_python_error`.
-struct PythonError {};
+// An error of Python's, as an exception of C++.
+class PythonError {
+ public:
+  PythonError() {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    type_ = std::make_shared<Ref>(type);
+    value_ = std::make_shared<Ref>(value);
+    traceback_ = std::make_shared<Ref>(traceback);
+  }
+  void restore() const {
+    PyErr_Restore(Ref::copy(type_->get()).release(), Ref::copy(value_->get()).release(), Ref::copy(traceback_->get()).release());
+  }
+  bool is(PyObject* type) const { return PyErr_GivenExceptionMatches(type_->get(), type) != 0; }
+  PythonError without_frames() const {
+    PythonError made = *this;
+    made.traceback_ = std::make_shared<Ref>();
+    return made;
+  }
+
+ private:
+  std::shared_ptr<Ref> type_, value_, traceback_;
+};
+
+// -- for Python -----------------------------------------------------------------------------------------------
 
 PyObject* new_version(PyTypeObject*, PyObject* args, PyObject*) {
   PyObject *storage, *on_death;
   if (!PyArg_ParseTuple(args, "OO", &storage, &on_death)) return nullptr;
-  return guarded([&]() -> PyObject* {
-    Ref made = allocate<VersionObject>(version_type);
-    begin_version(as_version(made.get()));
-    watch_death(made.get(), storage, on_death);
-    return made.release();
-  });
+  return guarded([&] { return version_of_stand_in(storage, on_death).release(); });
 }
 
 void delete_version(PyObject* self) {
+  forget_content(node_of(self));
+  delete as_stand_in(node_of(self))->told;
   end_version(self);
   deallocate(self);
 }
 
 PyObject* referent(PyObject* self, PyObject*, PyObject*) {
-  return Ref::copy(PyWeakref_GetObject(as_version(self)->watch)).release();
+  const StandInVersion* one = as_stand_in(node_of(self));
+  if (one->watch != nullptr) return Ref::copy(PyWeakref_GetObject(one->watch)).release();
+  return Ref::copy(one->content == nullptr ? Py_None : reinterpret_cast<PyObject*>(one->content)).release();
 }
 
 PyObject* living(PyObject*, PyObject*) {
   return Py_BuildValue("(LL)", static_cast<long long>(living_versions), static_cast<long long>(living_operations));
 }
 
+PyObject* key_of_storage(PyObject*, PyObject* storage) { return PyLong_FromVoidPtr(storage); }
+
 PyMethodDef methods[] = {
-    DTRRUN_WALKS,
     {"living", living, METH_NOARGS, "(versions, operations) that exist, which the garbage collector does not know."},
+    {"key_of", key_of_storage, METH_O, "The key of a storage's versions."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -45,19 +69,39 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_dtrrun_core", nullptr, -1, method
 
 void raise() { throw PythonError(); }
 
-VersionList versions_of_table(PyObject* table) {
-  VersionList found;
-  PyObject *key, *one;
-  for (Py_ssize_t place = 0; PyDict_Next(table, &place, &key, &one);) found.push_back(native_node(one));
-  return found;
+bool is_error_of(PyObject* type) {
+  try {
+    throw;
+  } catch (const PythonError& error) {
+    return error.is(type);
+  } catch (...) {
+    return false;
+  }
+}
+
+std::exception_ptr without_frames() {
+  try {
+    throw;
+  } catch (const PythonError& error) {
+    return std::make_exception_ptr(error.without_frames());
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+std::unique_ptr<Core> make_core(PyObject* ledger) {
+  return std::make_unique<Core>(std::make_unique<StandIns>(ledger), forget_content);
 }
 
 void set_python_error() {
   try {
     throw;
-  } catch (const PythonError&) {
+  } catch (const PythonError& error) {
+    error.restore();
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
+  } catch (const std::out_of_range& error) {
+    PyErr_SetString(PyExc_IndexError, error.what());
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
   }
@@ -68,15 +112,21 @@ void set_python_error() {
 PyMODINIT_FUNC PyInit__dtrrun_core() {
   using namespace dtrrun;
   nothing = PyTuple_New(0);
-  version_type = make_version_type({"_dtrrun_core.Version", sizeof(VersionObject), new_version, delete_version, referent});
-  program_has = [](const VersionObject* one) { return PyWeakref_GetObject(one->watch) != Py_None; };
+  keep_objects([](Storage* one) { Py_INCREF(as_python(one)); }, [](Storage* one) { Py_DECREF(as_python(one)); });
+  storage_object = [](Storage* one) { return Ref::copy(as_python(one)).release(); };
+  storage_in = as_storage_of;
+  const std::string name = "_dtrrun_core";
+  version_type = make_version_type({"_dtrrun_core.Version", sizeof(StandInVersion), new_version, delete_version, referent});
+  program_has = [](const VersionObject* one) { return has_stand_in(static_cast<const StandInVersion*>(one)); };
   operation_type = make_operation_type("_dtrrun_core.Operation");
   policy_type = make_policy_type("_dtrrun_core.Policy");
   PyTypeObject* replay_type = make_replay_type("_dtrrun_core.Replay");
   schedule_type = make_schedule_type("_dtrrun_core.Schedule");
+  content_type = make_content_type(name);
   Ref made(PyModule_Create(&module));
-  if (!made) return nullptr;
-  for (PyTypeObject* type : {version_type, operation_type, policy_type, replay_type, schedule_type})
+  if (!made || !add_core_types(made.get(), name)) return nullptr;
+  logged_program_type = make_logged_program_type(name);
+  for (PyTypeObject* type : {replay_type, schedule_type, content_type, logged_program_type, make_logged_run_type(name)})
     if (type == nullptr || PyModule_AddType(made.get(), type) < 0) return nullptr;
   return made.release();
 }

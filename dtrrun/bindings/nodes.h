@@ -55,10 +55,10 @@ struct Link {
 
 struct OperationObject {
   PyObject_HEAD
-  Operation operation;  // what it reads: versions, to which it has references
-  PyObject *signature, *outputs, *constants, *kept_inputs;
-  PyObject* inputs;    // as a sequence, once Python has asked for it, or from Python
-  PyObject* tensors;   // null: the same
+  Recorded operation;   // what it reads: versions, to which it has references
+  PyObject* signature;  // a `SignatureObject`
+  PyObject* inputs;     // as a sequence, once Python has asked for it, or from Python
+  PyObject* tensors;    // null: the same
   PyObject* recorded;  // from Python
   bool is_fixed;    // what it reads stands behind it, and stays
   bool has_recipe;  // a session's, which stands behind that
@@ -73,12 +73,14 @@ inline PyObject* as_object(const Operation* operation) {
                                      offsetof(OperationObject, operation));
 }
 
+inline Recorded* recorded_in(PyObject* operation) { return &as_operation(operation)->operation; }
+
 // What only a session's operations have.
-struct Recipes {
+struct Arguments {
   void (*destroy)(OperationObject*) = nullptr;
   PyObject* (*show)(OperationObject*) = nullptr;  // as Python's `Operation.recorded`
 };
-inline Recipes recipes;
+inline Arguments arguments_of_calls;
 
 // -- versions -------------------------------------------------------------------------------------------------
 
@@ -87,7 +89,7 @@ struct VersionObject {
   PyObject* weak_references;
   Version node;
   PyObject* watch;  // a weak reference to what it is a version of, which tells its death
-  PyObject *pin, *scratch, *copy, *block, *needed_by, *fingerprint, *uses;
+  PyObject *fingerprint, *uses;
 };
 
 inline PyTypeObject* version_type = nullptr;
@@ -106,8 +108,38 @@ inline Version* native_node(PyObject* object) {
   raise();
 }
 
-inline const Lifetime versions_lifetime{[](Node* node) { Py_INCREF(as_object(node)); },
-                                        [](Node* node) { Py_DECREF(as_object(node)); }};
+// -- storages -------------------------------------------------------------------------------------------------
+
+// Set by each extension.
+inline PyObject* (*storage_object)(Storage*) = nullptr;   // an object of Python's for a storage: owned
+inline Storage* (*storage_in)(PyObject*) = nullptr;       // the storage of such an object: borrowed
+
+inline Ref as_object(const StorageRef& storage) {
+  return storage ? checked(storage_object(storage.get())) : Ref::copy(Py_None);
+}
+// None: no storage.
+inline StorageRef as_storage(PyObject* object) {
+  return object == nullptr || object == Py_None ? StorageRef() : StorageRef::copy(storage_in(object));
+}
+inline Ref as_tuple(const std::vector<StorageRef>& all) {
+  Ref tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(all.size())));
+  for (size_t i = 0; i < all.size(); i++) PyTuple_SET_ITEM(tuple.get(), i, as_object(all[i]).release());
+  return tuple;
+}
+
+// -- pins ----------------------------------------------------------------------------------------------------
+
+inline Ref as_object(Pin pin) {
+  return pin == nullptr ? Ref::copy(Py_None)
+                        : checked(PyUnicode_FromStringAndSize(pin->data(), static_cast<Py_ssize_t>(pin->size())));
+}
+inline Pin as_pin(PyObject* text) {
+  if (text == nullptr || text == Py_None) return nullptr;
+  Py_ssize_t size;
+  const char* first = PyUnicode_AsUTF8AndSize(text, &size);
+  if (first == nullptr) raise();
+  return as_pin(std::string_view(first, static_cast<size_t>(size)));
+}
 
 // The versions that an operation reads, as objects: borrowed.
 class Reads {
@@ -181,32 +213,17 @@ struct VersionFields {
     }
     static bool is_none(PyObject* version) { return node_of(version)->operation == nullptr; }
     static void set(PyObject* version, PyObject* borrowed) {
-      Py_INCREF(borrowed);
-      take(version, &as_operation(borrowed)->operation);
-    }
-    static void clear(PyObject* version) { take(version, nullptr); }
-
-   private:
-    static void take(PyObject* version, Operation* owned) {
-      if (Operation* before = std::exchange(node_of(version)->operation, owned)) Py_DECREF(as_object(before));
+      set_operation(node_of(version), &as_operation(borrowed)->operation);
     }
   } operation;
-  // Memory of its own, which the program does not have.
-  struct Scratch : Link<V, &V::scratch> {
-    using Plain = Link<V, &V::scratch>;
-    static void set(PyObject* version, PyObject* borrowed) {
-      Plain::set(version, borrowed);
-      node_of(version)->released = !Plain::is_none(version);
-    }
-    static void clear(PyObject* version) {
-      node_of(version)->released = false;
-      Plain::clear(version);
-    }
-  } scratch;
-  Link<V, &V::pin> pin;
-  Link<V, &V::copy> copy;
-  Link<V, &V::block> block;
-  Link<V, &V::needed_by> needed_by;
+  struct PinField {
+    static Pin get(PyObject* version) { return node_of(version)->pin; }
+    static bool is_none(PyObject* version) { return node_of(version)->pin == nullptr; }
+    static void set(PyObject* version, Pin pin) { node_of(version)->pin = pin; }
+  } pin;
+  struct NeededBy {
+    static bool is_none(PyObject* version) { return !node_of(version)->needed_by; }
+  } needed_by;
   Link<V, &V::fingerprint> fingerprint;
   Link<V, &V::uses> uses;
 };
@@ -215,50 +232,56 @@ struct OperationFields {
   using O = OperationObject;
   Link<O, &O::signature> signature;
   Link<O, &O::tensors> tensors;  // None: the inputs
-  Link<O, &O::outputs> outputs;
-  Link<O, &O::constants> constants;
-  Link<O, &O::kept_inputs> kept_inputs;
-  struct Secured {
-    static bool is_true(PyObject* operation) { return as_operation(operation)->operation.secured; }
-    static void set(PyObject* operation, bool value) { as_operation(operation)->operation.secured = value; }
-  } secured;
-
-  // Calls function(where, version) for each version that it makes, `one` among them (`Operation.made`).
-  template <class Function>
-  static void each_made(PyObject* operation, PyObject* one, const Function& function) {
-    PyObject* outputs = as_operation(operation)->outputs;
-    if (outputs == nullptr || outputs == Py_None) return function(int64_t{0}, one);
-    if (PyLong_Check(outputs)) return function(as_number(outputs), one);
-    for (PyObject* pair : Items(outputs)) {
-      PyObject* made = PyWeakref_GetObject(PyTuple_GET_ITEM(pair, 1));
-      if (made != Py_None) function(as_number(PyTuple_GET_ITEM(pair, 0)), made);
-    }
-  }
-  // Calls function(place) for each of its tensors that it writes to.
-  template <class Function>
-  static void each_written(PyObject* operation, const Function& function) {
-    PyObject* outputs = as_operation(operation)->outputs;
-    if (outputs == nullptr || outputs == Py_None) return;
-    auto tell = [&](PyObject* where) {
-      if (as_number(where) < 0) function(~as_number(where));
-    };
-    if (PyLong_Check(outputs)) return tell(outputs);
-    for (PyObject* pair : Items(outputs)) tell(PyTuple_GET_ITEM(pair, 0));
-  }
-
   static Reads inputs(PyObject* operation) { return Reads(as_operation(operation)->operation); }
-  // `Operation.references_to`.
-  static Py_ssize_t references_to(PyObject* operation, PyObject* version) {
-    const OperationObject* one = as_operation(operation);
-    Py_ssize_t found = std::count(one->operation.begin(), one->operation.end(), node_of(version));
-    for (PyObject* sequence : {one->inputs, one->tensors == one->inputs ? nullptr : one->tensors}) {
-      if (sequence == nullptr) continue;
-      Items items(sequence);
-      found += std::count(items.begin(), items.end(), version);
-    }
-    return found;
-  }
 };
+
+// -- signatures -----------------------------------------------------------------------------------------------
+
+struct SignatureObject {
+  PyObject_HEAD
+  Signature figures;
+  PyObject *geometries, *operator_, *replayed_as;
+};
+
+inline PyTypeObject* signature_type = nullptr;  // a base class: Python's own, which brings everything else, is derived from it
+
+inline SignatureObject* as_signature(PyObject* object) { return reinterpret_cast<SignatureObject*>(object); }
+inline PyObject* as_object(const Signature* signature) {
+  return reinterpret_cast<PyObject*>(reinterpret_cast<char*>(const_cast<Signature*>(signature)) - offsetof(SignatureObject, figures));
+}
+inline PyObject* operator_of(const Signature* signature) {
+  PyObject* found = as_signature(as_object(signature))->operator_;
+  return found == nullptr ? Py_None : found;
+}
+inline PyObject* operator_of(const Recorded* operation) { return operator_of(operation->signature); }
+
+template <auto member>
+struct SignatureNumber {
+  static int64_t number(PyObject* object) { return as_signature(object)->figures.*member; }
+  static void set_number(PyObject* object, int64_t number) { as_signature(object)->figures.*member = number; }
+};
+
+struct SignatureFields {
+  using S = SignatureObject;
+  SignatureNumber<&Signature::calls> calls;
+  SignatureNumber<&Signature::cost> cost;
+  SignatureNumber<&Signature::output_bytes> output_bytes;
+  SignatureNumber<&Signature::workspace> workspace;
+  struct Guessed {
+    static bool is_true(PyObject* object) { return as_signature(object)->figures.guessed; }
+    static void set(PyObject* object, bool value) { as_signature(object)->figures.guessed = value; }
+  } guessed;
+  Link<S, &S::geometries> geometries;
+  Link<S, &S::operator_> operator_;
+  Link<S, &S::replayed_as> replayed_as;
+};
+
+// Gives an operation its signature.
+inline void set_signature(OperationObject* one, PyObject* borrowed) {
+  Py_INCREF(borrowed);
+  Py_XSETREF(one->signature, borrowed);
+  one->operation.signature = &as_signature(borrowed)->figures;
+}
 
 // Whether the program holds the storage that a version has or had. Set by each extension.
 inline bool (*program_has)(const VersionObject*) = nullptr;
@@ -305,10 +328,18 @@ inline void let_go_of_operation(PyObject* operation) {
   }
 }
 
+// Lets the core keep these objects. hold_storage, let_go_of_storage: see `Objects`.
+inline void keep_objects(void (*hold_storage)(Storage*), void (*let_go_of_storage)(Storage*)) {
+  objects.versions = {[](Node* node) { Py_INCREF(as_object(node)); }, [](Node* node) { Py_DECREF(as_object(node)); }};
+  objects.hold_operation = [](Operation* one) { Py_INCREF(as_object(one)); };
+  objects.let_go_of_operation = [](Operation* one) { let_go_of_operation(as_object(one)); };
+  objects.hold_storage = hold_storage;
+  objects.let_go_of_storage = let_go_of_storage;
+}
+
 // Begins a version that is resident and has no recipe.
 inline void begin_version(VersionObject* one) {
-  one->node.extent = -1;
-  one->node.resident = true;
+  new (&one->node) Version();
   living_versions++;
 }
 
@@ -318,35 +349,42 @@ inline void end_version(PyObject* self) {
   if (one->weak_references != nullptr) PyObject_ClearWeakRefs(self);
   Py_CLEAR(one->watch);
   one->node.forget_policy();
-  for (PyObject** link : {&one->uses, &one->needed_by, &one->fingerprint, &one->block, &one->scratch, &one->copy, &one->pin})
-    Py_CLEAR(*link);
-  if (Operation* maker = std::exchange(one->node.operation, nullptr)) let_go_of_operation(as_object(maker));
+  for (PyObject** link : {&one->uses, &one->fingerprint}) Py_CLEAR(*link);
+  set_operation(&one->node, nullptr);
+  one->node.~Version();
   living_versions--;
 }
 
 // As `Graph.new_operation` makes it, without anything yet. more_bytes: as for `allocate`.
 inline Ref blank_operation(size_t more_bytes = 0) {
   Ref made = allocate<OperationObject>(operation_type, more_bytes);
-  as_operation(made.get())->kept_inputs = Ref::copy(nothing).release();
+  new (&as_operation(made.get())->operation) Recorded();
   living_operations++;
   return made;
 }
 
+// Adds a version to what an operation reads, for which there is place. version: owned.
+inline void add_read(OperationObject* one, PyObject* version) {
+  node_of(version)->readers++;
+  one->operation.reads[one->operation.count++] = node_of(version);
+}
 inline void let_go_of_reads(OperationObject* one) {
-  Operation reads = one->operation;
+  Operation reads{one->operation.reads, one->operation.count};
   one->operation.reads = nullptr;
   one->operation.count = 0;
-  for (Node* read : reads) Py_DECREF(as_object(read));
+  for (Node* read : reads) {
+    as_version(read)->readers--;
+    Py_DECREF(as_object(read));
+  }
   if (!one->is_fixed) delete[] reads.reads;
 }
 
 inline void delete_operation(PyObject* self) {
   OperationObject* one = as_operation(self);
-  if (one->has_recipe) recipes.destroy(one);
+  if (one->has_recipe) arguments_of_calls.destroy(one);
   let_go_of_reads(one);
-  for (PyObject** link : {&one->recorded, &one->outputs, &one->constants, &one->kept_inputs, &one->inputs, &one->tensors,
-                          &one->signature})
-    Py_CLEAR(*link);
+  for (PyObject** link : {&one->recorded, &one->inputs, &one->tensors, &one->signature}) Py_CLEAR(*link);
+  one->operation.~Recorded();
   living_operations--;
   deallocate(self);
 }
@@ -374,7 +412,7 @@ inline void watch_death(PyObject* self, PyObject* storage, PyObject* on_death) {
 
 inline int set_maker(PyObject* self, PyObject* value, void*) {
   if (value == Py_None || value == nullptr) {
-    VersionFields::Maker::clear(self);
+    set_operation(node_of(self), nullptr);
     return 0;
   }
   if (Py_TYPE(value) != operation_type) {
@@ -383,6 +421,18 @@ inline int set_maker(PyObject* self, PyObject* value, void*) {
   }
   VersionFields::Maker::set(self, value);
   return 0;
+}
+
+// Those whose recipes are known to need this: None if none has been noted.
+inline PyObject* dependents_of_version(PyObject* self, void*) {
+  return guarded([&]() -> PyObject* {
+    if (!node_of(self)->needed_by) return Ref::copy(Py_None).release();
+    Ref found = checked(PyList_New(0));
+    node_of(self)->each_dependent([&](Version* one) {
+      if (PyList_Append(found.get(), as_object(one)) < 0) raise();
+    });
+    return found.release();
+  });
 }
 
 // What depends on the kind of storages.
@@ -406,15 +456,12 @@ inline PyTypeObject* make_version_type(const VersionType& kind) {
       {"mutations", T_LONGLONG, NODE + offsetof(Version, mutations), 0, nullptr},
       {"extent", T_LONGLONG, NODE + offsetof(Version, extent), 0, nullptr},
       {"locks", T_LONGLONG, NODE + offsetof(Version, locks), 0, nullptr},
+      {"readers", T_LONGLONG, NODE + offsetof(Version, readers), READONLY, nullptr},
       {"resident", T_BOOL, NODE + offsetof(Version, resident), 0, nullptr},
       {"released", T_BOOL, NODE + offsetof(Version, released), READONLY, nullptr},
       {"superseded", T_BOOL, NODE + offsetof(Version, superseded), 0, nullptr},
       {"used", T_BOOL, NODE + offsetof(Version, used), 0, nullptr},
       {"escaped", T_BOOL, NODE + offsetof(Version, escaped), 0, nullptr},
-      {"pin", T_OBJECT, offsetof(V, pin), 0, nullptr},
-      {"copy", T_OBJECT, offsetof(V, copy), 0, nullptr},
-      {"block", T_OBJECT, offsetof(V, block), 0, nullptr},
-      {"needed_by", T_OBJECT, offsetof(V, needed_by), 0, nullptr},
       {"fingerprint", T_OBJECT, offsetof(V, fingerprint), 0, nullptr},
       {"uses", T_OBJECT, offsetof(V, uses), 0, nullptr},
       {"__weaklistoffset__", T_PYSSIZET, offsetof(V, weak_references), READONLY, nullptr},
@@ -423,12 +470,24 @@ inline PyTypeObject* make_version_type(const VersionType& kind) {
   static PyGetSetDef computed[] = {
       {"operation", [](PyObject* self, void*) { return Ref::copy(VersionFields::Maker::get(self)).release(); }, set_maker,
        nullptr, nullptr},
-      {"scratch", [](PyObject* self, void*) { return Ref::copy(VersionFields::Scratch::get(self)).release(); },
+      {"pin", [](PyObject* self, void*) { return guarded([&] { return as_object(node_of(self)->pin).release(); }); },
        [](PyObject* self, PyObject* value, void*) {
-         VersionFields::Scratch::set(self, value == nullptr ? Py_None : value);
+         Ref done(guarded([&] {
+           node_of(self)->pin = as_pin(value);
+           return Ref::copy(Py_None).release();
+         }));
+         return done ? 0 : -1;
+       },
+       nullptr, nullptr},
+      {"scratch", [](PyObject* self, void*) { return guarded([&] { return as_object(node_of(self)->scratch).release(); }); },
+       [](PyObject* self, PyObject* value, void*) {
+         node_of(self)->set_scratch(as_storage(value));
          return 0;
        },
        nullptr, nullptr},
+      {"copy", [](PyObject* self, void*) { return guarded([&] { return as_object(node_of(self)->copy).release(); }); }, nullptr,
+       nullptr, nullptr},
+      {"dependents", dependents_of_version, nullptr, nullptr, nullptr},
       {"pool_id",
        [](PyObject* self, void*) -> PyObject* {
          int64_t found = node_of(self)->pool_id;
@@ -440,6 +499,10 @@ inline PyTypeObject* make_version_type(const VersionType& kind) {
       {nullptr, nullptr, nullptr, nullptr, nullptr},
   };
   static PyMethodDef methods[] = {
+      {"forget_dependents", [](PyObject* self, PyObject*) -> PyObject* {
+         node_of(self)->needed_by.reset();
+         Py_RETURN_NONE;
+       }, METH_NOARGS, "Nothing depends on it any more."},
       {"forget_policy", [](PyObject* self, PyObject*) -> PyObject* {
          node_of(self)->forget_policy();
          Py_RETURN_NONE;
@@ -462,13 +525,13 @@ inline PyTypeObject* make_version_type(const VersionType& kind) {
 
 inline PyObject* get_recorded(PyObject* self, void*) {
   OperationObject* one = as_operation(self);
-  if (one->has_recipe) return recipes.show(one);
+  if (one->has_recipe) return arguments_of_calls.show(one);
   return Ref::copy(one->recorded == nullptr ? Py_None : one->recorded).release();
 }
 
 inline int set_recorded(PyObject* self, PyObject* value, void*) {
   OperationObject* one = as_operation(self);
-  if (one->has_recipe) recipes.destroy(one);
+  if (one->has_recipe) arguments_of_calls.destroy(one);
   one->has_recipe = false;
   Py_XINCREF(value);
   Py_XSETREF(one->recorded, value);
@@ -500,6 +563,19 @@ inline Ref new_sequence(PyObject* self, PyObject* value) {
   return Ref(value == nullptr ? nullptr : PySequence_Fast(value, "a list or a tuple is wanted"));
 }
 
+// Sets what an operation reads.
+inline void set_reads(OperationObject* one, const std::vector<Version*>& versions) {
+  Operation before{one->operation.reads, one->operation.count};
+  one->operation.reads = versions.empty() ? nullptr : new Node*[versions.size()];
+  one->operation.count = 0;
+  for (Version* read : versions) add_read(one, Ref::copy(as_object(read)).release());
+  for (Node* read : before) {
+    as_version(read)->readers--;
+    Py_DECREF(as_object(read));
+  }
+  delete[] before.reads;
+}
+
 inline int set_inputs(PyObject* self, PyObject* value, void*) {
   Ref sequence = new_sequence(self, value);
   if (!sequence) return -1;
@@ -509,29 +585,98 @@ inline int set_inputs(PyObject* self, PyObject* value, void*) {
     PyErr_SetString(PyExc_TypeError, "an operation reads versions");
     return -1;
   }
-  auto** reads = items.size() == 0 ? nullptr : new Node*[static_cast<size_t>(items.size())];
-  for (Py_ssize_t i = 0; i < items.size(); i++) reads[i] = node_of(Ref::copy(items[i]).release());
-  let_go_of_reads(as_operation(self));
-  as_operation(self)->operation.reads = reads;
-  as_operation(self)->operation.count = static_cast<uint32_t>(items.size());
+  std::vector<Version*> reads;
+  for (PyObject* one : items) reads.push_back(node_of(one));
+  set_reads(as_operation(self), reads);
   Py_XSETREF(as_operation(self)->inputs, sequence.release());
   return 0;
+}
+
+// tensors: versions, and `core.graph.Overwritten`s.
+inline void take_tensors(OperationObject* one, Ref tensors) {
+  auto entries = std::make_unique<std::vector<TensorEntry>>();
+  for (PyObject* entry : Items(tensors.get())) {
+    if (Py_TYPE(entry) == version_type)
+      entries->push_back({node_of(entry), 0, 0});
+    else
+      entries->push_back({nullptr, attribute_number(entry, "nbytes"), attribute_number(entry, "size")});
+  }
+  one->operation.tensors = std::move(entries);
+  Py_XSETREF(one->tensors, tensors.release());
 }
 
 inline int set_tensors(PyObject* self, PyObject* value, void*) {
   Ref sequence = new_sequence(self, value);
   if (!sequence) return -1;
-  Py_XSETREF(as_operation(self)->tensors, sequence.release());
-  return 0;
+  Ref done(guarded([&] {
+    take_tensors(as_operation(self), std::move(sequence));
+    return Ref::copy(Py_None).release();
+  }));
+  return done ? 0 : -1;
+}
+
+// One output: where it is. Several, or none: pairs of that and a version.
+inline PyObject* get_outputs(PyObject* self, void*) {
+  return guarded([&]() -> PyObject* {
+    const Recorded& one = *recorded_in(self);
+    if (!one.outputs) return one.where == 0 ? Ref::copy(Py_None).release() : PyLong_FromLongLong(one.where);
+    Ref list = checked(PyList_New(0));
+    for (const Output& output : *one.outputs) {
+      Version* version = output.version.get();
+      if (version == nullptr) continue;
+      Ref pair = checked(Py_BuildValue("(LO)", static_cast<long long>(output.where), as_object(version)));
+      if (PyList_Append(list.get(), pair.get()) < 0) raise();
+    }
+    return PyList_AsTuple(list.get());
+  });
+}
+
+// Where its outputs are, those included that are gone.
+inline PyObject* get_places(PyObject* self, void*) {
+  const Recorded& one = *recorded_in(self);
+  if (!one.outputs) return Py_BuildValue("[L]", static_cast<long long>(one.where));
+  return guarded([&] {
+    Ref list = checked(PyList_New(0));
+    for (const Output& output : *one.outputs)
+      if (PyList_Append(list.get(), checked(PyLong_FromLongLong(output.where)).get()) < 0) raise();
+    return list.release();
+  });
+}
+
+inline int set_outputs(PyObject* self, PyObject* value, void*) {
+  Ref done(guarded([&] {
+    Ref sequence = checked(PySequence_Fast(value, "pairs of places and versions are wanted"));
+    std::vector<Output> outputs;
+    for (PyObject* pair : Items(sequence.get())) {
+      PyObject *where, *version;
+      if (!PyArg_ParseTuple(pair, "OO", &where, &version)) raise();
+      outputs.push_back({as_number(where), WeakVersion(native_node(version))});
+    }
+    set_outputs(*recorded_in(self), std::move(outputs));
+    return Ref::copy(Py_None).release();
+  }));
+  return done ? 0 : -1;
+}
+
+inline PyObject* versions_made(PyObject* self, PyObject* one) {
+  return guarded([&] {
+    Ref list = checked(PyList_New(0));
+    recorded_in(self)->each_made(native_node(one), [&](int64_t where, Version* version) {
+      Ref pair = checked(Py_BuildValue("(LO)", static_cast<long long>(where), as_object(version)));
+      if (PyList_Append(list.get(), pair.get()) < 0) raise();
+    });
+    return list.release();
+  });
+}
+
+template <std::vector<StorageRef> Recorded::*member>
+PyObject* get_storages(PyObject* self, void*) {
+  return guarded([&] { return as_tuple(recorded_in(self)->*member).release(); });
 }
 
 inline PyTypeObject* make_operation_type(const char* name) {
   using O = OperationObject;
   static PyMemberDef members[] = {
-      {"signature", T_OBJECT, offsetof(O, signature), 0, nullptr},
-      {"outputs", T_OBJECT, offsetof(O, outputs), 0, nullptr},
-      {"constants", T_OBJECT, offsetof(O, constants), 0, nullptr},
-      {"kept_inputs", T_OBJECT, offsetof(O, kept_inputs), 0, nullptr},
       {"secured", T_BOOL, offsetof(O, operation) + offsetof(Operation, secured), 0, nullptr},
       {nullptr, 0, 0, 0, nullptr},
   };
@@ -539,15 +684,27 @@ inline PyTypeObject* make_operation_type(const char* name) {
       {"recorded", get_recorded, set_recorded, nullptr, nullptr},
       {"inputs", get_inputs, set_inputs, nullptr, nullptr},
       {"tensors", get_tensors, set_tensors, nullptr, nullptr},
+      {"signature", [](PyObject* self, void*) { return Ref::copy(OperationFields().signature.get(self)).release(); },
+       [](PyObject* self, PyObject* value, void*) {
+         if (value == nullptr || !PyObject_TypeCheck(value, signature_type)) {
+           PyErr_SetString(PyExc_TypeError, "an operation has a Signature of its extension");
+           return -1;
+         }
+         set_signature(as_operation(self), value);
+         return 0;
+       },
+       nullptr, nullptr},
+      {"outputs", get_outputs, set_outputs, nullptr, nullptr},
+      {"places", get_places, nullptr, nullptr, nullptr},
+      {"constants", get_storages<&Recorded::constants>, nullptr, nullptr, nullptr},
+      {"kept_inputs", get_storages<&Recorded::kept_inputs>, nullptr, nullptr, nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr},
   };
   auto make = [](PyTypeObject*, PyObject*, PyObject*) -> PyObject* {
     return guarded([] { return blank_operation().release(); });
   };
   static PyMethodDef methods[] = {
-      {"references_to", [](PyObject* self, PyObject* version) {
-         return PyLong_FromSsize_t(OperationFields::references_to(self, version));
-       }, METH_O, nullptr},
+      {"made", versions_made, METH_O, "made(one): pairs of where and each version that it makes, `one` among them."},
       {nullptr, nullptr, 0, nullptr},
   };
   PyType_Slot slots[] = {

@@ -106,7 +106,7 @@ inline PyObject* new_policy(PyTypeObject* type, PyObject* args, PyObject* named)
     return nullptr;
   return guarded([&]() -> PyObject* {
     Policy::Options options{latest != 0, scan != 0, ignore_small, as_sample(sample)};
-    auto made = std::make_unique<Policy>(as_heuristic(heuristic), versions_lifetime, std::move(options));
+    auto made = std::make_unique<Policy>(as_heuristic(heuristic), objects.versions, std::move(options));
     Ref self = checked(type->tp_alloc(type, 0));
     as_policy(self.get())->policy = made.release();
     as_policy(self.get())->heuristic = Ref::copy(heuristic).release();

@@ -60,10 +60,10 @@ inline PyObject* as_object(Status status) {
   return PyUnicode_FromString(names[static_cast<int>(status)]);
 }
 
-inline Deallocation as_deallocation(const std::string& name) {
-  if (name == "eager") return Deallocation::EAGER;
-  if (name == "banish") return Deallocation::BANISH;
-  if (name == "ignore") return Deallocation::IGNORE;
+inline DeallocationPolicy as_deallocation(const std::string& name) {
+  if (name == "eager") return DeallocationPolicy::EAGER;
+  if (name == "banish") return DeallocationPolicy::BANISH;
+  if (name == "ignore") return DeallocationPolicy::IGNORE;
   throw std::invalid_argument(name + " is no way of deallocation");
 }
 

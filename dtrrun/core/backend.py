@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from dtrrun.core.foresight import Foresight
-from dtrrun.core.graph import Operation, Version
+from dtrrun.core.graph import Version
 from dtrrun.core.heuristics import Heuristic
 
 
 class Memory(Protocol):
-    """Storages: their sizes and owners, and how to empty and refill them.
+    """Storages: their sizes and owners. C++ empties and refills them.
 
     Implemented by `runtime.storage`.
     """
@@ -20,24 +20,10 @@ class Memory(Protocol):
     def size_of(self, storage: Any) -> int:
         """Return the bytes that a storage takes, as rounded by its allocator."""
 
-    def holds(self, storage: Any, nbytes: int) -> bool:
-        """Return whether a storage takes `nbytes` bytes."""
-
     def device_type_of(self, storage: Any) -> str: ...
 
     def is_ours(self, storage: Any) -> bool:
         """Return whether the allocator alone owns the memory, and not NumPy, a file, or another process."""
-
-    def storage_of(self, tensor: Any) -> Any: ...
-
-    def empty(self, storage: Any) -> None:
-        """Give the memory back to the allocator; the storage keeps its identity."""
-
-    def is_empty(self, storage: Any) -> bool:
-        """Return whether the allocator has its memory."""
-
-    def refill(self, storage: Any, source: Any) -> None:
-        """Hand the memory of `source` to an emptied storage."""
 
     def span_of(self, storage: Any) -> tuple[int, int]:
         """Return the start and end address of a storage that is in memory."""
@@ -52,7 +38,7 @@ class Memory(Protocol):
 
 
 class Executor(Protocol):
-    """Runs recorded operators again."""
+    """Runs recorded operators again: what Python asks of it. C++ asks a session's for more."""
 
     def below(self) -> AbstractContextManager[Any]:
         """A context in which operators run hidden from the program.
@@ -62,24 +48,6 @@ class Executor(Protocol):
 
     def quietly(self, function: Any, *args: Any) -> Any:
         """Call a function that runs operators, without the warnings that they give."""
-
-    def hold(self, operation: Operation) -> Sequence[Any] | None:
-        """Return references to the memory of its inputs, or None if one of them has gone."""
-
-    def copy(self, storage: Any) -> Any:
-        """Return a new storage with the same content."""
-
-    def execute(
-        self, operation: Operation, mutated: set[int], taken: dict[int, Any]
-    ) -> tuple[Any, list[Any], int]:
-        """Run an operator again.
-
-        Returns its results, the storages under its tensor arguments (None for those it does not write to),
-        and its time in ns.
-
-        mutated: ids of the versions that it writes to. taken: storages that it may write to directly, by
-        those ids; the others are copied.
-        """
 
 
 class Policy(Protocol):
@@ -137,22 +105,6 @@ class Policy(Protocol):
 
         `evictable` is called for the one about to be chosen, which is passed over if that returns False. It
         may discard versions. The chosen one stays in the pool until its eviction is told.
-        """
-
-
-class Shortcuts(Protocol):
-    """Does the same as Python, faster: `dtrrun.native`."""
-
-    def materialize(self, versions: Sequence[Version]) -> bool:
-        """Do as `Rematerializer.materialize`.
-
-        Returns False, and changes nothing, if Python must do it. Raises the budget error.
-        """
-
-    def evict_to(self, most: int) -> bool | None:
-        """Evict until at most `most` bytes are resident.
-
-        Returns False if nothing is left to evict, and None, having changed nothing, if Python must do it.
         """
 
 

@@ -1,4 +1,4 @@
-// Which constants are worth a copy before they change: `core/copies.py` says why.
+// Which constants are worth a copy before they change: `Copies` (mutation.h) says why.
 #pragma once
 
 #include <map>
@@ -12,12 +12,12 @@ namespace dtrrun {
 constexpr int SHARE_SHIFT = 2;          // copies may take a quarter of what depends on them
 constexpr int64_t SMALL_COPY = 16 << 10;  // bytes; small constants may change, too
 
-// The bytes of what the program has and recipes can make.
-inline int64_t held_bytes(const VersionList& versions, const Program& program) {
+// The bytes that a copy may take: a share of what the program has and recipes can make.
+inline int64_t largest_copy(const VersionList& versions, const Program& program) {
   int64_t total = 0;
   for (const Version* one : versions)
     if (!one->constant() && program.has_storage(one)) total += one->nbytes;
-  return total;
+  return total >> SHARE_SHIFT;
 }
 
 // Disjoint sets of versions, joined as needed.
@@ -69,7 +69,7 @@ inline Weighed weigh(const VersionList& versions, const Program& program) {
         const Version* source = as_version(node);
         if (source->constant()) {
           if (source->superseded || source->escaped || !source->resident) continue;  // it has a copy, or is lost
-          if (program.is_weight(source)) {
+          if (is_weight(source)) {
             weights.insert(source);
             groups.join(reader, source);
           } else if (source->nbytes <= SMALL_COPY) {

@@ -11,20 +11,39 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
-from dtrrun.core.backend import Executor, Fingerprints, Heap, Memory, Policy, Shortcuts
-from dtrrun.core.copies import Copies
+from dtrrun.core.backend import Executor, Fingerprints, Heap, Memory, Policy
 from dtrrun.core.deallocation import Deallocation
-from dtrrun.core.evict import Eviction
+from dtrrun.core.eviction import Eviction
 from dtrrun.core.garbage import Garbage
 from dtrrun.core.graph import Graph
 from dtrrun.core.history import History
-from dtrrun.core.ledger import Ledger, SlottedLedger
+from dtrrun.core.ledger import Ledger
 from dtrrun.core.mutation import Mutation
 from dtrrun.core.operator import Operators
 from dtrrun.core.recipes import Recipes
 from dtrrun.core.rematerialize import Rematerializer
+
+
+class Classes(NamedTuple):
+    """The classes of the parts that are in C++, with what Python adds to them."""
+
+    ledger: type[Ledger]
+    recipes: type[Recipes]
+    deallocation: type[Deallocation]
+    eviction: type[Eviction]
+    rematerializer: type[Rematerializer]
+    mutation: type[Mutation]
+    operators: type[Operators]
+
+
+@cache
+def _classes(extension: Any) -> Classes:
+    own = Classes(Ledger, Recipes, Deallocation, Eviction, Rematerializer, Mutation, Operators)
+    made: Any = [type(one.__name__, (one, getattr(extension, one.__name__)), {}) for one in own]
+    return Classes(*made)
 
 
 class DTR:
@@ -46,14 +65,13 @@ class DTR:
         modelled: bool = False,
         fingerprints: Fingerprints | None = None,
         heap: Heap | None = None,
-        between_replays: Callable[[], None] | None = None,
         met_device: Callable[[str], None] | None = None,
         room_given_back: Callable[[], None] | None = None,
-        shortcuts: Shortcuts | None = None,
-        ledger_class: type[Ledger] = SlottedLedger,
     ) -> None:
         """The arguments are described in the parts that use them."""
-        self.ledger = ledger_class(
+        self.executor = executor
+        classes = _classes(graph.extension)
+        self.ledger = classes.ledger(
             policy,
             memory,
             graph,
@@ -62,43 +80,25 @@ class DTR:
             fingerprints=fingerprints,
             heap=heap,
         )
-        self.recipes = Recipes(self.ledger)
-        self.deallocation = Deallocation(self.ledger)
-        self.garbage = Garbage(
-            self.ledger, lambda: self.rematerializer.operators_ns, collect_garbage, modelled=modelled
+        self.ledger.dtr = self
+        self.recipes = classes.recipes(self.ledger)
+        self.deallocation = classes.deallocation(self.ledger)
+        self.garbage = Garbage(self.ledger, collect_garbage, modelled=modelled)
+        self.eviction = classes.eviction(
+            self.ledger, budget_error=budget_error, warn_only=warn_only, garbage=self.garbage
         )
-        self.eviction = Eviction(
-            self.ledger,
-            self.recipes,
-            self.deallocation,
-            budget_error=budget_error,
-            warn_only=warn_only,
-            garbage=self.garbage,
-            shortcuts=shortcuts,
-        )
-        self.rematerializer = Rematerializer(
+        self.rematerializer = classes.rematerializer(
             self.ledger,
             self.recipes,
             self.deallocation,
             self.eviction,
             executor,
             out_of_memory=out_of_memory,
-            between=between_replays,
-            shortcuts=shortcuts,
         )
-        self.copies = Copies(self.ledger, self.eviction, executor)
-        self.mutation = Mutation(self.ledger, self.recipes, self.rematerializer, self.garbage, self.copies)
-        self.history = History(
-            self.ledger, self.recipes, self.deallocation, self.eviction, self.rematerializer
-        )
-        self.operators = Operators(
-            self.ledger,
-            self.recipes,
-            self.eviction,
-            self.rematerializer,
-            self.mutation,
-            met_device=met_device,
-            room_given_back=room_given_back,
+        self.mutation = classes.mutation(self.ledger, self.recipes, self.rematerializer)
+        self.history = History(self.ledger, self.recipes, self.deallocation, self.rematerializer)
+        self.operators = classes.operators(
+            self.ledger, met_device=met_device, room_given_back=room_given_back
         )
 
     @property

@@ -194,9 +194,8 @@ class Foreign:
         recipes = self._recipes
         stack = [version]
         while stack:
-            for reference in stack.pop().needed_by or ():
-                node = reference()
-                if node is None or node.operation is None:
+            for node in stack.pop().dependents or ():
+                if node.operation is None:
                     continue
                 if node.resident and (node.scratch is None or node.locks):
                     recipes.make_constant(node, LOST)
@@ -204,7 +203,7 @@ class Foreign:
                     recipes.lose(node)
                     node.pin = LOST
                     stack.append(node)
-        version.needed_by = None
+        version.forget_dependents()
 
     def _written_unseen(self, version: Version, region: Region) -> None:
         region.usable = False

@@ -17,11 +17,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dtrrun.core.graph import Operation, Version, read_by_others
+from dtrrun.core.graph import Operation, Version
 
 if TYPE_CHECKING:
     from dtrrun.core.deallocation import Deallocation
-    from dtrrun.core.evict import Eviction
+    from dtrrun.core.eviction import Eviction
     from dtrrun.core.ledger import Ledger
     from dtrrun.core.rematerialize import Rematerializer
 
@@ -65,7 +65,7 @@ class Plan:
 
 def fit_one_by_one(ledger: Ledger, targets: Sequence[Version]) -> bool:
     """Return False if some operation that must run again can't, even with everything else evicted."""
-    known = (*ledger.versions.values(), *ledger.scratch.values())
+    known = (*ledger.versions.values(), *ledger.scratch)
     evictable = sum(one.nbytes for one in known if one.resident and one.operation is not None)
     room = ledger.limit - ledger.reserved_bytes - ledger.resident_bytes + evictable
     seen = {id(one) for one in targets}
@@ -192,7 +192,7 @@ class _Run:
             self._left -= 1
             if self._left < 0:
                 return False  # it could take exponentially long
-            self._make_room(step, wanted, operation)
+            self._make_room(step, operation)
             if not self._rematerializer.run_with_room(wanted, operation):
                 return False
             self._deallocation.came_back(operation)
@@ -270,18 +270,15 @@ class _Run:
         for source in step.inputs:
             if id(source) in self._locked and self._next_use(id(source)) is None:
                 self._unlock(id(source))
-                if source.scratch is not None and not source.locks and source.operation is not None:
-                    others = read_by_others(source, 1, step.operation)  # not in a call: it adds references
-                    self._deallocation.was_read(source, others=others)
+                self._rematerializer.read(source, step.operation)
         plan.steps[plan.place - 1] = Step(None, ())  # its operation no longer counts as a reader
-        if self._ledger.scratch:
-            self._deallocation.trim()
+        self._deallocation.trim()
 
     # -- memory ----------------------------------------------------------------------------------
 
-    def _make_room(self, step: Step, wanted: Version, operation: Operation) -> None:
+    def _make_room(self, step: Step, operation: Operation) -> None:
         """Make room for an operation whose inputs are in memory, if that is possible."""
-        need = self._rematerializer.needs(wanted, operation)
+        need = self._rematerializer.needs(operation)
         while not self._eviction.try_room(need):
             if not self._give_up(self._eviction.excess(need), step):
                 return  # the run says what is too little

@@ -40,25 +40,18 @@ BACKOFF = 10  # most times that the wait is doubled
 class Garbage:
     """Makes collections, and decides whether one is worth its time."""
 
-    __slots__ = ("__dict__", "due_ns")  # what the native extension reads
-
     def __init__(
         self,
         ledger: Ledger,
-        recomputed_ns: Callable[[], int],
         collect: Callable[[], Any] | None,
         *,
         modelled: bool = False,
     ) -> None:
-        """recomputed_ns: returns the time that operators have taken which were run again.
-
-        collect: makes a collection; None if there is nothing to collect. modelled: measured times have no
-        effect.
-        """
-        self._ledger, self.recomputed_ns, self._collect = ledger, recomputed_ns, collect
+        """collect: makes a collection; None if there is nothing to collect. modelled: measured times have no
+        effect."""
+        self._ledger, self._collect = ledger, collect
         self._modelled = modelled
-        self.due_ns = NEVER if collect is None or modelled else FIRST_NS
-        """The time recomputed at which one is made as room is made, by `when_due`."""
+        ledger.collection_due_ns = NEVER if collect is None or modelled else FIRST_NS
         self.collections = 0
         self._fruitless = 0  # collections since the last one that freed something of weight
         self._took_ns = 0
@@ -67,14 +60,14 @@ class Garbage:
         self._age = -1  # the ledger's at that moment
 
     def when_due(self) -> None:
-        """Room is about to be made, and `due_ns` has been recomputed: collect.
+        """Room is about to be made, and `Ledger.collection_due_ns` has been recomputed: collect.
 
         Not in a program that has switched the collector off: it chooses its own moments.
         """
         if gc.isenabled():
             self._run()
         else:
-            self.due_ns = self.recomputed_ns() + FIRST_NS
+            self._ledger.collection_due_ns = self._ledger.recomputed_ns + FIRST_NS
 
     def before_rescue(self, nbytes: int) -> bool:
         """`nbytes` that are evicted are about to be brought back, to stay: collect.
@@ -84,7 +77,7 @@ class Garbage:
         if self._collect is None or self._age == self._ledger.age:
             return False
         if self._fruitless:
-            if self.recomputed_ns() < self.due_ns:
+            if self._ledger.recomputed_ns < self._ledger.collection_due_ns:
                 return False
         elif nbytes < self._ledger.limit >> LARGE_SHIFT and self._since() < SHORT_REST * self._took_ns:
             return False
@@ -134,6 +127,8 @@ class Garbage:
         self._last_ns = ledger.clock if self._modelled else self._ended_ns
         self._age = ledger.age
         if not self._modelled:
-            self.due_ns = self.recomputed_ns() + max(FIRST_NS, PATIENCE * self._took_ns << self._fruitless)
+            self._ledger.collection_due_ns = self._ledger.recomputed_ns + max(
+                FIRST_NS, PATIENCE * self._took_ns << self._fruitless
+            )
         self.collections += 1
         return freed, dropped

@@ -6,10 +6,8 @@ new version, which takes over the storage. The old version remains, without memo
 
 from __future__ import annotations
 
-import sys
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 Geometry = tuple[Any, ...]
 """(size, stride, storage offset, dtype), optionally with the conjugate and negative bits."""
@@ -18,8 +16,8 @@ Geometry = tuple[Any, ...]
 class Version:
     """One version of one storage. It is told when the storage dies.
 
-    Made in C++ (`bindings/nodes.h`), which gets the methods of this class. References run from dependents to
-    inputs only, so a version that nothing needs is freed at once.
+    Made in C++ (`core/version.h`, `bindings/nodes.h`), which gets the methods of this class. References run
+    from dependents to inputs only, so a version that nothing needs is freed at once.
     """
 
     key: int  # id of the storage in the ledger's table
@@ -30,15 +28,15 @@ class Version:
     mutations: int  # number of mutations since the storage was made
     resident: bool
     locks: int  # > 0 while an operator needs it
+    readers: int  # how often recipes read it
     operation: Operation | None  # its recipe; None for a constant
     pin: str | None  # why it can't be evicted
     escaped: bool  # other code may write to the memory unnoticed, now or later
     superseded: bool  # a later version has taken over the storage
-    used: bool  # some recipe reads it
+    used: bool  # some recipe has read it
     scratch: Any  # a storage of its own: recomputed, or the copy of a constant that has changed since
     copy: Any  # of a constant that is about to change: a storage, for when it has been superseded
-    block: Any  # the ledger's entry for `scratch`
-    needed_by: list[Any] | None  # weakly, versions whose recipes read this, once secured
+    dependents: list[Version] | None  # those whose recipes are known to need this; None: none has been noted
     extent: int  # bytes of the storage that its first tensor reaches, -1 for all (only set under verify)
     fingerprint: bytes | None  # of the content when it was evicted, under verify
     uses: Any  # by foresight: () once the program will not use it again
@@ -55,6 +53,10 @@ class Version:
 
     def forget_policy(self) -> None:
         """Another policy takes over: this is in no pool, and neither evicted nor released."""
+        raise NotImplementedError
+
+    def forget_dependents(self) -> None:
+        """Nothing depends on it any more."""
         raise NotImplementedError
 
     @property
@@ -93,27 +95,30 @@ class Overwritten:
 
 
 class Operation:
-    """A recipe: a recorded operator call that can be run again. It holds no reference to any tensor."""
+    """A recipe: a recorded operator call that can be run again. It holds no reference to any tensor.
+
+    Made in C++, like a version.
+    """
 
     recorded: Any  # what the executor needs to run it again; opaque here
     tensors: Sequence[Any]  # the operator's tensor arguments in order, each a Version or an Overwritten
     inputs: Sequence[Version]  # the versions it reads
-    outputs: tuple[tuple[int, Any], ...] | int | None
-    """Pairs (where, weak reference to a version).
-
-    A where >= 0 is an index into the results; ~where is the index of the argument whose memory was written.
-    An int: there is only one such pair, with the version that has this operation. None: the same as 0.
-    """
     signature: Signature
     secured: bool  # the recipe stays replayable, whatever the program releases
-    constants: tuple[Any, ...] | None  # storages kept alive because something evicted is computed from them
+    constants: tuple[Any, ...]  # storages kept alive because something evicted is computed from them
     kept_inputs: tuple[Any, ...]  # storages of inputs that were resident when the output was evicted
+    outputs: Any
+    """What it makes. Set to a list of pairs (where, version), of which it keeps weak references.
+
+    A where >= 0 is an index into the results; ~where is the index of the argument whose memory was written.
+    Read: where, if there is one output, None for 0, or such pairs.
+    """
+    places: list[int]
+    """Where its outputs are, those included that are gone."""
 
     def made(self, one: Version) -> list[tuple[int, Version]]:
-        """Return every version that this operation makes, including `one`, and where (see `outputs`)."""
-        if not isinstance(self.outputs, tuple):
-            return [(self.outputs or 0, one)]
-        return [(where, version) for where, reference in self.outputs if (version := reference()) is not None]
+        """Return where, and every version that this operation makes, including `one`."""
+        raise NotImplementedError
 
     def versions(self, one: Version) -> list[Version]:
         """Return every version that this operation makes, including `one`."""
@@ -121,53 +126,12 @@ class Operation:
 
     def mutated(self) -> set[int]:
         """Return the ids of the input versions whose storage the operator writes to."""
-        if self.outputs is None:
-            return set()
-        places = [where for where, _ in self.outputs] if isinstance(self.outputs, tuple) else [self.outputs]
-        return {id(self.tensors[~where]) for where in places if where < 0}
-
-    def references_to(self, version: Version) -> int:
-        """Return how often this recipe refers to a version."""
-        raise NotImplementedError
+        return {id(self.tensors[~where]) for where in self.places if where < 0}
 
 
-def read_by_others(version: Version, table: int, operation: Operation | None = None) -> bool:
-    """Return whether anything but `operation` refers to a version, such as another recipe that reads it.
-
-    table: how many tables the caller knows to refer to it, besides one variable of the caller. This counts
-    references because counting readers would need a finalizer for each recipe, which is slow and can lose a
-    Ctrl-C.
-    """
-    known = _REFERENCES_OF_A_CALL + table
-    if operation is not None:
-        known += operation.references_to(version)
-    return sys.getrefcount(version) > known
-
-
-def _references_of_a_call() -> int:
-    """Return what `getrefcount` reports, in a callee, for an object held by one variable of the caller.
-
-    This depends on the version of Python.
-    """
-
-    def count(one: object, _table: int) -> int:
-        return sys.getrefcount(one)
-
-    alone = object()
-    return count(alone, 0)
-
-
-_REFERENCES_OF_A_CALL = _references_of_a_call()
-
-
-def distinct(tensors: list[Any]) -> list[Version]:
+def distinct(tensors: Sequence[Any]) -> list[Version]:
     """Return the distinct versions among an operator's tensors. A `_foreach_` operator has thousands."""
     return list({id(one): one for one in tensors if type(one) is not Overwritten}.values())
-
-
-def together(made: list[tuple[int, Any]]) -> tuple[tuple[int, Any], ...] | int | None:
-    """Return an operation's `outputs`, given the pairs."""
-    return tuple(made) if len(made) != 1 else made[0][0] or None
 
 
 class TensorSlot:
@@ -208,48 +172,16 @@ class Signature:
         self.replayed_as: Signature | None = None  # if a replay omits some of the tensors
 
 
-class Walks(Protocol):
-    """Looks through all versions, in C++ (`core/history.h`, `core/copies.h`). table: `Ledger.versions`."""
-
-    def held_bytes(self, table: Any) -> int:
-        """Return the bytes of what the program has and recipes can make."""
-
-    def weigh(self, table: Any) -> tuple[set[int], int]:
-        """Return the keys of the constants worth a copy, and how many versions have been looked at."""
-
-    def carried(self, table: Any, cut_age: int) -> list[Version]:
-        """Return the versions that would be recomputed from released storages older than `cut_age`.
-
-        The youngest first, like the next.
-        """
-
-    def mutated(self, table: Any, age: int, trusted: list[Version]) -> list[Version]:
-        """Return the versions in memory, since `age`, whose recipes have lost an input.
-
-        trusted: `Foreign.trusted()`.
-        """
-
-
 class Graph:
     """Makes the nodes of a graph."""
 
-    def __init__(
-        self,
-        version: type[Version],
-        operation: type[Operation],
-        walks: Walks,
-        signature: type[Signature] = Signature,
-        queue: Callable[[], Any] = deque,
-        versions: Callable[[Any], Any] = lambda _queue: {},
-        key_of: Callable[[Any], int] = id,
-    ) -> None:
-        """version, operation, signature: the classes. queue: makes a queue for those that die.
-
-        versions: makes a map of versions by their keys. It gets the queue. key_of: gives the key of a
-        storage's versions.
-        """
-        self.version, self.operation, self.signature, self.walks = version, operation, signature, walks
-        self.queue, self.versions, self.key_of = queue, versions, key_of
+    def __init__(self, extension: Any, signature: type[Signature]) -> None:
+        """extension: one of C++. signature: the class of its signatures."""
+        self.extension, self.signature = extension, signature
+        self.version: type[Version] = extension.Version
+        self.operation: type[Operation] = extension.Operation
+        self.key_of: Callable[[Any], int] = extension.key_of
+        """Returns the key of a storage's versions."""
 
     def new_version(self, storage: Any, on_death: Any, nbytes: int, age: int, clock: int) -> Version:
         """Return a resident version without a recipe."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dtrrun.core.deallocation import Deallocation
-from dtrrun.core.evict import Eviction
 from dtrrun.core.graph import Version
 from dtrrun.core.ledger import INPUT_MUTATED, Ledger
 from dtrrun.core.observer import COMPACTS, PERIOD_ENDS
@@ -28,12 +27,10 @@ class History:
         ledger: Ledger,
         recipes: Recipes,
         deallocation: Deallocation,
-        eviction: Eviction,
         rematerializer: Rematerializer,
     ) -> None:
         self._ledger, self._recipes, self._rematerializer = ledger, recipes, rematerializer
-        self._deallocation, self._eviction = deallocation, eviction
-        self._walks = ledger.graph.walks
+        self._deallocation = deallocation
         self.cut_age = 0  # the ledger's age when the last cut was made
         self.former_step_age = 0  # its age at the end of the step before the last one
 
@@ -43,7 +40,7 @@ class History:
         ledger.collect_dead()
         self._forget_mutated()
         self.cut()
-        self._deallocation.sweep_all(self._eviction.evictions)
+        self._deallocation.sweep_all()
         self.former_step_age, ledger.step_age = ledger.step_age, ledger.age + 1
 
     def end_period(self) -> None:
@@ -75,7 +72,7 @@ class History:
 
         Evicted ones are brought back if there is room.
         """
-        for version in reversed(self._walks.carried(self._ledger.versions, self.cut_age)):
+        for version in reversed(self._ledger.carried(self.cut_age)):
             content = version()  # another thread may release it at any moment
             if content is not None and (version.resident or self._rematerializer.restore(version)):
                 self._recipes.make_constant(version, "carried over")
@@ -88,7 +85,7 @@ class History:
         are trained in turn change other weights in each step, so this looks at the step before, too.
         """
         trusted = self._recipes.foreign.trusted()
-        for version in self._walks.mutated(self._ledger.versions, self.former_step_age, trusted):
+        for version in self._ledger.mutated(self.former_step_age, trusted):
             if version.has_storage:  # another thread may release it at any moment
                 self._recipes.make_constant(version, INPUT_MUTATED)
 

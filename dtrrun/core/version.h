@@ -1,23 +1,230 @@
-// A version of a storage, with what more is known of it than the policy asks for.
+// The graph of storage versions and the operations that made them (App. C.1), with what more is known of them than the policy
+// asks for.
+//
+// Mutation follows the paper's reference layer (App. C.6): an in-place operator makes a new version, which takes over the
+// storage. The old version remains, without memory, while a recipe needs it. References run from dependents to inputs only,
+// so a version that nothing needs is freed at once.
 #pragma once
 
+#include <algorithm>
+#include <memory>
 #include <vector>
 
-#include "policy/node.h"
+#include "pin.h"
+#include "storage.h"
 
 namespace dtrrun {
 
-struct Version : Node {
-  int64_t key;        // of its storage, in the ledger's table
-  int64_t mutations;  // since the storage was made
-  int64_t extent;     // bytes of the storage that its first tensor reaches, -1 for all (only set under --verify)
-  int64_t locks;      // above 0 while an operator needs it
-  bool superseded;    // a later version has taken over the storage
-  bool used;          // some recipe reads it
-  bool escaped;       // other code may write to the memory unnoticed, now or later
+struct Version;
+
+// A reference to a version that does not keep it: null once the version has gone.
+class WeakVersion {
+ public:
+  struct Cell {
+    Version* version;
+    int64_t references;
+  };
+  explicit WeakVersion(Version* version);
+  WeakVersion(const WeakVersion& other) : WeakVersion(other.cell_) {}
+  WeakVersion(WeakVersion&& other) noexcept : cell_(std::exchange(other.cell_, nullptr)) {}
+  WeakVersion& operator=(WeakVersion other) noexcept {
+    std::swap(cell_, other.cell_);
+    return *this;
+  }
+  ~WeakVersion() {
+    if (cell_ != nullptr) let_go(cell_);
+  }
+  Version* get() const { return cell_->version; }
+
+ private:
+  friend struct Version;
+  explicit WeakVersion(Cell* cell) : cell_(cell) { cell->references++; }
+  static void let_go(Cell* cell) {
+    if (--cell->references == 0) delete cell;
+  }
+  Cell* cell_;
 };
 
+// Bytes that a ledger counts until it next settles its accounts: of copies whose versions have gone, and of other memory that is
+// no version's, whose owners have.
+struct Debts {
+  int64_t copied_bytes = 0, counted_bytes = 0;
+};
+
+// Members that are not described here are those of `core.graph.Version`.
+struct Version : Node {
+  int64_t key = 0;        // of its storage, in the ledger's table
+  int64_t mutations = 0;  // since the storage was made
+  int64_t extent = -1;    // bytes of the storage that its first tensor reaches, -1 for all (only set under --verify)
+  int64_t locks = 0;      // above 0 while an operator needs it
+  int64_t readers = 0;    // how often recipes read it
+  int64_t scratch_place = 0;  // in the ledger's list of those with memory of their own, 0: none
+  bool superseded = false;  // a later version has taken over the storage
+  bool used = false;        // some recipe has read it
+  bool escaped = false;     // other code may write to the memory unnoticed, now or later
+  Pin pin = nullptr;
+  StorageRef scratch;  // a storage of its own: recomputed, or the copy of a constant that has changed since
+  StorageRef copy;     // of a constant that is about to change: a storage, for when it has been superseded
+  std::shared_ptr<Debts> debts;  // of the ledger that counts its copy
+  std::unique_ptr<std::vector<WeakVersion>> needed_by;  // those whose recipes read this, once secured
+  Version *before = nullptr, *after = nullptr;          // in `Versions`
+
+  Version() : Node() { resident = true; }
+  Version(const Version&) = delete;
+  ~Version() {
+    if (debts) debts->copied_bytes += nbytes;
+    if (cell_ == nullptr) return;
+    cell_->version = nullptr;
+    WeakVersion::let_go(cell_);
+  }
+
+  void set_scratch(StorageRef storage) {
+    scratch = std::move(storage);
+    released = static_cast<bool>(scratch);
+  }
+  // Calls `function` with each version that has been noted to need this.
+  template <class Function>
+  void each_dependent(const Function& function) const {
+    if (!needed_by) return;
+    for (size_t i = 0; i < needed_by->size(); i++)
+      if (Version* node = (*needed_by)[i].get()) function(node);
+  }
+
+ private:
+  friend class WeakVersion;
+  WeakVersion::Cell* cell_ = nullptr;
+};
+
+inline WeakVersion::WeakVersion(Version* version) {
+  if (version->cell_ == nullptr) version->cell_ = new Cell{version, 1};
+  cell_ = version->cell_;
+  cell_->references++;
+}
+
 inline Version* as_version(Node* node) { return static_cast<Version*>(node); }
+inline const Version* as_version(const Node* node) { return static_cast<const Version*>(node); }
+
+// A version that is kept.
+class VersionRef {
+ public:
+  VersionRef() = default;
+  explicit VersionRef(Version* borrowed) : kept_(borrowed == nullptr ? KeptNode() : KeptNode(borrowed, objects.versions)) {}
+  explicit VersionRef(KeptNode kept) : kept_(std::move(kept)) {}
+  VersionRef(VersionRef&&) noexcept = default;
+  VersionRef& operator=(VersionRef&&) noexcept = default;
+  Version* get() const { return as_version(kept_.get()); }
+  Version* operator->() const { return get(); }
+  explicit operator bool() const { return get() != nullptr; }
+
+ private:
+  KeptNode kept_;
+};
+
+// -- operations -----------------------------------------------------------------------------------------------
+
+// What calls of one operator on tensors of the same geometry share (`core.graph.Signature`).
+struct Signature {
+  static constexpr int64_t SETTLED = 8;  // number of calls after which the cost is fixed
+  int64_t calls = 0, cost = 0, output_bytes = 0, workspace = 0;
+  bool guessed = false;
+
+  void learn_cost(int64_t measured) {
+    if (calls >= SETTLED) return;
+    if (calls == 0 || measured < cost) cost = measured;
+    calls++;
+  }
+};
+
+// One of an operation's tensors: a version, or what it overwrites completely without reading it (`core.graph.Overwritten`).
+struct TensorEntry {
+  Version* version;       // kept by the operation's reads; null: overwritten
+  int64_t nbytes, size;  // of what is overwritten: as of a version; of the storage that a replay allocates
+};
+
+// A version that an operation makes. where: >= 0, an index into the results; ~where, the tensor whose memory was written.
+struct Output {
+  int64_t where;
+  WeakVersion version;
+};
+
+// A recipe: a recorded operator call that can be run again. It holds no reference to any tensor.
+struct Recorded : Operation {
+  Signature* signature = nullptr;
+  int64_t where = 0;                                  // of its only output, unless there are
+  std::unique_ptr<std::vector<Output>> outputs;       // several
+  std::unique_ptr<std::vector<TensorEntry>> tensors;  // null: what it reads
+  std::vector<StorageRef> constants;    // kept alive because something evicted is computed from them
+  std::vector<StorageRef> kept_inputs;  // of inputs that were resident when the output was evicted
+  int64_t times_kept = 0;               // how often these have been set
+
+  Recorded() : Operation{nullptr, 0} {}
+  Recorded(const Recorded&) = delete;
+
+  void keep(std::vector<StorageRef> inputs) {
+    std::swap(kept_inputs, inputs);
+    times_kept++;
+  }
+  size_t tensor_count() const { return tensors ? tensors->size() : count; }
+  TensorEntry tensor(size_t place) const { return tensors ? (*tensors)[place] : TensorEntry{as_version(reads[place]), 0, 0}; }
+  int64_t reads_of(const Version* version) const { return std::count(begin(), end(), static_cast<const Node*>(version)); }
+
+  // Calls function(where, version) for each version that it makes, `one` among them.
+  template <class Function>
+  void each_made(Version* one, const Function& function) const {
+    if (!outputs) return function(where, one);
+    for (size_t i = 0; i < outputs->size(); i++)
+      if (Version* made = (*outputs)[i].version.get()) function((*outputs)[i].where, made);
+  }
+  // Calls function(place) for each of its tensors that it writes to.
+  template <class Function>
+  void each_written(const Function& function) const {
+    auto tell = [&](int64_t place) {
+      if (place < 0) function(static_cast<size_t>(~place));
+    };
+    if (!outputs) return tell(where);
+    for (const Output& one : *outputs) tell(one.where);
+  }
+};
+
+// Sets what an operation makes.
+inline void set_outputs(Recorded& one, std::vector<Output> outputs) {
+  one.where = outputs.size() == 1 ? outputs[0].where : 0;
+  one.outputs.reset();
+  if (outputs.size() != 1) one.outputs = std::make_unique<std::vector<Output>>(std::move(outputs));
+}
+
+inline Recorded* maker_of(const Version* version) { return static_cast<Recorded*>(version->operation); }
+
+// An operation that is kept.
+class OperationRef {
+ public:
+  OperationRef() = default;
+  explicit OperationRef(Recorded* borrowed) : operation_(borrowed) {
+    if (borrowed != nullptr) objects.hold_operation(borrowed);
+  }
+  OperationRef(OperationRef&& other) noexcept : operation_(std::exchange(other.operation_, nullptr)) {}
+  OperationRef& operator=(OperationRef&& other) noexcept {
+    std::swap(operation_, other.operation_);
+    return *this;
+  }
+  ~OperationRef() {
+    if (operation_ != nullptr) objects.let_go_of_operation(operation_);
+  }
+  Recorded* get() const { return operation_; }
+  Recorded* operator->() const { return operation_; }
+  explicit operator bool() const { return operation_ != nullptr; }
+
+ private:
+  Recorded* operation_ = nullptr;
+};
+
+// Gives a version its recipe. operation: null, so that it is a constant from now on.
+inline void set_operation(Version* version, Operation* operation) {
+  if (operation != nullptr) objects.hold_operation(operation);
+  if (Operation* before = std::exchange(version->operation, operation)) objects.let_go_of_operation(before);
+}
+
+// -- the program ----------------------------------------------------------------------------------------------
 
 // The present versions of all storages, in the order in which the storages came.
 using VersionList = std::vector<Version*>;
@@ -28,12 +235,17 @@ class Program {
   virtual ~Program() = default;
   // Whether it still holds the storage that a version has or had.
   virtual bool has_storage(const Version* version) const = 0;
-  // Whether a constant is one of those that are expected to change.
-  virtual bool is_weight(const Version* version) const = 0;
 
   bool has(const Version* version) const { return !version->superseded && has_storage(version); }
   // Whether there is memory that holds the version's bytes, if they are anywhere.
   bool has_place(const Version* version) const { return version->released || has(version); }
 };
+
+// Whether a constant is one of those that are expected to change.
+inline bool is_weight(const Version* version) {
+  Pin pin = version->pin;
+  return pin != nullptr && (pin == pins::PARAMETER || pin == pins::RUNNING_STATISTICS || pin == pins::UPDATED_IN_PLACE ||
+                            pin == pins::MUTATED);
+}
 
 }  // namespace dtrrun

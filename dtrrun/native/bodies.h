@@ -11,7 +11,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "ledger.h"
+#include "tensor_versions.h"
 
 namespace dtrrun {
 
@@ -29,7 +29,7 @@ class Body {
   static inline thread_local Body* innermost = nullptr;
 
   // The kernel is about to call an operator. Raises the budget error.
-  void calls(const c10::OperatorHandle& op, const Stack& stack, Accounts& accounts) {
+  void calls(const c10::OperatorHandle& op, const Stack& stack, const TensorVersions& versions) {
     const auto& arguments = op.schema().arguments();
     size_t first = stack.size() - arguments.size();
     bool is_new = op.schema().name() == "aten::lift_fresh";  // `torch.tensor`: it has just been made
@@ -38,7 +38,7 @@ class Body {
       each_tensor(stack[first + place], [&](const at::Tensor& tensor) {
         const c10::StorageImpl* storage = storage_of(tensor);
         if (storage == nullptr || known_.count(storage) != 0 || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return;
-        PyObject* found = accounts.version_at(storage);
+        PyObject* found = versions.at(storage);
         if (found == nullptr) {
           // Nothing that the session has met: a module's own tensor from before, or what the kernel has made without an operator.
           // That will be gone when it has ended.

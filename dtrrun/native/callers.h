@@ -22,7 +22,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ledger.h"
+#include "tensor_versions.h"
 #include "placeholders.h"
 
 namespace dtrrun {
@@ -249,27 +249,25 @@ class Words {
 class Anchors {
  public:
   // words: sorted. but: a storage that the caller takes care of, or null.
-  Anchors(const Accounts& accounts, const std::vector<uintptr_t>& words, const c10::StorageImpl* but = nullptr)
-      : accounts_(accounts) {
+  Anchors(const TensorVersions& versions, const std::vector<uintptr_t>& words, const c10::StorageImpl* but = nullptr) {
     if (words.empty()) return;
-    for (StoredVersion* one = accounts.versions().first(); one != nullptr; one = one->after) {
-      PyObject* found = reinterpret_cast<PyObject*>(one);
-      StorageRef storage = accounts.version.operation.is_none(found) ? StorageRef() : Accounts::storage_of(found);
+    for (Version* one = versions.ledger.versions.first(); one != nullptr; one = one->after) {
+      ImplRef storage = one->constant() ? ImplRef() : TensorVersions::storage_of(as_object(one));
       if (!storage || storage.get() == but || storage->device_type() != c10::DeviceType::CPU) continue;
       auto begin = reinterpret_cast<uintptr_t>(storage->data_ptr().get());
       auto word = std::lower_bound(words.begin(), words.end(), begin);
       if (word == words.end() || *word > begin + storage->nbytes()) continue;  // a loop may end at the address behind
       bool is_evicted = Placeholders::is_one(storage.get());
-      held_.push_back({Ref::copy(found), is_evicted ? Placeholders::own().claim(begin) : Placeholders::Claim{}});
-      accounts.version.locks.add(found, 1);
+      held_.push_back({VersionRef(one), is_evicted ? Placeholders::own().claim(begin) : Placeholders::Claim{}});
+      one->locks++;
     }
   }
   ~Anchors() {
     for (const Held& one : held_) {
-      accounts_.version.locks.add(one.version.get(), -1);
+      one.version->locks--;
       if (one.claim.first == 0) continue;
-      StorageRef storage = Accounts::storage_of(one.version.get());
-      bool is_back = storage && !is_empty(storage.get()) && !accounts_.version.escaped.is_true(one.version.get());
+      ImplRef storage = TensorVersions::storage_of(as_object(one.version.get()));
+      bool is_back = storage && !is_empty(storage.get()) && !one.version->escaped;
       if (is_back && !Placeholders::own().is_memory(one.claim)) Placeholders::own().make_memory(one.claim, storage.get());
       Placeholders::own().release(one.claim);
     }
@@ -278,10 +276,9 @@ class Anchors {
 
  private:
   struct Held {
-    Ref version;
+    VersionRef version;
     Placeholders::Claim claim;  // of one that is evicted
   };
-  const Accounts& accounts_;
   std::vector<Held> held_;
 };
 

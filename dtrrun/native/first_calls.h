@@ -2,7 +2,7 @@
 #pragma once
 
 #include "formulas.h"
-#include "ledger.h"
+#include "tensor_versions.h"
 #include "pytorch.h"
 
 namespace dtrrun {
@@ -10,10 +10,10 @@ namespace dtrrun {
 class FirstCalls {
  public:
   // signatures: the session's, of Python.
-  FirstCalls(PyObject* python, PyObject* signatures, const Accounts& accounts)
+  FirstCalls(PyObject* python, PyObject* signatures, const TensorVersions& versions)
       : python_(Ref::copy(python)), signatures_(Ref::copy(signatures)), made_(attribute(signatures, "made")),
-        signature_class_(attribute(attribute(accounts.get(), "graph").get(), "signature")),
-        size_class_(attribute(python, "size_class")), is_modelled_(truth(signatures, "modelled")), accounts_(accounts) {}
+        signature_class_(attribute(attribute(versions.ledger_object(), "graph").get(), "signature")),
+        size_class_(attribute(python, "size_class")), is_modelled_(truth(signatures, "modelled")), versions_(versions) {}
 
   // Null if that is for Python. inputs: the versions of the call's tensors. statistics: those of running statistics, if a
   // replay omits them.
@@ -29,7 +29,7 @@ class FirstCalls {
     if (PyTuple_GET_SIZE(geometries.get()) != static_cast<Py_ssize_t>(tensors)) return Ref();
     Ref made = blank(info, std::move(geometries));
     int64_t nbytes = 0;
-    for (int64_t storage : *storages) nbytes += accounts_.rounded(storage);
+    for (int64_t storage : *storages) nbytes += versions_.rounded(storage);
     signature_.output_bytes.set_number(made.get(), nbytes);
     signature_.guessed.set(made.get(), info.makes_tensors);
     if (!statistics.empty())
@@ -134,7 +134,7 @@ class FirstCalls {
 
   Ref python_, signatures_, made_, signature_class_, size_class_;
   bool is_modelled_;
-  const Accounts& accounts_;
+  const TensorVersions& versions_;
   Formulas formulas_;
   SignatureFields signature_;
 };

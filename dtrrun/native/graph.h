@@ -10,13 +10,13 @@
 namespace dtrrun {
 
 struct StoredVersion : VersionObject {
-  StoredVersion *before, *after;  // in `Versions`
-  c10::StorageImpl* storage;      // a weak reference; null once another version has it. It tells the storage's death, unless
-                                  // that is not of PyTorch's own kind: then `watch` does
-  bool died;                      // its storage, which its session knows
+  c10::StorageImpl* storage;  // a weak reference; null once another version has it. It tells the storage's death, unless
+                              // that is not of PyTorch's own kind: then `watch` does
+  bool died;                  // its storage, which its session knows
 };
 
 inline StoredVersion* as_stored(PyObject* object) { return static_cast<StoredVersion*>(as_version(object)); }
+inline StoredVersion* as_stored(const Version* version) { return as_stored(as_object(version)); }
 
 // A version whose storage is not known yet.
 inline Ref blank_version() {
@@ -47,8 +47,21 @@ inline Ref blank_recorded_operation(size_t reads, size_t arguments) {
 }
 
 inline void keep_recipes() {
-  recipes.destroy = [](OperationObject* one) { recipe_of(one)->~Recipe(); };
-  recipes.show = [](OperationObject* one) { return guarded([&] { return as_sequence(*recipe_of(one)).release(); }); };
+  arguments_of_calls.destroy = [](OperationObject* one) { recipe_of(one)->~Recipe(); };
+  arguments_of_calls.show = [](OperationObject* one) {
+    return guarded([&] { return as_sequence(*recipe_of(one)).release(); });
+  };
 }
+
+// -- storages of PyTorch's, as the core has them ----------------------------------------------------------------
+
+inline Storage* as_storage(c10::StorageImpl* storage) { return reinterpret_cast<Storage*>(storage); }
+inline c10::StorageImpl* as_impl(Storage* storage) { return reinterpret_cast<c10::StorageImpl*>(storage); }
+inline c10::StorageImpl* as_impl(const StorageRef& storage) { return as_impl(storage.get()); }
+inline StorageRef as_storage(ImplRef storage) { return StorageRef::take(as_storage(storage.release())); }
+inline StorageRef as_storage(const c10::Storage& storage) {
+  return StorageRef::copy(as_storage(storage.unsafeGetStorageImpl()));
+}
+inline c10::Storage as_torch(const StorageRef& storage) { return c10::Storage(ImplRef::reclaim_copy(as_impl(storage))); }
 
 }  // namespace dtrrun

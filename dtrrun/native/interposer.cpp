@@ -10,7 +10,6 @@
 #include <atomic>
 #include <memory>
 
-#include "../bindings/walks.h"
 #include "dlpack.h"
 #include "interposer.h"
 #include "extension_functions.h"
@@ -87,14 +86,13 @@ PyObject* take_whole(PyObject*, PyObject* name) {
 
 PyObject* open_session(PyObject*, PyObject* args) {
   PyObject *python, *handle, *classes, *placeholder;
-  long long chain_limit;
   const char* device;
-  if (!PyArg_ParseTuple(args, "OOOOLs", &python, &handle, &classes, &placeholder, &chain_limit, &device)) return nullptr;
+  if (!PyArg_ParseTuple(args, "OOOOs", &python, &handle, &classes, &placeholder, &device)) return nullptr;
   return guarded([&]() -> PyObject* {
     if (interposer) throw std::runtime_error("dtrrun: a session is on already");
     Py_INCREF(placeholder);
     tensor_slot = placeholder;
-    interposer = std::make_shared<Interposer>(python, handle, classes, chain_limit, device);
+    interposer = std::make_shared<Interposer>(python, handle, classes, device);
     is_open = true;
     Faults::watch(&bring_back);
     Py_RETURN_NONE;
@@ -198,22 +196,6 @@ PyObject* was_excluded(PyObject*, PyObject* name) {
   if (text == nullptr) return nullptr;
   return guarded([&]() -> PyObject* {
     return PyBool_FromLong(underway != nullptr && underway->program.excluded_.has(c10::parseDispatchKey(text)));
-  });
-}
-
-PyObject* materialize(PyObject*, PyObject* targets) {
-  return guarded([&]() -> PyObject* {
-    auto session = interposer;
-    Ref all = checked(PySequence_Fast(targets, "targets must be a sequence"));
-    return PyBool_FromLong(session && session->materialize(all.get()));
-  });
-}
-
-PyObject* evict_to(PyObject*, PyObject* most) {
-  return guarded([&]() -> PyObject* {
-    auto session = interposer;
-    auto fits = session ? session->evict_to(as_number(most)) : std::nullopt;
-    return fits ? PyBool_FromLong(*fits) : Ref::copy(Py_None).release();
   });
 }
 
@@ -423,7 +405,7 @@ PyMethodDef methods[] = {
     {"key", key_of_way, METH_NOARGS, "The name of the dispatch key at which operators come, or None."},
     {"take_whole", take_whole, METH_O,
      "take_whole(name): a composite operator comes as a whole where autograd has not taken it apart, as in inference mode."},
-    {"open", open_session, METH_VARARGS, "Begin a session: open(interposer, handle, classes, tensor_slot, chain_limit, device_type)."},
+    {"open", open_session, METH_VARARGS, "Begin a session: open(interposer, handle, classes, tensor_slot, device_type)."},
     {"bind", bind, METH_O, "A session on a GPU has begun to use the one with this index."},
     {"close", close_session, METH_NOARGS, "End the session."},
     {"switch", switch_on, METH_O, "Let this thread's operators come to the session, or not."},
@@ -435,11 +417,8 @@ PyMethodDef methods[] = {
     {"remember", remember, METH_O, "Later calls like the operator that is handled have this signature, and need not come."},
     {"has_numbers", has_numbers, METH_NOARGS, "Whether a tensor of that operator's stands for a number."},
     {"was_excluded", was_excluded, METH_O, "Whether a dispatch key was excluded when that operator came."},
-    {"materialize", materialize, METH_O, "See `core.backend.Shortcuts`."},
-    {"evict_to", evict_to, METH_O, "See `core.backend.Shortcuts`."},
     {"gradient_hook", gradient_hook, METH_O,
      "gradient_hook(otherwise): a hook that pins the gradients of leaves. `otherwise` is called where Python must do it."},
-    DTRRUN_WALKS,
     {"forget", forget, METH_NOARGS, "Forget all signatures."},
     {"counters", counters, METH_NOARGS, "(ns in operators, ns of bookkeeping) of the fast path."},
     {"python_calls", calls<&OperatorInfo::python_calls>, METH_NOARGS, "How often each operator went to Python, by name."},
@@ -487,19 +466,22 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_dtrrun_native", nullptr, -1, meth
 PyMODINIT_FUNC PyInit__dtrrun_native() {
   using namespace dtrrun;
   nothing = PyTuple_New(0);
+  keep_objects([](Storage* one) { ImplRef::reclaim_copy(as_impl(one)).release(); },
+               [](Storage* one) { ImplRef::reclaim(as_impl(one)); });
+  storage_object = [](Storage* one) { return object_of(as_torch(StorageRef::copy(one))).release(); };
+  storage_in = [](PyObject* object) {
+    if (!is_storage(object)) throw c10::TypeError({__func__, __FILE__, 0}, "a storage is wanted");
+    return as_storage(THPStorage_Unpack(object).unsafeGetStorageImpl());
+  };
+  settle_deaths = tell_deaths;
   keep_recipes();
   version_type = make_version_type({"_dtrrun_native.Version", sizeof(StoredVersion), make_version, delete_version, call_version});
   program_has = [](const VersionObject* one) { return has_storage(static_cast<const StoredVersion*>(one)); };
   operation_type = make_operation_type("_dtrrun_native.Operation");
-  queue_type = make_queue_type();
-  versions_type = make_versions_type();
-  PyTypeObject *counters_type = make_counters_type(), *signature_type = make_signature_type();
   policy_type = make_policy_type("_dtrrun_native.Policy");
   observed_call_type = make_observed_call_type();
   Ref made(PyModule_Create(&module));
-  if (!made) return nullptr;
-  for (PyTypeObject* type : {version_type, operation_type, queue_type, versions_type, counters_type, signature_type, policy_type,
-                             observed_call_type})
-    if (type == nullptr || PyModule_AddType(made.get(), type) < 0) return nullptr;
+  if (!made || !add_core_types(made.get(), "_dtrrun_native")) return nullptr;
+  if (observed_call_type == nullptr || PyModule_AddType(made.get(), observed_call_type) < 0) return nullptr;
   return made.release();
 }

@@ -13,7 +13,7 @@
 #include "first_calls.h"
 #include "lists.h"
 #include "observed.h"
-#include "operators.h"
+#include "operator_table.h"
 #include "pytorch.h"
 #include "ready.h"
 #include "shortage.h"
@@ -41,33 +41,27 @@ inline thread_local Underway* underway = nullptr;
 // One session. Everything here is done with the GIL.
 class Interposer {
  public:
-  Interposer(PyObject* python, PyObject* handle, PyObject* classes, int64_t chain_limit, const char* device)
+  Interposer(PyObject* python, PyObject* handle, PyObject* classes, const char* device)
       : device(device), python_(Ref::copy(python)), handle_(Ref::copy(handle)), slow_path_(attribute(python, "slow_path")),
         ledger_(attribute(slow_path_.get(), "ledger")), call_observer_(slow_path_.get()),
-        dtr_(attribute(slow_path_.get(), "dtr")), recipes_(attribute(dtr_.get(), "recipes")),
         reasons_(attribute(slow_path_.get(), "reasons")),
         kernels_(attribute(slow_path_.get(), "kernels")), operators_(python),
         ambient_(attribute(attribute(slow_path_.get(), "ambient").get(), "readers").get(), this->device.is_cpu()),
-        accounts_(ledger_.get(), classes, as_number(attribute(python, "mask").get())),
-        evictions_(dtr_.get(), classes, accounts_), workspaces_(python, accounts_, this->device),
-        lock_(slow_path_.get()),
-        replays_(python, dtr_.get(), classes, accounts_, evictions_, ambient_, workspaces_, operators_, this->device),
-        rematerializations_(slow_path_.get(), dtr_.get(), classes, accounts_, evictions_, replays_, this->device),
-        readiness_(slow_path_.get(), lock_, accounts_, evictions_, rematerializations_, replays_, workspaces_),
-        dependents_(dtr_.get(), classes, accounts_), lists_(python, accounts_, dependents_),
-        first_calls_(python, attribute(slow_path_.get(), "signatures").get(), accounts_),
-        observation_(slow_path_.get(), accounts_, first_calls_),
+        versions_(ledger_.get(), as_number(attribute(python, "mask").get())), core_(versions_.core), ledger(core_.ledger),
+        workspaces_(python, versions_, this->device), lock_(slow_path_.get()),
+        replays_(python, ambient_, workspaces_, operators_, this->device),
+        readiness_(slow_path_.get(), lock_, versions_, workspaces_), lists_(python, versions_),
+        first_calls_(python, attribute(slow_path_.get(), "signatures").get(), versions_),
+        observation_(slow_path_.get(), versions_, first_calls_),
         any_reason_(type_of(classes, "Reasons"), "any"),
         home_(type_of(classes, "SlowPath"), "home"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
-        waiting_(type_of(classes, "SlowPath"), "waiting"),
-        chain_limit_(chain_limit) {
-    sticky_ = attribute(python, "sticky");
-    uninitialised_ = checked(PyUnicode_InternFromString("uninitialised"));
-    gradient_ = checked(PyUnicode_InternFromString("gradient"));
-    parameter_ = checked(PyUnicode_InternFromString("parameter"));
-    updated_ = checked(PyUnicode_InternFromString("updated in place"));
-    running_ = checked(PyUnicode_InternFromString("running statistics"));
+        waiting_(type_of(classes, "SlowPath"), "waiting") {
+    Ref executor = attribute(attribute(ledger_.get(), "dtr").get(), "executor");
+    if (truth(executor.get(), "in_python")) return;
+    backend_of(core_).connect(SessionBackend::Native{replays_, this->device, slow_path_.get(), next_tick_,
+                                                     as_number(attribute(python, "mask").get())});
   }
+  ~Interposer() { backend_of(core_).disconnect(); }
 
   void handle(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, Stopwatch& watch) {
     if (!device.is_cpu() && !is_used_by(op, *stack)) {
@@ -84,8 +78,8 @@ class Interposer {
     }
     Off off;
     if (body != nullptr) {
-      accounts_.collect_dead();
-      body->calls(op, *stack, accounts_);
+      ledger.collect_dead();
+      body->calls(op, *stack, versions_);
       {
         Gil::Released released(gil);
         op.redispatchBoxed(keys & way_in.below, stack);
@@ -135,33 +129,25 @@ class Interposer {
     return false;
   }
 
-  bool materialize(PyObject* targets) { return rematerializations_.run_for_python(targets); }
-
-  // Whether it now fits; nothing if that is for Python.
-  std::optional<bool> evict_to(int64_t most) {
-    if (evictions_.in_python()) return std::nullopt;
-    return evictions_.evict_to(most);
-  }
-
   // Code that is not an operator touches the memory of an evicted storage, and waits for it (`Access.touched`). words: what it has
   // at hand. Returns false if the storage is none of the session's.
   bool touched(const Placeholders::Claim& claim, const std::vector<uintptr_t>& words) {
-    PyObject* found = accounts_.version_at(claim.storage);
-    if (found == nullptr || !Accounts::has_storage(found)) return false;
+    PyObject* found = versions_.at(claim.storage);
+    if (found == nullptr || !TensorVersions::has_storage(found)) return false;
     Ref kept = Ref::copy(found);
     auto* outer = std::exchange(touched_, &claim);
     struct Ends {
       const Placeholders::Claim* outer;
       ~Ends() { touched_ = outer; }
     } ends{outer};
-    Anchors anchors(accounts_, words, claim.storage);
+    Anchors anchors(versions_, words, claim.storage);
     checked(PyObject_CallMethod(python_.get(), "touched", "O", kept.get()));
     return Placeholders::own().is_memory(claim);
   }
   // Moves its memory to where that code looks for it. Returns false if the system has none.
   bool settle() {
-    PyObject* found = touched_ == nullptr ? nullptr : accounts_.version_at(touched_->storage);
-    StorageRef storage = found == nullptr ? StorageRef() : Accounts::storage_of(found);
+    PyObject* found = touched_ == nullptr ? nullptr : versions_.at(touched_->storage);
+    ImplRef storage = found == nullptr ? ImplRef() : TensorVersions::storage_of(found);
     if (!storage || is_empty(storage.get())) return false;
     return Placeholders::own().is_memory(*touched_) || Placeholders::own().make_memory(*touched_, storage.get());
   }
@@ -171,17 +157,17 @@ class Interposer {
     Off off;
     ActiveThreadGuard visit(*this);
     if (!plain(gradient) || !is_plain_kind(gradient) || !may_be_fast()) return false;
-    if (evictions_.in_python() || accounts_.observers.any()) return false;
+    if (versions_.observers.any()) return false;
     if (inside_ != 0) return false;  // a kernel has begun a backward pass of its own
     Turn turn(lock_, shared_);
     if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // since it waits
     FastPathScope inside(*this);
-    accounts_.collect_dead();
-    PyObject* found = accounts_.version_of(gradient);
+    ledger.collect_dead();
+    PyObject* found = versions_.of(gradient);
     if (found == nullptr || !version.resident.is_true(found) || !version.needed_by.is_none(found)) return false;
-    dependents_.make_constant(found, gradient_.get());
-    version.last_access.set_number(found, accounts_.number(ledger.clock));
-    version.pin.set(found, gradient_.get());
+    core_.recipes.make_constant(node_of(found), pins::GRADIENT);
+    version.last_access.set_number(found, ledger.clock);
+    version.pin.set(found, pins::GRADIENT);
     return true;
   }
 
@@ -252,7 +238,7 @@ class Interposer {
   bool natively(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
                 Stopwatch& watch, Key& missed, Turn& turn) {
     if (info.handler == HandlerKind::VIEW)
-      return accounts_.observers.any() ? observed_view(info, op, keys, stack, watch, missed, turn)
+      return versions_.observers.any() ? observed_view(info, op, keys, stack, watch, missed, turn)
                                        : view(info, op, keys, stack, watch);
     if (info.handler != HandlerKind::LISTS) return fast(info, op, keys, stack, gil, watch, missed, turn);
     return update_lists(info, op, keys, stack, gil, watch) ||
@@ -280,8 +266,8 @@ class Interposer {
       } ends;
       Untraced untraced;
       c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
-      bool may_evict = !ledger.budget_bytes.is_none(ledger_.get());
-      Anchors anchors(accounts_, may_evict ? Words::of_foreign_code() : std::vector<uintptr_t>());
+      bool may_evict = ledger.budget_bytes >= 0;
+      Anchors anchors(versions_, may_evict ? Words::of_foreign_code() : std::vector<uintptr_t>());
       PyObject* given[] = {info.func.get(), args.get(), kwargs ? kwargs.get() : Py_None};
       result = checked(PyObject_Vectorcall(handle_.get(), given, 3, nullptr));
       made = std::move(call.results);
@@ -340,16 +326,16 @@ class Interposer {
   // -- views -----------------------------------------------------------------------------------------
 
   bool view(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Stopwatch& watch) {
-    accounts_.collect_dead();
+    ledger.collect_dead();
     const IValue& first = (*stack)[stack->size() - op.schema().arguments().size()];
     if (!first.isTensor() || !plain(first.toTensor())) return false;
     PyObject* found = known_or_adopted(first.toTensor());
     if (found == nullptr || !(version.resident.is_true(found) || info.untouching)) return false;
-    version.last_access.set_number(found, accounts_.number(ledger.clock));
+    version.last_access.set_number(found, ledger.clock);
     int64_t started = watch.is_on() ? now_ns() : 0;
     op.redispatchBoxed(keys & way_in.below, stack);  // too short to give up the GIL for
     if (watch.is_on()) operators_ns += Stopwatch::EACH * (now_ns() - started);
-    accounts_.add(ledger.age, 1);
+    ledger.age++;
     bookkeeping_ns += watch.before(started);
     info.native_calls++;
     return true;
@@ -358,9 +344,9 @@ class Interposer {
   // The same while operators are observed: the view needs a signature, which says what it costs.
   bool observed_view(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Stopwatch& watch,
                      Key& missed, Turn& turn) {
-    accounts_.collect_dead();
+    ledger.collect_dead();
     Call call{info, op, stack, turn};
-    call.clock = accounts_.number(ledger.clock);
+    call.clock = ledger.clock;
     if (!describe(call)) return false;
     if (!find_signature(call, missed)) return false;
     PyObject* found = call.signature.get();
@@ -372,7 +358,7 @@ class Interposer {
     if (!done) return false;
     int64_t taken = now_ns() - started;
     if (call.unpriced) first_calls_.price(found, info, *call.unpriced, op.schema(), *stack);
-    accounts_.learn_cost(found, taken);
+    as_signature(found)->figures.learn_cost(taken);
     observed.finished();
     if (call.is_first) remember(missed, found);
     return true;
@@ -384,8 +370,8 @@ class Interposer {
   bool view_out_of_turn(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     const IValue& first = (*stack)[stack->size() - op.schema().arguments().size()];
     if (!first.isTensor() || !plain(first.toTensor())) return false;
-    accounts_.some_died();  // so that the table knows
-    PyObject* found = accounts_.version_of(first.toTensor());
+    ledger.some_died();  // so that the table knows
+    PyObject* found = versions_.of(first.toTensor());
     if (found == nullptr || !(version.resident.is_true(found) || info.untouching)) return false;
     op.redispatchBoxed(keys & way_in.below, stack);
     info.native_calls++;
@@ -431,7 +417,7 @@ class Interposer {
 
   // The version of a tensor's storage, entered as a constant if it is new: borrowed, or null if that is for Python.
   PyObject* known_or_adopted(const at::Tensor& tensor) {
-    if (PyObject* known = accounts_.version_of(tensor)) return known;
+    if (PyObject* known = versions_.of(tensor)) return known;
     if (!tensor.unsafeGetTensorImpl()->has_storage() || !is_plain_kind(tensor) || tensor.requires_grad() ||
         tensor.is_conj() || tensor.is_neg())
       return nullptr;
@@ -439,8 +425,8 @@ class Interposer {
     c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
     Ref object = to_python(shown(tensor), Enumeration::TENSOR);
     checked(PyObject_CallMethod(slow_path_.get(), "version_of", "O", object.get()));
-    bool fits = accounts_.number(ledger.resident_bytes) <= accounts_.number(ledger.limit);
-    return fits ? accounts_.version_of(tensor) : nullptr;  // Python raises the error
+    bool fits = ledger.resident_bytes <= ledger.limit;
+    return fits ? versions_.of(tensor) : nullptr;  // Python raises the error
   }
 
   static constexpr size_t FEW = 16;
@@ -496,10 +482,10 @@ class Interposer {
 
   bool fast(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, Stopwatch& watch,
             Key& missed, Turn& turn) {
-    accounts_.collect_dead();
+    ledger.collect_dead();
     Call call{info, op, stack, turn};
-    call.clock = accounts_.number(ledger.clock);
-    if (info.opaque && accounts_.fingerprints.are_taken()) return false;  // one of its results is a workspace
+    call.clock = ledger.clock;
+    if (info.opaque && versions_.fingerprints.are_taken()) return false;  // one of its results is a workspace
     if (!describe(call)) return false;
     // Only now: room is made for a constant that has just been met, and the inputs before it have not been locked.
     call.inputs_resident = are_resident(call.inputs);
@@ -520,7 +506,7 @@ class Interposer {
     if (!record(call)) return false;
     Stack arguments;  // the kernel takes those on the stack
     if (!device.is_cpu()) arguments.assign(stack->begin() + call.first, stack->end());
-    bool settled = signature.calls.number(found) >= SETTLED;
+    bool settled = signature.calls.number(found) >= Signature::SETTLED;
     bool brief = settled && signature.cost.number(found) < BRIEF_NS, timed = watch.is_on() || !brief;
     int64_t waited = turn.waited_ns, started = timed ? now_ns() : 0, ended = 0;
     observed.runs(true);
@@ -534,10 +520,10 @@ class Interposer {
     call.made.clear();
     observed.finished(call.outputs.get());
     call_observer_.called();
-    if (accounts_.number(ledger.resident_bytes) > accounts_.number(ledger.limit)) {
+    if (ledger.resident_bytes > ledger.limit) {
       c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
       Ref result = results(op.schema(), *stack);
-      Anchors anchors(accounts_, Words::of_foreign_code());
+      Anchors anchors(versions_, Words::of_foreign_code());
       checked(PyObject_CallMethod(slow_path_.get(), "shrink", "OO", info.operator_.get(), result.get()));
     }
     if (call.is_first) remember(missed, found);
@@ -626,7 +612,7 @@ class Interposer {
     } else if (kwarg_only) {
       return false;
     } else if (call.excludes && (is_place(info.statistics[0]) || is_place(info.statistics[1]))) {
-      PyObject* found = plain(tensor) ? accounts_.version_of(tensor) : nullptr;
+      PyObject* found = plain(tensor) ? versions_.of(tensor) : nullptr;
       if (found == nullptr || version.escaped.is_true(found) || !version.resident.is_true(found)) return false;
       if (!call.statistics.empty() && call.statistics[0].get() == found) return false;  // both in one storage
       key_.add(tensor);
@@ -642,7 +628,7 @@ class Interposer {
   bool read(Call& call, const at::Tensor& tensor) {
     if (!plain(tensor) || !device.has(tensor.device())) return false;
     PyObject* found = known_or_adopted(tensor);
-    if (found == nullptr || accounts_.fingerprints.is_workspace(found)) return false;
+    if (found == nullptr || versions_.fingerprints.is_workspace(found)) return false;
     if (version.escaped.is_true(found) && call.info.handler != HandlerKind::VIEW) return false;
     version.last_access.set_number(found, call.clock);
     key_.add(tensor, offsets_matter_);
@@ -678,23 +664,23 @@ class Interposer {
     bool leaf = is_leaf(call.argument(call.info.written).toTensor());
     if (leaf && version.pin.is_none(target)) return false;  // Python meets it
     bool changes = version.operation.is_none(target) || leaf || !is_recent(target);
-    if (changes && dependents_.may_be_copied(target)) return false;
+    if (changes && versions_.may_be_copied(target)) return false;
     if (!version.operation.is_none(target) && (leaf || !is_recent(target))) {
       if (!call.inputs_resident) return false;
-      dependents_.make_constant(target, updated_.get());
+      core_.recipes.make_constant(node_of(target), pins::UPDATED_IN_PLACE);
       call.settles = true;
     }
-    if (leaf) version.pin.set(target, parameter_.get());
+    if (leaf) version.pin.set(target, pins::PARAMETER);
     if (!version.operation.is_none(target) || version.needed_by.is_none(target)) return true;
-    return call.inputs_resident && dependents_.rescue(target);
+    return call.inputs_resident && core_.rescue.resident_dependents_of(node_of(target));
   }
-  // The same for running statistics, as in `Operators.admit`.
+  // The same for running statistics, as in `Operators::admit`.
   bool prepare_statistics(const Call& call) {
     for (const Ref& one : call.statistics) {
       if (!call.inputs_resident && !is_free(one.get())) return false;
-      if (dependents_.may_be_copied(one.get())) return false;
-      dependents_.make_constant(one.get(), running_.get());
-      if (!dependents_.rescue(one.get())) return false;
+      if (versions_.may_be_copied(one.get())) return false;
+      core_.recipes.make_constant(node_of(one.get()), pins::RUNNING_STATISTICS);
+      if (!core_.rescue.resident_dependents_of(node_of(one.get()))) return false;
     }
     return true;
   }
@@ -733,7 +719,7 @@ class Interposer {
   bool may_be_recorded(PyObject* target, const at::Tensor& tensor) const { return is_recent(target) && !is_leaf(tensor); }
   // Whether its history is worth keeping.
   bool is_recent(PyObject* target) const {
-    return version.age.number(target) >= accounts_.number(ledger.step_age) && version.mutations.number(target) < chain_limit_;
+    return core_.mutation.is_recent(node_of(target));
   }
 
   // Takes down the call's recipe, if it can have one. Returns false if that is not for the fast path.
@@ -763,12 +749,12 @@ class Interposer {
     size_t first_read = call.overwrites ? 1 : 0;
     call.maker = blank_recorded_operation(call.inputs.size() - first_read, call.count);
     OperationObject* maker = as_operation(call.maker.get());
-    maker->signature = Ref::copy(found).release();
-    maker->tensors = tensors.release();
+    set_signature(maker, found);
+    if (tensors) take_tensors(maker, std::move(tensors));
     std::unordered_set<PyObject*> read;
     for (size_t i = first_read; i < call.inputs.size(); i++) {
       if (repeats && !read.insert(call.inputs[i].get()).second) continue;
-      maker->operation.reads[maker->operation.count++] = node_of(call.inputs[i].release());
+      add_read(maker, call.inputs[i].release());
     }
     call.inputs.clear();
     auto* recipe = new (maker->operation.end()) Recipe(call.op, info.enumerations, func, call.state.get(), call.count);
@@ -810,7 +796,7 @@ class Interposer {
   // memory: then Python will run it again. started: when it begins, or 0 if nobody wants to know when it ended.
   bool run(Call& call, DispatchKeySet keys, const Gil& gil, int64_t started, int64_t& ended) {
     PyObject* found = call.signature.get();
-    OwnTime own(signature.calls.number(found) < SETTLED, started);
+    OwnTime own(signature.calls.number(found) < Signature::SETTLED, started);
     bool has_run = false;
     auto run_kernel = [&] {
       Keeping keeping(*this, call);
@@ -827,11 +813,11 @@ class Interposer {
         run_kernel();
       }
       if (call.unpriced) first_calls_.price(found, call.info, *call.unpriced, call.op.schema(), *call.stack);
-      accounts_.ran(found, own.of(ended - started));
-      accounts_.collect_dead();
+      ledger.ran(as_signature(found)->figures, own.of(ended - started));
+      ledger.collect_dead();
       if (call.info.updates)
         for (const Ref& one : call.statistics)
-          if (version.used.is_true(one.get())) accounts_.supersede(one.get(), nullptr, nullptr);
+          if (version.used.is_true(one.get())) versions_.supersede(one.get(), nullptr, 0);
       if (call.targets.empty()) return true;
       bool may_grow = call.info.handler == HandlerKind::WRITES;  // `addbmm_`, if what it writes to is expanded
       const c10::StorageImpl* written = may_grow ? as_stored(call.targets[0])->storage : nullptr;
@@ -839,10 +825,10 @@ class Interposer {
         mark_used(call.maker.get());
         for (size_t i = 0; i < call.targets.size(); i++)
           call.made.emplace_back(~(call.hole + static_cast<Py_ssize_t>(i)),
-                                 accounts_.supersede(call.targets[i], call.maker.get(), found));
+                                 versions_.supersede(call.targets[i], call.maker.get(), signature.cost.number(found)));
         set_outputs(call.maker.get(), call.made);
       } else if (version.used.is_true(call.targets[0])) {
-        accounts_.supersede(call.targets[0], nullptr, nullptr);
+        versions_.supersede(call.targets[0], nullptr, 0);
       }
       if (written != nullptr) note_size(written);
     } catch (...) {
@@ -876,8 +862,8 @@ class Interposer {
     Others(Interposer& interposer, Call& call) : interposer_(interposer), call_(call) {
       may_go_on_ = call.turn.shared() && call.targets.empty() && call.statistics.empty() && !call.info.random;
       if (!may_go_on_) return;
-      key_ = checked(PyLong_FromVoidPtr(&call));
-      interposer.evictions_.reserve(key_.get(), interposer.signature.output_bytes.number(call.signature.get()));
+      interposer.ledger.reserve(reinterpret_cast<int64_t>(&call), PyThread_get_thread_ident(),
+                                interposer.signature.output_bytes.number(call.signature.get()));
       if (call.maker) interposer.mark_used(call.maker.get());
       interposer.each_input(call, [&](PyObject* one) { interposer_.version.locks.add(one, 1); });
       call.turn.pause();
@@ -886,7 +872,7 @@ class Interposer {
       if (!may_go_on_) return;
       call_.turn.resume();
       interposer_.each_input(call_, [&](PyObject* one) { interposer_.version.locks.add(one, -1); });
-      interposer_.evictions_.give_back(key_.get());
+      interposer_.ledger.give_back(reinterpret_cast<int64_t>(&call_));
       if (interposer_.waiting_.number(interposer_.slow_path_.get()) == 0) return;
       if (!Ref(PyObject_CallMethod(interposer_.slow_path_.get(), "tell_waiting", nullptr))) PyErr_WriteUnraisable(nullptr);
     }
@@ -895,14 +881,13 @@ class Interposer {
    private:
     Interposer& interposer_;
     Call& call_;
-    Ref key_;
     bool may_go_on_;
   };
 
   // The bytes of what has been written to, if they are others than before.
   void note_size(const c10::StorageImpl* storage) {
-    PyObject* found = accounts_.version_at(storage);
-    int64_t nbytes = accounts_.rounded(static_cast<int64_t>(storage->nbytes()));
+    PyObject* found = versions_.at(storage);
+    int64_t nbytes = versions_.rounded(static_cast<int64_t>(storage->nbytes()));
     if (found == nullptr || nbytes == version.nbytes.number(found)) return;
     checked(PyObject_CallMethod(ledger_.get(), "resized", "OL", found, static_cast<long long>(nbytes)));
   }
@@ -947,7 +932,7 @@ class Interposer {
 
   void half_written(const Call& call) {
     auto write = [&](PyObject* target) {
-      if (Ref made(PyObject_CallMethod(recipes_.get(), "half_written", "O", target)); !made) PyErr_Clear();
+      core_.recipes.half_written(node_of(target));
     };
     for (PyObject* target : call.targets) write(target);
     if (call.info.updates)
@@ -964,11 +949,7 @@ class Interposer {
   }
 
   // Whether a constant remains one when all of it is overwritten.
-  bool is_sticky(PyObject* target) {
-    int found = PySet_Contains(sticky_.get(), version.pin.get(target));
-    if (found < 0) raise();
-    return found == 1;
-  }
+  static bool is_sticky(PyObject* target) { return Mutation::is_sticky(node_of(target)->pin); }
 
   // The signature of a replay without the running statistics (`TensorCall.replay_signature`): borrowed, or null.
   PyObject* replayed_as(PyObject* found) {
@@ -980,15 +961,14 @@ class Interposer {
     return kept;
   }
 
-  // Sets `Operation.outputs`, as `together` in core/graph.py makes them.
-  void set_outputs(PyObject* maker, const c10::SmallVector<std::pair<Py_ssize_t, Ref>, 2>& made) {
-    if (made.size() == 1) return operation.outputs.take(maker, checked(PyLong_FromSsize_t(made[0].first)).release());
-    Ref pairs = checked(PyTuple_New(static_cast<Py_ssize_t>(made.size())));
-    for (size_t i = 0; i < made.size(); i++) {
-      Ref reference = checked(PyWeakref_NewRef(made[i].second.get(), nullptr));
-      PyTuple_SET_ITEM(pairs.get(), i, checked(Py_BuildValue("(nO)", made[i].first, reference.get())).release());
+  static void set_outputs(PyObject* maker, const c10::SmallVector<std::pair<Py_ssize_t, Ref>, 2>& made) {
+    if (made.size() == 1) {
+      recorded_in(maker)->where = made[0].first;
+      return;
     }
-    operation.outputs.take(maker, pairs.release());
+    std::vector<Output> outputs;
+    for (const auto& [where, one] : made) outputs.push_back({where, WeakVersion(node_of(one.get()))});
+    dtrrun::set_outputs(*recorded_in(maker), std::move(outputs));
   }
 
   // Some recipe reads the inputs of this operation.
@@ -1026,10 +1006,10 @@ class Interposer {
     for (size_t place = 0; place < tensors.size(); place++) {
       const at::Tensor& tensor = tensors[place];
       c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-      if (accounts_.version_at(storage) != nullptr) continue;
+      if (versions_.at(storage) != nullptr) continue;
       if (maker != nullptr && !std::exchange(any, true)) mark_used(maker);
-      Ref made = accounts_.new_version(storage, maker, found, uninitialised_.get());
-      if (maker != nullptr) accounts_.fingerprints.note(made.get(), tensor);
+      Ref made = versions_.enter(storage, maker, signature.cost.number(found), pins::UNINITIALISED);
+      if (maker != nullptr) versions_.fingerprints.note(made.get(), tensor);
       total += version.nbytes.number(made.get());
       if (!single) call.made.emplace_back(static_cast<Py_ssize_t>(place), std::move(made));
     }
@@ -1059,25 +1039,22 @@ class Interposer {
 
   Ref python_, handle_, slow_path_, ledger_;
   CallObserver call_observer_;
-  Ref dtr_, recipes_, reasons_, kernels_;
+  Ref reasons_, kernels_;
   Ambient ambient_;
-  Accounts accounts_;
-  Ref uninitialised_, gradient_, parameter_, updated_, running_, sticky_;
+  TensorVersions versions_;
+  Core& core_;
+  Ledger& ledger;
   unsigned long inside_ = 0;             // the thread that is on the fast path
   std::vector<unsigned long> visitors_;  // on a GPU: the threads whose operators are here
   std::shared_ptr<int> ticket_ = std::make_shared<int>();  // of threads other than the session's own
   VersionFields version;
   OperationFields operation;
-  CounterFields ledger;
   SignatureFields signature;
-  Operators operators_;
-  Evictions evictions_;
+  OperatorTable operators_;
   Workspaces workspaces_;
   Lock lock_;
   Replays replays_;
-  Rematerializations rematerializations_;
   Readiness readiness_;
-  Dependents dependents_;
   ListUpdates lists_;
   FirstCalls first_calls_;
   Observation observation_;
@@ -1086,7 +1063,7 @@ class Interposer {
   Key key_;
   bool offsets_matter_ = true;
   bool shared_ = false;  // by several threads, whose turns `lock_` is for
-  int64_t chain_limit_, next_look_ = 0, left_ = 0;
+  int64_t next_look_ = 0, left_ = 0;
 };
 
 }  // namespace dtrrun

@@ -2,16 +2,15 @@
 #pragma once
 
 #include "operator_info.h"
-#include "mutation.h"
+#include "tensor_versions.h"
 
 namespace dtrrun {
 
 class ListUpdates {
  public:
   // python: the `Interposer` of Python.
-  ListUpdates(PyObject* python, Accounts& accounts, Dependents& dependents)
-      : recipes_(attribute(python, "recipes")), updates_(attribute(python, "updates")),
-        why_(checked(PyUnicode_InternFromString("updated in place"))), accounts_(accounts), dependents_(dependents) {}
+  ListUpdates(PyObject* python, TensorVersions& versions)
+      : updates_(attribute(python, "updates")),        versions_(versions), core_(versions.core), ledger(versions.ledger) {}
 
   bool recomputable = false;  // the last call is special in that all that it writes to can be recomputed
 
@@ -29,27 +28,27 @@ class ListUpdates {
 
   // The operator has run.
   void finish(int64_t cost) {
-    accounts_.ran(signature_.get(), cost);
+    ledger.ran(as_signature(signature_.get())->figures, cost);
     for (const Ref& target : targets_)
       if (version.used.is_true(target.get()) && !version.superseded.is_true(target.get()))
-        accounts_.supersede(target.get(), nullptr, nullptr);
+        versions_.supersede(target.get(), nullptr, 0);
     forget();
   }
   // It has failed, and may have written something.
   void fail() {
     for (const Ref& target : targets_)
-      if (Ref made(PyObject_CallMethod(recipes_.get(), "half_written", "O", target.get())); !made) PyErr_Clear();
+      core_.recipes.half_written(node_of(target.get()));
     forget();
   }
 
  private:
   bool look(const OperatorInfo& info, const c10::FunctionSchema& schema, const IValue* values) {
-    accounts_.collect_dead();
+    ledger.collect_dead();
     loose_.clear();
     recomputable = false;
     int64_t nbytes = 0;
     uint64_t dtypes = 0;
-    int64_t clock = accounts_.number(ledger.clock);
+    int64_t clock = ledger.clock;
     for (size_t place = 0; place < schema.arguments().size(); place++) {
       const IValue& value = values[place];
       bool writes = std::find(info.mutates.begin(), info.mutates.end(), place) != info.mutates.end();
@@ -67,13 +66,13 @@ class ListUpdates {
     signature_ = find(info, nbytes, dtypes);
     if (!signature_ || signature.calls.number(signature_.get()) == 0) return false;
     int64_t made = signature.output_bytes.number(signature_.get());
-    if (made != 0 && accounts_.number(ledger.resident_bytes) + made > accounts_.number(ledger.limit)) return false;
+    if (made != 0 && ledger.resident_bytes + made > ledger.limit) return false;
     for (PyObject* one : found_) {
       if (!version.resident.is_true(one)) return false;
       version.last_access.set_number(one, clock);
     }
     for (size_t i = 0; i < targets_.size(); i++) {
-      if (dependents_.may_be_copied(targets_[i].get())) return false;
+      if (versions_.may_be_copied(targets_[i].get())) return false;
       if (version.operation.is_none(targets_[i].get())) continue;
       if (written_[i].requires_grad()) return false;
       loose_.push_back(targets_[i].get());
@@ -81,15 +80,15 @@ class ListUpdates {
     recomputable = loose_.size() == targets_.size();
     if (recomputable) return false;  // all may need a recipe
     for (PyObject* one : loose_)
-      checked(PyObject_CallMethod(recipes_.get(), "make_constant", "OO", one, why_.get()));
+      core_.recipes.make_constant(node_of(one), pins::UPDATED_IN_PLACE);
     for (const Ref& target : targets_)
-      if (!dependents_.rescue(target.get())) return false;
+      if (!core_.rescue.resident_dependents_of(node_of(target.get()))) return false;
     return true;
   }
 
   bool add(const at::Tensor& tensor, bool writes, int64_t& nbytes, uint64_t& dtypes) {
     if (!tensor.defined() || tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python)) return false;
-    PyObject* one = accounts_.version_of(tensor);
+    PyObject* one = versions_.of(tensor);
     if (one == nullptr) return false;
     found_.push_back(one);
     nbytes += version.nbytes.number(one);
@@ -117,12 +116,12 @@ class ListUpdates {
     found_.clear();
   }
 
-  Ref recipes_, updates_, why_, signature_;
-  Accounts& accounts_;
-  Dependents& dependents_;
+  Ref updates_, signature_;
+  TensorVersions& versions_;
+  Core& core_;
   VersionFields version;
   SignatureFields signature;
-  CounterFields ledger;
+  Ledger& ledger;
   std::vector<PyObject*> found_, loose_;  // of all its tensors, and those that are written to and have a recipe
   std::vector<Ref> targets_;              // of those that are written to
   std::vector<at::Tensor> written_;

@@ -15,10 +15,10 @@ struct ObservedCall;
 // What all calls of a session need.
 class Observation {
  public:
-  Observation(PyObject* slow_path, const Accounts& accounts, const FirstCalls& first_calls)
-      : accounts(accounts), first_calls(first_calls), slow_path(Ref::copy(slow_path)) {}
+  Observation(PyObject* slow_path, const TensorVersions& versions, const FirstCalls& first_calls)
+      : versions(versions), first_calls(first_calls), slow_path(Ref::copy(slow_path)) {}
 
-  const Accounts& accounts;
+  const TensorVersions& versions;
   const FirstCalls& first_calls;
   Ref slow_path;
   // Keys on the slow path by signatures, which are kept with them.
@@ -30,7 +30,7 @@ class Observed {
  public:
   // stack: with the operator's arguments on top. found: its signature.
   Observed(Observation& by, const OperatorInfo& info, const c10::OperatorHandle& op, const Stack& stack, PyObject* found) {
-    if (by.accounts.observers.any()) admit(by, info, op, stack, found);
+    if (by.versions.observers.any()) admit(by, info, op, stack, found);
   }
   ~Observed() {
     if (call_) end();
@@ -138,7 +138,7 @@ struct ObservedCall {
   bool overwrites() const {
     if (info->handler != HandlerKind::WRITES || !info->overwrites) return false;
     const at::Tensor& tensor = values()[info->written].toTensor();
-    auto* target = reinterpret_cast<PyObject*>(by->accounts.version_of(tensor));
+    auto* target = by->versions.of(tensor);
     Items all(versions);
     return std::count(all.begin(), all.end(), target) == 1 && tensor.nbytes() == tensor.storage().nbytes() &&
            tensor.is_non_overlapping_and_dense();
@@ -208,12 +208,12 @@ inline void Observed::admit(Observation& by, const OperatorInfo& info, const c10
   call->state = ObservedCall::ADMITTED;
   c10::SmallVector<Ref, 6> versions;
   call->each_tensor([&](size_t, const at::Tensor& tensor) {
-    versions.push_back(Ref::copy(reinterpret_cast<PyObject*>(by.accounts.version_of(tensor))));
+    versions.push_back(Ref::copy(by.versions.of(tensor)));
   });
   call->versions = as_tuple(versions).release();
   call_ = std::move(made);
   try {
-    by.accounts.observers.admitted(call_.get());
+    by.versions.observers.admitted(call_.get());
   } catch (...) {
     end();
     throw;
@@ -224,7 +224,7 @@ inline void Observed::set_running(bool now) { get()->state = now ? ObservedCall:
 
 inline void Observed::finish(PyObject* outputs) {
   get()->state = ObservedCall::FINISHED;
-  get()->by->accounts.observers.finished(call_.get(), outputs);
+  get()->by->versions.observers.finished(call_.get(), outputs);
   end();
 }
 
@@ -232,8 +232,8 @@ inline void Observed::finish(PyObject* outputs) {
 inline void Observed::end() noexcept {
   ObservedCall* call = get();
   try {
-    if (call->state == ObservedCall::ADMITTED) call->by->accounts.observers.abandoned(call_.get());
-    if (call->state == ObservedCall::RUNNING) call->by->accounts.observers.failed(call_.get());
+    if (call->state == ObservedCall::ADMITTED) call->by->versions.observers.abandoned(call_.get());
+    if (call->state == ObservedCall::RUNNING) call->by->versions.observers.failed(call_.get());
   } catch (python_error& error) {
     error.restore();
     PyErr_WriteUnraisable(nullptr);

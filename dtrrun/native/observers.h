@@ -1,7 +1,7 @@
-// Those who are told of single events: observers of operators and of decisions (`core/observer.py`), fingerprints under
-// `--verify` (`runtime/observe/verify.py`), and `--where`, which looks at the caller of each operator.
+// Those who are told of operators on the fast path: observers (`core/observer.py`), fingerprints under `--verify`
+// (`runtime/observe/verify.py`), and `--where`, which looks at the caller of each operator.
 //
-// As long as there is none, each costs one comparison for a decision, or for an operator.
+// As long as there is none, each costs one comparison for an operator. Whom the core tells is in `bindings/backend.h`.
 #pragma once
 
 #include "python.h"
@@ -26,7 +26,7 @@ class ObserverList {
   Ref all_;
 };
 
-// `core.observer.Observer`: of operators, and of the deaths of storages. Everything else that these are told of is Python's.
+// `core.observer.Observer`: of operators. Everything else that these are told of is the core's, or Python's.
 class Observers : public ObserverList {
  public:
   explicit Observers(PyObject* ledger) : ObserverList(ledger, "observers") {}
@@ -35,11 +35,10 @@ class Observers : public ObserverList {
   void admitted(PyObject* call) const { tell("admitted", call); }
   void abandoned(PyObject* call) const { tell("abandoned", call); }
   void failed(PyObject* call) const { tell("failed", call); }
-  // outputs: as `Operators.finish` takes them; plain storages need not be among them.
+  // outputs: as `Operators::finish` takes them; plain storages need not be among them.
   void finished(PyObject* call, PyObject* outputs) const {
     each([&](PyObject* one) { return PyObject_CallMethod(one, "finished", "OO", call, outputs); });
   }
-  void died(PyObject* version) const { tell("died", version); }
 
  private:
   void tell(const char* name, PyObject* what) const {
@@ -47,47 +46,12 @@ class Observers : public ObserverList {
   }
 };
 
-class DecisionObservers : public ObserverList {
- public:
-  explicit DecisionObservers(PyObject* ledger) : ObserverList(ledger, "decision_observers") {}
-
-  // When something begins that they will be told of: ns, or 0 if there are none.
-  int64_t start() const { return any() ? now_ns() : 0; }
-
-  // victim: null if none was found.
-  void searched(PyObject* victim, int64_t started) const {
-    each([&](PyObject* one) {
-      return PyObject_CallMethod(one, "searched", "OL", victim == nullptr ? Py_None : victim, static_cast<long long>(started));
-    });
-  }
-  void evicted(PyObject* version, int64_t started) const {
-    each([&](PyObject* one) {
-      return PyObject_CallMethod(one, "evicted", "OL", version, static_cast<long long>(started));
-    });
-  }
-  void rematerialized(PyObject* version, PyObject* maker, int64_t started, int64_t cost) const {
-    each([&](PyObject* one) {
-      return PyObject_CallMethod(one, "rematerialized", "OOLL", version, maker, static_cast<long long>(started),
-                                 static_cast<long long>(cost));
-    });
-  }
-};
-
-// Digests of evicted contents.
+// Digests of evicted contents: which part of a storage they are of.
 class Fingerprints {
  public:
   explicit Fingerprints(PyObject* ledger) : object_(attribute(ledger, "fingerprints")) {}
 
   bool are_taken() const { return object_.get() != Py_None; }
-  // Before a version is evicted.
-  void take(PyObject* one) const {
-    if (are_taken()) version_.fingerprint.take(one, checked(PyObject_CallMethod(object_.get(), "of", "O", one)).release());
-  }
-  // A version is in memory again.
-  void compare(PyObject* one) const {
-    if (are_taken() && !version_.fingerprint.is_none(one))
-      checked(PyObject_CallMethod(object_.get(), "compare", "O", one));
-  }
   // Some operators allocate more than their result needs: the rest is never written.
   void note(PyObject* one, const at::Tensor& tensor) const {
     if (are_taken() && tensor.is_contiguous())

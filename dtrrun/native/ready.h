@@ -3,7 +3,7 @@
 #pragma once
 
 #include "callers.h"
-#include "rematerialize.h"
+#include "backend.h"
 #include "turns.h"
 
 namespace dtrrun {
@@ -12,17 +12,15 @@ class Readiness {
  public:
   using Inputs = c10::SmallVector<Ref, 6>;  // versions
 
-  Readiness(PyObject* slow_path, const Lock& lock, Accounts& accounts, Evictions& evictions,
-            Rematerializations& rematerializations, const Replays& replays, const Workspaces& workspaces)
-      : slow_path_(Ref::copy(slow_path)), lock_(lock), accounts_(accounts), evictions_(evictions),
-        rematerializations_(rematerializations), replays_(replays), workspaces_(workspaces) {}
+  Readiness(PyObject* slow_path, const Lock& lock, TensorVersions& versions, const Workspaces& workspaces)
+      : slow_path_(Ref::copy(slow_path)), lock_(lock), versions_(versions), core_(versions.core), ledger_(core_.ledger),
+        workspaces_(workspaces) {}
 
   // Whether a call whose inputs are in memory can run at once.
   bool is_ready(PyObject* found) const {
-    int64_t needed = accounts_.number(ledger_.resident_bytes) + signature_.output_bytes.number(found);
-    if (evictions_.any_reserved()) needed += evictions_.reserved_bytes();
-    return needed <= accounts_.number(ledger_.limit) &&
-           !(accounts_.is_true(ledger_.pressure) && signature_.workspace.number(found) != 0);
+    int64_t needed = ledger_.resident_bytes + ledger_.reserved_bytes + signature_.output_bytes.number(found);
+    return needed <= ledger_.limit &&
+           !(ledger_.pressure && signature_.workspace.number(found) != 0);
   }
 
   // found: the call's signature. inputs_resident: whether its inputs are in memory. shared: whether other threads' operators may be
@@ -30,18 +28,18 @@ class Readiness {
   // ends. Raises the budget error.
   std::optional<int64_t> make_ready(const Inputs& inputs, bool inputs_resident, PyObject* found, bool shared) {
     int64_t before = accounted(), began = now_ns();
-    Anchors anchors(accounts_, Words::of_foreign_code());
+    Anchors anchors(versions_, Words::of_foreign_code());
     do {
       Ref error;
       try {
         if (natively(inputs, inputs_resident, found, shared)) return accounted() - before;
         break;
       } catch (const python_error& failure) {
-        if (!rematerializations_.is_budget_error(failure)) throw;
-        if (shared && evictions_.any_reserved()) return std::nullopt;
+        if (!core_.backend->is_budget_error()) throw;
+        if (shared && ledger_.any_reserved()) return std::nullopt;
         error = as_error(std::current_exception());
       }
-      if (!evictions_.found_garbage(began)) refuse(std::move(error), inputs, found);
+      if (!found_garbage(began)) refuse(std::move(error), inputs, found);
       inputs_resident = std::all_of(inputs.begin(), inputs.end(),
                           [&](const Ref& one) { return version_.resident.is_true(one.get()); });
     } while (true);
@@ -57,22 +55,43 @@ class Readiness {
 
   // Returns false, before anything has changed, if that is for Python.
   bool natively(const Inputs& inputs, bool inputs_resident, PyObject* found, bool shared) {
-    accounts_.collect_dead();
-    if (evictions_.in_python() || (evictions_.any_reserved() && !shared)) return false;
-    Locked locked(inputs, accounts_.number(ledger_.clock));
-    if (!inputs_resident && !bring_back(inputs)) return false;
-    evictions_.make_room(signature_.output_bytes.number(found), found);
+    ledger_.collect_dead();
+    if (ledger_.any_reserved() && !shared) return false;
+    Locked locked(inputs, ledger_.clock);
+    if (!inputs_resident) bring_back(inputs);
+    make_room(found);
     workspaces_.provide(found);
     return true;
   }
 
-  bool bring_back(const Inputs& inputs) {
+  void bring_back(const Inputs& inputs) {
     // Kernels run without the GIL, and another thread's slow path must wait until the plan is carried out.
     Held held(lock_);
-    return rematerializations_.bring_back(inputs);
+    std::vector<VersionRef> targets;
+    for (const Ref& one : inputs) targets.emplace_back(node_of(one.get()));
+    core_.rematerializer.materialize(targets, true);
   }
 
-  int64_t accounted() const { return evictions_.making_room_ns() + replays_.operators_ns(); }
+  int64_t accounted() const { return core_.eviction.making_room_ns + ledger_.recomputed_ns; }
+
+  // Raises the budget error.
+  void make_room(PyObject* found) {
+    int64_t nbytes = signature_.output_bytes.number(found);
+    if (core_.eviction.try_room(nbytes)) return;
+    Ref eviction = attribute(attribute(ledger_object(), "dtr").get(), "eviction");
+    Ref name = attribute(signature_.operator_.get(found), "name");
+    checked(PyObject_CallMethod(eviction.get(), "no_room", "LO", static_cast<long long>(nbytes + ledger_.reserved_bytes), name.get()));
+  }
+  PyObject* ledger_object() const { return versions_.ledger_object(); }
+
+  // Whether a garbage collection gives reason to try once more what the program has asked for since this time, in ns.
+  bool found_garbage(int64_t since) {
+    int64_t started = now_ns();
+    Ref garbage = attribute(attribute(ledger_object(), "dtr").get(), "garbage");
+    Ref found = checked(PyObject_CallMethod(garbage.get(), "before_refusing", "L", static_cast<long long>(since)));
+    core_.eviction.making_room_ns += now_ns() - started;
+    return found.get() == Py_True;
+  }
 
   // While these are locked.
   class Locked {
@@ -94,12 +113,10 @@ class Readiness {
 
   Ref slow_path_;
   const Lock& lock_;
-  Accounts& accounts_;
-  Evictions& evictions_;
-  Rematerializations& rematerializations_;
-  const Replays& replays_;
+  TensorVersions& versions_;
+  Core& core_;
+  Ledger& ledger_;
   const Workspaces& workspaces_;
-  CounterFields ledger_;
   VersionFields version_;
   SignatureFields signature_;
 };

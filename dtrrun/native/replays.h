@@ -1,7 +1,6 @@
-// Runs a recorded operator again: `Rematerializer._run` and `_collect` in core/rematerialize.py, and `Executor.execute`
-// in runtime/execute.py, for what the fast path has recorded.
+// Runs a recorded operator again: as `Executor.execute` in runtime/execute.py, for what the fast path has recorded.
 //
-// `Rematerializations` decides what is run again, and in which order.
+// `core/rematerialize.h` decides what is run again, and in which order.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -12,9 +11,10 @@
 
 #include <unordered_map>
 
+#include "../bindings/backend.h"
+#include "ambient.h"
 #include "device.h"
-#include "evict.h"
-#include "operators.h"
+#include "operator_table.h"
 #include "pytorch.h"
 #include "workspace.h"
 
@@ -79,120 +79,58 @@ inline bool can_retry(PyObject* python, PyObject* operator_, PyObject* rng = nul
 
 class Replays {
  public:
-  Replays(PyObject* python, PyObject* dtr, PyObject* classes, Accounts& accounts, Evictions& evictions, Ambient& ambient,
-          const Workspaces& workspaces, Operators& operators, const Device& device)
-      : python_(Ref::copy(python)), device_(device), rematerializer_(attribute(dtr, "rematerializer")),
-        tallies_(attribute(rematerializer_.get(), "by_operator")), workspaces_(workspaces), accounts_(accounts),
-        evictions_(evictions), ambient_(ambient), operators_(operators),
-        operators_ns_(type_of(classes, "Rematerializer"), "operators_ns"),
-        count_(type_of(classes, "Rematerializer"), "rematerializations"),
-        nbytes_(type_of(classes, "Rematerializer"), "rematerialized_bytes") {}
+  // python: the `Interposer` of Python.
+  Replays(PyObject* python, Ambient& ambient, const Workspaces& workspaces, OperatorTable& operators, const Device& device)
+      : python_(Ref::copy(python)), device_(device), workspaces_(workspaces), ambient_(ambient), operators_(operators) {}
 
   void forget() { geometries_.clear(); }
 
-  // ns in operators that were run again.
-  int64_t operators_ns() const { return operators_ns_.number(rematerializer_.get()); }
-
-  bool has_workspace(PyObject* maker) const {
-    return signature.workspace.number(operation.signature.get(maker)) != 0;
-  }
-
-  // How an attempt to run an operation ended. For Python, as it is when an input has gone, nothing has changed but for what
-  // was evicted.
-  enum class End : uint8_t { DONE, FOR_PYTHON, INPUT_GONE };
-
-  // Runs an operation whose inputs are locked, for a version that it makes. Raises the budget error.
-  End run(PyObject* wanted, PyObject* maker, bool without_workspace) {
-    if (recipe_of(maker) == nullptr || evictions_.in_python()) return End::FOR_PYTHON;
-    const Recipe& recipe = *recipe_of(maker);
-    Reads inputs = operation.inputs(maker);
-    auto blank = Blank::of(operation.tensors.get(maker));
+  // Runs an operation; see `Backend::execute`. Returns false, with nothing changed, if that is for Python.
+  bool execute(Run& run) {
+    const Recorded& maker = *run.maker;
+    const Recipe* known_recipe = recipe_of(as_object(run.maker));
+    if (known_recipe == nullptr) return false;
+    const Recipe& recipe = *known_recipe;
     OperatorInfo* known = operators_.find(recipe.handle);
-    if (known == nullptr || known->func.get() != recipe.func.get()) return End::FOR_PYTHON;
+    if (known == nullptr || known->func.get() != recipe.func.get()) return false;
     OperatorInfo& info = *known;
-    PyObject* found = operation.signature.get(maker);
+    PyObject* found = as_object(maker.signature);
     auto geometries = geometries_of(found);
-    Sources sources(inputs, operation.tensors.get(maker));
-    if (geometries == nullptr || geometries->size() != sources.size()) return End::FOR_PYTHON;
-    for (PyObject* source : inputs)
-      if (version.escaped.is_true(source)) return End::FOR_PYTHON;
+    if (geometries == nullptr || geometries->size() != run.uses.size()) return false;
+    for (Node* source : maker)
+      if (as_version(source)->escaped) return false;
     PyObject* state = ambient_.read(info.family.get(), info.state, info.general);
     if (state != recipe.state.get()) {
       int equal = PyObject_RichCompareBool(state, recipe.state.get(), Py_EQ);
       if (equal < 0) raise();
-      if (equal == 0) return End::FOR_PYTHON;
+      if (equal == 0) return false;
     }
-    auto uses = uses_of(maker, sources);
-    bool allocates = std::any_of(uses.begin(), uses.end(), [](Use use) { return use == Use::COPY || use == Use::BLANK; });
-    if (!device_.is_cpu() && (allocates || recipe.rng)) return End::FOR_PYTHON;
-    c10::SmallVector<c10::Storage, 6> held;  // a garbage collection while room is made would take those that cycles hold
-    for (PyObject* source : inputs)
-      if (!held.emplace_back(accounts_.memory_of(source))) return End::INPUT_GONE;
-    make_room(sources, uses, blank, found, without_workspace);
+    bool allocates =
+        std::any_of(run.uses.begin(), run.uses.end(), [](Use use) { return use == Use::COPY || use == Use::BLANK; });
+    if (!device_.is_cpu() && (allocates || recipe.rng)) return false;
     workspaces_.provide(found);
-
-    int64_t began = evictions_.decision_observers.start();
-    c10::SmallVector<Ref, 1> taken;  // the old versions whose memory is written to
-    c10::SmallVector<c10::Storage, 4> targets(sources.size());
-    Stack stack = arguments(recipe, *geometries, sources, uses, blank, targets, taken);
+    c10::SmallVector<c10::Storage, 4> targets(run.uses.size());  // that it writes to, by place
+    Stack stack = arguments(recipe, *geometries, run, targets);
     int64_t started = now_ns();
     try {
       Drawing drawing(python_.get(), recipe);
-      call(recipe, found, &stack);
+      call(recipe, *maker.signature, &stack);
       drawing.end();
     } catch (...) {
-      if (!device_.is_cpu() && can_retry(python_.get(), info.operator_.get())) return End::FOR_PYTHON;
-      drop(taken);
+      if (!device_.is_cpu() && can_retry(python_.get(), info.operator_.get())) return false;
       throw;
     }
-    int64_t cost = now_ns() - started;
-    held.clear();
-    drop(taken);
-    operators_ns_.set_number(rematerializer_.get(), operators_ns_.number(rematerializer_.get()) + cost);
-    accounts_.add(ledger.clock, signature.cost.number(found));
-    collect(wanted, maker, recipe, found, stack, targets);
-    for (const Ref& source : taken) accounts_.rule.released(source.get());  // only now: nothing evicted depends on it
-    tally(info, cost, version.nbytes.number(wanted));
-    if (began != 0) evictions_.decision_observers.rematerialized(wanted, maker, began, cost);
-    return End::DONE;
+    run.cost = now_ns() - started;
+    auto results = tensors_in(recipe.handle.schema(), stack);
+    auto add = [&](int64_t where) { run.made.push_back(as_storage(where < 0 ? targets[~where] : results[where].storage())); };
+    if (!maker.outputs)
+      add(maker.where);
+    else
+      for (const Output& output : *maker.outputs) add(output.where);
+    return true;
   }
 
  private:
-  // What is done with one of an operation's tensors. BLANK: it gets new memory, since all of it is overwritten.
-  enum class Use : uint8_t { READ, COPY, TAKE, AGAIN, BLANK };
-
-  // What an operation overwrites completely, without reading it (`core.graph.Overwritten`): always the first of its tensors.
-  struct Blank {
-    int64_t nbytes, size;  // as of a version; of the storage
-
-    // tensors: `Operation.tensors`, or None.
-    static std::optional<Blank> of(PyObject* tensors) {
-      if (tensors == Py_None) return std::nullopt;
-      PyObject* first = Items(tensors)[0];
-      if (Py_TYPE(first) == version_type) return std::nullopt;
-      return Blank{attribute_number(first, "nbytes"), attribute_number(first, "size")};
-    }
-  };
-
-  // The versions of an operation's tensors, by place: null for what is overwritten.
-  class Sources {
-   public:
-    // tensors: `Operation.tensors`, or None, if they are the inputs.
-    Sources(const Reads& inputs, PyObject* tensors)
-        : inputs_(inputs), tensors_(tensors == Py_None ? Items() : Items(tensors)), are_inputs_(tensors == Py_None) {}
-    size_t size() const { return static_cast<size_t>(are_inputs_ ? inputs_.size() : tensors_.size()); }
-    PyObject* operator[](size_t place) const {
-      auto at = static_cast<Py_ssize_t>(place);
-      PyObject* one = are_inputs_ ? inputs_[at] : tensors_[at];
-      return Py_TYPE(one) == version_type ? one : nullptr;
-    }
-
-   private:
-    Reads inputs_;
-    Items tensors_;
-    bool are_inputs_;
-  };
-
   // While a random operator draws what it drew when it first ran (`runtime/rng.py`).
   class Drawing {
    public:
@@ -215,61 +153,25 @@ class Replays {
     Ref context_;
   };
 
-  // An operator that writes to an old version gets a copy of it, or its memory if no other recipe reads it.
-  c10::SmallVector<Use, 6> uses_of(PyObject* maker, const Sources& sources) const {
-    c10::SmallVector<Use, 6> uses(sources.size(), Use::READ);
-    if (sources.size() != 0 && sources[0] == nullptr) uses[0] = Use::BLANK;
-    operation.each_written(maker, [&](int64_t written) {
-      PyObject* target = sources[written];
-      if (target == nullptr) return;
-      Use use = may_take(target, maker) ? Use::TAKE : Use::COPY;
-      for (size_t place = 0; place < uses.size(); place++) {
-        if (sources[place] != target) continue;
-        uses[place] = use;
-        use = Use::AGAIN;
-      }
-    });
-    return uses;
-  }
-  // Whether only this operation reads an old version (`read_by_others`).
-  bool may_take(PyObject* source, PyObject* maker) const {
-    if (version.scratch.is_none(source) || version.operation.is_none(source)) return false;  // or a copy
-    if (version.locks.number(source) != 1) return false;
-    return Py_REFCNT(source) <= 1 + operation.references_to(maker, source);  // 1: the ledger's table
-  }
-
-  void make_room(const Sources& sources, const c10::SmallVector<Use, 6>& uses, const std::optional<Blank>& blank,
-                 PyObject* found, bool without_workspace) {
-    int64_t need = signature.output_bytes.number(found);
-    if (without_workspace) need -= signature.workspace.number(found);
-    if (blank) need += blank->nbytes;
-    for (size_t i = 0; i < uses.size(); i++)
-      if (uses[i] == Use::COPY) need += version.nbytes.number(sources[i]);
-    evictions_.make_room(need, found);
-  }
-
-  // Returns the operator's arguments. targets: receives the storages that it writes to, by place. taken: the old
-  // versions whose memory is among them.
-  Stack arguments(const Recipe& recipe, const std::vector<Geometry>& geometries, const Sources& sources,
-                  const c10::SmallVector<Use, 6>& uses, const std::optional<Blank>& blank,
-                  c10::SmallVector<c10::Storage, 4>& targets, c10::SmallVector<Ref, 1>& taken) {
+  // Returns the operator's arguments. targets: receives the storages that it writes to, by place.
+  static Stack arguments(const Recipe& recipe, const std::vector<Geometry>& geometries, const Run& run,
+                         c10::SmallVector<c10::Storage, 4>& targets) {
     c10::SmallVector<at::Tensor, 6> tensors;
-    for (size_t place = 0; place < uses.size(); place++) {
-      PyObject* source = sources[place];
-      if (uses[place] == Use::BLANK) {
-        targets[place] = blank_storage(blank->size);
-      } else if (uses[place] == Use::AGAIN) {
+    for (size_t place = 0; place < run.uses.size(); place++) {
+      TensorEntry entry = run.maker->tensor(place);
+      Use use = run.uses[place];
+      if (use == Use::BLANK) {
+        targets[place] = blank_storage(entry.size);
+      } else if (use == Use::AGAIN) {
         size_t before = 0;
-        while (sources[before] != source) before++;
+        while (run.maker->tensor(before).version != entry.version) before++;
         targets[place] = targets[before];
-      } else if (uses[place] == Use::TAKE) {
-        targets[place] = THPStorage_Unpack(version.scratch.get(source));
-        taken.push_back(Ref::copy(source));
-      } else if (uses[place] == Use::COPY) {
-        targets[place] = copy_of(accounts_.memory_of(source));
+      } else if (use == Use::TAKE) {
+        targets[place] = as_torch(entry.version->scratch);
+      } else if (use == Use::COPY) {
+        targets[place] = copy_of(memory_of(run, place));
       }
-      bool reads = uses[place] == Use::READ;
-      tensors.push_back(geometries[place].over(reads ? accounts_.memory_of(source) : targets[place]));
+      tensors.push_back(geometries[place].over(use == Use::READ ? memory_of(run, place) : targets[place]));
     }
     Stack stack;
     size_t next = 0;
@@ -293,11 +195,14 @@ class Replays {
     }
     return stack;
   }
-  void drop(const c10::SmallVector<Ref, 1>& taken) {
-    for (const Ref& source : taken) {
-      accounts_.drop_scratch(source.get());
-      accounts_.rule.discard(source.get());
+  // The memory of what is read, at this place among the tensors.
+  static c10::Storage memory_of(const Run& run, size_t place) {
+    size_t read = place;  // unless something is overwritten, or read more than once
+    if (run.maker->tensors) {
+      const Version* version = run.maker->tensor(place).version;
+      for (read = 0; run.maker->reads[read] != version;) read++;
     }
+    return as_torch(run.held[read]);
   }
   static c10::Storage blank_storage(int64_t nbytes) {
     return {c10::Storage::use_byte_size_t(), c10::SymInt(nbytes), c10::GetCPUAllocator(), /*resizable=*/true};
@@ -308,66 +213,14 @@ class Replays {
     return copy;
   }
 
-  // Runs the operator. `Rematerializations` has gone beneath all that the program has put above the kernels.
-  void call(const Recipe& recipe, PyObject* found, Stack* stack) {
-    if (device_.is_cpu() && signature.calls.number(found) != 0 && signature.cost.number(found) < BRIEF_NS) {
+  // Runs the operator. `SessionBackend` has gone beneath all that the program has put above the kernels.
+  void call(const Recipe& recipe, const Signature& signature, Stack* stack) {
+    if (device_.is_cpu() && signature.calls != 0 && signature.cost < BRIEF_NS) {
       recipe.handle.callBoxed(stack);
     } else {
       WithoutGil released;
       recipe.handle.callBoxed(stack);
     }
-  }
-
-  // Gives the results to the versions that lack them, and drops the others.
-  void collect(PyObject* wanted, PyObject* maker, const Recipe& recipe, PyObject* found, const Stack& stack,
-               const c10::SmallVector<c10::Storage, 4>& targets) {
-    auto results = tensors_in(recipe.handle.schema(), stack);
-    c10::SmallVector<std::pair<Ref, c10::Storage>, 2> made;
-    operation.each_made(maker, wanted, [&](int64_t where, PyObject* one) {
-      if (version.resident.is_true(one)) return;
-      made.emplace_back(Ref::copy(one), where < 0 ? targets[~where] : results[where].storage());
-    });
-    accounts_.note_peak(accounts_.number(ledger.resident_bytes) + signature.output_bytes.number(found));
-    for (auto& [one, storage] : made) give(wanted, one.get(), storage, recipe);
-  }
-  void give(PyObject* wanted, PyObject* one, c10::Storage& storage, const Recipe& recipe) {
-    int64_t nbytes = version.nbytes.number(one), made = accounts_.rounded(static_cast<int64_t>(storage.nbytes()));
-    if (made != nbytes) {
-      PyErr_Format(PyExc_AssertionError, "dtrrun: internal error: %s, run again, made %lld bytes in place of %lld",
-                   recipe.handle.operator_name().name.c_str(), static_cast<long long>(made),
-                   static_cast<long long>(nbytes));
-      raise();
-    }
-    if (c10::Storage emptied = accounts_.memory_of(one)) {
-      swap_memory(*emptied.unsafeGetStorageImpl(), *storage.unsafeGetStorageImpl());
-      accounts_.restored(one);
-    } else if (one == wanted || version.locks.number(one) != 0) {
-      Ref object = object_of(storage);
-      accounts_.hold_scratch(one, object.get());
-    } else {
-      return;
-    }
-    PyObject* self = rematerializer_.get();
-    count_.set_number(self, count_.number(self) + 1);
-    nbytes_.set_number(self, nbytes_.number(self) + nbytes);
-    version.last_access.set_number(one, accounts_.number(ledger.clock));
-    if (!accounts_.is_true(ledger.pressure)) return;
-    accounts_.rule.left(one);
-    if (version.scratch.is_none(one)) accounts_.evictable(one);
-  }
-
-  // Counts a run in `Rematerializer.by_operator`.
-  void tally(OperatorInfo& info, int64_t cost, int64_t nbytes) {
-    Ref name = attribute(info.operator_.get(), "name");
-    PyObject* counts = PyDict_GetItem(tallies_.get(), name.get());
-    if (counts == nullptr) {
-      Ref made = checked(Py_BuildValue("[iii]", 0, 0, 0));
-      if (PyDict_SetItem(tallies_.get(), name.get(), made.get()) < 0) raise();
-      counts = made.get();
-    }
-    int64_t more[] = {1, cost, nbytes};
-    for (Py_ssize_t i = 0; i < 3; i++)
-      PyList_SetItem(counts, i, PyLong_FromLongLong(as_number(PyList_GET_ITEM(counts, i)) + more[i]));
   }
 
   // The geometries of a signature's tensors, or null if they are for Python. The caller shares them: Python code that
@@ -387,17 +240,9 @@ class Replays {
 
   Ref python_;
   const Device& device_;
-  Ref rematerializer_, tallies_;
   const Workspaces& workspaces_;
-  Accounts& accounts_;
-  Evictions& evictions_;
   Ambient& ambient_;
-  Operators& operators_;
-  OperationFields operation;
-  VersionFields version;
-  SignatureFields signature;
-  CounterFields ledger;
-  Slot operators_ns_, count_, nbytes_;
+  OperatorTable& operators_;
   std::unordered_map<PyObject*, std::pair<Ref, std::shared_ptr<const std::vector<Geometry>>>> geometries_;
 };
 

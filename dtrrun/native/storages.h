@@ -13,7 +13,7 @@
 
 namespace dtrrun {
 
-using StorageRef = c10::intrusive_ptr<c10::StorageImpl>;
+using ImplRef = c10::intrusive_ptr<c10::StorageImpl>;
 
 // The storages that have died, in order, until a thread that has the GIL tells the sessions. Their addresses may have
 // been used again by then. Without a lock, which a process forked meanwhile would find taken.
@@ -98,9 +98,9 @@ inline bool is_alive(c10::StorageImpl* storage) {
   return storage != nullptr && c10::raw::weak_intrusive_ptr::use_count(storage) != 0;
 }
 // Null if it has died.
-inline StorageRef held(c10::StorageImpl* storage) {
-  if (storage == nullptr) return StorageRef();
-  return StorageRef::reclaim(static_cast<c10::StorageImpl*>(c10::raw::weak_intrusive_ptr::lock(storage)));
+inline ImplRef held(c10::StorageImpl* storage) {
+  if (storage == nullptr) return ImplRef();
+  return ImplRef::reclaim(static_cast<c10::StorageImpl*>(c10::raw::weak_intrusive_ptr::lock(storage)));
 }
 
 }  // namespace dtrrun

@@ -5,20 +5,20 @@
 #include <c10/core/Allocator.h>
 
 #include "device.h"
-#include "ledger.h"
+#include "tensor_versions.h"
 
 namespace dtrrun {
 
 class Workspaces {
  public:
-  Workspaces(PyObject* python, const Accounts& accounts, const Device& device)
-      : python_(Ref::copy(python)), accounts_(accounts), device_(device) {}
+  Workspaces(PyObject* python, const TensorVersions& versions, const Device& device)
+      : python_(Ref::copy(python)), ledger_(versions.ledger), device_(device) {}
 
-  // `Operators.provide`: when memory is short, blocks for a call's results and its workspace are cached, one each. This
+  // `CudaOperators.provide`: when memory is short, blocks for a call's results and its workspace are cached, one each. This
   // thread is on the main stream.
   void provide(PyObject* found) const {
     int64_t workspace = signature_.workspace.number(found);
-    if (workspace == 0 || !accounts_.is_true(ledger_.pressure) || ledger_.budget_bytes.is_none(accounts_.get())) return;
+    if (workspace == 0 || !ledger_.pressure || ledger_.budget_bytes < 0) return;
     try {
       device_.take({signature_.output_bytes.number(found) - workspace, workspace});
     } catch (const c10::OutOfMemoryError&) {
@@ -29,9 +29,8 @@ class Workspaces {
 
  private:
   Ref python_;
-  const Accounts& accounts_;
+  const Ledger& ledger_;
   const Device& device_;
-  CounterFields ledger_;
   SignatureFields signature_;
 };
 

@@ -23,9 +23,13 @@ from dtrrun.runtime.silence import silently
 class Executor:
     """Runs operations recorded by the slow path and the fast path (`Operation.recorded`)."""
 
-    def __init__(self, ambient: Ambient, memory: Any, device: Any) -> None:
-        """memory: see `core.backend`. device: the session's."""
-        self._ambient, self._memory, self._device = ambient, memory, device
+    in_python = False
+    """For tests: in new sessions, C++ leaves all of them to this."""
+
+    def __init__(self, ambient: Ambient, memory: Any, device: Any, between: Callable[[], None]) -> None:
+        """memory: see `core.backend`. device: the session's. between: called between operators that run
+        again."""
+        self._ambient, self._memory, self._device, self.between = ambient, memory, device, between
 
     def below(self) -> AbstractContextManager[None]:
         """A context beneath autograd and all modes, where the operators first ran."""
@@ -36,16 +40,14 @@ class Executor:
         """Call `function` without the warnings that its operators give."""
         return silently(function, *args)
 
-    def hold(self, operation: Operation) -> list[torch.UntypedStorage] | None:
-        """Return the storages of its inputs; None if one has gone: what only a cycle of references holds does
-        so at any time, and at the latest when the collector is asked to make room."""
-        held = [source.memory() for source in operation.inputs]
-        return None if any(one is None for one in held) else held
-
-    def execute(
-        self, operation: Operation, mutated: set[int], taken: dict[int, torch.UntypedStorage]
-    ) -> tuple[Any, list[Any], int]:
+    def execute(self, operation: Operation, taken: set[int]) -> tuple[list[Any], int]:
         """Run an operator again; see `core.backend`."""
+        guard = self.below()
+        with guard, guard:  # twice, because of interrupts
+            return self._execute(operation, taken)
+
+    def _execute(self, operation: Operation, taken: set[int]) -> tuple[list[Any], int]:
+        mutated = operation.mutated()
         written: dict[int, torch.UntypedStorage] = {}
         tensors: list[torch.Tensor] = []
         targets: list[torch.UntypedStorage | None] = []
@@ -62,8 +64,8 @@ class Executor:
             elif id(entry) in mutated:
                 target = written.get(id(entry))
                 if target is None:
-                    given = taken.get(id(entry))
-                    target = written[id(entry)] = self._copy(entry.memory()) if given is None else given
+                    own = id(entry) in taken
+                    target = written[id(entry)] = entry.scratch if own else self._copy(entry.memory())
                 storage = target
             else:
                 storage = entry.memory()
@@ -76,7 +78,12 @@ class Executor:
         started = now_ns()
         result = self._device.replay(operation, lambda: self._call(operation, args, kwargs))
         cost = now_ns() - started
-        return outputs_of(result, []), targets, cost
+        results = outputs_of(result, [])
+        made = [
+            targets[~where] if where < 0 else self._memory.storage_of(results[where])
+            for where in operation.places
+        ]
+        return made, cost
 
     def _call(self, operation: Operation, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Run the operator with the settings and the random state of its first run."""
@@ -91,11 +98,14 @@ class Executor:
         ):
             return func(*args, **kwargs)
 
-    def copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """Return a new storage with the same content."""
+    def copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
+        """Return a new storage with the same content, or None if the system has no memory for it."""
         guard = self.below()
-        with guard, guard:  # twice, because of interrupts
-            return self._copy(storage)
+        try:
+            with guard, guard:  # twice, because of interrupts
+                return self._copy(storage)
+        except (RuntimeError, MemoryError):
+            return None
 
     def _copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         copy: torch.UntypedStorage = self._memory.allocate(storage.nbytes(), storage.device)

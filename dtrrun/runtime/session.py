@@ -15,6 +15,7 @@ from zlib import crc32
 
 import torch
 
+from dtrrun.bindings import graph_of
 from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Signature, Version
 from dtrrun.runtime import device as devices
@@ -87,9 +88,9 @@ class Session:
         ambient = Ambient(self.device.type)
         self.dtr = DTR(
             native.policy(self._native, settings),
-            native.graph(self._native),
+            graph_of(self._native),
             self.device.memory,
-            Executor(ambient, self.device.memory, self.device),
+            Executor(ambient, self.device.memory, self.device, self._between_replays),
             budget_bytes=settings.budget_bytes,
             budget_error=BudgetError,
             out_of_memory=torch.OutOfMemoryError,
@@ -97,9 +98,6 @@ class Session:
             warn_only=settings.over_budget == "warn",
             fingerprints=self.fingerprints,
             heap=self._heap,  # also without a budget, so that their times are comparable
-            between_replays=self._between_replays,
-            shortcuts=self._native,
-            ledger_class=native.ledger_class(self._native),
             collect_garbage=self._collect_garbage,
             modelled=settings.cost == "model",
             met_device=self._met_device,

@@ -13,11 +13,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from dtrrun.bindings import graph, make_policy
+from dtrrun.bindings import graph, load, make_policy
 from dtrrun.core.backend import Policy
 from dtrrun.core.dtr import DTR
 from dtrrun.core.foresight import Foresight, WatchedStep
-from dtrrun.core.graph import Overwritten, Signature, Version
+from dtrrun.core.graph import Version
 from dtrrun.core.observer import (
     COMPACTS,
     ESCAPES,
@@ -27,17 +27,15 @@ from dtrrun.core.observer import (
     RESTORES,
     TRUSTED,
     WRITTEN_OUTSIDE,
-    Observer,
 )
-from dtrrun.core.operator import ELSEWHERE, FOREIGN, Output
-from dtrrun.core.operator import Call as AnyCall
 
 from .log import START, Annotate, Call, Constant, Instruction, LogError, Mutate, Release, read_log
 from .replay import Outcome, Stopped
 from .snapshot import new_signature, restore
-from .standins import Content, OutOfBudget, StandInExecutor, StandInMemory
+from .standins import OutOfBudget, StandInExecutor, StandInMemory
 
 FORMAT = 1
+FAILED = "FAILED"  # an operator that has raised an error
 
 
 @dataclass
@@ -82,14 +80,70 @@ def predict(
     """
     if isinstance(log, (str, Path)):
         name, log = str(log), read_log(log)
-    instructions = log
-    head = _head(instructions, name)
+    program = compiled(log, name)
     policy = make_policy(heuristic, **options)
-    plain = sum(_plain_cost(one) for one in instructions)
-    run = _Run(head, budget_bytes, policy, (limit - 1) * plain if limit < inf else inf, warn_only)
+    spare = (limit - 1) * program.plain_ns if limit < inf else inf
+    run = _Run(program, budget_bytes, policy, spare, warn_only)
     if policy.heuristic.foresight:
-        policy.foresight = Foresight(run.ledger, watched() if watched else watched_steps(instructions, name))
-    return run.go(instructions, name)
+        policy.foresight = Foresight(run.ledger, watched() if watched else watched_steps(log, name))
+    return run.go()
+
+
+class Compiled:
+    """A log that need not be read again for its next run. `head`: the facts of its beginning."""
+
+    def __init__(self, instructions: Sequence[Instruction], name: str) -> None:
+        """name: for errors. Raises LogError, and CannotBuild."""
+        self.head, self.name = _head(instructions, name), name
+        self.plain_ns = 0  # without any recomputation
+        self.program = load().LoggedProgram()
+        place = 0
+        try:
+            for place, one in enumerate(instructions):  # noqa: B007 - for the message
+                self._add(one)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise _not_fitting(name, place, error) from error
+
+    def _add(self, one: Instruction) -> None:
+        facts = one.facts if isinstance(one, (Annotate, Call, Constant, Mutate, Release)) else None
+        if not facts:
+            self.program.add_nothing()
+        elif isinstance(one, (Call, Mutate)):
+            self.plain_ns += 0 if facts.get("view") else one.cost
+            self._add_operator(one.operator, one.cost, facts, fails=False)
+        elif isinstance(one, Release):
+            self.program.add_release(facts["storage"])
+        elif isinstance(one, Constant):
+            self.program.add_constant(one.nbytes, facts)
+        elif not isinstance(one, Annotate):
+            raise TypeError(type(one).__name__)
+        elif one.text == FAILED:
+            self._add_operator("failed", 0, facts, fails=True)
+        elif one.text == START:
+            self.program.add_nothing()
+        else:
+            self.program.add_event(one.text, facts)
+
+    def _add_operator(self, name: str, cost: int, facts: dict[str, Any], *, fails: bool) -> None:
+        signature = again = new_signature(name, cost, facts["bytes"])
+        if "again" in facts:
+            again = new_signature(name, cost, facts["again"])
+        self.program.add_operator(signature, again, cost, facts, fails)
+
+
+def compiled(instructions: Sequence[Instruction], name: str) -> Compiled:
+    """Return a log as a program. Predictions of one log share it, as long as the log exists."""
+    for known, program in _compiled:
+        if known is instructions:
+            return program
+    program = Compiled(instructions, name)
+    _compiled.append((instructions, program))
+    del _compiled[:-KEPT]
+    return program
+
+
+KEPT = 2  # logs, each with its program
+_compiled: list[tuple[Sequence[Instruction], Compiled]] = []
 
 
 def _head(instructions: Sequence[Instruction], name: str) -> dict[str, Any]:
@@ -104,62 +158,21 @@ def _head(instructions: Sequence[Instruction], name: str) -> dict[str, Any]:
     return head.facts
 
 
+def _not_fitting(name: str, place: int, error: Exception) -> LogError:
+    what = f"{type(error).__name__}: {error}"
+    return LogError(f"{name}, instruction {place + 1}: facts that do not fit ({what})")
+
+
 def watched_steps(instructions: Sequence[Instruction], name: str = "the log") -> list[WatchedStep]:
     """Return the steps of a log as the runtime would have recorded them. Raises like `predict`."""
-    run = _Run(_head(instructions, name), None, make_policy("size"), inf, warn_only=False)
-    run.watch()
-    run.go(instructions, name)
-    return run.watched
+    run = _Run(compiled(instructions, name), None, make_policy("size"), inf, warn_only=False)
+    watch = run.watch()
+    run.go()
+    return watch.steps
 
 
-def _plain_cost(one: Instruction) -> int:
-    """Views cost nothing: they come back with their storage."""
-    if isinstance(one, (Call, Mutate)) and one.facts and not one.facts.get("view"):
-        return one.cost
-    return 0
-
-
-class LoggedCall(AnyCall):
-    """An operator of a log, with the facts that the runtime recorded of a `TensorCall`."""
-
-    def __init__(self, name: str, cost: int, facts: dict[str, Any], versions: list[Version]) -> None:
-        super().__init__()
-        self.signature = new_signature(name, cost, facts["bytes"])
-        self.cost, self.versions = cost, versions
-        self.written = {id(versions[holes[0]]): holes for holes in facts.get("written", ())}
-        self._places = list(self.written.values())
-        self._leaves, self._whole = facts.get("leaves", ()), dict(facts.get("overwritten", ()))
-        self._resized: dict[str, int] = facts.get("resized", {})
-        self._again: int = facts.get("again", facts["bytes"])
-        self.statistics = facts.get("statistics", ())
-        self.updates_statistics = bool(facts.get("updates"))
-        self.replayable = not facts.get("once")
-        self.view, self.untouching = bool(facts.get("view")), bool(facts.get("untouching"))
-        self.reshapes, self.opaque = bool(facts.get("reshapes")), bool(facts.get("opaque"))
-        self.uninitialised, self.shrinks = bool(facts.get("uninitialised")), bool(facts.get("shrinks"))
-
-    def is_leaf(self, place: int) -> bool:
-        return self._places[place][0] in self._leaves
-
-    def overwrites(self, place: int) -> bool:
-        return place in self._whole
-
-    def overwritten(self, place: int) -> Overwritten:
-        return Overwritten(self._whole[place], 0, None)
-
-    def resized(self, hole: int, version: Version) -> int | None:
-        return self._resized.get(str(hole))
-
-    def recorded(self) -> None:
-        return None
-
-    def replay_signature(self) -> Signature:
-        signature = self.signature
-        return new_signature(signature.operator.name, signature.cost, self._again)
-
-
-class _Watch(Observer):
-    """Records a step for heuristics with foresight."""
+class _Watch:
+    """Records steps for heuristics with foresight."""
 
     def __init__(self, dtr: DTR) -> None:
         self._ledger, self._history = dtr.ledger, dtr.history
@@ -170,25 +183,28 @@ class _Watch(Observer):
             step.end(self._history)
         self.steps.append(WatchedStep(self._ledger.age))
 
-    def finished(self, call: AnyCall, outputs: Sequence[Output]) -> None:
-        if not call.view:
-            self.steps[-1].watch(self._ledger, call.signature.operator.name, call.cost, call.versions)
+    def ran(self, name: str, cost: int, versions: Sequence[Version]) -> None:
+        self.steps[-1].watch(self._ledger, name, cost, versions)
 
 
 class _Run:
+    """One run of a log. C++ runs its operators (`bindings/logged.h`)."""
+
     def __init__(
         self,
-        head: dict[str, Any],
+        program: Compiled,
         budget_bytes: int | None,
         policy: Policy,
         limit: float,
         warn_only: bool,
     ) -> None:
+        """limit: ns that may be recomputed."""
+        head, self._name = program.head, program.name
         self.dtr = DTR(
             policy,
             graph(),
             StandInMemory(),
-            StandInExecutor(limit),
+            StandInExecutor(),
             budget_bytes=budget_bytes,
             budget_error=OutOfBudget,
             out_of_memory=OutOfBudget,
@@ -200,46 +216,40 @@ class _Run:
         ledger.clock, ledger.age = head["clock"], head["age"]
         ledger.step_age = self.dtr.history.cut_age = head["step_age"]
         self.dtr.history.former_step_age = head.get("former_step_age", head["step_age"])
-        self.contents: dict[int, Content] = {}
+        self.run = load().LoggedRun(program.program, ledger, self._event, limit)
         self._locks: dict[int, list[Version]] = {}
-        self._plain = 0
         self._steps: list[PredictedStep] = []
         self._before = self._totals()
         self._watch: _Watch | None = None
 
-    def watch(self) -> None:
+    def watch(self) -> _Watch:
         """Record the steps that begin from now on."""
-        self.ledger.begin_pressure()  # a run under a budget is watched, and copies weights (`core.copies`)
+        self.ledger.begin_pressure()  # a run under a budget is watched, and copies weights
         self._watch = _Watch(self.dtr)
         self._watch.begin()
-        self.ledger.observers.append(self._watch)
-
-    @property
-    def watched(self) -> list[WatchedStep]:
-        return self._watch.steps if self._watch is not None else []
+        self.run.watch = self._watch.ran
+        return self._watch
 
     def version(self, number: int) -> Version:
-        return self.ledger.versions[id(self.contents[number])]
+        found: Version = self.run.version(number)
+        return found
 
-    def go(self, instructions: Sequence[Instruction], name: str) -> Prediction:
+    def go(self) -> Prediction:
         started = perf_counter()
         begin = self.ledger.clock
         status, least = "ok", None
-        place = 0
         try:
-            for place, one in enumerate(instructions):  # noqa: B007 - for the message
-                self._next(one)
+            self.run.go()
         except Stopped as stopped:
             status = stopped.status
         except OutOfBudget as error:
             status, least = "oom", error.least_budget_bytes
         except (KeyError, IndexError, TypeError) as error:
-            what = f"{type(error).__name__}: {error}"
-            raise LogError(f"{name}, instruction {place + 1}: facts that do not fit ({what})") from error
+            raise _not_fitting(self._name, self.run.place, error) from error
         return Prediction(
             status,
             self.ledger.clock - begin,
-            self._plain,
+            self.run.plain_ns,
             self.ledger.peak_bytes,
             self.dtr.eviction.evictions,
             self.dtr.rematerializer.rematerializations,
@@ -250,75 +260,18 @@ class _Run:
             chosen=self.dtr.eviction.evictions,
         )
 
-    def _next(self, one: Instruction) -> None:
-        facts = one.facts if isinstance(one, (Annotate, Call, Constant, Mutate, Release)) else None
-        if not facts:
-            return
-        if isinstance(one, (Call, Mutate)):
-            self._plain += _plain_cost(one)
-            self._operator(one.operator, one.cost, facts)
-        elif isinstance(one, Release):
-            del self.contents[facts["storage"]]
-        elif isinstance(one, Constant):
-            self._constant(one.nbytes, facts)
-        elif isinstance(one, Annotate) and one.text != START:
-            _EVENTS[one.text](self, facts)
-
-    # -- operators -------------------------------------------------------------------------------
-
-    def _operator(self, name: str, cost: int, facts: dict[str, Any]) -> None:
-        """Raises OutOfBudget or Stopped."""
-        ledger, operators = self.ledger, self.dtr.operators
-        ledger.collect_dead()
-        if facts.get("short"):  # a view on the fast path
-            version = self.version(facts["in"][0])
-            if version.resident or facts.get("untouching"):
-                version.last_access = ledger.clock
-                ledger.age += 1
-                return
-        call = self._call(name, cost, facts)
-        operators.admit(call)
-        call.handed_out = [self.version(number) for number in facts.get("taken", ())]
-        outputs = [self._output(*one) for one in facts.get("out", ())]
-        operators.finish(call, outputs, plain=not facts.get("sparse"))
-
-    def _call(self, name: str, cost: int, facts: dict[str, Any]) -> LoggedCall:
-        call = LoggedCall(name, cost, facts, [self.version(number) for number in facts["in"]])
-        for hole in facts.get("leaves", ()):
-            if call.versions[hole].pin is None:
-                call.versions[hole].pin = "parameter"
-        return call
-
-    def _output(self, where: int, number: int, nbytes: int, kind: str) -> Output:
-        content = Content(nbytes, kind if kind == ELSEWHERE else "ours", ours=kind != FOREIGN)
-        self.contents[number] = content
-        return where, content, kind
-
-    def _failed(self, facts: dict[str, Any]) -> None:
-        self.ledger.collect_dead()
-        call = self._call("failed", 0, facts)
-        self.dtr.operators.admit(call)
-        self.dtr.operators.fail(call)
-
-    # -- what is no operator ---------------------------------------------------------------------
-
-    def _constant(self, nbytes: int, facts: dict[str, Any]) -> None:
-        elsewhere = facts["pin"] == "other device"
-        foreign = facts["pin"] == "foreign memory"
-        self.ledger.collect_dead()  # before making a stand-in that may get the id of one that died
-        content = Content(nbytes, ELSEWHERE if elsewhere else "ours", not foreign)
-        self.contents[facts["storage"]] = content
-        version = self.dtr.operators.adopt(content)
-        version.pin = facts["pin"]
-        version.escaped = facts["exposed"]
-
     def _totals(self) -> tuple[int, ...]:
         dtr = self.dtr
         evictions, again = dtr.eviction.evictions, dtr.rematerializer.rematerializations
-        return self.ledger.clock, self._plain, evictions, again, dtr.policy.score_evaluations
+        return self.ledger.clock, self.run.plain_ns, evictions, again, dtr.policy.score_evaluations
+
+    # -- what is no operator ---------------------------------------------------------------------
+
+    def _event(self, text: str, facts: dict[str, Any]) -> None:
+        _EVENTS[text](self, facts)
 
     def _state(self, facts: dict[str, Any]) -> None:
-        restore(self.dtr, facts, self.contents)
+        restore(self.dtr, facts, self.run.put, self.run.content)
         self.dtr.eviction.make_room(0, "set_budget")
 
     def _step(self, facts: dict[str, Any]) -> None:
@@ -388,5 +341,4 @@ _EVENTS: dict[str, Callable[[_Run, dict[str, Any]], None]] = {
     COMPACTS: _Run._compact,
     PERIOD_ENDS: _Run._period,
     RESTORES: _Run._restore,
-    "FAILED": _Run._failed,
 }

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
+from dtrrun.bindings import graph
 from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Graph, Operation, Overwritten, Signature, Version, distinct
 from dtrrun.core.ledger import Ledger
 
-from .standins import Content
+from .standins import new_content
 
 
 class NamedOperator:
@@ -23,27 +24,32 @@ class NamedOperator:
 
 
 def new_signature(name: str, cost: int, output_bytes: int) -> Signature:
-    signature = Signature(NamedOperator(name), ())
+    signature = graph().signature(NamedOperator(name), ())
     signature.cost, signature.output_bytes = cost, output_bytes
     return signature
 
 
-def restore(dtr: DTR, facts: dict[str, Any], contents: dict[int, Content]) -> None:
-    """Fill the ledger and `contents` (by number) from the facts of a STATE annotation."""
+def restore(
+    dtr: DTR, facts: dict[str, Any], put: Callable[[int, Any], None], content: Callable[[int], Any]
+) -> None:
+    """Fill the ledger from the facts of a STATE annotation.
+
+    put: called with the number and the stand-in of each storage. content: returns the latter.
+    """
     ledger, versions = dtr.ledger, []
     for told in facts["records"]:
-        version = _version(ledger, told, contents)
+        version = _version(ledger, told, put)
         versions.append(version)
     operations = [_op(ledger.graph, told, versions) for told in facts["ops"]]
     for told, version in zip(facts["records"], versions, strict=True):
         if told["op"] is not None:
             version.operation = operations[told["op"]]
-    small = [contents[number] for number in facts["small"]]
+    small = [content(number) for number in facts["small"]]
     ledger.small_constants = deque(small, ledger.small_constants.maxlen)
 
 
-def _version(ledger: Ledger, told: dict[str, Any], contents: dict[int, Content]) -> Version:
-    content = Content(told["bytes"])
+def _version(ledger: Ledger, told: dict[str, Any], put: Callable[[int, Any], None]) -> Version:
+    content = new_content(told["bytes"])
     alive = told["storage"] is not None
     on_death = ledger.on_death if alive else _no_matter
     version = ledger.graph.new_version(content, on_death, told["bytes"], told["age"], told["access"])
@@ -51,13 +57,13 @@ def _version(ledger: Ledger, told: dict[str, Any], contents: dict[int, Content])
     version.pin, version.escaped = told["pin"], told["exposed"]
     version.superseded, version.used = told["superseded"], told["used"]
     if alive:
-        contents[told["storage"]] = content
+        put(told["storage"], content)
         ledger.enter(version)
     else:
         version.resident = False
         if told.get("copied"):
-            ledger.keep_copy(version, Content(told["bytes"]))
-            version.scratch, version.copy, version.resident = version.copy, None, True
+            ledger.keep_copy(version, new_content(told["bytes"]))
+            ledger.use_copy(version)
     return version
 
 
@@ -73,5 +79,5 @@ def _op(graph: Graph, told: dict[str, Any], versions: list[Version]) -> Operatio
     signature = new_signature(told["operator"], told["cost"], told["bytes"])
     operation = graph.new_operation(None, signature, tensors, distinct(tensors))
     if told["outputs"] is not None:
-        operation.outputs = tuple((where, weakref.ref(versions[place])) for where, place in told["outputs"])
+        operation.outputs = [(where, versions[place]) for where, place in told["outputs"]]
     return operation

@@ -4,73 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
-from dtrrun.core.graph import Operation, Overwritten
+from dtrrun.bindings import load
 
 from .replay import Stopped
 
 
-class Content:
-    """Stands in for a storage. Like a storage, it dies when nothing refers to it any more."""
+def new_content(nbytes: int, *, ours: bool = True, elsewhere: bool = False) -> Any:
+    """Return a stand-in for a storage. Like one, it dies when nothing refers to it any more.
 
-    __slots__ = ("__weakref__", "device", "nbytes", "ours")
-
-    def __init__(self, nbytes: int, device: str = "ours", ours: bool = True) -> None:
-        self.nbytes = nbytes
-        self.device = device
-        self.ours = ours
+    ours: its memory is of our allocator's. elsewhere: it is on another device.
+    """
+    return load().Content(nbytes, ours=ours, elsewhere=elsewhere)
 
 
 class StandInMemory:
-    """The operations on storages, applied to stand-ins (compare `runtime.storage`)."""
+    """What the core asks Python of storages, of stand-ins (compare `runtime.storage`)."""
 
     @staticmethod
-    def size_of(content: Content) -> int:
-        return content.nbytes
+    def size_of(content: Any) -> int:
+        nbytes: int = content.nbytes
+        return nbytes
 
     @staticmethod
-    def holds(content: Content, nbytes: int) -> bool:
-        return True  # results of a replay have no size
+    def device_type_of(_content: Any) -> str:
+        return "ours"
 
     @staticmethod
-    def device_type_of(content: Content) -> str:
-        return content.device
-
-    @staticmethod
-    def is_ours(content: Content) -> bool:
-        return content.ours
-
-    @staticmethod
-    def span_of(content: Content) -> tuple[int, int]:
-        return 0, 0  # no address, so it overlaps nothing
-
-    @staticmethod
-    def empty(content: Content) -> None:
-        pass
-
-    @staticmethod
-    def is_empty(content: Content) -> bool:
-        return False  # asked after an interrupt alone, of which there are none here
-
-    @staticmethod
-    def refill(content: Content, source: Content) -> None:
-        pass
-
-    @staticmethod
-    def storage_of(content: Content) -> Content:
-        return content
-
-    @staticmethod
-    def mapping_of(span: tuple[int, int]) -> str:
-        return ""
-
-    @staticmethod
-    def is_held(content: Content) -> bool:
+    def is_ours(_content: Any) -> bool:
         return True
 
     @staticmethod
-    def checksum(content: Content) -> int:
+    def span_of(_content: Any) -> tuple[int, int]:
+        return 0, 0  # no address, so it overlaps nothing
+
+    @staticmethod
+    def mapping_of(_span: tuple[int, int]) -> str:
+        return ""
+
+    @staticmethod
+    def is_held(_content: Any) -> bool:
+        return True
+
+    @staticmethod
+    def checksum(_content: Any) -> int:
         return 0
 
 
@@ -82,19 +60,8 @@ class OutOfBudget(Exception):
         self.least_budget_bytes: int = given[3]
 
 
-class _Results:
-    """An operator's result: a new object at every index."""
-
-    def __getitem__(self, where: int) -> Content:
-        return Content(0)
-
-
 class StandInExecutor:
-    """Runs nothing, but adds up the costs. Stops as `thrash` above `limit` ns."""
-
-    def __init__(self, limit: float) -> None:
-        self.recomputed = 0
-        self.limit = limit
+    """Runs nothing: C++ adds up the costs (`bindings/standins.h`), and calls `stop` beyond its limit."""
 
     @staticmethod
     def below() -> AbstractContextManager[None]:
@@ -105,29 +72,5 @@ class StandInExecutor:
         return function(*args)
 
     @staticmethod
-    def copy(content: Content) -> Content:
-        return Content(content.nbytes)
-
-    @staticmethod
-    def hold(_operation: Operation) -> tuple[()]:
-        return ()
-
-    def execute(
-        self, operation: Operation, mutated: set[int], taken: dict[int, Content]
-    ) -> tuple[Any, list[Any], int]:
-        self.recomputed += operation.signature.cost
-        if self.recomputed > self.limit:
-            raise Stopped("thrash")
-        targets: list[Content | None] = []
-        written: dict[int, Content] = {}
-        for entry in operation.tensors:
-            target = None
-            if type(entry) is Overwritten:
-                target = Content(entry.nbytes)
-            elif id(entry) in mutated:
-                target = written.get(id(entry))
-                if target is None:
-                    given = taken.get(id(entry))
-                    target = written[id(entry)] = Content(entry.nbytes) if given is None else given
-            targets.append(target)
-        return _Results(), targets, operation.signature.cost
+    def stop() -> NoReturn:
+        raise Stopped("thrash")

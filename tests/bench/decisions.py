@@ -1,8 +1,8 @@
-"""Whether the native fast path evicts and recomputes what Python would, in each example.
+"""Whether the fast path evicts and recomputes what the slow path would, in each example.
 
 `python -m tests.bench.decisions [EXAMPLE…] [--steps N] [ARGS…]`, from the project's folder. Each example runs
-inside shares of its peak in two ways, which must decide alike: natively, and with all but the interposer in
-Python. Costs are those of `--cost model`, since measured ones differ from run to run.
+inside shares of its peak in two ways, which must decide alike: natively, and with all operators on the slow
+path. Costs are those of `--cost model`, since measured ones differ from run to run.
 """
 
 import argparse

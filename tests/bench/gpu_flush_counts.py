@@ -74,9 +74,9 @@ def train(
     recomputed = [0]
     execute = Executor.execute
 
-    def counted(self: Any, operation: Any, mutated: Any, taken: Any) -> Any:
+    def counted(self: Any, operation: Any, taken: Any) -> Any:
         recomputed[0] += operation.signature.cost
-        return execute(self, operation, mutated, taken)
+        return execute(self, operation, taken)
 
     def copy(self: Any, source: Any) -> Any:  # without content
         return self._memory.allocate(source.nbytes(), source.device)

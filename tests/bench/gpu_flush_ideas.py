@@ -42,7 +42,8 @@ def neighbours(ms: float) -> Idea:
 
     def use(session: Any, allocator: Any, patch: Any) -> None:
         ledger, eviction, policy = session.ledger, session.dtr.eviction, session.dtr.policy
-        make_room = eviction.make_room
+        operators, executor = session.dtr.operators, session.dtr.executor
+        admit, execute = operators.admit, executor.execute
 
         def evict_neighbours(nbytes: int) -> None:
             records = {}
@@ -57,16 +58,21 @@ def neighbours(ms: float) -> Idea:
             window = best_hole(large(allocator), nbytes, price)
             if window and sum(projected(policy, records[address]) for address in window) <= ms * 1e6:
                 for address in window:
-                    record = records[address]
-                    if eviction.may_be_evicted(record) and session.dtr.recipes.secure(record):
-                        eviction.evict(record)
+                    eviction.evict_if_possible(records[address])
 
-        def with_neighbours(nbytes: int, operator: str) -> None:
-            make_room(nbytes, operator)
-            if ledger.pressure and would_flush(allocator, nbytes):
-                evict_neighbours(nbytes)
+        def room_is_made(signature: Any) -> None:
+            if ledger.pressure and would_flush(allocator, signature.output_bytes):
+                evict_neighbours(signature.output_bytes)
 
-        eviction.make_room = with_neighbours
+        def admitted(call: Any) -> None:
+            admit(call)
+            room_is_made(call.signature)
+
+        def run_again(operation: Any, taken: Any) -> Any:
+            room_is_made(operation.signature)
+            return execute(operation, taken)
+
+        operators.admit, executor.execute = admitted, run_again
 
     return use
 

@@ -13,58 +13,74 @@ import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from dtrrun.core import deallocation, rematerialize
+from dtrrun.core.dtr import DTR
+from dtrrun.core.graph import Operation, Version
 from dtrrun.core.heuristics import make_heuristic
+from dtrrun.core.ledger import Ledger
+from dtrrun.core.observer import DecisionObserver
+from dtrrun.simulator import live
 from dtrrun.simulator.live import Prediction, predict, watched_steps
 from dtrrun.simulator.log import read_log
 
 LOGS = sorted(Path(__file__).parents[1].joinpath("logs").glob("*.log.gz"))
 LIMIT = 4.0
 
-PARTS: dict[str, list[Any]] = {
-    "as it is": [],
-    "no kept inputs": [patch.object(deallocation, "KEPT", inf)],
-    "no scratch is kept": [patch.object(deallocation, "SCRATCH_SHIFT", 62)],
-    "all scratch is kept": [patch.object(deallocation, "SCRATCH_SHIFT", 0)],
-    "no plans": [patch.object(rematerialize, "LAST_PLANNED", inf)],
+PARTS: dict[str, tuple[str, str, int] | None] = {
+    "as it is": None,
+    "no kept inputs": ("deallocation", "kept", 1 << 62),
+    "no scratch is kept": ("deallocation", "scratch_shift", 62),
+    "all scratch is kept": ("deallocation", "scratch_shift", 0),
+    "no plans": ("rematerializer", "last_planned", 1 << 30),
 }
+"""What is set of which part of a `DTR`."""
 
 
-class Costliest:
-    """The rematerialization that took most, of all that the program asked for."""
+class Costliest(DecisionObserver):
+    """The rematerialization that took most, of all that the program's operators asked for."""
 
     def __init__(self) -> None:
         self.cost = self.total = self.runs = 0
         self.distinct: set[tuple[str, int, int]] = set()
+        self._ledger: Ledger | None = None
+        self._age = self._cost = 0
+        self._seen: list[tuple[str, int, int]] = []
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        one = rematerialize.Rematerializer
-        materialize, run = one._materialize, one._run
-        seen: list[tuple[str, int, int]] = []
+    def rematerialized(self, version: Version, operation: Operation, started_ns: int, cost_ns: int) -> None:
+        assert self._ledger is not None
+        if self._ledger.age != self._age:  # for another operator
+            self._age, self._cost = self._ledger.age, 0
+            self._seen = []
+        self._seen.append((operation.signature.operator.name, version.age, version.mutations))
+        self._cost += operation.signature.cost
+        self.total += operation.signature.cost
+        if self._cost > self.cost:
+            self.cost, self.runs, self.distinct = self._cost, len(self._seen), set(self._seen)
 
-        def materializing(parts: Any, targets: Any) -> None:
-            seen.clear()
-            before = parts._ledger.clock
-            try:
-                materialize(parts, targets)
-            finally:
-                cost = parts._ledger.clock - before
-                self.total += cost
-                if cost > self.cost:
-                    self.cost, self.runs, self.distinct = cost, len(seen), set(seen)
+    def watch(self, dtr: DTR) -> None:
+        self._ledger = dtr.ledger
+        dtr.ledger.decision_observers.append(self)
 
-        def running(parts: Any, wanted: Any, operation: Any) -> None:
-            run(parts, wanted, operation)
-            seen.append((operation.signature.operator.name, wanted.age, wanted.mutations))
 
-        with patch.object(one, "_materialize", materializing), patch.object(one, "_run", running):
-            yield
+@contextmanager
+def beginning(begins: Callable[[DTR], None]) -> Iterator[None]:
+    """Call a function with the parts of each run before it begins."""
+    begin = live._Run.__init__
+
+    def begun(run: Any, *given: Any, **named: Any) -> None:
+        begin(run, *given, **named)
+        begins(run.dtr)
+
+    with patch.object(live._Run, "__init__", begun):
+        yield
+
+
+def without(part: tuple[str, str, int] | None) -> Callable[[DTR], None]:
+    """Return what sets this of the parts of a run."""
+    return lambda dtr: None if part is None else setattr(getattr(dtr, part[0]), part[1], part[2])
 
 
 def cells(heuristic: str, ratios: list[float]) -> Iterator[tuple[str, list[Callable[[], Prediction]]]]:
@@ -95,18 +111,15 @@ def main() -> None:
         if not given.parts:
             for ratio, prediction in zip(ratios, predictions, strict=True):
                 costliest = Costliest()
-                with costliest.watched():
+                with beginning(costliest.watch):
                     outcome = prediction()
                 share = costliest.cost / max(costliest.total, 1)
                 runs = f"{costliest.runs} operators, {len(costliest.distinct)} distinct"
                 print(f"{name}, {ratio}: {shown(outcome)}; {share:.0%} in one, {runs}", flush=True)
             continue
-        for part, patches in PARTS.items():
-            for one in patches:
-                one.start()
-            found = [shown(prediction()) for prediction in predictions]
-            for one in patches:
-                one.stop()
+        for part, value in PARTS.items():
+            with beginning(without(value)):
+                found = [shown(prediction()) for prediction in predictions]
             print(f"| {name} | {part} | {' | '.join(found)} |", flush=True)
 
 

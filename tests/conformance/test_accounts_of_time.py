@@ -10,13 +10,13 @@ import dtrrun
 from dtrrun.runtime import shapes
 from dtrrun.runtime.execute import Executor
 from dtrrun.runtime.observe.training_memory import Training
-from tests.python_core import use_python_core
+from tests.python_replays import use_python_replays
 
 
 @pytest.fixture
 def slow_replay(monkeypatch):
     """A session whose replays take 10 ms of bookkeeping for each operator, and a chain that is evicted."""
-    use_python_core(monkeypatch)
+    use_python_replays(monkeypatch)
     with dtrrun.budget(1, over_budget="warn") as session:
         kept = chain(torch.ones(64), 16)
         execute = Executor.execute

@@ -12,7 +12,7 @@ from torch import nn
 import dtrrun
 from dtrrun.runtime.execute import Executor
 from tests.paths import budget
-from tests.python_core import use_python_core
+from tests.python_replays import use_python_replays
 
 
 class Fault(Exception):
@@ -184,7 +184,7 @@ def test_finalizers_that_use_torch_in_the_middle_of_a_rematerialization(monkeypa
         waiting.append(one)
 
     monkeypatch.setattr(Executor, "execute", collecting)
-    use_python_core(monkeypatch)
+    use_python_replays(monkeypatch)
     gc.collect()
     gc.freeze()
     try:

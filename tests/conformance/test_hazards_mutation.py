@@ -6,8 +6,10 @@ from programs import batch, chain, check, check_stress, living_nodes, mlp
 from torch import nn
 
 import dtrrun
-from dtrrun.core.mutation import CHAIN_LIMIT
+from dtrrun.bindings import load
 from dtrrun.runtime import operators
+
+CHAIN_LIMIT = load().CHAIN_LIMIT
 
 
 def test_chain_of_mutations_whose_old_versions_are_needed():

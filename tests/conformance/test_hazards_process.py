@@ -350,7 +350,7 @@ def test_resident_bytes_are_what_the_process_holds():
         train(model, batch, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
         kept = chain(torch.randn(64, 32), 30)
         report = session.report()
-        held = sum(record.nbytes for record in session.ledger.scratch.values())
+        held = sum(record.nbytes for record in session.ledger.scratch)
         storages = {}
         for record in session.ledger.versions.values():
             storage = record()

@@ -154,7 +154,7 @@ def test_a_kernel_of_the_fast_path_keeps_its_room_and_tells_when_it_has_ended(mo
             thread.start()
             while thread.is_alive() and not seen:
                 with session.slow_path.lock:  # without which it cannot give its room back
-                    if session.ledger.reserved:
+                    if session.ledger.reserved_bytes:
                         seen.append(session.ledger.reserved_bytes)
                         other = torch.full((2 * side, side), 2.0)  # waits
                 time.sleep(1e-4)

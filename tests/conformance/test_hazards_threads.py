@@ -60,7 +60,7 @@ def test_threads_train_in_one_session(slow):
         for thread in threads:
             thread.join()
         assert sum(record.locks for record in session.ledger.versions.values()) == 0
-        assert session.ledger.reserved == {}
+        assert session.ledger.reserved_bytes == 0
         assert session.report()["evictions"] > 0
     assert session.report().get("mismatches", []) == []
     for seed in range(4):
@@ -305,7 +305,7 @@ def test_long_kernels_of_several_threads_inside_a_small_budget(budget):
             thread.join()
         assert session.report()["evictions"] > 0
         assert sum(version.locks for version in session.ledger.versions.values()) == 0
-        assert session.ledger.reserved == {}
+        assert session.ledger.reserved_bytes == 0
     for seed in range(3):
         assert_same(expected[seed], found[seed], f"thread {seed}")
 
@@ -351,7 +351,7 @@ def test_an_operator_that_fails_beside_others_leaves_nothing_locked():
         for thread in threads:
             thread.join()
         assert found == [list(range(2, 12))] * 3
-        assert session.ledger.reserved == {}
+        assert session.ledger.reserved_bytes == 0
         assert sum(version.locks for version in session.ledger.versions.values()) == 0
 
 
@@ -395,7 +395,7 @@ def test_interrupts_while_threads_take_turns():
                 thread.join(60)
         assert interrupts > 0
         assert not any(thread.is_alive() for thread in threads)
-        assert session.ledger.reserved == {}
+        assert session.ledger.reserved_bytes == 0
         assert sum(version.locks for version in session.ledger.versions.values()) == 0
 
 

@@ -7,7 +7,7 @@ from torch import nn
 import dtrrun
 from dtrrun.core import rematerialize
 from tests.bench import holes
-from tests.python_core import use_python_core
+from tests.python_replays import use_python_replays
 
 COUNTS = ("evictions", "rematerializations", "peak_bytes")
 MB = 10**6
@@ -40,7 +40,7 @@ def test_a_larger_budget_runs_where_a_smaller_one_does(monkeypatch):
         result, counts = inside(int(budget * MB))
         assert result == expected, budget
         with monkeypatch.context() as patch:
-            use_python_core(patch)
+            use_python_replays(patch)
             assert inside(int(budget * MB)) == (expected, counts), budget
 
 

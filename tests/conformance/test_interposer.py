@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtrrun
-from tests.python_core import use_python_core
+from tests.python_replays import use_python_replays
 
 pytestmark = pytest.mark.usefixtures("extension")
 
@@ -112,7 +112,7 @@ def test_decisions_are_those_of_python(name, share, monkeypatch):
     for ours, theirs in zip(trained, plain, strict=True):
         assert torch.equal(ours, theirs)
     assert found == inside(name, int(peak * share), in_python=True)[1]
-    use_python_core(monkeypatch)
+    use_python_replays(monkeypatch)
     assert found == inside(name, int(peak * share))[1]
     assert found[0] > 0
 
@@ -150,7 +150,7 @@ def trained_by(rules, budget):
 def test_decisions_of_other_heuristics_are_those_of_python(rules, monkeypatch):
     *_, peak = inside("words", None)[1]
     found = trained_by(rules, int(0.6 * peak))
-    use_python_core(monkeypatch)
+    use_python_replays(monkeypatch)
     assert found == trained_by(rules, int(0.6 * peak))
     assert found[0][1] > 0
     assert found[1] > 0
@@ -227,7 +227,7 @@ def test_an_error_of_a_kernel_is_the_programs():
         with pytest.raises(RuntimeError, match="out of bounds"):
             x.index_add_(0, torch.tensor([9]), torch.ones(1, 4))
         assert torch.equal(x + 1, torch.full((4, 4), 3.0))
-        assert not session.ledger.reserved
+        assert not session.ledger.reserved_bytes
         assert all(not version.locks for version in session.ledger.versions.values())
 
 

@@ -13,17 +13,16 @@ from programs import living_nodes
 
 import dtrrun
 from dtrrun import bindings
-from dtrrun.bindings import make_policy
+from dtrrun.bindings import graph_of, make_policy
 from dtrrun.core.graph import Operation, Signature, Version
 from dtrrun.native import build
 from dtrrun.runtime import session as session_module
-from dtrrun.runtime.dispatch import native
 from tests import walks_model
 
 
 @pytest.fixture
 def graph(extension):
-    return native.graph(extension)
+    return graph_of(extension)
 
 
 class Storage:
@@ -39,12 +38,12 @@ def test_nodes_begin_as_the_simulators_do(graph):
     graphs = bindings.graph(), graph
     versions = [one.new_version(storage, told.append, 64, 3, 500) for one in graphs]
     assert [one.key for one in versions] == [id(storage), graph.key_of(storage)]
-    signature = Signature(None, ())
+    signatures = [one.signature(None, ()) for one in graphs]
     operations = [
         one.new_operation("call", signature, [version], [version])
-        for one, version in zip(graphs, versions, strict=True)
+        for one, signature, version in zip(graphs, signatures, versions, strict=True)
     ]
-    for version, operation in zip(versions, operations, strict=True):
+    for version, signature, operation in zip(versions, signatures, operations, strict=True):
         assert attributes(version, set(Version.__annotations__) - {"key"}) == {
             **dict.fromkeys(Version.__annotations__.keys() - {"key"}),
             "nbytes": 64,
@@ -53,6 +52,7 @@ def test_nodes_begin_as_the_simulators_do(graph):
             "extent": -1,
             "resident": True,
             "has_storage": True,
+            "readers": 1,
             **dict.fromkeys(("cost", "mutations", "locks"), 0),
             **dict.fromkeys(("escaped", "superseded", "used", "released"), False),
         }
@@ -61,9 +61,10 @@ def test_nodes_begin_as_the_simulators_do(graph):
             "tensors": [version],
             "inputs": [version],
             "outputs": None,
+            "places": [0],
             "signature": signature,
             "secured": False,
-            "constants": None,
+            "constants": (),
             "kept_inputs": (),
         }
         assert version() is storage
@@ -82,7 +83,8 @@ def test_a_signature_is_pythons_with_its_figures_elsewhere(graph):
 def test_the_map_is_a_dict(graph, seed):
     draw = random.Random(seed)
     storages = [Storage() for _ in range(200)]
-    theirs, ours = {}, graph.versions(graph.queue())
+    ledger = graph.extension.Ledger()
+    theirs, ours = {}, ledger.versions
     for _ in range(3000):
         storage = draw.choice(storages)
         key = id(storage)
@@ -105,7 +107,7 @@ def test_the_map_is_a_dict(graph, seed):
 
 def test_the_map_does_not_change_during_iteration(graph):
     storages = [Storage() for _ in range(3)]
-    versions = graph.versions(graph.queue())
+    versions = graph.extension.Ledger().versions
     for storage in storages:
         versions[id(storage)] = graph.new_version(storage, None, 8, 0, 0)
     walk = iter(versions.values())
@@ -117,7 +119,7 @@ def test_the_map_does_not_change_during_iteration(graph):
 
 def test_the_map_takes_native_versions_alone(extension, graph):
     storage = Storage()
-    versions = graph.versions(graph.queue())
+    versions = graph.extension.Ledger().versions
     with pytest.raises(TypeError):
         versions[id(storage)] = bindings.graph().new_version(storage, None, 8, 0, 0)
     with pytest.raises(TypeError):
@@ -137,44 +139,48 @@ class Named(torch.UntypedStorage):
 
 @pytest.mark.parametrize("kind", [torch.UntypedStorage, Named])
 def test_a_death_is_told_once_the_last_has_let_go(graph, kind):
-    queue = graph.queue()
-    versions = graph.versions(queue)
+    ledger = graph.extension.Ledger()
+    versions = ledger.versions
     storage = kind(64)
     tensor = torch.tensor([], dtype=torch.uint8).set_(storage)
-    version = versions[graph.key_of(storage)] = graph.new_version(storage, queue.append, 64, 0, 0)
+    version = versions[graph.key_of(storage)] = graph.new_version(storage, ledger.on_death, 64, 0, 0)
     assert version() is storage
     del storage
     gc.collect()
     assert version() is not None
-    assert len(queue) == 0
+    assert not ledger.dead
     tensor = tensor[3:]
-    assert len(queue) == 0
+    assert not ledger.dead
     del tensor
     assert version() is None
-    assert queue[0] is version
-    assert len(queue) == 1
+    assert ledger.dead
+    assert list(versions.values()) == [version]
+    ledger.collect_dead()
+    assert not ledger.dead
+    assert len(versions) == 0
 
 
 def test_a_death_while_an_error_passes(graph):
-    queue = graph.queue()
-    versions = graph.versions(queue)
+    ledger = graph.extension.Ledger()
+    versions = ledger.versions
 
     def lets_go():
         storage = torch.UntypedStorage(8)
-        versions[graph.key_of(storage)] = graph.new_version(storage, queue.append, 8, 0, 0)
+        versions[graph.key_of(storage)] = graph.new_version(storage, ledger.on_death, 8, 0, 0)
         raise KeyError("the program's")
 
     with pytest.raises(KeyError, match="the program's"):
         lets_go()
     gc.collect()
-    assert len(queue) == 1
+    assert ledger.dead
 
 
 def test_versions_storages_and_maps_may_die_in_any_order(graph):
     for order in ("vsm", "vms", "svm", "smv", "mvs", "msv"):
-        queue = graph.queue()
-        alive = {"m": graph.versions(queue), "s": torch.UntypedStorage(8)}
-        alive["v"] = graph.new_version(alive["s"], queue.append, 8, 0, 0)
+        ledger = graph.extension.Ledger()
+        alive = {"m": ledger.versions, "s": torch.UntypedStorage(8)}
+        alive["v"] = graph.new_version(alive["s"], ledger.on_death, 8, 0, 0)
+        del ledger
         alive["m"][graph.key_of(alive["s"])] = alive["v"]
         for name in order:
             del alive[name]
@@ -184,17 +190,18 @@ def test_versions_storages_and_maps_may_die_in_any_order(graph):
 
 
 def test_a_superseded_version_has_no_storage_any_more(graph):
-    queue = graph.queue()
-    versions = graph.versions(queue)
+    ledger = graph.extension.Ledger()
+    versions = ledger.versions
     storage = torch.UntypedStorage(8)
-    first = versions[graph.key_of(storage)] = graph.new_version(storage, queue.append, 8, 0, 0)
-    second = versions[graph.key_of(storage)] = graph.new_version(storage, queue.append, 8, 0, 0)
+    first = versions[graph.key_of(storage)] = graph.new_version(storage, ledger.on_death, 8, 0, 0)
+    second = versions[graph.key_of(storage)] = graph.new_version(storage, ledger.on_death, 8, 0, 0)
     assert first() is None
     assert second() is storage
     del storage
     assert second() is None
-    assert queue.popleft() is second
-    assert len(queue) == 0
+    assert ledger.dead
+    ledger.collect_dead()
+    assert len(versions) == 0
 
 
 def test_a_long_chain_is_freed_without_a_long_stack(extension, monkeypatch):
@@ -232,26 +239,25 @@ def test_what_loses_its_recipe_is_what_the_model_finds(seed):
             if at % 10 == 9:
                 session.ledger.collect_dead()
                 ages = [session.ledger.age - draw.randrange(100) for _ in range(2)]
-                versions, walks = session.ledger.versions, session.ledger.graph.walks
+                ledger, versions = session.ledger, session.ledger.versions
                 carried += walks_model.carried(versions.values(), ages[0])
-                assert walks.carried(versions, ages[0]) == walks_model.carried(versions.values(), ages[0])
+                assert ledger.carried(ages[0]) == walks_model.carried(versions.values(), ages[0])
                 trusted = foreign.trusted()
                 found = walks_model.mutated(versions.values(), ages[1], trusted)
                 mutated += found
-                assert walks.mutated(versions, ages[1], trusted) == found
+                assert ledger.mutated(ages[1], trusted) == found
     assert len(carried) > 10
     assert len(mutated) > 1
 
 
 def test_a_trusted_constant_is_no_lost_input():
     with dtrrun.budget(1000, over_budget="warn") as session:
-        foreign, versions = session.dtr.recipes.foreign, session.ledger.versions
-        mutated = session.ledger.graph.walks.mutated
+        foreign, mutated = session.dtr.recipes.foreign, session.ledger.mutated
         weight = torch.nn.Parameter(torch.from_numpy(torch.ones(64).numpy().copy()))
         kept = [weight * number for number in range(8)]
         assert foreign.trusted() == [session.slow_path.version_of(weight)]
-        assert mutated(versions, 0, foreign.trusted()) == []
-        assert mutated(versions, 0, []) != []
+        assert mutated(0, foreign.trusted()) == []
+        assert mutated(0, []) != []
         assert len(kept) == 8
 
 

@@ -119,29 +119,3 @@ def only_in(module: str, instead: Callable[..., Any]) -> around:
     return around(
         lambda original, *args, **kwargs: (instead if called_from(module) else original)(*args, **kwargs)
     )
-
-
-def leaves(attribute: str) -> around:
-    """The method leaves that attribute of its object as it was."""
-
-    def replaced(original: Any, self: Any, *args: Any) -> Any:
-        before = getattr(self, attribute)
-        result = original(self, *args)
-        setattr(self, attribute, before)
-        return result
-
-    return around(replaced)
-
-
-def meanwhile(place: int, attribute: str, value: Any) -> around:
-    """Does what the original does, while the attribute of the argument at that place has that value."""
-
-    def replaced(original: Any, *args: Any, **kwargs: Any) -> Any:
-        before = getattr(args[place], attribute)
-        setattr(args[place], attribute, value)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            setattr(args[place], attribute, before)
-
-    return around(replaced)

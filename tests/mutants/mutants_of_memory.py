@@ -27,20 +27,6 @@ def one_result(execute: Any, *args: Any) -> Any:
     return results[:1] * len(results), *others
 
 
-@around
-def replacing_all(collect: Any, self: Any, wanted: Any, operation: Any, *made: Any) -> None:
-    for version in operation.versions(wanted):
-        version.resident = False
-    collect(self, wanted, operation, *made)
-
-
-@around
-def not_superseding(supersede: Any, self: Any, version: Any, *operation: Any) -> Any:
-    made = supersede(self, version, *operation)
-    made.escaped = False
-    return made
-
-
 def by_tensor() -> around:
     """Whatever storage a tensor gets, it is looked up by its first one."""
     seen: dict[int, Any] = {}
@@ -62,19 +48,6 @@ row(
      "hazards_saving::what_a_reader_was_handed_stays_where_it_is"),
     ("every module may read from addresses", "runtime.patches.escapes:is_read", yes,
      "hazards_saving::other_modules_are_handed_memory_for_good"),
-    ("what was loaded is evicted once it is overwritten",
-     "core.mutation:STICKY", ("parameter", "gradient", "pinned", "foreign memory"),
-     "hazards_saving::memory_that_was_loaded_cannot_be_given_back"),
-    ("what is handed out is not marked so",
-     "core.mutation:Mutation.written_outside",
-     around(lambda original, self, version, why, escapes: original(self, version, why, escapes=False)),
-     "hazards_escapes::arrays_stay_valid_and_are_written_to_later"),
-    ("what is handed out is marked in its old version", "core.recipes:Recipes.supersede", not_superseding,
-     "hazards_escapes::what_an_operator_has_read_before_it_is_handed_out"),
-    ("nothing is rescued before a write outside",
-     "core.mutation:Mutation._constant_about_to_change",
-     lambda self, version, why: self._recipes.make_constant(version, why),
-     "hazards_escapes::writes hazards_escapes::arrays_stay_valid_and_are_written_to_later"),
     ("composite operators read lengths that are evicted", "runtime.patches.composites:READ_INTEGERS", (),
      "hazards_lengths::packed_sequences_whose_lengths_were_evicted "
      "hazards_lengths::split_points_that_were_evicted"),
@@ -102,22 +75,11 @@ row(
     "several outputs",
     ("every output is the first one", "runtime.execute:Executor.execute", one_result,
      "hazards_values::several_outputs_of_which_some_are_dropped"),
-    ("an output that is there is replaced", "core.rematerialize:Rematerializer._collect", replacing_all,
-     "rematerialization::outputs_that_are_there_are_left_alone"),
 )
 row(
     "other layouts and subclasses",
     ("quantized results are taken for plain ones", "runtime.dispatch.outputs:is_odd", no,
      "hazards_layouts::sparse_and_quantized hazards_layouts::nested_tensors"),
-    ("what a sparse tensor is made from stays evictable",
-     "core.operator:Operators.finish",
-     around(lambda finish, self, call, outputs, plain: finish(self, call, outputs)),
-     "hazards_layouts::sparse_and_quantized"),
-)
-row(
-    "mutated constants",
-    ("small constants go at once", "core.operator:SMALL_CONSTANT", 0,
-     "hazards_constants::what_was_made_from_a_small_constant_can_be_evicted"),
 )
 row(
     ".data, set_, swap_tensors",

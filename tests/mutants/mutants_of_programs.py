@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from mutant import around, no, nothing, only_in, row
-
-
-@around
-def by_recursion(secure: Any, self: Any, version: Any) -> bool:
-    for source in version.inputs:
-        if source.operation is not None and not source.operation.secured:
-            self.secure(source)
-    return secure(self, version)
-
+from mutant import no, nothing, only_in, row
 
 # What is switched off, and how; below it, who must notice. A table, whose lines no formatter shall break.
 # fmt: off
@@ -42,8 +31,6 @@ row(
 )
 row(
     "threads",
-    ("room is promised to several at once", "core.ledger:Ledger.reserved_bytes", 0,
-     "hazards_room::what_one_has_been_promised_is_not_anothers_room"),
     ("nobody waits for others", "runtime.dispatch.slow_path:SlowPath.others_end", no,
      "hazards_room::who_finds_no_room_waits_for_the_others"),
 )
@@ -61,15 +48,6 @@ row(
      "hazards_loops::what_is_carried_over_comes_back_before_its_history_goes"),
     ("a program without an optimizer has no steps", "runtime.session:Session._backward_ended", nothing,
      "hazards_loops::what_is_carried_over_comes_back_before_its_history_goes"),
-    ("a chain of recipes is searched by recursion", "core.recipes:Recipes.secure", by_recursion,
-     "faults_chains::read_from_the_end"),
-)
-row(
-    "failing operators",
-    ("locks are not released", "core.operator:Operators.fail", nothing,
-     "hazards_process::failing_operators_leave_no_locks"),
-    ("a half-written storage keeps its recipe", "core.recipes:Recipes.half_written", nothing,
-     "hazards_mutation::mutation_that_fails_half_way"),
 )
 row(
     "thrashing",

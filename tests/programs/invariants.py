@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from dtrrun.core.graph import Version
@@ -23,6 +24,7 @@ def check(session: Session) -> None:
     known = reachable([version for _, version in versions])
     for version in known:
         assert version.locks == 0, f"{told(version)} is still locked"
+    check_readers(ledger)
     check_recipes(dtr, [version for _, version in versions if not version.resident])
     check_pool(ledger, [version for _, version in versions])
     check_choice_of_copies(ledger, [version for _, version in versions])
@@ -51,20 +53,28 @@ def check_bytes(dtr: Any) -> None:
     ledger = dtr.ledger
     listed = ledger.versions.values()
     resident = sum(version.nbytes for version in listed if version.resident)
-    held = sum(block.nbytes for block in ledger.blocks.values())
+    held = ledger.scratch_bytes + sum(ledger.pinned_blocks().values())
     assert ledger.resident_bytes == resident + held, (ledger.resident_bytes, resident, held)
     assert ledger.evicted_bytes == sum(version.nbytes for version in listed if not version.resident)
-    assert ledger.scratch_bytes == sum(version.nbytes for version in ledger.scratch.values())
-    for version in ledger.scratch.values():
+    assert ledger.scratch_bytes == sum(version.nbytes for version in ledger.scratch)
+    for version in ledger.scratch:
         assert version.resident
         assert version.scratch is not None
-        assert id(version.block) in ledger.blocks
     if ledger.resident_bytes > ledger.limit and not dtr.eviction.warn_only:
         # The program may have brought tensors that the session did not see being made; then all else is gone.
         idle = [version for version in ledger.policy if dtr.eviction.may_be_evicted(version)]
         assert not idle, (
             f"{ledger.resident_bytes} bytes in a budget of {ledger.limit}, and {told(idle[0])} stays"
         )
+
+
+def check_readers(ledger: Any) -> None:
+    """A version counts the recipes that read it: those that anything known has, at least."""
+    reads: Counter[Version] = Counter()
+    for operation in {version.operation for version in ledger.known()} - {None}:
+        reads.update(operation.inputs)
+    for version, count in reads.items():
+        assert version.readers >= count, f"{told(version)} has {version.readers} readers of {count}"
 
 
 def check_recipes(dtr: Any, evicted: list[Version]) -> None:
@@ -74,7 +84,7 @@ def check_recipes(dtr: Any, evicted: list[Version]) -> None:
         key_of(content)
         for version in reachable(evicted)
         if version.operation
-        for content in version.operation.constants or ()
+        for content in version.operation.constants
     }
     for version in reachable(evicted):
         if version.operation is None:
@@ -107,9 +117,8 @@ def check_pool(ledger: Any, listed: list[Version]) -> None:
 
 
 def check_choice_of_copies(ledger: Any, listed: list[Version]) -> None:
-    walks = ledger.graph.walks
-    assert walks.held_bytes(ledger.versions) == walks_model.held_bytes(listed)
-    assert walks.weigh(ledger.versions) == walks_model.weigh(listed)
+    assert ledger.largest_copy() == walks_model.held_bytes(listed) // 4
+    assert ledger.weigh() == walks_model.weigh(listed)
 
 
 def reachable(versions: list[Version]) -> list[Version]:

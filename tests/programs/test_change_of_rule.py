@@ -70,11 +70,9 @@ def test_a_rule_that_takes_over_from_itself_chooses_as_if_nothing_had_happened()
 
 
 def test_an_interrupt_leaves_each_storage_in_the_pool_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = Ledger._known
-
     def interrupted(ledger: Ledger) -> list[Version]:
         """The former policy has let go of its storages, and the new one has none."""
-        monkeypatch.setattr(Ledger, "_known", known)
+        monkeypatch.delattr(Ledger, "known")
         raise KeyboardInterrupt
 
     with dtrrun.budget(100_000) as session:
@@ -82,7 +80,7 @@ def test_an_interrupt_leaves_each_storage_in_the_pool_once(monkeypatch: pytest.M
         kept = [x + number for number in range(20)]
         pool = list(session.ledger.policy)
         assert len(pool) > 3
-        monkeypatch.setattr(Ledger, "_known", interrupted)
+        monkeypatch.setattr(Ledger, "known", interrupted, raising=False)
         policy = make_policy("h_chain", extension=session._native)
         with pytest.raises(KeyboardInterrupt):
             session.ledger.change_policy(policy)

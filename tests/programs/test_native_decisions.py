@@ -19,7 +19,7 @@ from tests.programs import drawing
 from tests.programs.amount import NUMBER, search, seeded
 from tests.programs.language import Program
 from tests.programs.running import Conditions, compare, plain, settle
-from tests.python_core import use_python_core
+from tests.python_replays import use_python_replays
 
 COUNTS = (
     "evictions",
@@ -83,7 +83,7 @@ def both(
         return native, decisions(compare(program, conditions, expected, least))
 
 
-@pytest.mark.parametrize(("otherwise", "part"), [(use_python_core, 3), (observed, 6)])
+@pytest.mark.parametrize(("otherwise", "part"), [(use_python_replays, 3), (observed, 6)])
 def test_decisions_are_the_same(
     monkeypatch: pytest.MonkeyPatch, otherwise: Callable[[pytest.MonkeyPatch], None], part: int
 ) -> None:
@@ -121,7 +121,7 @@ def test_decisions_are_the_same_where_operations_are_given_up(monkeypatch: pytes
     least = None
     for share in (None, -0.4, -0.3, -0.2):
         conditions = Conditions(share=share, slow=False)
-        native, python = both(monkeypatch, use_python_core, GIVEN_UP, conditions, None, least)
+        native, python = both(monkeypatch, use_python_replays, GIVEN_UP, conditions, None, least)
         assert native == python
         assert native["rematerializations"] > 0
         least = native["peak_bytes"] if least is None else least

@@ -36,7 +36,7 @@ from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.execute import Executor
 from dtrrun.runtime.rng import replaying
 from dtrrun.runtime.session import Session
-from tests.python_core import use_python_core
+from tests.python_replays import use_python_replays
 
 TOTAL = 1 << 40
 ENDLESS = 1 << 60  # the addresses behind a pool's last part
@@ -508,7 +508,7 @@ def fake_session(monkeypatch, budget, gpu=None, **options):
     monkeypatch.setattr(storage, "allocate", counted)
     monkeypatch.setattr(SlowPath, "call", run)
     monkeypatch.setattr(Executor, "_call", replay)
-    use_python_core(monkeypatch)
+    use_python_replays(monkeypatch)
     with dtrrun.budget(budget, **options) as session:
         session.slow_path.reasons.add("a model of a GPU")
         yield session, gpu

@@ -9,7 +9,6 @@ from typing import Any
 from dtrrun.bindings import graph, make_policy
 from dtrrun.core.backend import Policy
 from dtrrun.core.foresight import Foresight, WatchedStep
-from dtrrun.core.graph import Signature
 from dtrrun.core.heuristics import make_heuristic
 from tests.model import ModelForesight, ModelPolicy, Node
 
@@ -29,7 +28,7 @@ class Nodes:
     def make(self, name: int, nbytes: int, cost: int, now: int = 0, inputs: Sequence[Any] = ()) -> Any:
         node = self._graph.new_version(Storage(), None, nbytes, name + 1, now)
         node.key, node.cost = name, cost
-        node.operation = self._graph.new_operation(None, Signature(None, ()), (), tuple(inputs))
+        node.operation = self._graph.new_operation(None, self._graph.signature(None, ()), (), tuple(inputs))
         return node
 
     def constant(self, name: int) -> Any:

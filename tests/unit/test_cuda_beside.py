@@ -26,20 +26,12 @@ def test_replays_run_on_our_device(monkeypatch):
         assert devices[-1] == gpu.current == 1  # the program's operator
 
 
-class OnAnotherGpu:
-    """In place of a storage there."""
-
-    device = torch.device("cuda", 1)
-
-    def nbytes(self):
-        return 64
-
-
 def test_several_gpus_in_a_process_take_the_slow_path(monkeypatch):
     with fake_session(monkeypatch, BUDGET) as (session, _):
         tensor()
         assert "several GPUs" not in session.slow_path.reasons.all
-        session.dtr.operators.adopt(OnAnotherGpu())
+        monkeypatch.setattr(session.ledger.memory, "device_type_of", lambda _storage: "cuda:1")
+        session.dtr.operators.adopt(torch.UntypedStorage(64))
         assert "several GPUs" in session.slow_path.reasons.all
 
 

@@ -2,10 +2,25 @@
 
 from dtrrun.bindings import graph, make_policy
 from dtrrun.core.dtr import DTR
-from dtrrun.simulator.live import LoggedCall
-from dtrrun.simulator.standins import Content, OutOfBudget, StandInExecutor, StandInMemory
+from dtrrun.core.operator import Call
+from dtrrun.simulator.snapshot import new_signature
+from dtrrun.simulator.standins import OutOfBudget, StandInExecutor, StandInMemory, new_content
 
 NBYTES = 4096
+
+
+class Plain(Call):
+    """An operator that makes one storage, and writes to nothing."""
+
+    def __init__(self, name, cost, versions):
+        super().__init__()
+        self.signature, self.cost, self.versions = new_signature(name, cost, NBYTES), cost, versions
+
+    def made(self, nbytes):
+        assert nbytes == NBYTES
+
+    def recorded(self):
+        return None
 
 
 class Program:
@@ -16,7 +31,7 @@ class Program:
             make_policy("h_dtr_eq"),
             graph(),
             StandInMemory(),
-            StandInExecutor(float("inf")),
+            StandInExecutor(),
             budget_bytes=100 * NBYTES,
             budget_error=OutOfBudget,
             out_of_memory=OutOfBudget,
@@ -24,16 +39,16 @@ class Program:
             collect_garbage=None,
         )
         self.dtr.ledger.begin_pressure()
-        self.contents = {"weight": Content(NBYTES)}
+        self.contents = {"weight": new_content(NBYTES)}
         self.dtr.operators.adopt(self.contents["weight"]).pin = "parameter"
 
     def version(self, name):
         return self.dtr.ledger.versions[id(self.contents[name])]
 
     def run(self, name, *inputs, cost=10):
-        call = LoggedCall(name, cost, {"bytes": NBYTES}, [self.version(one) for one in inputs])
+        call = Plain(name, cost, [self.version(one) for one in inputs])
         self.dtr.operators.admit(call)
-        self.contents[name] = Content(NBYTES)
+        self.contents[name] = new_content(NBYTES)
         self.dtr.operators.finish(call, [(0, self.contents[name], "")])
         return self.version(name)
 

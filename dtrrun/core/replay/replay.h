@@ -19,7 +19,7 @@ namespace dtrrun {
 // banishing is tried again when one is rematerialized or banished; until then it is an ordinary storage and may be evicted.
 // Constants can be banished, too. A view of a resident storage may be undefined. It counts as an evicted dependent of what its
 // operator reads.
-enum class Deallocation { EAGER, BANISH, IGNORE };
+enum class DeallocationPolicy { EAGER, BANISH, IGNORE };
 
 // How a replay goes on, or ended: nothing is left to evict, or more was recomputed than the limit.
 enum class Status { OK, OOM, THRASH };
@@ -68,7 +68,7 @@ class Replay {
     int64_t budget;            // bytes; INT64_MAX: none
     double limit;              // of the time in recomputation
     bool requeue;              // reinsert storages into the pool after they were locked, as in the paper: only ties differ
-    Deallocation deallocation;
+    DeallocationPolicy deallocation;
   };
   enum class Event { RUN, COMPUTE, EVICT };
   // Is told of an operator that is about to run, and of storages whose memory was allocated or freed, by their numbers.
@@ -135,9 +135,9 @@ class Replay {
   // The program's last reference has been released.
   void release(Number number) {
     Storage& storage = storages_.at(number);
-    if (options_.deallocation == Deallocation::IGNORE) return;
+    if (options_.deallocation == DeallocationPolicy::IGNORE) return;
     storage.released = true;
-    if (options_.deallocation == Deallocation::EAGER) {
+    if (options_.deallocation == DeallocationPolicy::EAGER) {
       if (storage.resident && !storage.pinned) evict(storage);
       return;
     }
@@ -177,7 +177,7 @@ class Replay {
     for (size_t i = 0; i < op.inputs.size(); i++) {
       Storage* source = tensors_[op.inputs[i]].storage;
       if (source == &storage) continue;
-      if (options_.deallocation == Deallocation::BANISH && is_first(op, i)) source->readers.push_back(output);
+      if (options_.deallocation == DeallocationPolicy::BANISH && is_first(op, i)) source->readers.push_back(output);
       auto& reads = storage.reads;
       if (!source->constant() && std::find(reads.begin(), reads.end(), source) == reads.end()) reads.push_back(source);
     }

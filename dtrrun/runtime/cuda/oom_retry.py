@@ -227,7 +227,7 @@ class Retry:
         """Evict adjacent blocks with the least sum of cost over staleness (h_DTR times size)."""
         ledger = self._ledger
         by_address: dict[int, Version] = {}
-        for version in (*ledger.versions.values(), *ledger.scratch.values()):
+        for version in (*ledger.versions.values(), *ledger.scratch):
             if version.resident and version.operation is not None and not version.locks:
                 storage = version.memory()
                 if storage is not None:

@@ -14,14 +14,7 @@ from typing import Any
 
 import torch
 
-from dtrrun.core.copies import Copies
-from dtrrun.core.deallocation import Deallocation
-from dtrrun.core.evict import Eviction
-from dtrrun.core.garbage import Garbage
 from dtrrun.core.graph import TENSOR_SLOT, Overwritten, Signature, Version
-from dtrrun.core.ledger import Block
-from dtrrun.core.mutation import CHAIN_LIMIT, STICKY
-from dtrrun.core.rematerialize import Rematerializer
 from dtrrun.runtime import formulas, rng, storage
 from dtrrun.runtime.cost_model import modelled_ns
 from dtrrun.runtime.dispatch.call import learn
@@ -32,19 +25,7 @@ from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.patches.registry import Function, Patches
 from dtrrun.runtime.tracebacks import hide
 
-CLASSES = {
-    one.__name__: one
-    for one in (
-        Block,
-        Copies,
-        Deallocation,
-        Eviction,
-        Garbage,
-        Rematerializer,
-        Reasons,
-        SlowPath,
-    )
-}
+CLASSES = {one.__name__: one for one in (Reasons, SlowPath)}
 """The classes whose slots the interposer reads and writes."""
 
 CPU = torch.device("cpu")
@@ -69,7 +50,7 @@ class Interposer:
         self.threads = Threads(native, noticed, alert)
         self.ledger, self.recipes = slow_path.ledger, slow_path.dtr.recipes
         self.updates = slow_path.signatures.updates
-        self.mask, self.sticky = storage.MASK, frozenset(STICKY)
+        self.mask = storage.MASK
         self.touch: Callable[[Version, Callable[[], bool]], None] | None = None
         self._patches = Patches()
         self._is_shared = False
@@ -199,7 +180,7 @@ class Interposer:
     # -- threads ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self.native.open(self, self.handle, CLASSES, TENSOR_SLOT, CHAIN_LIMIT, self.device_type)
+        self.native.open(self, self.handle, CLASSES, TENSOR_SLOT, self.device_type)
         self.running = True
         storage.use_objects(self.native.storage_of)
         self.slow_path.signatures.on_forget = self.native.forget

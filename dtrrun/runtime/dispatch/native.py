@@ -1,19 +1,15 @@
-"""The native extension's parts of a session: nodes, ledger, and the search for what to evict."""
+"""The native extension, and the policy of a session."""
 
 from __future__ import annotations
 
 import sys
-from functools import cache
 from types import ModuleType
-from typing import Any
 
 import torch
 
 from dtrrun import bindings
 from dtrrun.core.backend import Policy
-from dtrrun.core.graph import Graph, Signature
 from dtrrun.core.heuristics import AUTO, FIRST
-from dtrrun.core.ledger import Ledger
 from dtrrun.native import build, ways_in
 from dtrrun.runtime import guards
 from dtrrun.settings import RuntimeSettings
@@ -37,28 +33,6 @@ def _take_way_in(extension: ModuleType) -> None:
     except (ways_in.Closed, ValueError) as error:
         raise RuntimeError(f"dtrrun: {error}") from None
     guards.use_key(extension.key())
-
-
-@cache
-def graph(extension: ModuleType) -> Graph:
-    """Return what makes a session's nodes."""
-    bindings.equip(extension)
-    walks: Any = extension
-    return Graph(
-        extension.Version,
-        extension.Operation,
-        walks,
-        type("NativeSignature", (extension.SignatureFigures, Signature), {}),
-        extension.Queue,
-        extension.Versions,
-        extension.key_of,
-    )
-
-
-@cache
-def ledger_class(extension: ModuleType) -> type[Ledger]:
-    """Return the class of the ledger, whose figures are the extension's."""
-    return type("NativeLedger", (extension.Counters, Ledger), {})
 
 
 def policy(extension: ModuleType, settings: RuntimeSettings, heuristic: str | None = None) -> Policy:

@@ -8,7 +8,6 @@ PyTorch's calls for it, and runs them.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from dtrrun.core.dtr import DTR
-from dtrrun.core.graph import Operation, Signature, Version, distinct, together
+from dtrrun.core.graph import Operation, Signature, Version, distinct
 from dtrrun.core.locks import Locks
 from dtrrun.core.operator import Output
 from dtrrun.runtime import contention, rng
@@ -630,8 +629,8 @@ class SlowPath:
             if self.ledger.version_of(storage) is None:
                 version = self._operators.enter(storage, operation)
                 total += version.nbytes
-                made.append((where, weakref.ref(version)))
-        operation.outputs = together(made)
+                made.append((where, version))
+        operation.outputs = made
         signature = operation.signature
         learn(signature, operator, total, lower=signature.guessed and self.device is None)
 
@@ -651,8 +650,7 @@ class SlowPath:
 
         The caller holds the lock, which is released meanwhile. Returns False if there is no such operator.
         """
-        own = get_ident()
-        if all(thread == own for thread, _ in self.ledger.reserved.values()):
+        if not self.ledger.others_reserve():
             return False
         self.waiting += 1
         try:

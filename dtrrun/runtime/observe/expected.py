@@ -60,7 +60,7 @@ def expected_budget(
             kept += version.nbytes
             of_update = key not in trained and version.pin in LOST_PINS and version.nbytes in sizes
             lost += version.nbytes if of_update else 0
-    around = sum(block.nbytes for block in ledger.pinned_blocks())
+    around = sum(ledger.pinned_blocks().values())
     around += max(ledger.budget_bytes - ledger.limit, sum(ledger.overhead.values()), 0)  # on a GPU
     reached = None
     if in_backward():
@@ -77,7 +77,8 @@ def expected_budget(
     guessed: list[Call] = []
     if trains:
         guessed += [one.backward() for one in recorded if "backward" not in one.operator.name]
-        if failed is not None and any(one.key in trained for one in inputs) and not in_backward():
+        passes = not (updates or in_backward())  # a backward pass may follow
+        if failed is not None and passes and any(one.key in trained for one in inputs):
             guessed.append(_after(failed))
         known += guessed
     ways = max((one.nbytes for one in recorded), default=0)
@@ -144,7 +145,7 @@ def _read(operations: list[Operation]) -> Iterable[Version]:
 def _operations(ledger: Ledger, inputs: Sequence[Version]) -> Iterable[Operation]:
     """Return the recipes of what the program has, and of what these are computed from."""
     found: dict[int, Operation] = {}
-    pending: list[Version] = [*ledger.versions.values(), *ledger.scratch.values(), *inputs]
+    pending: list[Version] = [*ledger.versions.values(), *ledger.scratch, *inputs]
     while pending:
         operation = pending.pop().operation
         if operation is not None and id(operation) not in found:

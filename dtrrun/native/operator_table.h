@@ -11,11 +11,11 @@
 
 namespace dtrrun {
 
-class Operators {
+class OperatorTable {
  public:
   // python: the `Interposer` of Python, which is asked.
-  explicit Operators(PyObject* python) : python_(Ref::copy(python)) {}
-  Operators(const Operators&) = delete;
+  explicit OperatorTable(PyObject* python) : python_(Ref::copy(python)) {}
+  OperatorTable(const OperatorTable&) = delete;
 
   OperatorInfo& of(const c10::OperatorHandle& op) {
     const void* schema = &op.schema();

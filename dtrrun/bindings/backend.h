@@ -1,0 +1,216 @@
+// What of the world the core asks Python for, in a session and in a simulation.
+#pragma once
+
+#include "operators.h"
+
+namespace dtrrun {
+
+// Defined by each extension. Whether the exception that is being handled is Python's, of this class.
+bool is_error_of(PyObject* type);
+// The exception that is being handled, without the frames of Python's, which keep what they refer to.
+std::exception_ptr without_frames();
+
+class PythonBackend : public Backend {
+ public:
+  explicit PythonBackend(PyObject* ledger) : ledger_(ledger) {}  // which owns this
+
+  bool has_heap() const override { return has(links().heap); }
+  void check_heap() override {
+    Ledger& ledger = core().ledger;
+    int64_t limit = ledger.budget_bytes < 0 ? ledger.peak_bytes : ledger.limit;
+    checked(PyObject_CallMethod(links().heap, "check", "LL", static_cast<long long>(ledger.resident_bytes),
+                                static_cast<long long>(limit)));
+  }
+
+  StorageRef copy(Storage* storage) override {
+    Ref object = checked(storage_object(storage)), executor = attribute(or_none(links().dtr), "executor");
+    return as_storage(checked(PyObject_CallMethod(executor.get(), "copy", "O", object.get())).get());
+  }
+
+  uint64_t thread() const override { return PyThread_get_thread_ident(); }
+  void keep_small(Storage* storage) override {
+    checked(PyObject_CallMethod(attribute(ledger_, "small_constants").get(), "append", "O", as_python(storage).get()));
+  }
+  void met(Storage* storage) override {
+    if (has(links().outside)) checked(PyObject_CallMethod(links().outside, "met", "O", as_python(storage).get()));
+  }
+  std::vector<VersionRef> overlapped(Version* version, Storage* storage) override {
+    return versions_in(checked(PyObject_CallMethod(foreign().get(), "adopted", "OO", as_object(version), as_python(storage).get())).get());
+  }
+  void resized(Version* version, int64_t nbytes) override {
+    checked(PyObject_CallMethod(ledger_, "resized", "OL", as_object(version), static_cast<long long>(nbytes)));
+  }
+  int64_t size_of(Storage* storage) const override {
+    return as_number(checked(PyObject_CallMethod(memory().get(), "size_of", "O", as_python(storage).get())).get());
+  }
+  Place place_of(Storage* storage) override {
+    Ref object = as_python(storage), type = checked(PyObject_CallMethod(memory().get(), "device_type_of", "O", object.get()));
+    int is_ours = PyObject_RichCompareBool(type.get(), attribute(ledger_, "device_type").get(), Py_EQ);
+    if (is_ours < 0) raise();
+    if (is_ours == 0) {
+      checked(PyObject_CallMethod(part("operators").get(), "met_device", "O", type.get()));
+      return Place::OTHER_DEVICE;
+    }
+    Ref owned = checked(PyObject_CallMethod(memory().get(), "is_ours", "O", object.get()));
+    return PyObject_IsTrue(owned.get()) ? Place::OURS : Place::FOREIGN_MEMORY;
+  }
+
+  // -- memory of others --
+
+  bool trusts(const Version* version) const override {
+    return checked(PyObject_CallMethod(foreign().get(), "trusts", "O", as_object(version))).get() == Py_True;
+  }
+  void escaped_changes(Version* version) override { call(foreign().get(), "about_to_change", version); }
+  void give_up(Version* version) override { call(foreign().get(), "give_up", version); }
+  bool may_be_read(Version* version) override { return call(foreign().get(), "may_be_read", version).get() == Py_True; }
+  void check_unchanged(Version* version) override { call(part("rematerializer").get(), "check_unchanged", version); }
+  void look_outside() override {
+    if (has(links().outside)) checked(PyObject_CallMethod(ledger_, "look_outside", nullptr));
+  }
+
+  // -- where there is no room --
+
+  void no_room(int64_t nbytes, const Signature* of, const char* other) override {
+    Ref name = of == nullptr ? checked(PyUnicode_FromString(other)) : attribute(operator_of(of), "name");
+    checked(PyObject_CallMethod(part("eviction").get(), "no_room", "LO", static_cast<long long>(nbytes), name.get()));
+  }
+  bool is_budget_error() const override { return is_error_of(attribute(part("eviction").get(), "BudgetError").get()); }
+  bool is_loss() const override { return is_error_of(attribute(part("mutation").get(), "LostError").get()); }
+  std::exception_ptr budget_error() override { return without_frames(); }
+  void collection_due() override { checked(PyObject_CallMethod(part("garbage").get(), "when_due", nullptr)); }
+  bool collect_garbage() override {
+    return checked(PyObject_CallMethod(part("eviction").get(), "collect_garbage", nullptr)).get() == Py_True;
+  }
+  bool collect_before_rescue(int64_t nbytes) override {
+    Ref found = checked(PyObject_CallMethod(part("garbage").get(), "before_rescue", "L", static_cast<long long>(nbytes)));
+    return found.get() == Py_True;
+  }
+  bool frugally(const std::vector<VersionRef>& targets, bool locked) override {
+    Ref given = as_objects(targets);
+    return checked(PyObject_CallMethod(part("rematerializer").get(), "frugally", "OO", given.get(), locked ? Py_True : Py_False))
+               .get() == Py_True;
+  }
+  bool ends_at_once(const std::vector<VersionRef>& targets) override {
+    Ref given = as_objects(targets);
+    return checked(PyObject_CallMethod(part("rematerializer").get(), "ends_at_once", "(O)", given.get())).get() == Py_True;
+  }
+  [[noreturn]] void refuse(Version* version) override {
+    call(part("rematerializer").get(), "refuse", version);
+    throw std::logic_error("dtrrun: internal error: `refuse` has returned");
+  }
+  [[noreturn]] void made_otherwise(const Run& run, Storage* storage, int64_t nbytes) override {
+    Ref object = checked(storage_object(storage)), size = checked(PyObject_CallMethod(attribute(ledger_, "memory").get(), "size_of", "O", object.get()));
+    Ref name = attribute(operator_of(run.maker), "name");
+    PyErr_Format(PyExc_AssertionError, "dtrrun: internal error: %U, run again, made %S bytes in place of %lld", name.get(),
+                 size.get(), static_cast<long long>(nbytes));
+    raise();
+  }
+
+  // -- observers --
+
+  void take_fingerprint(Version* version) override {
+    if (!has(links().fingerprints)) return;
+    PyObject* one = as_object(version);
+    VersionFields().fingerprint.take(one, checked(PyObject_CallMethod(links().fingerprints, "of", "O", one)).release());
+  }
+  void compare_fingerprint(Version* version) override {
+    if (has(links().fingerprints) && !VersionFields().fingerprint.is_none(as_object(version)))
+      call(links().fingerprints, "compare", version);
+  }
+  void changes(Change change, Version* version, Pin why, bool escapes) override {
+    static const char* names[] = {"EXPOSE", "OUTSIDE", "PIN"};  // of `core.observer`
+    each(links().observers, [&](PyObject* one) -> PyObject* {
+      Ref method = attribute(one, "changes"), reason = as_object(why);
+      Ref facts = change == Change::WRITTEN_OUTSIDE
+                      ? checked(Py_BuildValue("{sOsO}", "why", reason.get(), "exposes", escapes ? Py_True : Py_False))
+                      : checked(Py_BuildValue("{sO}", "why", reason.get()));
+      Ref given = checked(Py_BuildValue("(sO)", names[static_cast<int>(change)], dtrrun::as_object(version)));
+      return PyObject_Call(method.get(), given.get(), facts.get());
+    });
+  }
+  void admitted(Call& call) override { tell("admitted", call); }
+  void failed(Call& call) override { tell("failed", call); }
+  void abandoned(Call& call) override { tell("abandoned", call); }
+  void finished(Call& call) override {
+    const auto* of = dynamic_cast<const PythonCall*>(&call);
+    each(of == nullptr ? nullptr : links().observers,
+         [&](PyObject* one) { return PyObject_CallMethod(one, "finished", "OO", of->object(), of->outputs); });
+  }
+  void room_given_back() override { checked(PyObject_CallMethod(part("operators").get(), "room_given_back", nullptr)); }
+  void died(Version* version) override {
+    each(links().observers, [&](PyObject* one) { return PyObject_CallMethod(one, "died", "O", as_object(version)); });
+  }
+  int64_t begins() const override { return any(links().decision_observers) ? now_ns() : 0; }
+  void searched(Version* victim, int64_t began) override {
+    each(links().decision_observers, [&](PyObject* one) {
+      PyObject* found = victim == nullptr ? Py_None : as_object(victim);
+      return PyObject_CallMethod(one, "searched", "OL", found, static_cast<long long>(began));
+    });
+  }
+  void evicted(Version* version, int64_t began) override {
+    each(links().decision_observers, [&](PyObject* one) {
+      return PyObject_CallMethod(one, "evicted", "OL", as_object(version), static_cast<long long>(began));
+    });
+  }
+  void rematerialized(const Run& run, int64_t began) override {
+    each(links().decision_observers, [&](PyObject* one) {
+      return PyObject_CallMethod(one, "rematerialized", "OOLL", as_object(run.wanted), as_object(run.maker),
+                                 static_cast<long long>(began), static_cast<long long>(run.cost));
+    });
+  }
+  void tally_eviction(const Recorded* maker) override {
+    Ref name = attribute(operator_of(maker), "name");
+    PyObject* before = PyDict_GetItem(links().evicted_by, name.get());
+    Ref count = checked(PyLong_FromLongLong(before == nullptr ? 1 : as_number(before) + 1));
+    if (PyDict_SetItem(links().evicted_by, name.get(), count.get()) < 0) raise();
+  }
+  void ran(const Run& run) override {
+    Ref name = attribute(operator_of(run.maker), "name");
+    PyObject* counts = PyDict_GetItem(links().tallies, name.get());
+    if (counts == nullptr) {
+      Ref made = checked(Py_BuildValue("[iii]", 0, 0, 0));
+      if (PyDict_SetItem(links().tallies, name.get(), made.get()) < 0) raise();
+      counts = made.get();
+    }
+    int64_t more[] = {1, run.cost, run.wanted->nbytes};
+    for (Py_ssize_t i = 0; i < 3; i++)
+      PyList_SetItem(counts, i, PyLong_FromLongLong(as_number(PyList_GET_ITEM(counts, i)) + more[i]));
+  }
+  void superseded(Version* old, Version*) override {
+    VersionFields().uses.set(as_object(old), nothing);  // the program will not use it again
+  }
+
+ protected:
+  const LedgerObject& links() const { return *as_ledger(ledger_); }
+  Core& core() const { return core_of(ledger_); }
+  // A part of the session's `core.dtr.DTR`.
+  Ref part(const char* name) const { return attribute(or_none(links().dtr), name); }
+  Ref memory() const { return attribute(ledger_, "memory"); }
+  static Ref as_python(Storage* storage) { return checked(storage_object(storage)); }
+  Ref foreign() const { return attribute(part("recipes").get(), "foreign"); }
+  static Ref call(PyObject* object, const char* method, Version* version) {
+    return checked(PyObject_CallMethod(object, method, "O", as_object(version)));
+  }
+  static Ref as_objects(const std::vector<VersionRef>& versions) {
+    return checked(PyList_AsTuple(Ref(as_list(versions)).get()));
+  }
+
+ private:
+  // A log's operators have no observers.
+  void tell(const char* what, const Call& call) {
+    const auto* of = dynamic_cast<const PythonCall*>(&call);
+    each(of == nullptr ? nullptr : links().observers,
+         [&](PyObject* one) { return PyObject_CallMethod(one, what, "O", of->object()); });
+  }
+  static bool has(PyObject* link) { return link != nullptr && link != Py_None; }
+  static bool any(PyObject* list) { return list != nullptr && PyList_GET_SIZE(list) != 0; }
+  // Calls `function` with each of a list, which may change meanwhile.
+  template <class Function>
+  static void each(PyObject* list, const Function& function) {
+    for (Py_ssize_t i = 0; any(list) && i < PyList_GET_SIZE(list); i++) checked(function(Ref::copy(PyList_GET_ITEM(list, i)).get()));
+  }
+
+  PyObject* const ledger_;
+};
+
+}  // namespace dtrrun

@@ -1,0 +1,424 @@
+// A log of `dtrrun record`, compiled once, and its runs (`simulator/live.py`): the operators of a log go through the core without
+// Python. What is no operator is Python's.
+#pragma once
+
+#include "standins.h"
+
+namespace dtrrun {
+
+// An operator of a log, with the facts that the runtime recorded of a `TensorCall`.
+struct LoggedOperator {
+  Ref signature, again;  // `SignatureObject`s: of the call, and of its replays
+  std::vector<int64_t> inputs, taken;  // numbers of storages; taken: those that other code can reach afterwards
+  std::vector<std::vector<size_t>> written;  // holes, of each version that is written to
+  std::vector<size_t> leaves, statistics;    // holes
+  std::vector<std::pair<size_t, int64_t>> overwritten, resized;  // place among those written, bytes; hole, bytes
+  struct Made {
+    int64_t where, number, nbytes;
+    NewStorage::Kind kind;
+  };
+  std::vector<Made> made;
+  int64_t cost;
+  bool view, untouching, reshapes, opaque, uninitialised, shrinks, updates, once, sparse, is_short;
+};
+
+class LoggedCall final : public Call {
+ public:
+  LoggedCall(const LoggedOperator& of, std::vector<Version*> its_versions) : of_(of) {
+    id = reinterpret_cast<int64_t>(this);
+    signature = &as_signature(of.signature.get())->figures;
+    versions = std::move(its_versions);
+    for (Version* one : versions) kept_.emplace_back(one);
+    for (const auto& holes : of.written) written.push_back({versions.at(holes.at(0)), holes});
+    statistics = of.statistics;
+    cost = of.cost;
+    replayable = !of.once;
+    view = of.view;
+    untouching = of.untouching;
+    reshapes = of.reshapes;
+    opaque = of.opaque;
+    uninitialised = of.uninitialised;
+    shrinks = of.shrinks;
+    updates_statistics = of.updates;
+  }
+
+  bool is_leaf(size_t place) override {
+    return std::find(of_.leaves.begin(), of_.leaves.end(), written[place].holes[0]) != of_.leaves.end();
+  }
+  bool overwrites(size_t place) override { return found(of_.overwritten, place) != nullptr; }
+  std::optional<int64_t> resized(size_t hole, Version*) override {
+    const int64_t* nbytes = found(of_.resized, hole);
+    return nbytes == nullptr ? std::nullopt : std::optional(*nbytes);
+  }
+  void made(int64_t) override {}
+  OperationRef record(const std::vector<Entry>& entries) override {
+    Ref made = blank_operation();
+    OperationObject* operation = as_operation(made.get());
+    set_signature(operation, of_.again.get());
+    auto tensors = std::make_unique<std::vector<TensorEntry>>();
+    std::vector<Version*> reads;
+    std::unordered_set<Version*> seen;
+    for (const Entry& entry : entries) {
+      tensors->push_back({entry.version, entry.version == nullptr ? *found(of_.overwritten, entry.place) : 0, 0});
+      if (entry.version != nullptr && seen.insert(entry.version).second) reads.push_back(entry.version);
+    }
+    if (reads.size() != entries.size()) operation->operation.tensors = std::move(tensors);
+    set_reads(operation, reads);
+    return OperationRef(&operation->operation);
+  }
+
+ private:
+  static const int64_t* found(const std::vector<std::pair<size_t, int64_t>>& pairs, size_t key) {
+    for (const auto& [one, value] : pairs)
+      if (one == key) return &value;
+    return nullptr;
+  }
+  const LoggedOperator& of_;
+  std::vector<VersionRef> kept_;
+};
+
+struct LoggedInstruction {
+  enum Kind { OPERATOR, FAILED, RELEASE, CONSTANT, EVENT } kind;
+  size_t place = 0;     // among the operators
+  int64_t number = 0, nbytes = 0;  // of a storage
+  int64_t plain_cost = 0;          // ns
+  Ref facts;            // of a constant or an event, like the next
+  Ref text;
+};
+
+// -- reading facts ----------------------------------------------------------------------------------------------
+
+// A fact, borrowed; null if it is not there.
+inline PyObject* fact(PyObject* facts, const char* name) { return PyDict_GetItemString(facts, name); }
+inline bool is_fact(PyObject* facts, const char* name) {
+  PyObject* found = fact(facts, name);
+  return found != nullptr && PyObject_IsTrue(found) == 1;
+}
+[[noreturn]] inline void raise_key_error(const char* name) {
+  PyErr_SetString(PyExc_KeyError, name);
+  raise();
+}
+inline int64_t number_of(PyObject* object) {
+  if (!PyLong_Check(object)) {
+    PyErr_SetString(PyExc_TypeError, "a number is wanted");
+    raise();
+  }
+  return as_number(object);
+}
+inline int64_t number_fact(PyObject* facts, const char* name) {
+  PyObject* found = fact(facts, name);
+  if (found == nullptr) raise_key_error(name);
+  return number_of(found);
+}
+// The items of a list, or none if the fact is not there.
+template <class Function>
+void each_fact(PyObject* facts, const char* name, const Function& function) {
+  PyObject* found = fact(facts, name);
+  if (found == nullptr) return;
+  Ref items = checked(PySequence_Fast(found, "a list is wanted"));
+  for (PyObject* one : Items(items.get())) function(one);
+}
+template <class Number>
+std::vector<Number> numbers_fact(PyObject* facts, const char* name) {
+  std::vector<Number> found;
+  each_fact(facts, name, [&](PyObject* one) { found.push_back(static_cast<Number>(number_of(one))); });
+  return found;
+}
+
+inline LoggedOperator read_operator(PyObject* signature, PyObject* again, int64_t cost, PyObject* facts) {
+  LoggedOperator made{};
+  made.signature = Ref::copy(signature);
+  made.again = Ref::copy(again);
+  made.cost = cost;
+  if (fact(facts, "in") == nullptr) raise_key_error("in");
+  made.inputs = numbers_fact<int64_t>(facts, "in");
+  made.taken = numbers_fact<int64_t>(facts, "taken");
+  made.leaves = numbers_fact<size_t>(facts, "leaves");
+  made.statistics = numbers_fact<size_t>(facts, "statistics");
+  auto check_hole = [&](size_t hole) {
+    if (hole < made.inputs.size()) return hole;
+    PyErr_SetString(PyExc_IndexError, "a hole that there is not");
+    raise();
+  };
+  for (size_t hole : made.leaves) check_hole(hole);
+  for (size_t hole : made.statistics) check_hole(hole);
+  each_fact(facts, "written", [&](PyObject* holes) {
+    std::vector<size_t> its;
+    Ref items = checked(PySequence_Fast(holes, "a list is wanted"));
+    for (PyObject* one : Items(items.get())) its.push_back(check_hole(static_cast<size_t>(number_of(one))));
+    if (its.empty()) check_hole(made.inputs.size());
+    made.written.push_back(std::move(its));
+  });
+  each_fact(facts, "overwritten", [&](PyObject* pair) {
+    long long place, nbytes;
+    if (!PyArg_ParseTuple(checked(PySequence_Tuple(pair)).get(), "LL", &place, &nbytes)) raise();
+    made.overwritten.emplace_back(static_cast<size_t>(place), nbytes);
+  });
+  if (PyObject* sizes = fact(facts, "resized")) {
+    PyObject *hole, *nbytes;
+    for (Py_ssize_t place = 0; PyDict_Check(sizes) && PyDict_Next(sizes, &place, &hole, &nbytes);) {
+      Ref number = checked(PyLong_FromUnicodeObject(hole, 10));
+      made.resized.emplace_back(static_cast<size_t>(as_number(number.get())), number_of(nbytes));
+    }
+  }
+  each_fact(facts, "out", [&](PyObject* output) {
+    long long where, number, nbytes;
+    const char* kind;
+    if (!PyArg_ParseTuple(checked(PySequence_Tuple(output)).get(), "LLLs", &where, &number, &nbytes, &kind)) raise();
+    made.made.push_back({where, number, nbytes, as_kind(kind)});
+  });
+  made.view = is_fact(facts, "view");
+  made.untouching = is_fact(facts, "untouching");
+  made.reshapes = is_fact(facts, "reshapes");
+  made.opaque = is_fact(facts, "opaque");
+  made.uninitialised = is_fact(facts, "uninitialised");
+  made.shrinks = is_fact(facts, "shrinks");
+  made.updates = is_fact(facts, "updates");
+  made.once = is_fact(facts, "once");
+  made.sparse = is_fact(facts, "sparse");
+  made.is_short = is_fact(facts, "short");
+  return made;
+}
+
+// A log. Everything in it that is not told is skipped.
+struct LoggedProgram {
+  std::vector<LoggedOperator> operators;
+  std::vector<LoggedInstruction> instructions;
+};
+
+// -- for Python -------------------------------------------------------------------------------------------------
+
+struct LoggedProgramObject {
+  PyObject_HEAD
+  LoggedProgram* program;
+};
+
+inline PyTypeObject* logged_program_type = nullptr;
+
+inline LoggedProgram& program_of(PyObject* self) { return *reinterpret_cast<LoggedProgramObject*>(self)->program; }
+
+inline PyTypeObject* make_logged_program_type(const std::string& module) {
+  auto create = [](PyTypeObject* type, PyObject*, PyObject*) -> PyObject* {
+    PyObject* made = type->tp_alloc(type, 0);
+    if (made != nullptr) reinterpret_cast<LoggedProgramObject*>(made)->program = new LoggedProgram;
+    return made;
+  };
+  static PyMethodDef methods[] = {
+      {"add_operator", [](PyObject* self, PyObject* args) -> PyObject* {
+         PyObject *signature, *again, *facts;
+         long long cost;
+         int fails;
+         if (!PyArg_ParseTuple(args, "O!O!LO!p", signature_type, &signature, signature_type, &again, &cost, &PyDict_Type, &facts, &fails))
+           return nullptr;
+         return done([&] {
+           LoggedProgram& program = program_of(self);
+           LoggedInstruction one{fails ? LoggedInstruction::FAILED : LoggedInstruction::OPERATOR};
+           one.place = program.operators.size();
+           one.plain_cost = fails || is_fact(facts, "view") ? 0 : cost;  // views come back with their storage
+           program.operators.push_back(read_operator(signature, again, cost, facts));
+           program.instructions.push_back(std::move(one));
+         });
+       }, METH_VARARGS,
+       "add_operator(signature, again, cost, facts, fails): signature, again: of the call, and of its replays. cost: ns. fails: the "
+       "operator raises an error."},
+      {"add_release", [](PyObject* self, PyObject* number) -> PyObject* {
+         return done([&] {
+           LoggedInstruction one{LoggedInstruction::RELEASE};
+           one.number = number_of(number);
+           program_of(self).instructions.push_back(std::move(one));
+         });
+       }, METH_O, "add_release(number): the program releases a storage."},
+      {"add_constant", [](PyObject* self, PyObject* args) -> PyObject* {
+         long long nbytes;
+         PyObject* facts;
+         if (!PyArg_ParseTuple(args, "LO!", &nbytes, &PyDict_Type, &facts)) return nullptr;
+         return done([&] {
+           LoggedInstruction one{LoggedInstruction::CONSTANT};
+           one.nbytes = nbytes;
+           one.number = number_fact(facts, "storage");
+           one.facts = Ref::copy(facts);
+           program_of(self).instructions.push_back(std::move(one));
+         });
+       }, METH_VARARGS, "add_constant(nbytes, facts): a storage that no operator of the log has made."},
+      {"add_event", [](PyObject* self, PyObject* args) -> PyObject* {
+         PyObject *text, *facts;
+         if (!PyArg_ParseTuple(args, "OO", &text, &facts)) return nullptr;
+         return done([&] {
+           LoggedInstruction one{LoggedInstruction::EVENT};
+           one.text = Ref::copy(text);
+           one.facts = Ref::copy(facts);
+           program_of(self).instructions.push_back(std::move(one));
+         });
+       }, METH_VARARGS, "add_event(text, facts): something else."},
+      {"add_nothing", [](PyObject* self, PyObject*) -> PyObject* {
+         return done([&] { program_of(self).instructions.push_back(LoggedInstruction{LoggedInstruction::EVENT}); });
+       }, METH_NOARGS, "An instruction that tells nothing."},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  PyType_Slot slots[] = {
+      {Py_tp_new, reinterpret_cast<void*>(+create)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(deallocate_owner<LoggedProgramObject, LoggedProgram, &LoggedProgramObject::program>)},
+      {Py_tp_methods, methods},
+      {Py_tp_doc, const_cast<char*>("A log of `dtrrun record`, whose runs need not read it again.")},
+      {0, nullptr},
+  };
+  static std::string name = module + ".LoggedProgram";
+  PyType_Spec spec = {name.c_str(), sizeof(LoggedProgramObject), 0, Py_TPFLAGS_DEFAULT, slots};
+  return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+}
+
+// One run of a log: its storages by number, and how far it has got.
+struct LoggedRunObject {
+  PyObject_HEAD
+  PyObject *program, *ledger, *events, *watch;
+  std::unordered_map<int64_t, StorageRef>* contents;
+  int64_t place, plain_ns;
+
+  static void end(PyObject* self) { delete std::exchange(reinterpret_cast<LoggedRunObject*>(self)->contents, nullptr); }
+
+  Version* version(int64_t number) const {
+    auto found = contents->find(number);
+    Version* version = found == contents->end()
+                           ? nullptr
+                           : core_of(ledger).ledger.versions.find(reinterpret_cast<int64_t>(found->second.get()));
+    if (version == nullptr) {
+      PyErr_Format(PyExc_KeyError, "%lld", static_cast<long long>(number));
+      raise();
+    }
+    return version;
+  }
+  std::vector<Version*> versions(const std::vector<int64_t>& numbers) const {
+    std::vector<Version*> found;
+    for (int64_t number : numbers) found.push_back(version(number));
+    return found;
+  }
+
+  void go() {
+    for (; place < static_cast<int64_t>(program_of(program).instructions.size()); place++)
+      step(program_of(program).instructions[static_cast<size_t>(place)]);
+  }
+  void step(const LoggedInstruction& one) {
+    plain_ns += one.plain_cost;
+    switch (one.kind) {
+      case LoggedInstruction::OPERATOR:
+        return run(program_of(program).operators[one.place]);
+      case LoggedInstruction::FAILED:
+        return fail(program_of(program).operators[one.place]);
+      case LoggedInstruction::RELEASE:
+        if (contents->erase(one.number) == 0) version(one.number);  // raises
+        return;
+      case LoggedInstruction::CONSTANT:
+        return enter_constant(one);
+      case LoggedInstruction::EVENT:
+        if (one.text) checked(PyObject_CallFunctionObjArgs(events, one.text.get(), one.facts.get(), nullptr));
+    }
+  }
+  void run(const LoggedOperator& of) {
+    Core& core = core_of(ledger);
+    core.ledger.collect_dead();
+    if (of.is_short) {  // a view on the fast path
+      Version* first = version(of.inputs.at(0));
+      if (first->resident || of.untouching) {
+        first->last_access = core.ledger.clock;
+        core.ledger.age++;
+        return;
+      }
+    }
+    LoggedCall call(of, versions(of.inputs));
+    admit(core, of, call);
+    for (int64_t number : of.taken) call.handed_out.emplace_back(version(number));
+    std::vector<NewStorage> made;
+    for (const auto& one : of.made) {
+      Place where = one.kind == NewStorage::ELSEWHERE ? Place::OTHER_DEVICE
+                    : one.kind == NewStorage::FOREIGN ? Place::FOREIGN_MEMORY
+                                                      : Place::OURS;
+      StorageRef content = new_content(one.nbytes, where);
+      (*contents)[one.number] = content;
+      made.push_back({one.where, std::move(content), one.kind});
+    }
+    core.operators.finish(call, made, !of.sparse);
+    if (watch == nullptr || watch == Py_None || of.view) return;
+    Ref name = attribute(operator_of(call.signature), "name"), list = checked(PyList_New(0));
+    for (Version* one : call.versions)
+      if (PyList_Append(list.get(), as_object(one)) < 0) raise();
+    checked(PyObject_CallFunction(watch, "OLO", name.get(), static_cast<long long>(of.cost), list.get()));
+  }
+  void fail(const LoggedOperator& of) {
+    Core& core = core_of(ledger);
+    core.ledger.collect_dead();
+    LoggedCall call(of, versions(of.inputs));
+    admit(core, of, call);
+    core.operators.fail(call);
+  }
+  static void admit(Core& core, const LoggedOperator& of, LoggedCall& call) {
+    for (size_t hole : of.leaves)
+      if (call.versions[hole]->pin == nullptr) call.versions[hole]->pin = pins::PARAMETER;
+    core.operators.admit(call);
+  }
+  void enter_constant(const LoggedInstruction& one) {
+    Core& core = core_of(ledger);
+    Pin pin = as_pin(fact(one.facts.get(), "pin"));
+    core.ledger.collect_dead();
+    StorageRef content = new_content(one.nbytes, pin == pins::OTHER_DEVICE     ? Place::OTHER_DEVICE
+                                                 : pin == pins::FOREIGN_MEMORY ? Place::FOREIGN_MEMORY
+                                                                               : Place::OURS);
+    (*contents)[one.number] = content;
+    VersionRef version = core.operators.adopt(content.get(), pins::CONSTANT);
+    version->pin = pin;
+    version->escaped = is_fact(one.facts.get(), "exposed");
+  }
+};
+
+inline LoggedRunObject* as_run(PyObject* self) { return reinterpret_cast<LoggedRunObject*>(self); }
+
+inline PyTypeObject* make_logged_run_type(const std::string& module) {
+  using R = LoggedRunObject;
+  auto create = [](PyTypeObject* type, PyObject* args, PyObject*) -> PyObject* {
+    PyObject *program, *ledger, *events;
+    double limit;
+    if (!PyArg_ParseTuple(args, "O!O!Od", logged_program_type, &program, ledger_type, &ledger, &events, &limit)) return nullptr;
+    static_cast<StandIns&>(*core_of(ledger).backend).limit = limit;
+    PyObject* made = type->tp_alloc(type, 0);
+    if (made == nullptr) return nullptr;
+    as_run(made)->program = Ref::copy(program).release();
+    as_run(made)->ledger = Ref::copy(ledger).release();
+    as_run(made)->events = Ref::copy(events).release();
+    as_run(made)->contents = new std::unordered_map<int64_t, StorageRef>;
+    return made;
+  };
+  static PyMethodDef methods[] = {
+      {"go", [](PyObject* self, PyObject*) -> PyObject* { return done([&] { as_run(self)->go(); }); }, METH_NOARGS,
+       "Run all instructions. Raises what an operator or an event raises."},
+      {"version", [](PyObject* self, PyObject* number) -> PyObject* {
+         return guarded([&] { return Ref::copy(as_object(as_run(self)->version(number_of(number)))).release(); });
+       }, METH_O, "version(number): that of a storage now. Raises KeyError."},
+      {"put", [](PyObject* self, PyObject* args) -> PyObject* {
+         long long number;
+         PyObject* content;
+         if (!PyArg_ParseTuple(args, "LO!", &number, content_type, &content)) return nullptr;
+         return done([&] { (*as_run(self)->contents)[number] = as_storage(content); });
+       }, METH_VARARGS, "put(number, content): a storage is in the program."},
+      {"content", [](PyObject* self, PyObject* number) -> PyObject* {
+         return guarded([&] {
+           auto found = as_run(self)->contents->find(number_of(number));
+           if (found == as_run(self)->contents->end()) raise_key_error("no such storage");
+           return as_object(found->second).release();
+         });
+       }, METH_O, "content(number): the stand-in of a storage. Raises KeyError."},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  static PyMemberDef members[] = {
+      {"place", T_LONGLONG, offsetof(R, place), READONLY, nullptr},
+      {"plain_ns", T_LONGLONG, offsetof(R, plain_ns), READONLY, nullptr},
+      {"watch", T_OBJECT, offsetof(R, watch), 0, nullptr},
+      {nullptr, 0, 0, 0, nullptr},
+  };
+  static PyGetSetDef none[] = {{nullptr, nullptr, nullptr, nullptr, nullptr}};
+  return Base<R, &R::program, &R::ledger, &R::events, &R::watch>::make(
+      module + ".LoggedRun", create, members, methods, none,
+      "LoggedRun(program, ledger, events, limit): `events(text, facts)` is called for what is no operator. limit: ns that may be "
+      "recomputed; beyond that, the executor is told to stop. watch: called with the name, the "
+      "cost and the versions of each operator that has run.");
+}
+
+}  // namespace dtrrun

@@ -1,0 +1,240 @@
+// Operators of Python's (`core.operator.Call`), for the core, and the parts that deal with them: `Operators` and `Mutation`.
+#pragma once
+
+#include "parts.h"
+
+namespace dtrrun {
+
+// A `core.operator.Call`: what it says is read once for each step that it takes.
+class PythonCall final : public Call {
+ public:
+  // outputs: of `Operators.finish`; or null.
+  explicit PythonCall(PyObject* call, PyObject* outputs = nullptr) : outputs(outputs), call_(call) {
+    id = reinterpret_cast<int64_t>(call);
+    signature_ = attribute(call, "signature");
+    if (!PyObject_TypeCheck(signature_.get(), signature_type)) {
+      PyErr_SetString(PyExc_TypeError, "a call has a Signature of its extension");
+      raise();
+    }
+    signature = &as_signature(signature_.get())->figures;
+    versions_ = checked(PySequence_Fast(attribute(call, "versions").get(), "versions must be a sequence"));
+    Items all(versions_.get());
+    versions.reserve(static_cast<size_t>(all.size()));
+    for (PyObject* one : all) versions.push_back(native_node(one));
+    read_written();
+    for (int64_t hole : numbers("statistics")) statistics.push_back(static_cast<size_t>(hole));
+    handed_out = versions_in(attribute(call, "handed_out").get());
+    cost = attribute_number(call, "cost");
+    replayable = truth(call, "replayable");
+    recordable = truth(call, "recordable");
+    view = truth(call, "view");
+    untouching = truth(call, "untouching");
+    reshapes = truth(call, "reshapes");
+    opaque = truth(call, "opaque");
+    uninitialised = truth(call, "uninitialised");
+    shrinks = truth(call, "shrinks");
+    updates_statistics = truth(call, "updates_statistics");
+  }
+  // Tells Python what has been decided.
+  void tell_recordable() const {
+    if (PyObject_SetAttrString(call_, "recordable", recordable ? Py_True : Py_False) < 0) raise();
+  }
+
+  bool is_leaf(size_t place) override { return ask("is_leaf", place).get() == Py_True; }
+  bool overwrites(size_t place) override { return ask("overwrites", place).get() == Py_True; }
+  std::optional<int64_t> resized(size_t hole, Version* version) override {
+    Ref found = checked(PyObject_CallMethod(call_, "resized", "nO", static_cast<Py_ssize_t>(hole), as_object(version)));
+    if (found.get() == Py_None) return std::nullopt;
+    return as_number(found.get());
+  }
+  void made(int64_t nbytes) override { checked(PyObject_CallMethod(call_, "made", "L", static_cast<long long>(nbytes))); }
+  OperationRef record(const std::vector<Entry>& entries) override {
+    Ref tensors = checked(PyList_New(0));
+    bool all_read = true;
+    for (const Entry& entry : entries) {
+      Ref one = entry.version != nullptr ? Ref::copy(as_object(entry.version)) : ask("overwritten", entry.place);
+      all_read = all_read && entry.version != nullptr;
+      if (PyList_Append(tensors.get(), one.get()) < 0) raise();
+    }
+    Ref made = blank_operation();
+    OperationObject* operation = as_operation(made.get());
+    operation->recorded = checked(PyObject_CallMethod(call_, "recorded", nullptr)).release();
+    set_signature(operation, checked(PyObject_CallMethod(call_, "replay_signature", nullptr)).get());
+    std::unordered_set<Version*> seen;
+    std::vector<Version*> reads;
+    for (const Entry& entry : entries)
+      if (entry.version != nullptr && seen.insert(entry.version).second) reads.push_back(entry.version);
+    if (!all_read || reads.size() != entries.size()) take_tensors(operation, std::move(tensors));
+    set_reads(operation, reads);
+    return OperationRef(&operation->operation);
+  }
+
+  PyObject* object() const { return call_; }
+  PyObject* const outputs;
+
+ private:
+  Ref ask(const char* method, size_t place) const {
+    return checked(PyObject_CallMethod(call_, method, "n", static_cast<Py_ssize_t>(place)));
+  }
+  std::vector<int64_t> numbers(const char* name) const { return numbers_in(attribute(call_, name).get()); }
+  static std::vector<int64_t> numbers_in(PyObject* sequence) {
+    std::vector<int64_t> found;
+    Ref items = checked(PySequence_Fast(sequence, "numbers must be a sequence"));
+    for (PyObject* one : Items(items.get())) found.push_back(as_number(one));
+    return found;
+  }
+  // A dict: holes by the id of each version that it writes to.
+  void read_written() {
+    Ref all = attribute(call_, "written");
+    PyObject *key, *holes;
+    for (Py_ssize_t place = 0; PyDict_Next(all.get(), &place, &key, &holes);) {
+      Write write;
+      for (int64_t hole : numbers_in(holes)) write.holes.push_back(static_cast<size_t>(hole));
+      write.target = versions.at(write.holes.at(0));
+      written.push_back(std::move(write));
+    }
+  }
+
+  PyObject* const call_;
+  Ref signature_, versions_;
+};
+
+// The kinds of `core.operator`.
+inline NewStorage::Kind as_kind(std::string_view name) {
+  if (name.empty()) return NewStorage::NEW;
+  if (name == "odd") return NewStorage::ODD;
+  if (name == "unseen") return NewStorage::UNSEEN;
+  return name == "foreign" ? NewStorage::FOREIGN : NewStorage::ELSEWHERE;
+}
+
+// `core.operator.Output`s.
+inline std::vector<NewStorage> new_storages_in(PyObject* sequence) {
+  std::vector<NewStorage> found;
+  Ref items = checked(PySequence_Fast(sequence, "outputs must be a sequence"));
+  for (PyObject* output : Items(items.get())) {
+    long long where;
+    PyObject* storage;
+    const char* kind;
+    if (!PyArg_ParseTuple(output, "LOs", &where, &storage, &kind)) raise();
+    found.push_back({where, as_storage(storage), as_kind(kind)});
+  }
+  return found;
+}
+
+inline PyTypeObject* make_operators_type(const std::string& module) {
+  static PyGetSetDef none[] = {{nullptr, nullptr, nullptr, nullptr, nullptr}};
+  static PyMethodDef methods[] = {
+      {"admit", [](PyObject* self, PyObject* object) -> PyObject* {
+         return done([&] {
+           PythonCall call(object);
+           core_of_part(self).operators.admit(call);
+           call.tell_recordable();
+         });
+       }, METH_O,
+       "admit(call): bring the inputs back, rescue what a mutation would lose, make room and reserve it.\n\n"
+       "If this raises, for instance the budget error, `abandon` releases what the call has taken."},
+      {"abandon", [](PyObject* self, PyObject* object) -> PyObject* {
+         return done([&] {
+           PythonCall call(object);
+           core_of_part(self).operators.abandon(call);
+         });
+       }, METH_O, "abandon(call): release what a call has taken, when it does not run."},
+      {"fail", [](PyObject* self, PyObject* object) -> PyObject* {
+         return done([&] {
+           PythonCall call(object);
+           core_of_part(self).operators.fail(call);
+         });
+       }, METH_O, "fail(call): a call has raised: the program gets its error, and nothing stays locked."},
+      {"finish", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(+[](PyObject* self, PyObject* args, PyObject* named) -> PyObject* {
+         PyObject *object, *outputs;
+         int plain = 1;
+         static const char* names[] = {"call", "outputs", "plain", nullptr};
+         if (!PyArg_ParseTupleAndKeywords(args, named, "OO|$p", const_cast<char**>(names), &object, &outputs, &plain)) return nullptr;
+         return done([&] {
+           PythonCall call(object, outputs);
+           core_of_part(self).operators.finish(call, new_storages_in(outputs), plain != 0);
+         });
+       })), METH_VARARGS | METH_KEYWORDS,
+       "finish(call, outputs, *, plain=True): enter what a call has made; its cost is known. plain: all results have a plain storage.\n\n"
+       "Raises the budget error if its outputs exceed the budget."},
+      {"enter_results", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(+[](PyObject* self, PyObject* args, PyObject* named) -> PyObject* {
+         PyObject *object, *outputs;
+         int plain = 1;
+         static const char* names[] = {"call", "outputs", "plain", nullptr};
+         if (!PyArg_ParseTupleAndKeywords(args, named, "OO|$p", const_cast<char**>(names), &object, &outputs, &plain)) return nullptr;
+         return done([&] {
+           PythonCall call(object, outputs);
+           core_of_part(self).operators.enter_results(call, new_storages_in(outputs), plain != 0);
+         });
+       })), METH_VARARGS | METH_KEYWORDS,
+       "enter_results(call, outputs, *, plain): enter the outputs of a call that the caller has admitted and counted itself."},
+      {"enter", [](PyObject* self, PyObject* args) -> PyObject* {
+         PyObject *storage, *operation;
+         if (!PyArg_ParseTuple(args, "OO", &storage, &operation)) return nullptr;
+         return guarded([&] {
+           StorageRef kept = as_storage(storage);
+           return or_none(core_of_part(self).operators.enter(kept.get(), native_operation(operation)));
+         });
+       }, METH_VARARGS, "enter(storage, operation): return the version of a new storage that `operation` has made."},
+      {"adopt", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(+[](PyObject* self, PyObject* args, PyObject* named) -> PyObject* {
+         PyObject *storage, *pin = nullptr;
+         static const char* names[] = {"storage", "pin", nullptr};
+         if (!PyArg_ParseTupleAndKeywords(args, named, "O|$O", const_cast<char**>(names), &storage, &pin)) return nullptr;
+         return guarded([&] {
+           StorageRef kept = as_storage(storage);
+           return or_none(core_of_part(self).operators.adopt(kept.get(), pin == nullptr ? pins::CONSTANT : as_pin(pin)));
+         });
+       })), METH_VARARGS | METH_KEYWORDS,
+       "adopt(storage, *, pin=\"constant\"): enter a storage that no recorded operator made, as a constant, and return its version.\n\n"
+       "pin: why it can't be evicted."},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  return make_part_type(module + ".Operators", methods, none);
+}
+
+inline PyTypeObject* make_mutation_type(const std::string& module) {
+  static PyGetSetDef none[] = {{nullptr, nullptr, nullptr, nullptr, nullptr}};
+  static PyMethodDef methods[] = {
+      {"rescue_dependents", with_version<&Core::rescue, &Rescue::dependents_of>, METH_O,
+       "Rescue what was computed from the present content of a constant that is about to change. Raises the budget error."},
+      {"escape", [](PyObject* self, PyObject* args) -> PyObject* {
+         PyObject *version, *why;
+         if (!PyArg_ParseTuple(args, "OO", &version, &why)) return nullptr;
+         return done([&] { core_of_part(self).mutation.escape(native_node(version), as_pin(why)); });
+       }, METH_VARARGS,
+       "escape(version, why): other code can reach the memory from now on: it stays, and nothing is recomputed from it.\n\n"
+       "Raises the budget error."},
+      {"escape_together", [](PyObject* self, PyObject* args) -> PyObject* {
+         PyObject *versions, *why;
+         if (!PyArg_ParseTuple(args, "OO", &versions, &why)) return nullptr;
+         return done([&] { core_of_part(self).mutation.escape_together(versions_in(versions), as_pin(why)); });
+       }, METH_VARARGS, "escape_together(versions, why): let several resident versions escape. Raises the budget error."},
+      {"written_outside", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(+[](PyObject* self, PyObject* args, PyObject* named) -> PyObject* {
+         PyObject *version, *why;
+         int escapes;
+         static const char* names[] = {"version", "why", "escapes", nullptr};
+         if (!PyArg_ParseTupleAndKeywords(args, named, "OO$p", const_cast<char**>(names), &version, &why, &escapes)) return nullptr;
+         return done([&] { core_of_part(self).mutation.written_outside(native_node(version), as_pin(why), escapes != 0); });
+       })), METH_VARARGS | METH_KEYWORDS,
+       "written_outside(version, why, *, escapes): code that is not an operator is about to write to the memory.\n\n"
+       "escapes: it may also do so later. Raises the budget error."},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  return make_part_type(module + ".Mutation", methods, none);
+}
+
+// Makes these types, and adds them, with those of nodes and policies, to an extension. Returns false, with an error set, if that
+// fails.
+inline bool add_core_types(PyObject* extension, const std::string& module) {
+  signature_type = make_signature_type(module);
+  versions_type = make_versions_type(module);
+  ledger_type = make_ledger_type(module);
+  if (signature_type == nullptr || versions_type == nullptr || ledger_type == nullptr) return false;
+  for (PyTypeObject* type : {version_type, operation_type, policy_type, signature_type, ledger_type, make_recipes_type(module),
+                             make_deallocation_type(module), make_eviction_type(module), make_rematerializer_type(module),
+                             make_mutation_type(module), make_operators_type(module)})
+    if (type == nullptr || PyModule_AddType(extension, type) < 0) return false;
+  return PyModule_AddIntConstant(extension, "CHAIN_LIMIT", Mutation::CHAIN_LIMIT) == 0;
+}
+
+}  // namespace dtrrun

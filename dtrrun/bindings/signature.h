@@ -1,0 +1,29 @@
+// `core.graph.Signature`: a base class that keeps the figures as numbers.
+#pragma once
+
+#include "base.h"
+#include "nodes.h"
+
+namespace dtrrun {
+
+inline PyTypeObject* make_signature_type(const std::string& module) {
+  using S = SignatureObject;
+  constexpr Py_ssize_t FIGURES = offsetof(S, figures);
+  static PyMethodDef none[] = {{nullptr, nullptr, 0, nullptr}};
+  static PyGetSetDef nothing_computed[] = {{nullptr, nullptr, nullptr, nullptr, nullptr}};
+  static PyMemberDef members[] = {
+      {"calls", T_LONGLONG, FIGURES + offsetof(Signature, calls), 0, nullptr},
+      {"cost", T_LONGLONG, FIGURES + offsetof(Signature, cost), 0, nullptr},
+      {"output_bytes", T_LONGLONG, FIGURES + offsetof(Signature, output_bytes), 0, nullptr},
+      {"workspace", T_LONGLONG, FIGURES + offsetof(Signature, workspace), 0, nullptr},
+      {"guessed", T_BOOL, FIGURES + offsetof(Signature, guessed), 0, nullptr},
+      {"geometries", T_OBJECT, offsetof(S, geometries), 0, nullptr},
+      {"operator", T_OBJECT, offsetof(S, operator_), 0, nullptr},
+      {"replayed_as", T_OBJECT, offsetof(S, replayed_as), 0, nullptr},
+      {nullptr, 0, 0, 0, nullptr},
+  };
+  return Base<S, &S::geometries, &S::operator_, &S::replayed_as>::make(module + ".SignatureFigures", new_zeros, members, none,
+                                                                       nothing_computed, nullptr);
+}
+
+}  // namespace dtrrun

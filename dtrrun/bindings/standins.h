@@ -1,0 +1,165 @@
+// The world of a simulation: storages with a size and no content, and operators that only take their time.
+#pragma once
+
+#include <cmath>
+
+#include "backend.h"
+
+namespace dtrrun {
+
+// Stands in for a storage. Like one, it dies when nothing refers to it any more, and then tells its versions.
+struct ContentObject {
+  PyObject_HEAD
+  int64_t nbytes;
+  Place place;
+  std::vector<Version*>* versions;  // the present one, and others that look whether it is there: they do not keep it, nor it them
+};
+
+struct StandInVersion : VersionObject {
+  ContentObject* content;  // null once that has died, or has another version in the ledger. Of storages of other kinds, `watch`
+                           // tells that
+  Told* told;              // where deaths are told; null: nowhere
+};
+
+inline PyTypeObject* content_type = nullptr;
+
+inline ContentObject* as_content(PyObject* object) { return reinterpret_cast<ContentObject*>(object); }
+inline ContentObject* as_content(Storage* storage) { return reinterpret_cast<ContentObject*>(storage); }
+inline StandInVersion* as_stand_in(const Version* version) {
+  return static_cast<StandInVersion*>(as_version(as_object(version)));
+}
+inline PyObject* as_python(Storage* storage) { return reinterpret_cast<PyObject*>(storage); }
+inline Storage* as_storage_of(PyObject* object) { return reinterpret_cast<Storage*>(object); }
+
+// The version has its content no longer.
+inline void forget_content(Version* version) {
+  ContentObject* content = std::exchange(as_stand_in(version)->content, nullptr);
+  if (content == nullptr) return;
+  auto& all = *content->versions;
+  all.erase(std::remove(all.begin(), all.end(), version), all.end());
+}
+
+inline StorageRef new_content(int64_t nbytes, Place place = Place::OURS) {
+  Ref made = checked(content_type->tp_alloc(content_type, 0));
+  as_content(made.get())->nbytes = nbytes;
+  as_content(made.get())->place = place;
+  as_content(made.get())->versions = new std::vector<Version*>;
+  return StorageRef::take(as_storage_of(made.release()));
+}
+
+// A version of a stand-in, or of any object to which there can be weak references. on_death: as `make_on_death` makes it, or None.
+inline Ref version_of_stand_in(PyObject* storage, PyObject* on_death) {
+  Ref made = allocate<StandInVersion>(version_type);
+  begin_version(as_version(made.get()));
+  Version* version = node_of(made.get());
+  if (Py_TYPE(storage) != content_type) {
+    watch_death(made.get(), storage, on_death);
+    return made;
+  }
+  as_content(storage)->versions->push_back(version);
+  as_stand_in(version)->content = as_content(storage);
+  version->key = reinterpret_cast<int64_t>(storage);
+  if (PyCFunction_Check(on_death) && PyCapsule_CheckExact(PyCFunction_GET_SELF(on_death)))
+    as_stand_in(version)->told = new Told(*static_cast<Told*>(PyCapsule_GetPointer(PyCFunction_GET_SELF(on_death), nullptr)));
+  return made;
+}
+
+inline bool has_stand_in(const StandInVersion* one) {
+  return one->watch == nullptr ? one->content != nullptr : PyWeakref_GetObject(one->watch) != Py_None;
+}
+
+class StandIns final : public PythonBackend {
+ public:
+  explicit StandIns(PyObject* ledger) : PythonBackend(ledger), ledger_(ledger) {}
+
+  double limit = HUGE_VAL;  // ns that may be recomputed
+
+  bool has_storage(const Version* version) const override { return has_stand_in(as_stand_in(version)); }
+  StorageRef storage_of(const Version* version) const override {
+    const StandInVersion* one = as_stand_in(version);
+    if (one->watch == nullptr) return StorageRef::copy(reinterpret_cast<Storage*>(one->content));
+    PyObject* found = PyWeakref_GetObject(one->watch);
+    return found == Py_None ? StorageRef() : StorageRef::copy(as_storage_of(found));
+  }
+  VersionRef version_over(Storage* storage) override {
+    if (!on_death_) on_death_ = checked(make_on_death(ledger_, nullptr));
+    return VersionRef(node_of(version_of_stand_in(dtrrun::as_python(storage), on_death_.get()).get()));
+  }
+  VersionRef successor(Version* version) override { return version_over(storage_of(version).get()); }
+  int64_t size_of(Storage* storage) const override { return content_of(storage)->nbytes; }
+  Place place_of(Storage* storage) override { return content_of(storage)->place; }
+  void empty(Storage*) override {}
+  void refill(Storage*, Storage*) override {}
+  bool holds(Storage*, int64_t) const override { return true; }  // results of a replay have no size
+  StorageRef copy(Storage* storage) override { return new_content(content_of(storage)->nbytes); }
+
+  void beneath(void (*function)(void*), void* argument) override { function(argument); }
+  void between() override {}
+  void room_given_back() override {}
+  void execute(Run& run) override {
+    run.cost = run.maker->signature->cost;
+    if (static_cast<double>(core().ledger.recomputed_ns + run.cost) > limit)
+      checked(PyObject_CallMethod(attribute(or_none(links().dtr), "executor").get(), "stop", nullptr));
+    auto made_at = [&](int64_t where) {
+      if (where >= 0) return new_content(0);
+      TensorEntry entry = run.maker->tensor(static_cast<size_t>(~where));
+      if (run.uses[static_cast<size_t>(~where)] == Use::TAKE) return entry.version->scratch;
+      return new_content(entry.version == nullptr ? entry.nbytes : entry.version->nbytes);
+    };
+    if (!run.maker->outputs)
+      run.made.push_back(made_at(run.maker->where));
+    else
+      for (const Output& output : *run.maker->outputs) run.made.push_back(made_at(output.where));
+  }
+  void ran(const Run&) override {}
+  void tally_eviction(const Recorded*) override {}
+
+ private:
+  static ContentObject* content_of(Storage* storage) {
+    if (Py_TYPE(dtrrun::as_python(storage)) == content_type) return as_content(storage);
+    PyErr_SetString(PyExc_TypeError, "a stand-in for a storage is wanted");
+    raise();
+  }
+
+  PyObject* const ledger_;  // which owns this
+  Ref on_death_;
+};
+
+// -- for Python -----------------------------------------------------------------------------------------------
+
+inline PyTypeObject* make_content_type(const std::string& module) {
+  auto create = [](PyTypeObject*, PyObject* args, PyObject* named) -> PyObject* {
+    long long nbytes;
+    int ours = 1, elsewhere = 0;
+    static const char* names[] = {"nbytes", "ours", "elsewhere", nullptr};
+    if (!PyArg_ParseTupleAndKeywords(args, named, "L|$pp", const_cast<char**>(names), &nbytes, &ours, &elsewhere)) return nullptr;
+    Place place = elsewhere ? Place::OTHER_DEVICE : ours ? Place::OURS : Place::FOREIGN_MEMORY;
+    return guarded([&] { return as_object(new_content(nbytes, place)).release(); });
+  };
+  auto destroy = [](PyObject* self) {
+    PyTypeObject* type = Py_TYPE(self);
+    std::unique_ptr<std::vector<Version*>> versions(std::exchange(as_content(self)->versions, nullptr));
+    for (Version* one : *versions) as_stand_in(one)->content = nullptr;
+    for (Version* one : *versions)
+      if (Told* told = as_stand_in(one)->told) told->dead->append(one);
+    type->tp_free(self);
+    Py_DECREF(type);
+  };
+  static PyMemberDef members[] = {
+      {"nbytes", T_LONGLONG, offsetof(ContentObject, nbytes), READONLY, nullptr},
+      {nullptr, 0, 0, 0, nullptr},
+  };
+  PyType_Slot slots[] = {
+      {Py_tp_new, reinterpret_cast<void*>(+create)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(+destroy)},
+      {Py_tp_members, members},
+      {Py_tp_doc, const_cast<char*>("Content(nbytes, *, ours=True, elsewhere=False): stands in for a storage. ours: its memory is of our "
+                                    "allocator's. elsewhere: it is on another device.")},
+      {0, nullptr},
+  };
+  static std::string name = module + ".Content";
+  PyType_Spec spec = {name.c_str(), sizeof(ContentObject), 0, Py_TPFLAGS_DEFAULT, slots};
+  return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+}
+
+}  // namespace dtrrun

@@ -1,0 +1,144 @@
+// Storages that the program releases (paper, Sec. 2, and App. C.4 and C.5).
+//
+// `Ledger::collect_dead` accounts for deallocations at once. Here it is decided about memory that the program has released, or
+// is about to release, and that rematerializations may still need.
+#pragma once
+
+#include "ledger.h"
+
+namespace dtrrun {
+
+constexpr size_t FARTHEST = 16;     // number of released versions through which inputs are looked for
+
+class Deallocation {
+ public:
+  explicit Deallocation(Ledger& ledger) : ledger_(ledger) {}
+
+  // For experiments (`tests/bench/replays.py`).
+  int64_t kept = 4;           // inputs are kept that are so many times as dear, per byte
+  int64_t scratch_shift = 3;  // recomputed storages are kept up to an eighth of the budget
+
+  // -- inputs of what is evicted --
+
+  // Keeps the inputs of a version about to be evicted that cost much more to recompute than it does. The program may release them
+  // before it needs the version: a DenseNet's feature maps, from which cheap concatenations are made; a gradient from which the
+  // next one was computed. They stay evictable. What it reads may have been released already (`r - a * h`): then what that was
+  // computed from counts.
+  void keep_inputs(Version* one) {
+    maker_of(one)->keep(dear_inputs(one));
+    std::unordered_set<Version*> seen;
+    std::vector<Version*> pending{one};
+    for (size_t i = 0; i < pending.size(); i++) {
+      pending[i]->each_dependent([&](Version* reader) {
+        Recorded* maker = maker_of(reader);
+        if (maker == nullptr || !seen.insert(reader).second) return;
+        if (!maker->kept_inputs.empty()) {
+          std::vector<StorageRef> others;
+          for (const StorageRef& content : maker->kept_inputs)
+            if (reinterpret_cast<int64_t>(content.get()) != one->key) others.push_back(content);
+          maker->keep(std::move(others));
+        }
+        if (!ledger_.backend.has(reader) && pending.size() < FARTHEST) pending.push_back(reader);
+      });
+    }
+  }
+
+  // The output of an operation is in memory again, so its inputs need not be kept any longer.
+  void came_back(Recorded* maker) {
+    if (!maker->kept_inputs.empty()) came_back_.emplace_back(OperationRef(maker), maker->times_kept);
+  }
+  // Releases these. No rematerialization that may read them is in progress. An output that was evicted again meanwhile has a new
+  // set of kept inputs.
+  void release_kept_inputs() {
+    if (came_back_.empty()) return;
+    for (auto& [maker, times_kept] : std::exchange(came_back_, {}))
+      if (maker->times_kept == times_kept) maker->keep({});
+    ledger_.collect_dead();
+  }
+
+  // -- scratch: recomputed storages that the program does not have --
+
+  // An operation has read a scratch version, which is not locked now. others: whether other recipes may read it. If not, it was
+  // recomputed for that operation alone and is freed at once (App. C.4).
+  void was_read(Version* one, bool others) {
+    if (others) {  // keep it while there is memory
+      if (ledger_.pressure) ledger_.policy->insert(one);
+    } else {
+      drop(one);
+    }
+  }
+
+  // Keeps scratch versions up to a fraction of the budget, the latest first. The paper keeps all of them (App. C.4). On an LSTM at
+  // 40 % of its peak they then displaced what the program was about to use, and the step did not end. Keeping none recomputes
+  // more.
+  void trim() {
+    if (ledger_.scratch.size() == 0) return;
+    int64_t allowed = ledger_.budget_bytes < 0 ? 0 : ledger_.limit >> scratch_shift;
+    if (ledger_.scratch_bytes <= allowed) return;
+    std::vector<VersionRef> idle;
+    int64_t excess = -allowed;
+    for (VersionRef& one : ledger_.scratch.all()) {
+      if (one->locks != 0) continue;
+      excess += one->nbytes;
+      idle.push_back(std::move(one));
+    }
+    for (const VersionRef& one : idle) {
+      if (excess <= 0) break;
+      excess -= one->nbytes;
+      drop(one.get());
+    }
+  }
+
+  // Frees the scratch versions that no recipe reads any more, if there have been enough evictions since the last time. Returns
+  // whether that was done. evictions: the number so far.
+  bool sweep(int64_t evictions) {
+    auto size = static_cast<int64_t>(ledger_.scratch.size());
+    if (size == 0 || evictions - swept_ < size >> 4) return false;
+    sweep_all(evictions + 1);
+    return true;
+  }
+  void sweep_all(int64_t evictions) {
+    swept_ = evictions;
+    std::vector<VersionRef> all = ledger_.scratch.all();
+    for (auto one = all.rbegin(); one != all.rend(); ++one) {
+      if ((*one)->locks != 0 || (*one)->readers != 0 || !ledger_.scratch.has(one->get())) continue;
+      ledger_.policy->discard(one->get());
+      ledger_.drop_scratch(one->get());
+      *one = VersionRef();
+    }
+  }
+
+ private:
+  void drop(Version* one) {
+    VersionRef kept(one);
+    ledger_.drop_scratch(one);
+    ledger_.policy->released(one);
+  }
+  // The storages of those that `keep_inputs` keeps.
+  std::vector<StorageRef> dear_inputs(Version* one) {
+    using Wide = __int128;
+    std::vector<StorageRef> found;
+    std::unordered_set<Version*> seen;
+    std::vector<std::pair<Version*, int64_t>> pending{{one, one->cost}};  // with the cost from there to `one`
+    for (size_t i = 0; i < pending.size(); i++) {
+      auto [node, cost] = pending[i];
+      for (Node* read : node->inputs()) {
+        Version* source = as_version(read);
+        if (source->constant() || !seen.insert(source).second) continue;
+        if (source->resident && !source->scratch) {
+          if (Wide{ledger_.policy->projected_cost(source)} * one->nbytes <= Wide{kept} * cost * source->nbytes) continue;
+          if (StorageRef content = ledger_.backend.storage_of(source)) found.push_back(std::move(content));
+        } else if (!ledger_.backend.has(source) && pending.size() < FARTHEST) {
+          pending.emplace_back(source, cost + source->cost);
+        }
+      }
+    }
+    return found;
+  }
+
+  Ledger& ledger_;
+  int64_t swept_ = 0;  // evictions at the last `sweep`, plus the sweeps since
+  std::vector<std::pair<OperationRef, int64_t>> came_back_;  // replayed, and what was kept for it at that time
+};
+
+}  // namespace dtrrun

@@ -1,0 +1,103 @@
+// The eviction loop (paper, Sec. 2 and App. C.4).
+#pragma once
+
+#include "deallocation.h"
+#include "recipes.h"
+
+namespace dtrrun {
+
+class Eviction {
+ public:
+  Eviction(Ledger& ledger, Recipes& recipes, Deallocation& deallocation)
+      : ledger_(ledger), recipes_(recipes), deallocation_(deallocation) {}
+
+  bool warn_only = false;  // exceed the budget and count it, instead of raising
+  int64_t evictions = 0, evicted_bytes_total = 0, making_room_ns = 0;
+  int64_t over_budget = 0;  // how often there was no room, and the program went on
+
+  // Evicts until `nbytes` more fit into the budget. of: the signature of the operator that is named in the error, or null; name:
+  // then what is. Raises the budget error if they can't be made to fit.
+  void make_room(int64_t nbytes, const Signature* of, const char* name = nullptr) {
+    if (!try_room(nbytes)) ledger_.backend.no_room(nbytes + ledger_.reserved_bytes, of, name);
+  }
+  // The same, but returns whether they do.
+  bool try_room(int64_t nbytes) {
+    ledger_.collect_dead();
+    nbytes += ledger_.reserved_bytes;
+    if (fits(nbytes)) return true;
+    ledger_.backend.look_outside();
+    return fits(nbytes) || evict_to(ledger_.limit - nbytes);
+  }
+
+  // Evicts until at most `most` bytes are resident. Returns false if nothing is left to evict.
+  bool evict_to(int64_t most) {
+    int64_t started = now_ns();
+    ledger_.begin_pressure();
+    if (ledger_.replaying == 0 && ledger_.recomputed_ns >= ledger_.collection_due_ns) ledger_.backend.collection_due();
+    bool done = true;
+    while (ledger_.resident_bytes > most) {
+      if (deallocation_.sweep(evictions)) continue;
+      int64_t began = ledger_.backend.begins();
+      VersionRef victim(ledger_.policy->select(ledger_.clock, [&](Node* node) { return may_be_evicted(as_version(node)); }));
+      if (began != 0) ledger_.backend.searched(victim.get(), began);
+      if (victim) {
+        StorageRef storage = ledger_.backend.storage_of(victim.get());  // so that it outlives what happens in between
+        if (recipes_.secure(victim.get())) evict(victim.get(), storage);  // otherwise it is a constant now
+      } else if (ledger_.some_died()) {
+        ledger_.collect_dead();
+      } else if (!ledger_.backend.collect_garbage()) {
+        done = false;
+        break;
+      }
+    }
+    making_room_ns += now_ns() - started;
+    return done;
+  }
+
+  // Whether a version may be evicted, provided that its recipe can be secured.
+  bool may_be_evicted(const Version* one) const {
+    if (one->locks != 0 || !one->resident || one->constant()) return false;
+    // Otherwise, with a budget that can't be kept, one rematerialization could take exponential time.
+    if (one->scratch) return !(warn_only && ledger_.replaying != 0);
+    return ledger_.backend.has_storage(one);  // or it has just died, and `collect_dead` accounts for it
+  }
+
+  // Evicts this version, whatever its score. Returns whether that was possible.
+  bool evict_if_possible(Version* one) {
+    StorageRef storage = ledger_.backend.storage_of(one);
+    if (!may_be_evicted(one) || !recipes_.secure(one)) return false;
+    evict(one, storage);
+    return true;
+  }
+
+ private:
+  bool fits(int64_t nbytes) const { return ledger_.resident_bytes + nbytes <= ledger_.limit; }
+
+  // Frees the memory of a version whose recipe is secured (App. C.4). storage: the program's, or none.
+  void evict(Version* one, const StorageRef& storage) {
+    if (!storage && !one->scratch) return;  // it has died since it was chosen
+    VersionRef kept(one);
+    int64_t began = ledger_.backend.begins();
+    evictions++;
+    evicted_bytes_total += one->nbytes;
+    ledger_.backend.tally_eviction(maker_of(one));
+    if (one->scratch) {
+      ledger_.drop_scratch(one);
+      ledger_.policy->released(one);
+    } else {
+      deallocation_.keep_inputs(one);
+      ledger_.backend.take_fingerprint(one);
+      ledger_.emptied(one);
+      ledger_.backend.empty(storage.get());
+      ledger_.policy->evicted(one);
+    }
+    ledger_.freed(one->nbytes);
+    if (began != 0) ledger_.backend.evicted(one, began);
+  }
+
+  Ledger& ledger_;
+  Recipes& recipes_;
+  Deallocation& deallocation_;
+};
+
+}  // namespace dtrrun

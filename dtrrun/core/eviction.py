@@ -1,0 +1,134 @@
+"""Making room, and the error raised if there is none. C++ decides what is evicted (`core/eviction.h`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dtrrun.core.garbage import Garbage
+from dtrrun.core.graph import Version
+from dtrrun.core.ledger import Decision, Ledger
+from dtrrun.core.locks import Locks
+
+
+class Eviction:
+    """Evicts until there is room."""
+
+    evictions: int
+    evicted_bytes_total: int
+    evicted_by: dict[str, int]  # by operator
+    over_budget: int  # how often there was no room, and the program went on
+    making_room_ns: int
+    replaying: int  # rematerializations in progress
+    warn_only: bool  # exceed the budget and count it, instead of raising
+    try_room: Callable[[int], bool]
+    """Evict until so many bytes more fit into the budget. Returns whether they do."""
+    evict_to: Callable[[int], bool]
+    """Evict until at most so many bytes are resident. Returns False if nothing is left to evict."""
+    may_be_evicted: Callable[[Version], bool]
+    """Return whether a version may be evicted, provided that its recipe can be secured."""
+    evict_if_possible: Callable[[Version], bool]
+    """Evict this version, whatever its score. Returns whether that was possible."""
+
+    def __init__(
+        self, ledger: Ledger, *, budget_error: type[Any], warn_only: bool = False, garbage: Garbage
+    ) -> None:
+        """budget_error: called with the operator, the bytes that it needs, the budget, the least sufficient
+        budget, and the bytes that can't be evicted, by reason."""
+        self._ledger, self.garbage = ledger, garbage
+        self.BudgetError = budget_error
+        self.warn_only = warn_only
+        self.reach = -1  # on a GPU: what tensors could use without fragmentation
+        self.refresh: Callable[[], bool] = lambda: False  # on a GPU: measure it again; is it more now?
+
+    def make_room(self, nbytes: int, operator: str) -> None:
+        """Evict until `nbytes` more fit into the budget.
+
+        operator: named in the error. Raises the budget error if they can't be made to fit.
+        """
+        if not self.try_room(nbytes):
+            self.no_room(nbytes + self._ledger.reserved_bytes, operator)
+
+    def excess(self, nbytes: int) -> int:
+        """Return how far `nbytes` more would go beyond the budget, as things are."""
+        ledger = self._ledger
+        return ledger.resident_bytes + ledger.reserved_bytes + nbytes - ledger.limit
+
+    def no_room(self, nbytes: int, operator: str) -> None:
+        """Everything has been evicted, and `nbytes`, with what is reserved, do not fit.
+
+        Raises the budget error, or counts that it is exceeded.
+        """
+        ledger = self._ledger
+        if self.reach >= 0 and (self._may_fit(nbytes) or (self.refresh() and self._may_fit(nbytes))):
+            return  # the limit is an estimate: the allocator decides
+        ledger.decided(Decision.REFUSED, nbytes, 0, 0)
+        if self.warn_only:
+            self.over_budget += 1
+            return
+        raise self.too_small(nbytes - ledger.reserved_bytes, operator)
+
+    def _may_fit(self, nbytes: int) -> bool:
+        return not (self.replaying and self._ledger.resident_bytes + nbytes > self.reach)
+
+    def release(self, nbytes: int) -> bool:
+        """Evict `nbytes`. If there are not as many, evict all and return False."""
+        return self.evict_to(max(self._ledger.resident_bytes - nbytes, 0))
+
+    def shrink(self, made: Sequence[Version], operator: str) -> None:
+        """Evict until the budget holds, sparing `made`: an operator allocated more than predicted.
+
+        Raises the budget error.
+        """
+        locks = Locks()
+        with locks:
+            locks.take(made)
+            self.make_room(0, operator)
+
+    def collect_garbage(self) -> bool:
+        """Nothing is left to evict. Returns whether a garbage collection has freed memory."""
+        # Otherwise something else is tried first, or the program goes on.
+        certain = not (self.replaying or self.warn_only or self.reach >= 0)
+        return self.garbage.without_room(certain=certain)
+
+    # -- what the error says -----------------------------------------------------------------------
+
+    def pinned_by_reason(self) -> dict[str, int]:
+        """Return the resident bytes that can't be evicted now, by reason, largest first."""
+        ledger = self._ledger
+        pinned: dict[str, int] = {}
+        for version in (*ledger.versions.values(), *ledger.scratch):
+            if version.resident and (version.locks or version.operation is None):
+                reason = "in use by the operator" if version.locks else version.pin or "constant"
+                pinned[reason] = pinned.get(reason, 0) + version.nbytes
+        for reason, nbytes in ledger.pinned_blocks().items():
+            pinned[reason] = pinned.get(reason, 0) + nbytes
+        return dict(sorted(pinned.items(), key=lambda item: -item[1]))
+
+    def least_bytes_with(self, versions: Sequence[Version]) -> int:
+        """Return the bytes of these versions and of all that can never be evicted. Locks don't count."""
+        ledger = self._ledger
+        constants = (one for one in ledger.versions.values() if one.resident and one.operation is None)
+        wanted = {id(one): one.nbytes for one in (*constants, *versions)}
+        blocks = sum(ledger.pinned_blocks().values())
+        return sum(wanted.values()) + blocks + sum(ledger.overhead.values())
+
+    def too_small(self, nbytes: int, operator: str, *, refused: bool = False) -> Exception:
+        """Return the error for an operator that needs `nbytes` more than are available.
+
+        refused: by the device's allocator, with all evicted, whatever room the ledger sees.
+        """
+        ledger = self._ledger
+        assert ledger.budget_bytes is not None
+        overhead = max(ledger.budget_bytes - ledger.limit, sum(ledger.overhead.values()), 0)  # on a GPU
+        reserved = ledger.reserved_bytes
+        under_way = {"results of running operators": reserved} if reserved else {}
+        least = ledger.resident_bytes + reserved + nbytes + overhead
+        error: Exception = self.BudgetError(
+            operator,
+            nbytes,
+            ledger.budget_bytes,
+            max(least, ledger.budget_bytes + nbytes) if refused else least,
+            self.pinned_by_reason() | ledger.overhead | under_way,
+        )
+        return error

@@ -1,0 +1,279 @@
+// The accounts: versions by storage, what is resident or evicted, and the bytes of each.
+//
+// `resident_bytes` counts the program's tensors and those that dtrrun holds. The ledger keeps no tensor of the program alive,
+// except constants that something evicted is computed from.
+#pragma once
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include "backend.h"
+#include "policy/policy.h"
+#include "versions.h"
+
+namespace dtrrun {
+
+constexpr int64_t UNLIMITED = int64_t{1} << 62;
+constexpr int LOOK_SHIFT = 4;               // check the heap when a sixteenth of the budget (or peak) has been freed,
+constexpr int64_t LOOK_BYTES = 4 << 20;     // and at least this much
+
+// What is noted of a run. HELD: recomputed memory that the program does not have; DROPPED: when it goes. PINNED: it has no recipe
+// from now on, and stays. LOST: the same of what is not in memory. REFUSED: so many bytes, of no version.
+enum class Decision : uint64_t { EMPTIED = 1, RESTORED, HELD, DROPPED, COPIED, PINNED, LOST, REFUSED };
+
+class Ledger {
+ public:
+  Ledger(Backend& backend, void (*forget)(Version*)) : versions(forget), backend(backend) {}
+
+  int64_t age = 0;    // number of operators so far
+  int64_t clock = 0;  // ns: the sum of the costs of all operators run
+  int64_t step_age = 0;  // age at the end of the last step
+  int64_t resident_bytes = 0, evicted_bytes = 0, scratch_bytes = 0, peak_bytes = 0, step_peak_bytes = 0, freed_bytes = 0;
+  int64_t copied_bytes = 0;  // of the resident ones: copies of constants
+  int64_t reserved_bytes = 0;  // for operators in progress, which other threads may not take
+  int64_t budget_bytes = -1;   // -1: none
+  int64_t limit = UNLIMITED;   // what tensors may take
+  int64_t least_bytes = 0;     // smaller storages are not worth a search
+  int64_t recomputed_ns = 0;   // in operators that were run again
+  int64_t collection_due_ns = UNLIMITED;  // of those: when it is reached, garbage is collected as room is made
+  int64_t replaying = 0;       // rematerializations in progress
+  int64_t paused = 0;          // how many times eviction is disabled
+  bool pressure = false;  // whether memory ever ran short; before that the policy is told nothing
+  int64_t decisions = 0;
+  uint64_t digest = 0;
+
+  Policy* policy = nullptr;  // which may change between operators
+  std::shared_ptr<DeadVersions> dead = std::make_shared<DeadVersions>();
+  std::shared_ptr<Debts> debts = std::make_shared<Debts>();
+  Versions versions;
+  Scratch scratch;
+  Backend& backend;
+
+  // -- versions --
+
+  // The storage that holds a version's bytes, or none.
+  StorageRef memory_of(const Version* one) const {
+    if (one->scratch) return one->scratch;
+    return one->superseded ? StorageRef() : backend.storage_of(one);
+  }
+  // Adds a resident version with a recipe to the policy, if it is large enough.
+  void evictable(Version* one) {
+    if (pressure && one->nbytes >= least_bytes) policy->insert(one);
+  }
+  // Counts a storage that has memory now.
+  void enter(Version* one) {
+    versions.put(one);
+    resident_bytes += one->nbytes;
+    note_peak(resident_bytes);
+  }
+  // Memory runs short for the first time: reports everything so far to the policy.
+  void begin_pressure() {
+    if (pressure) return;
+    pressure = true;
+    std::vector<Version*> stack;
+    for (Version* one : versions.all()) {
+      if (one->constant()) continue;
+      stack.push_back(one);
+      if (one->resident) evictable(one);
+    }
+    std::unordered_set<Version*> seen;
+    while (!stack.empty()) {
+      Version* one = stack.back();
+      stack.pop_back();
+      for (Node* read : one->inputs()) {
+        Version* source = as_version(read);
+        if (source->constant() || source->resident || !seen.insert(source).second) continue;
+        stack.push_back(source);
+        policy->released(source);
+      }
+    }
+  }
+  // All versions: those with memory, or whose memory is evicted, and what they are made from.
+  VersionList known() const {
+    VersionList found;
+    std::unordered_set<Version*> seen;
+    auto add = [&](Version* one) {
+      if (!seen.insert(one).second) return false;
+      found.push_back(one);
+      return true;
+    };
+    for (Version* one : versions.all()) add(one);
+    for (const VersionRef& one : scratch.all()) add(one.get());
+    VersionList stack = found;
+    while (!stack.empty()) {
+      Version* one = stack.back();
+      stack.pop_back();
+      for (Node* read : one->inputs())
+        if (add(as_version(read))) stack.push_back(as_version(read));
+    }
+    return found;
+  }
+
+  // -- decisions --
+
+  // Adds a decision to the digest: what, when, and about which version. Two runs of a program that decide alike have equal
+  // digests. So nothing here may depend on addresses or on time.
+  void decided(Decision decision, int64_t nbytes, int64_t made_at, int64_t mutations) {
+    uint64_t what = (static_cast<uint64_t>(age) << 4 | static_cast<uint64_t>(decision)) * 0x9E3779B97F4A7C15ull ^
+                    static_cast<uint64_t>(made_at) * 0xC2B2AE3D27D4EB4Full ^
+                    (static_cast<uint64_t>(nbytes) + (static_cast<uint64_t>(mutations) << 48)) * 0xFF51AFD7ED558CCDull;
+    uint64_t mixed = digest ^ what;
+    digest = (mixed << 29 | mixed >> 35) * 0xC4CEB9FE1A85EC53ull;
+    decisions++;
+  }
+  void decided(Decision decision, const Version* one) { decided(decision, one->nbytes, one->age, one->mutations); }
+
+  // -- bytes --
+
+  // Updates the peak with the bytes in memory at this moment.
+  void note_peak(int64_t nbytes) {
+    if (nbytes <= step_peak_bytes) return;
+    step_peak_bytes = nbytes;
+    peak_bytes = std::max(peak_bytes, nbytes);
+  }
+  // A version of the program is about to lose its memory.
+  void emptied(Version* one) {
+    decided(Decision::EMPTIED, one);
+    one->resident = false;
+    resident_bytes -= one->nbytes;
+    evicted_bytes += one->nbytes;
+  }
+  // An evicted version of the program has its memory again.
+  void restored(Version* one) {
+    decided(Decision::RESTORED, one);
+    one->resident = true;
+    evicted_bytes -= one->nbytes;
+    resident_bytes += one->nbytes;
+    note_peak(resident_bytes);
+    backend.compare_fingerprint(one);
+  }
+  // Keeps a recomputed storage for a version that the program does not have.
+  void hold_scratch(Version* one, StorageRef storage) {
+    decided(Decision::HELD, one);
+    scratch.add(one);
+    scratch_bytes += one->nbytes;
+    resident_bytes += one->nbytes;
+    one->set_scratch(std::move(storage));
+    one->resident = true;
+    note_peak(resident_bytes);
+  }
+  // Frees a version's own memory.
+  void drop_scratch(Version* one) {
+    decided(Decision::DROPPED, one);
+    VersionRef kept(one);  // the list may have the last reference
+    if (scratch.remove(one)) {
+      scratch_bytes -= one->nbytes;
+      resident_bytes -= one->nbytes;
+    }
+    give_back_copy(one);
+    one->set_scratch(StorageRef());
+    one->resident = false;
+  }
+  // Keeps a copy of a constant that is about to change, as long as some recipe reads this version.
+  void keep_copy(Version* one, StorageRef storage) {
+    decided(Decision::COPIED, one);
+    resident_bytes += one->nbytes;
+    copied_bytes += one->nbytes;
+    one->copy = std::move(storage);
+    one->debts = debts;
+    note_peak(resident_bytes);
+  }
+  // Another version has the storage of this one, which has its copy instead, if there is one.
+  void use_copy(Version* one) {
+    one->set_scratch(std::move(one->copy));
+    one->copy.reset();
+    one->resident = static_cast<bool>(one->scratch);
+  }
+  // Lets go of a copy, which counts until the accounts are settled.
+  static void give_back_copy(Version* one) {
+    if (auto debts = std::exchange(one->debts, nullptr)) debts->copied_bytes += one->nbytes;
+  }
+
+  // -- deaths --
+
+  bool some_died() const { return dead->any() || debts->copied_bytes != 0 || debts->counted_bytes != 0; }
+
+  // Accounts for the storages that died since the last call.
+  void collect_dead() {
+    if (!some_died()) return;
+    int64_t before = resident_bytes;
+    while (dead->any()) {
+      VersionRef first = dead->pop();
+      Version* one = first.get();
+      if (versions.find(one->key) != one) continue;  // superseded by a later version
+      try {
+        backend.died(one);  // before no table has it any more: until then no other storage gets its address
+      } catch (...) {       // an interrupt: it will be told again
+        dead->prepend(std::move(first));
+        throw;
+      }
+      versions.remove(one->key);
+      gone(one);
+    }
+    int64_t copied = std::exchange(debts->copied_bytes, 0);
+    copied_bytes -= copied;
+    resident_bytes -= copied + std::exchange(debts->counted_bytes, 0);
+    if (before != resident_bytes) freed(before - resident_bytes);
+  }
+
+  // Occasionally checks what became of memory that was given back to the C library.
+  void freed(int64_t nbytes) {
+    if (!backend.has_heap()) return;
+    freed_bytes += nbytes;
+    if (freed_bytes <= std::max((budget_bytes < 0 ? peak_bytes : limit) >> LOOK_SHIFT, LOOK_BYTES)) return;
+    freed_bytes = 0;
+    backend.check_heap();
+  }
+
+  // -- operators in progress --
+
+  void reserve(int64_t call, uint64_t thread, int64_t nbytes) {
+    reserved_[call] = {thread, nbytes};
+    reserved_bytes += nbytes;
+  }
+  // Returns whether something was reserved for this call.
+  bool give_back(int64_t call) {
+    auto place = reserved_.find(call);
+    if (place == reserved_.end()) return false;
+    reserved_bytes -= place->second.nbytes;
+    reserved_.erase(place);
+    return true;
+  }
+  bool any_reserved() const { return !reserved_.empty(); }
+  bool any_reserved_by_others(uint64_t thread) const {
+    return std::any_of(reserved_.begin(), reserved_.end(), [&](const auto& one) { return one.second.thread != thread; });
+  }
+  // An operator of the program has run.
+  void ran(Signature& signature, int64_t cost) {
+    signature.learn_cost(cost);
+    clock += signature.cost;
+    age++;
+  }
+
+ private:
+  struct Reservation {
+    uint64_t thread;
+    int64_t nbytes;
+  };
+
+  // The program has let go of a version that was in the table.
+  void gone(Version* one) {
+    if (one->scratch) {  // it died evicted while a rematerialization held it: any memory left is scratch
+      evicted_bytes -= one->nbytes;
+    } else if (one->resident) {
+      resident_bytes -= one->nbytes;
+      one->resident = false;
+      if (!pressure || one->constant()) return;
+      policy->discard(one);
+      if (one->used) policy->released(one);  // what depends on it may need it again
+    } else {
+      evicted_bytes -= one->nbytes;
+      policy->left(one);
+      if (one->used) policy->released(one);
+    }
+  }
+
+  std::unordered_map<int64_t, Reservation> reserved_;  // by call
+};
+
+}  // namespace dtrrun

@@ -1,0 +1,272 @@
+// Constants that are about to change, and what depends on them (paper, Sec. 3.2 and App. C.6).
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "copies.h"
+#include "rematerialize.h"
+
+namespace dtrrun {
+
+// Decides which constants are copied before they change, and makes the copies: weights in an optimizer's step, running statistics.
+//
+// What was computed from the old content and is still referred to, such as the graph of an evaluation, can't be recomputed once the
+// content is overwritten. All of it would have to stay. Where the constants are small beside it, copies of them are kept instead,
+// for as long as a recipe reads them: the old version of each gets its copy as its memory when it is superseded.
+//
+// An ordinary step refers to its loss and its outputs when the weights change, which takes a fraction of what the weights do, so
+// nothing is copied for it. To find that out takes a look at what the program has, and sometimes at all recipes. So a look counts
+// for as many operators as it has looked at versions.
+class Copies {
+ public:
+  Copies(Ledger& ledger, Eviction& eviction) : ledger_(ledger), eviction_(eviction) {}
+
+  // A constant is about to change. Returns whether recipes can go on reading its present content.
+  bool keep(Version* constant) {
+    if (constant->copy) return true;
+    StorageRef content = wants(constant) ? ledger_.memory_of(constant) : StorageRef();
+    if (!content || !(eviction_.try_room(constant->nbytes) || eviction_.warn_only)) return false;
+    StorageRef copy = ledger_.backend.copy(content.get());
+    if (!copy) return false;  // the system has no memory for it
+    ledger_.keep_copy(constant, std::move(copy));
+    return true;
+  }
+
+  // Whether a constant that is about to change is worth a copy. Before memory has run short, none is: what depends on it need not
+  // be evicted then.
+  bool wants(const Version* constant) {
+    if (!(ledger_.pressure && constant->used) || constant->copy) return false;
+    if (!constant->constant() || constant->escaped || !constant->resident || ledger_.paused != 0) return false;
+    if (ledger_.age > until_) {
+      ledger_.collect_dead();
+      most_ = largest_copy(ledger_.versions.all(), ledger_.backend);
+      look_counts_for(ledger_.versions.size());
+      chosen_.reset();
+    }
+    if (constant->nbytes > most_) return false;
+    if (!chosen_) {
+      ledger_.collect_dead();
+      Weighed found = weigh(ledger_.versions.all(), ledger_.backend);
+      chosen_ = std::move(found.keys);
+      look_counts_for(found.looked_at);
+    }
+    return chosen_->count(constant->key) != 0;
+  }
+
+ private:
+  static constexpr int64_t SHORTEST = 64;  // number of operators that a look counts for, at least
+
+  void look_counts_for(size_t looked_at) { until_ = ledger_.age + std::max(static_cast<int64_t>(looked_at), SHORTEST); }
+
+  Ledger& ledger_;
+  Eviction& eviction_;
+  int64_t until_ = -1;  // the ledger's age up to which the last look counts
+  int64_t most_ = 0;    // bytes that a copy may take
+  std::optional<std::unordered_set<int64_t>> chosen_;  // keys of the versions worth a copy, once that has been asked
+};
+
+// While versions are locked.
+class Locked {
+ public:
+  explicit Locked(const std::vector<VersionRef>& versions) : versions_(versions) {
+    for (const VersionRef& one : versions_) one->locks++;
+  }
+  ~Locked() {
+    for (const VersionRef& one : versions_) one->locks--;
+  }
+  Locked(const Locked&) = delete;
+
+ private:
+  const std::vector<VersionRef>& versions_;
+};
+
+// Rescues what was computed from the present content of a constant that is about to change: evicted versions that the program still
+// has are brought back, and resident ones become constants.
+class Rescue {
+ public:
+  Rescue(Ledger& ledger, Recipes& recipes, Rematerializer& rematerializer)
+      : ledger_(ledger), recipes_(recipes), rematerializer_(rematerializer) {}
+
+  // Raises the budget error.
+  void dependents_of(Version* constant) {
+    while (constant->needed_by) {
+      Found found = find(constant);
+      if (settle(constant, found)) return;
+      int64_t nbytes = 0;
+      for (const VersionRef& one : found.evicted) nbytes += one->nbytes;
+      if (ledger_.backend.collect_before_rescue(nbytes)) continue;  // the program may not have them any more
+      {
+        Locked locked(found.evicted);
+        for (const VersionRef& one : found.evicted) {
+          std::vector<VersionRef> target;
+          target.emplace_back(one.get());
+          try {
+            rematerializer_.materialize(target, true);
+          } catch (...) {
+            if (!ledger_.backend.is_loss()) throw;
+          }
+        }
+      }
+      for (const VersionRef& one : found.evicted)
+        if (one->resident) recipes_.make_constant(one.get(), pins::INPUT_MUTATED);
+      // The rescue may have evicted another dependent to make room: look again.
+    }
+  }
+
+  // The same where nothing has to be brought back. Otherwise returns false, having done nothing.
+  bool resident_dependents_of(Version* constant) {
+    if (!constant->needed_by) return true;
+    Found found = find(constant);
+    if (!found.evicted.empty()) return false;
+    settle(constant, found);
+    return true;
+  }
+
+ private:
+  // evicted: versions that the program has. released: those that it has not. resident: with their contents, since the recipe of one
+  // may be all that keeps the memory of another.
+  struct Found {
+    std::vector<VersionRef> evicted, released;
+    std::vector<std::pair<VersionRef, StorageRef>> resident;
+  };
+
+  // What depends on a constant. What depends on a resident one is safe.
+  Found find(Version* constant) {
+    ledger_.collect_dead();
+    Found found;
+    std::unordered_set<const Version*> seen;
+    std::vector<VersionRef> stack;
+    stack.emplace_back(constant);
+    while (!stack.empty()) {
+      VersionRef one = std::move(stack.back());
+      stack.pop_back();
+      one->each_dependent([&](Version* node) {
+        if (node->constant() || !seen.insert(node).second) return;
+        StorageRef content = node->resident && !node->scratch ? ledger_.memory_of(node) : StorageRef();
+        if (content) {
+          found.resident.emplace_back(VersionRef(node), std::move(content));
+        } else if (!node->resident && ledger_.backend.has(node)) {
+          found.evicted.emplace_back(node);
+        } else {
+          found.released.emplace_back(node);
+          stack.emplace_back(node);
+        }
+      });
+    }
+    return found;
+  }
+  // Makes constants of the resident ones. Returns whether that is all there was to do.
+  bool settle(Version* constant, const Found& found) {
+    for (const auto& [node, content] : found.resident) recipes_.make_constant(node.get(), pins::INPUT_MUTATED);
+    if (!found.evicted.empty()) return false;
+    for (const VersionRef& node : found.released) recipes_.lose(node.get());  // so that what is computed from it is not replayable
+    constant->needed_by.reset();
+    return true;
+  }
+
+  Ledger& ledger_;
+  Recipes& recipes_;
+  Rematerializer& rematerializer_;
+};
+
+// Decides which mutations get a recipe, and rescues versions that the others would make unrecoverable. The write may come from an
+// operator, or from code that is not one.
+class Mutation {
+ public:
+  static constexpr int64_t CHAIN_LIMIT = 32;  // mutations that a recipe may replay; then the storage becomes a constant
+
+  Mutation(Ledger& ledger, Recipes& recipes, Copies& copies, Rescue& rescue)
+      : ledger_(ledger), recipes_(recipes), copies_(copies), rescue_(rescue) {}
+
+  // Pins that remain when the whole storage is overwritten.
+  static bool is_sticky(Pin pin) {
+    return pin == pins::PARAMETER || pin == pins::GRADIENT || pin == pins::PINNED || pin == pins::LOADED ||
+           pin == pins::FOREIGN_MEMORY;
+  }
+  // Whether the history of what can be recomputed is worth keeping. State that persists over steps (running averages) is not.
+  bool is_recent(const Version* version) const {
+    return version->age >= ledger_.step_age && version->mutations < CHAIN_LIMIT;
+  }
+
+  // An operator is about to write to a version. leaf: whether that is a leaf of autograd, written through that leaf. overwrites:
+  // whether it overwrites all of it, without reading it. Returns whether its content can be recomputed afterwards.
+  bool may_record(Version* version, bool leaf, const std::function<bool()>& overwrites) {
+    if (leaf) {
+      pin(version, pins::PARAMETER);
+      return false;
+    }
+    return version->constant() ? !is_sticky(version->pin) && overwrites() : is_recent(version);
+  }
+
+  // Rescues what depends on constants that an operator is about to write to. Some are copied for it. The others are added to
+  // `changing`: until the write is done, nothing else may come to depend on them. Raises the budget error.
+  void about_to_change(const std::vector<Version*>& constants, std::vector<VersionRef>& changing) {
+    std::vector<Version*> changed;
+    for (Version* one : constants)
+      if (!copies_.keep(one)) changed.push_back(one);
+    for (Version* one : changed) {
+      if (!one->escaped) {
+        one->escaped = true;
+        changing.emplace_back(one);
+      } else {
+        ledger_.backend.escaped_changes(one);
+      }
+    }
+    for (Version* one : changed) rescue_.dependents_of(one);
+  }
+
+  // Keeps a resident version in memory from now on.
+  void pin(Version* version, Pin why) {
+    ledger_.backend.changes(Change::PINNED, version, why, false);
+    recipes_.make_constant(version, why);
+    version->pin = why;
+  }
+
+  // Other code can reach the memory from now on: it stays, and nothing is recomputed from it. Raises the budget error.
+  void escape(Version* version, Pin why) {
+    ledger_.backend.changes(Change::ESCAPES, version, why, false);
+    if (!version->escaped || ledger_.backend.trusts(version)) {
+      constant_about_to_change(version, why);
+      version->escaped = true;
+      version->pin = why;
+    }
+    ledger_.backend.give_up(version);
+  }
+  // The same for several resident versions. All are locked meanwhile: to bring back what was computed from one may take the place
+  // of another.
+  void escape_together(const std::vector<VersionRef>& versions, Pin why) {
+    Locked locked(versions);
+    for (const VersionRef& one : versions) escape(one.get(), why);
+  }
+
+  // Code that is not an operator is about to write to the memory. escapes: it may also do so later. Raises the budget error.
+  void written_outside(Version* version, Pin why, bool escapes) {
+    ledger_.backend.changes(Change::WRITTEN_OUTSIDE, version, why, escapes);
+    if (!version->constant() || !copies_.keep(version)) constant_about_to_change(version, why);
+    version->escaped = version->escaped || escapes;  // inherited by later versions
+    if (escapes) ledger_.backend.give_up(version);
+    if (version->pin == nullptr) version->pin = why;
+    if (version->used) recipes_.supersede(version, nullptr, 0);
+  }
+
+ private:
+  // Rescues what depends on the content of a version. Raises the budget error if that needs too much room.
+  void constant_about_to_change(Version* version, Pin why) {
+    struct Escaped {
+      Version* version;
+      bool before;
+      ~Escaped() { version->escaped = before; }
+    } meanwhile{version, std::exchange(version->escaped, true)};
+    ledger_.backend.escaped_changes(version);
+    recipes_.make_constant(version, why);
+    rescue_.dependents_of(version);
+  }
+
+  Ledger& ledger_;
+  Recipes& recipes_;
+  Copies& copies_;
+  Rescue& rescue_;
+};
+
+}  // namespace dtrrun

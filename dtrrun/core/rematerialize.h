@@ -1,0 +1,508 @@
+// Rematerialization: running recorded operations again (paper, Sec. 2 and App. C.4).
+//
+// It uses an explicit stack, so a chain of ten thousand evicted operations needs no deep one of calls. The operations to run are
+// planned first, and run in the program's order. Resident inputs are locked while an operation waits for its other inputs;
+// recomputed ones are locked until the last operation of the plan has read them. So nothing is recomputed twice while memory
+// suffices, and a rematerialization costs the sum of its recipes, as the paper's c(t) assumes.
+#pragma once
+
+#include <optional>
+
+#include "eviction.h"
+
+namespace dtrrun {
+
+class Rematerializer {
+ public:
+  using Targets = std::vector<VersionRef>;
+
+  Rematerializer(Ledger& ledger, Deallocation& deallocation, Eviction& eviction)
+      : ledger_(ledger), deallocation_(deallocation), eviction_(eviction) {}
+
+  int64_t rematerializations = 0, rematerialized_bytes = 0;
+  int64_t last_planned = 7;  // number of relaxations left when the last plan is made; for experiments (`tests/bench/replays.py`)
+
+  // Makes all targets resident. locked: whether the caller has locked them. Raises the budget error. Locks taken here are released.
+  void materialize(const Targets& targets, bool locked) {
+    std::vector<Version*> missing = missing_of(targets);
+    if (began_ns_ != 0) return run_beneath(missing);  // nested: an operation that makes room
+    int64_t before = ledger_.clock;
+    {
+      Began now(*this);
+      if (std::exception_ptr error = budget_error_of(missing))
+        if (!ledger_.backend.frugally(targets, locked)) std::rethrow_exception(error);
+    }
+    if (missing.empty()) return;
+    // What it has cost to bring these back is what they cost from now on, if that is more. A cost is known only as far as what is
+    // evicted at that moment. A gradient whose inputs are in memory looks cheap; once these have gone as well, and there is no
+    // room for the rest of the backward pass, it takes many times the sum of its recipes. It would be evicted again and again,
+    // and the step not end.
+    int64_t cost = (ledger_.clock - before) / static_cast<int64_t>(missing.size());
+    for (Version* one : missing) one->cost = std::max(one->cost, cost);
+  }
+
+  // Locks versions, which are added to `taken`, and brings back those that are evicted. Raises the budget error; then none of them
+  // stays locked.
+  void lock(const std::vector<Version*>& versions, std::vector<VersionRef>& taken) {
+    bool resident = true;
+    for (Version* one : versions) {
+      one->locks++;
+      taken.emplace_back(one);
+      one->last_access = ledger_.clock;
+      resident = resident && one->resident;
+    }
+    if (resident) return;
+    try {
+      Targets targets;
+      for (Version* one : versions) targets.emplace_back(one);
+      materialize(targets, true);
+    } catch (...) {
+      unlock(taken);
+      throw;
+    }
+  }
+  static void unlock(std::vector<VersionRef>& taken) {
+    for (const VersionRef& one : taken) one->locks--;
+    taken.clear();
+  }
+
+  // The bytes that a run of an operation needs whose inputs are locked, without a workspace.
+  int64_t needs(const Recorded* maker) const { return needs(maker, uses_of(maker), true); }
+
+  // Runs an operation whose inputs are locked; if there is too little room, without a workspace. Returns false if an input has
+  // gone. Raises the budget error.
+  bool run_with_room(Version* wanted, Recorded* maker) {
+    bool done;
+    try {
+      done = run(wanted, maker, false);
+    } catch (...) {
+      if (maker->signature->workspace == 0 || !ledger_.backend.is_budget_error()) throw;
+      done = run(wanted, maker, true);
+    }
+    if (done) ledger_.backend.between();
+    return done;
+  }
+
+  // A version has been unlocked, before the operation that it was locked for has run.
+  void idle(Version* source) {
+    if (is_recomputed(source) && source->locks == 0 && ledger_.pressure) ledger_.policy->insert(source);
+  }
+  // An operation that has read a version is over. Frees what was recomputed for that alone.
+  void read(Version* source, const Recorded* maker) {
+    if (is_recomputed(source) && source->locks == 0) deallocation_.was_read(source, is_read_by_others(source, maker));
+  }
+
+  // Bookkeeping time of the current rematerialization, which is counted only at its end.
+  int64_t under_way_ns() const { return began_ns_ == 0 ? 0 : now_ns() - began_ns_ - (accounted_ns() - accounted_before_); }
+  bool is_under_way() const { return began_ns_ != 0; }
+
+ private:
+  static constexpr int MAX_RELAXATIONS = 10;  // per rematerialization, or inputs that never fit together would alternate forever
+  static constexpr int TURNED = 6;  // the same when inputs that did not fit in one order are brought back in the other, once
+  static constexpr size_t MOST_ALONE = 4;  // operations without a plan, for each of the first plan's,
+  static constexpr size_t FEW_ALONE = 64;  // and some more
+
+  // While a rematerialization is in progress.
+  class Began {
+   public:
+    explicit Began(Rematerializer& owner) : owner_(owner) {
+      owner.accounted_before_ = owner.accounted_ns();
+      owner.began_ns_ = now_ns();
+    }
+    ~Began() { owner_.began_ns_ = 0; }
+    Began(const Began&) = delete;
+
+   private:
+    Rematerializer& owner_;
+  };
+
+  // An operation about to run, with the numbers of its inputs locked and unlocked so far.
+  struct Entered {
+    VersionRef version;  // that is needed
+    OperationRef maker;
+    uint32_t locked = 0, unlocked = 0;
+  };
+
+  // The operations to be run: for each a version that it makes, and the inputs locked for it. In order of entry.
+  class Plan {
+   public:
+    struct One {
+      VersionRef version;
+      std::vector<VersionRef> locked;
+      size_t unlocked = 0;  // how many of these have been unlocked since
+    };
+    One* find(const Recorded* maker) {
+      auto place = places_.find(maker);
+      return place == places_.end() ? nullptr : &*all_[place->second];
+    }
+    One& add(const Recorded* maker, Version* version) {
+      places_[maker] = all_.size();
+      all_.push_back(One{VersionRef(version), {}});
+      return *all_.back();
+    }
+    void remove(const Recorded* maker) {
+      auto place = places_.find(maker);
+      all_[place->second].reset();
+      places_.erase(place);
+      if (places_.empty()) all_.clear();
+    }
+    bool empty() const { return places_.empty(); }
+    size_t size() const { return places_.size(); }
+    void clear() {
+      places_.clear();
+      all_.clear();
+    }
+    std::vector<std::optional<One>>& all() { return all_; }
+
+   private:
+    std::unordered_map<const Recorded*, size_t> places_;
+    std::vector<std::optional<One>> all_;
+  };
+
+  // A version to be made, or an operation that is planned.
+  struct Item {
+    VersionRef version;
+    OperationRef planned;
+  };
+
+  struct Work {
+    std::vector<Item> stack;
+    std::vector<Entered> entered;
+    Plan plan;
+    int relaxations = MAX_RELAXATIONS;
+    OperationRef without_workspace;  // the operation that may run without it
+    size_t planned = 0, alone = 0;   // operations of the first plan; those that have run since plans were given up
+    std::exception_ptr error;        // the last budget error
+    Targets targets;
+  };
+
+  static std::vector<Version*> missing_of(const Targets& targets) {
+    std::vector<Version*> missing;
+    for (const VersionRef& one : targets)
+      if (!one->resident) missing.push_back(one.get());
+    return missing;
+  }
+
+  // ns in what is counted elsewhere.
+  int64_t accounted_ns() const { return ledger_.recomputed_ns + eviction_.making_room_ns; }
+
+  // Null if there is none.
+  std::exception_ptr budget_error_of(const std::vector<Version*>& missing) {
+    try {
+      run_beneath(missing);
+      return nullptr;
+    } catch (...) {
+      if (!ledger_.backend.is_budget_error()) throw;
+      return ledger_.backend.budget_error();
+    }
+  }
+
+  // missing: what is evicted.
+  void run_beneath(const std::vector<Version*>& missing) {
+    if (missing.empty()) return;
+    Work work;
+    for (Version* one : missing) {
+      work.stack.push_back({VersionRef(one), OperationRef()});
+      work.targets.emplace_back(one);
+    }
+    auto given = std::pair(this, &work);
+    ledger_.backend.beneath(
+        [](void* both) {
+          auto& [self, work] = *static_cast<std::pair<Rematerializer*, Work*>*>(both);
+          self->run(*work);
+        },
+        &given);
+  }
+  void run(Work& work) {
+    ledger_.replaying++;
+    try {
+      carry_out(work);
+    } catch (...) {
+      end(work);
+      throw;
+    }
+    end(work);
+  }
+  void end(Work& work) {
+    try {
+      abandon(work);
+    } catch (...) {  // an interrupt, in a rule that is in Python
+      abandon(work);
+      ledger_.replaying--;
+      throw;
+    }
+    ledger_.replaying--;
+    if (ledger_.replaying == 0) deallocation_.release_kept_inputs();
+  }
+  // Releases all remaining locks, of which there are none if the rematerialization has finished. May be called again.
+  void abandon(Work& work) {
+    give_up(work.plan);
+    while (!work.entered.empty()) leave(work.entered);
+  }
+
+  // -- the plan --
+
+  void carry_out(Work& work) {
+    auto& stack = work.stack;
+    while (!stack.empty()) {
+      if (stack.back().planned) {
+        OperationRef maker = std::move(stack.back().planned);
+        stack.pop_back();
+        if (Plan::One* one = work.plan.find(maker.get())) stack.push_back({VersionRef(one->version.get()), OperationRef()});
+        continue;  // unless it has run
+      }
+      VersionRef version(stack.back().version.get());
+      bool waiting = !work.entered.empty() && work.entered.back().version.get() == version.get();
+      if (version->resident) {
+        stack.pop_back();
+        if (!waiting) continue;
+        unplan(work.plan, work.entered.back().maker.get());
+        leave(work.entered);
+        continue;
+      }
+      OperationRef maker(maker_of(version.get()));
+      if (!maker) ledger_.backend.refuse(version.get());
+      if (!waiting) {
+        if (work.relaxations >= last_planned && work.plan.find(maker.get()) == nullptr) {
+          // In the program's order, which needs as little memory at a time as the original run.
+          add_to(work.plan, version.get(), stack);
+          if (work.planned == 0) work.planned = work.plan.size();
+          if (stack.back().version.get() != version.get()) continue;
+        }
+        work.entered.push_back({VersionRef(version.get()), OperationRef(maker.get())});
+        enter(work.entered.back());
+      }
+      ledger_.collect_dead();
+      size_t before = stack.size();
+      for (uint32_t i = maker->count; i-- > 0;) {
+        Version* source = as_version(maker->reads[i]);
+        if (!source->resident) stack.push_back({VersionRef(source), OperationRef()});
+      }
+      if (stack.size() != before) {
+        if (work.relaxations == TURNED) std::reverse(stack.begin() + static_cast<ptrdiff_t>(before), stack.end());
+        continue;
+      }
+      unplan(work.plan, maker.get());
+      if (work.relaxations < last_planned && work.error && ++work.alone > MOST_ALONE * work.planned + FEW_ALONE)
+        std::rethrow_exception(work.error);  // it could take exponentially long: `frugally` is better
+      try {
+        if (!run(version.get(), maker.get(), work.without_workspace.get() == maker.get())) continue;  // an input has gone
+        ledger_.backend.between();
+      } catch (...) {
+        if (!ledger_.backend.is_budget_error()) throw;
+        work.error = ledger_.backend.budget_error();
+        if (work.relaxations == MAX_RELAXATIONS && ledger_.backend.ends_at_once(work.targets)) throw;
+        if ((work.entered.size() < 2 && work.plan.empty()) || work.relaxations == 0) {
+          if (work.without_workspace.get() == maker.get() || maker->signature->workspace == 0) throw;
+          work.without_workspace = std::move(maker);  // the library can
+          continue;
+        }
+        // What is needed only later need not be locked yet and can be brought back in its turn.
+        work.relaxations--;
+        give_up(work.plan);
+        for (size_t i = 0; i + 1 < work.entered.size(); i++) back_out(work.entered[i]);
+        work.entered.erase(work.entered.begin(), work.entered.end() - 1);
+        continue;
+      }
+      stack.pop_back();
+      leave(work.entered);
+      deallocation_.came_back(maker.get());
+    }
+  }
+
+  // Plans what must run to make `wanted`, and stacks it: the last in the program's order first. Versions that operations make for
+  // one another get locked until the last of them has read them. So everything is recomputed once; otherwise what two operations
+  // read could be evicted between them, at every depth again.
+  static void add_to(Plan& plan, Version* wanted, std::vector<Item>& stack) {
+    struct Planned {
+      int64_t age, mutations;
+      OperationRef maker;
+    };
+    std::vector<Planned> planned;
+    std::vector<Version*> pending{wanted};
+    plan.add(maker_of(wanted), wanted);
+    while (!pending.empty()) {
+      Version* version = pending.back();
+      pending.pop_back();
+      Recorded* maker = maker_of(version);
+      if (version != wanted) planned.push_back({version->age, version->mutations, OperationRef(maker)});
+      for (Node* read : *maker) {
+        Version* source = as_version(read);
+        Recorded* below = maker_of(source);
+        if (source->resident || below == nullptr) continue;
+        source->locks++;
+        plan.find(maker)->locked.emplace_back(source);
+        if (plan.find(below) != nullptr) continue;
+        plan.add(below, source);
+        pending.push_back(source);
+      }
+    }
+    std::stable_sort(planned.begin(), planned.end(), [](const Planned& a, const Planned& b) {
+      return std::pair(a.age, a.mutations) > std::pair(b.age, b.mutations);
+    });
+    for (Planned& one : planned) stack.push_back({VersionRef(), std::move(one.maker)});
+  }
+
+  void enter(Entered& entered) const {
+    const Recorded& maker = *entered.maker.get();
+    for (; entered.locked < maker.count; entered.locked++) {
+      Version* source = as_version(maker.reads[entered.locked]);
+      source->locks++;
+      source->last_access = ledger_.clock;
+    }
+  }
+  // Removes an operation from the plan: its inputs are locked in another way, or it is no longer needed.
+  static void unplan(Plan& plan, const Recorded* maker) {
+    Plan::One* planned = plan.find(maker);
+    if (planned == nullptr) return;
+    for (const VersionRef& source : planned->locked) source->locks--;
+    plan.remove(maker);
+  }
+  void give_up(Plan& plan) {
+    for (auto& planned : plan.all()) {
+      while (planned && planned->unlocked < planned->locked.size()) {
+        Version* source = planned->locked[planned->unlocked++].get();
+        source->locks--;
+        idle(source);
+      }
+    }
+    plan.clear();
+  }
+  // Unlocks the inputs of an operation that has not run, and that must lock them again.
+  void back_out(Entered& entered) {
+    while (entered.unlocked < entered.locked) {
+      Version* source = as_version(entered.maker->reads[entered.unlocked++]);
+      source->locks--;
+      idle(source);
+    }
+  }
+  // Leaves the operation entered last: unlocks its inputs, and frees those that were recomputed for it alone.
+  void leave(std::vector<Entered>& all) {
+    Entered& entered = all.back();
+    const Recorded* maker = entered.maker.get();
+    while (entered.unlocked < entered.locked) {
+      Version* source = as_version(maker->reads[entered.unlocked++]);
+      source->locks--;
+      read(source, maker);
+    }
+    deallocation_.trim();
+    all.pop_back();
+  }
+  // Whether it has memory that was recomputed for it, and is not a copy.
+  static bool is_recomputed(const Version* source) { return source->scratch && !source->constant(); }
+  // What is in the pool counts as read: it is evicted from there when memory runs short.
+  static bool is_read_by_others(const Version* source, const Recorded* maker) {
+    return source->readers > maker->reads_of(source) || source->pool_id != 0;
+  }
+
+  // -- one operation --
+
+  // Runs an operation whose inputs are locked, for a version that it makes. Returns false if an input has gone. Raises the budget
+  // error.
+  bool run(Version* wanted, Recorded* maker, bool without_workspace) {
+    Ledger& ledger = ledger_;
+    Backend& backend = ledger.backend;
+    dtrrun::Run now{wanted, maker, uses_of(maker), {}, {}};
+    for (Node* source : *maker) {  // held, since a garbage collection while room is made would take what cycles hold
+      StorageRef content = ledger.memory_of(as_version(source));
+      if (!content) return false;
+      now.held.push_back(std::move(content));
+    }
+    eviction_.make_room(needs(maker, now.uses, without_workspace), maker->signature);
+    for (Node* source : *maker)
+      if (as_version(source)->escaped) backend.check_unchanged(as_version(source));
+    int64_t began = backend.begins();
+    std::vector<VersionRef> taken;  // the old versions whose memory is written to
+    for (size_t place = 0; place < now.uses.size(); place++)
+      if (now.uses[place] == Use::TAKE) taken.emplace_back(maker->tensor(place).version);
+    try {
+      backend.execute(now);
+    } catch (...) {
+      drop(taken);
+      throw;
+    }
+    drop(taken);
+    now.held.clear();
+    ledger.recomputed_ns += now.cost;
+    ledger.clock += maker->signature->cost;
+    collect(now);
+    for (const VersionRef& source : taken) ledger.policy->released(source.get());  // only now: nothing evicted depends on it
+    backend.ran(now);
+    if (began != 0) backend.rematerialized(now, began);
+    return true;
+  }
+
+  // An operator that writes to an old version gets a copy of it, or its memory if no other recipe reads it.
+  static std::vector<Use> uses_of(const Recorded* maker) {
+    size_t count = maker->tensor_count();
+    std::vector<Use> uses(count, Use::READ);
+    for (size_t place = 0; maker->tensors && place < count; place++)
+      if (maker->tensor(place).version == nullptr) uses[place] = Use::BLANK;
+    std::unordered_map<const Version*, Use> written;  // and what is done with the next tensor over it
+    maker->each_written([&](size_t place) {
+      if (Version* target = maker->tensor(place).version) written[target] = may_take(target, maker) ? Use::TAKE : Use::COPY;
+    });
+    for (size_t place = 0; !written.empty() && place < count; place++) {
+      auto target = written.find(maker->tensor(place).version);
+      if (target != written.end()) uses[place] = std::exchange(target->second, Use::AGAIN);
+    }
+    return uses;
+  }
+  // Whether only this operation reads an old version.
+  static bool may_take(const Version* source, const Recorded* maker) {
+    return is_recomputed(source) && source->locks == 1 && !is_read_by_others(source, maker);
+  }
+  static int64_t needs(const Recorded* maker, const std::vector<Use>& uses, bool without_workspace) {
+    int64_t nbytes = maker->signature->output_bytes - (without_workspace ? maker->signature->workspace : 0);
+    for (size_t place = 0; place < uses.size(); place++) {
+      if (uses[place] == Use::COPY) nbytes += maker->tensor(place).version->nbytes;
+      if (uses[place] == Use::BLANK) nbytes += maker->tensor(place).nbytes;
+    }
+    return nbytes;
+  }
+  void drop(const std::vector<VersionRef>& taken) {
+    for (const VersionRef& source : taken) {
+      ledger_.drop_scratch(source.get());
+      ledger_.policy->discard(source.get());
+    }
+  }
+
+  // Gives what an operation has made to the versions that lack it, and drops the rest.
+  void collect(dtrrun::Run& now) {
+    std::vector<std::pair<VersionRef, StorageRef>> made;
+    if (!now.maker->outputs) {
+      if (!now.wanted->resident) made.emplace_back(VersionRef(now.wanted), now.made.at(0));
+    } else {
+      for (size_t i = 0; i < now.maker->outputs->size(); i++) {
+        Version* one = (*now.maker->outputs)[i].version.get();
+        if (one != nullptr && !one->resident) made.emplace_back(VersionRef(one), now.made.at(i));
+      }
+    }
+    ledger_.note_peak(ledger_.resident_bytes + now.maker->signature->output_bytes);
+    for (auto& [one, storage] : made) give(now, one.get(), std::move(storage));
+  }
+  void give(const dtrrun::Run& now, Version* one, StorageRef storage) {
+    if (!ledger_.backend.holds(storage.get(), one->nbytes)) ledger_.backend.made_otherwise(now, storage.get(), one->nbytes);
+    if (StorageRef emptied = ledger_.memory_of(one)) {
+      ledger_.backend.refill(emptied.get(), storage.get());
+      ledger_.restored(one);
+    } else if (one == now.wanted || one->locks != 0) {
+      ledger_.hold_scratch(one, std::move(storage));
+    } else {
+      return;
+    }
+    rematerializations++;
+    rematerialized_bytes += one->nbytes;
+    one->last_access = ledger_.clock;
+    if (!ledger_.pressure) return;
+    ledger_.policy->left(one);
+    if (!one->scratch) ledger_.evictable(one);
+  }
+
+  Ledger& ledger_;
+  Deallocation& deallocation_;
+  Eviction& eviction_;
+  int64_t began_ns_ = 0, accounted_before_ = 0;  // of the one in progress, and the time counted before
+};
+
+}  // namespace dtrrun

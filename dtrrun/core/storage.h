@@ -1,0 +1,49 @@
+// A storage, whosever: PyTorch's in a session, a stand-in in a simulation. The core only holds it.
+#pragma once
+
+#include <utility>
+
+#include "policy/node.h"
+
+namespace dtrrun {
+
+struct Storage;  // of a type that only the extension knows
+
+// How each extension keeps its objects. Set when it is loaded.
+struct Objects {
+  Lifetime versions{};
+  void (*hold_operation)(Operation*) = nullptr;
+  void (*let_go_of_operation)(Operation*) = nullptr;
+  void (*hold_storage)(Storage*) = nullptr;
+  void (*let_go_of_storage)(Storage*) = nullptr;
+};
+inline Objects objects;
+
+// A reference to a storage, which lives as long as there is one.
+class StorageRef {
+ public:
+  StorageRef() = default;
+  static StorageRef copy(Storage* borrowed) {
+    if (borrowed != nullptr) objects.hold_storage(borrowed);
+    return StorageRef(borrowed);
+  }
+  static StorageRef take(Storage* owned) { return StorageRef(owned); }
+  StorageRef(const StorageRef& other) : StorageRef(copy(other.storage_)) {}
+  StorageRef(StorageRef&& other) noexcept : storage_(std::exchange(other.storage_, nullptr)) {}
+  StorageRef& operator=(StorageRef other) noexcept {
+    std::swap(storage_, other.storage_);
+    return *this;
+  }
+  ~StorageRef() { reset(); }
+  void reset() {
+    if (Storage* before = std::exchange(storage_, nullptr)) objects.let_go_of_storage(before);
+  }
+  Storage* get() const { return storage_; }
+  explicit operator bool() const { return storage_ != nullptr; }
+
+ private:
+  explicit StorageRef(Storage* owned) : storage_(owned) {}
+  Storage* storage_ = nullptr;
+};
+
+}  // namespace dtrrun

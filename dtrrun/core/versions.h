@@ -1,0 +1,191 @@
+// The present version of each storage, by the storage's key, in the order in which the storages came, and the queue of those
+// whose storages have died.
+#pragma once
+
+#include <deque>
+#include <map>
+
+#include "version.h"
+
+namespace dtrrun {
+
+// Looks for deaths that have not been told yet; see `Versions`. Set by the extension.
+inline void (*settle_deaths)() = [] {};
+
+// Versions whose storages have died, until `Ledger::collect_dead` accounts for them.
+class DeadVersions {
+ public:
+  void append(Version* one) {
+    settle_deaths();
+    add(one);
+  }
+  void prepend(VersionRef one) { waiting_.push_front(std::move(one)); }
+  bool any() const {
+    settle_deaths();
+    return !waiting_.empty();
+  }
+  Version* front() const { return waiting_.front().get(); }
+  size_t size() const {
+    settle_deaths();
+    return waiting_.size();
+  }
+  VersionRef pop() {
+    VersionRef first = std::move(waiting_.front());
+    waiting_.pop_front();
+    return first;
+  }
+  // Appends one whose storage's turn it is.
+  void add(Version* one) { waiting_.emplace_back(one); }
+
+ private:
+  std::deque<VersionRef> waiting_;
+};
+
+class Versions {
+ public:
+  // forget: called with each version that this lets go of.
+  explicit Versions(void (*forget)(Version*)) : forget_(forget) {}
+  ~Versions() { clear(); }
+  Versions(const Versions&) = delete;
+
+  // Borrowed, or null.
+  Version* find(int64_t key) const {
+    if (cells_.empty()) return nullptr;
+    for (size_t place = home(key);; place = (place + 1) & mask_) {
+      const Cell& cell = cells_[place];
+      if (cell.version == nullptr || cell.key == key) return cell.version;
+    }
+  }
+
+  // Enters a version, or puts it in the place of the one that its storage had.
+  void put(Version* made) {
+    if (Version* old = find(made->key)) {
+      if (old == made) return;
+      objects.versions.hold(made);
+      made->before = old->before;
+      made->after = old->after;
+      (made->before == nullptr ? first_ : made->before->after) = made;
+      (made->after == nullptr ? last_ : made->after->before) = made;
+      cells_[place_of(made->key)].version = made;
+      changes_++;  // an iterator may be at the old one
+      let_go(old);
+      return;
+    }
+    objects.versions.hold(made);
+    if (4 * (count_ + 1) > 3 * cells_.size()) grow();
+    size_t place = home(made->key);
+    while (cells_[place].version != nullptr) place = (place + 1) & mask_;
+    cells_[place] = {made->key, made};
+    made->before = last_;
+    made->after = nullptr;
+    (last_ == nullptr ? first_ : last_->after) = made;
+    last_ = made;
+    count_++;
+    changes_++;
+  }
+
+  // Returns whether there was one.
+  bool remove(int64_t key) {
+    Version* one = find(key);
+    if (one == nullptr) return false;
+    size_t hole = place_of(key);
+    for (size_t next = (hole + 1) & mask_; cells_[next].version != nullptr; next = (next + 1) & mask_) {
+      if (((next - home(cells_[next].key)) & mask_) < ((next - hole) & mask_)) continue;
+      cells_[hole] = cells_[next];
+      hole = next;
+    }
+    cells_[hole] = {};
+    (one->before == nullptr ? first_ : one->before->after) = one->after;
+    (one->after == nullptr ? last_ : one->after->before) = one->before;
+    count_--;
+    changes_++;
+    let_go(one);
+    return true;
+  }
+
+  void clear() {
+    while (first_ != nullptr) remove(first_->key);
+  }
+
+  size_t size() const { return count_; }
+  uint64_t changes() const { return changes_; }
+  Version* first() const { return first_; }
+  Version* last() const { return last_; }
+  VersionList all() const {
+    VersionList found;
+    for (Version* one = first_; one != nullptr; one = one->after) found.push_back(one);
+    return found;
+  }
+
+ private:
+  struct Cell {
+    int64_t key = 0;
+    Version* version = nullptr;  // kept
+  };
+
+  void let_go(Version* one) {
+    forget_(one);
+    one->before = one->after = nullptr;
+    objects.versions.let_go(one);
+  }
+  size_t home(int64_t key) const {  // addresses are 16 bytes apart
+    return static_cast<size_t>((static_cast<uint64_t>(key) >> 4) * 0x9E3779B97F4A7C15ull >> 20) & mask_;
+  }
+  size_t place_of(int64_t key) const {
+    size_t place = home(key);
+    while (cells_[place].key != key || cells_[place].version == nullptr) place = (place + 1) & mask_;
+    return place;
+  }
+  void grow() {
+    std::vector<Cell> before(std::max<size_t>(64, 2 * cells_.size()));
+    std::swap(before, cells_);
+    mask_ = cells_.size() - 1;
+    for (const Cell& cell : before) {
+      if (cell.version == nullptr) continue;
+      size_t place = home(cell.key);
+      while (cells_[place].version != nullptr) place = (place + 1) & mask_;
+      cells_[place] = cell;
+    }
+  }
+
+  void (*const forget_)(Version*);
+  std::vector<Cell> cells_;
+  size_t mask_ = 0, count_ = 0;
+  uint64_t changes_ = 0;
+  Version *first_ = nullptr, *last_ = nullptr;
+};
+
+// Recomputed versions that the program does not have, the latest last.
+class Scratch {
+ public:
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  ~Scratch() {
+    while (!by_place_.empty()) remove(by_place_.begin()->second.get());
+  }
+  void add(Version* one) {
+    one->scratch_place = ++places_;
+    by_place_.emplace(one->scratch_place, one);
+  }
+  // Returns whether it was there.
+  bool remove(Version* one) {
+    auto place = by_place_.find(std::exchange(one->scratch_place, 0));
+    if (place == by_place_.end()) return false;
+    VersionRef last = std::move(place->second);
+    by_place_.erase(place);
+    return true;
+  }
+  bool has(const Version* one) const { return one->scratch_place != 0; }
+  size_t size() const { return by_place_.size(); }
+  std::vector<VersionRef> all() const {
+    std::vector<VersionRef> found;
+    for (const auto& [place, one] : by_place_) found.emplace_back(one.get());
+    return found;
+  }
+
+ private:
+  std::map<int64_t, VersionRef> by_place_;
+  int64_t places_ = 0;
+};
+
+}  // namespace dtrrun

@@ -1,0 +1,162 @@
+// The world of a session: PyTorch's storages, and operators that run again (`core/backend.h`).
+#pragma once
+
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include <optional>
+
+#include "placeholders.h"
+#include "replays.h"
+#include "silence.h"
+#include "versions.h"
+#include "way_in.h"
+
+namespace dtrrun {
+
+class SessionBackend final : public PythonBackend {
+ public:
+  explicit SessionBackend(PyObject* ledger) : PythonBackend(ledger), ledger_(ledger) {}
+
+  // What an interposer that is open does faster than Python. slow_path: the session's. mask: as for `TensorVersions`.
+  struct Native {
+    Replays& replays;
+    const Device& device;
+    PyObject* slow_path;
+    Slot next_tick;
+    int64_t mask;
+  };
+  void connect(const Native& native) { native_.emplace(native); }
+  void disconnect() { native_.reset(); }
+
+  // -- storages --
+
+  bool has_storage(const Version* version) const override { return dtrrun::has_storage(as_stored(version)); }
+  StorageRef storage_of(const Version* version) const override {
+    const StoredVersion* one = as_stored(version);
+    if (one->watch == nullptr) return as_storage(held(one->storage));
+    return dtrrun::as_storage(referent(one).get());
+  }
+  VersionRef version_over(Storage* storage) override {
+    if (WatchedStorage::can_watch(as_impl(storage))) {
+      Ref made = blank_version();
+      take_storage(as_stored(made.get()), as_impl(storage));
+      return VersionRef(node_of(made.get()));
+    }
+    Ref on_death = checked(make_on_death(ledger_, nullptr));
+    return VersionRef(node_of(dtrrun::version_over(as_python(storage).get(), on_death.get()).get()));
+  }
+  VersionRef successor(Version* version) override {
+    const StoredVersion* one = as_stored(version);
+    if (one->watch == nullptr) {
+      Ref made = blank_version();
+      take_storage(as_stored(made.get()), one->storage);
+      return VersionRef(node_of(made.get()));
+    }
+    Ref storage = referent(one), on_death = checked(make_on_death(ledger_, nullptr));
+    return VersionRef(node_of(dtrrun::version_over(storage.get(), on_death.get()).get()));
+  }
+  void empty(Storage* storage) override { dtrrun::empty(as_impl(storage)); }
+  void refill(Storage* emptied, Storage* source) override { swap_memory(*as_impl(emptied), *as_impl(source)); }
+  bool holds(Storage* storage, int64_t nbytes) const override {
+    auto size = static_cast<int64_t>(as_impl(storage)->nbytes());
+    if (native_) return ((size - 1 - native_->mask) & native_->mask) == nbytes;
+    Ref object = checked(storage_object(storage)), memory = attribute(ledger_, "memory");
+    return checked(PyObject_CallMethod(memory.get(), "holds", "OL", object.get(), static_cast<long long>(nbytes))).get() == Py_True;
+  }
+
+  // -- operations --
+
+  void beneath(void (*function)(void*), void* argument) override {
+    if (may_run()) {
+      Off off;
+      Silent silent;
+      c10::InferenceMode no_inference(false);  // as `runtime.guards.below`, like the next
+      c10::impl::ExcludeDispatchKeyGuard beneath_the_program(way_in.above);
+      function(argument);
+      return;
+    }
+    // Where the program has modes, or another thread or stream of a GPU's.
+    static PyMethodDef run = {"run", [](PyObject* capsule, PyObject*) -> PyObject* {
+                                auto& given = *static_cast<Given*>(PyCapsule_GetPointer(capsule, nullptr));
+                                return done([&] { given.function(given.argument); });
+                              },
+                              METH_NOARGS, nullptr};
+    Given given{function, argument};
+    Ref capsule = checked(PyCapsule_New(&given, nullptr, nullptr)), callable = checked(PyCFunction_New(&run, capsule.get()));
+    checked(PyObject_CallMethod(part("rematerializer").get(), "beneath", "O", callable.get()));
+  }
+  void execute(Run& run) override {
+    if (!(may_run() && native_->replays.execute(run))) execute_in_python(run);
+  }
+  void between() override {
+    if (!native_ || now_ns() > native_->next_tick.number(native_->slow_path))
+      checked(PyObject_CallMethod(attribute(or_none(links().dtr), "executor").get(), "between", nullptr));
+  }
+
+ private:
+  struct Given {
+    void (*function)(void*);
+    void* argument;
+  };
+
+  bool may_run() const {
+    return native_ && c10::impl::TorchDispatchModeTLS::stack_len() == 0 && native_->device.is_bound() &&
+           native_->device.is_current() && native_->device.on_main_stream();
+  }
+
+  void execute_in_python(Run& run) const {
+    Ref taken = checked(PySet_New(nullptr));
+    for (size_t place = 0; place < run.uses.size(); place++) {
+      if (run.uses[place] != Use::TAKE) continue;
+      Ref id = checked(PyLong_FromVoidPtr(as_object(run.maker->tensor(place).version)));
+      if (PySet_Add(taken.get(), id.get()) < 0) raise();
+    }
+    Ref executor = attribute(or_none(links().dtr), "executor");
+    Ref result = checked(PyObject_CallMethod(executor.get(), "execute", "OO", as_object(run.maker), taken.get()));
+    PyObject *made;
+    long long cost;
+    if (!PyArg_ParseTuple(result.get(), "OL", &made, &cost)) raise();
+    for (PyObject* storage : Items(made)) run.made.push_back(dtrrun::as_storage(storage));
+    run.cost = cost;
+  }
+
+  PyObject* const ledger_;  // which owns this
+  std::optional<Native> native_;
+};
+
+// The core of a session, which is told of its storages' deaths.
+struct SessionCore : Core {
+  explicit SessionCore(PyObject* ledger)
+      : Core(std::make_unique<SessionBackend>(ledger), [](Version* one) { let_go(std::exchange(as_stored(one)->storage, nullptr)); }) {}
+  Listening listening{ledger};
+};
+
+inline SessionBackend& backend_of(Core& core) { return static_cast<SessionBackend&>(*core.backend); }
+
+// -- errors ---------------------------------------------------------------------------------------------------
+
+inline bool is_error_of(PyObject* type) {
+  try {
+    throw;
+  } catch (const python_error& error) {
+    return PyErr_GivenExceptionMatches(error.type, type) != 0;
+  } catch (...) {
+    return false;
+  }
+}
+
+inline std::exception_ptr without_frames() {
+  Ref error = as_error(std::current_exception());
+  try {
+    if (PyException_SetTraceback(error.get(), Py_None) < 0) raise();
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
+    raise();
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+inline std::unique_ptr<Core> make_core(PyObject* ledger) { return std::make_unique<SessionCore>(ledger); }
+
+}  // namespace dtrrun
