@@ -99,8 +99,7 @@ class PythonBackend : public Backend {
     throw std::logic_error("dtrrun: internal error: `refuse` has returned");
   }
   [[noreturn]] void made_otherwise(const Run& run, Storage* storage, int64_t nbytes) override {
-    Ref object = checked(storage_object(storage)), size = checked(PyObject_CallMethod(attribute(ledger_, "memory").get(), "size_of", "O", object.get()));
-    Ref name = attribute(operator_of(run.maker), "name");
+    Ref size = checked(PyLong_FromLongLong(size_of(storage))), name = attribute(operator_of(run.maker), "name");
     PyErr_Format(PyExc_AssertionError, "dtrrun: internal error: %U, run again, made %S bytes in place of %lld", name.get(),
                  size.get(), static_cast<long long>(nbytes));
     raise();

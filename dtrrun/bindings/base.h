@@ -59,6 +59,11 @@ inline bool read_number(PyObject* value, int64_t& number) {
   return true;
 }
 
+// A method that takes arguments by name, for a table of methods.
+inline PyCFunction with_keywords(PyCFunctionWithKeywords function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
+}
+
 // What a method that returns nothing returns.
 template <class Function>
 PyObject* done(const Function& function) {

@@ -145,7 +145,7 @@ inline PyTypeObject* make_operators_type(const std::string& module) {
            core_of_part(self).operators.fail(call);
          });
        }, METH_O, "fail(call): a call has raised: the program gets its error, and nothing stays locked."},
-      {"finish", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(+[](PyObject* self, PyObject* args, PyObject* named) -> PyObject* {
+      {"finish", with_keywords([](PyObject* self, PyObject* args, PyObject* named) -> PyObject* {
          PyObject *object, *outputs;
          int plain = 1;
          static const char* names[] = {"call", "outputs", "plain", nullptr};
@@ -154,10 +154,10 @@ inline PyTypeObject* make_operators_type(const std::string& module) {
            PythonCall call(object, outputs);
            core_of_part(self).operators.finish(call, new_storages_in(outputs), plain != 0);
          });
-       })), METH_VARARGS | METH_KEYWORDS,
+       }), METH_VARARGS | METH_KEYWORDS,
        "finish(call, outputs, *, plain=True): enter what a call has made; its cost is known. plain: all results have a plain storage.\n\n"
        "Raises the budget error if its outputs exceed the budget."},
-      {"enter_results", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(+[](PyObject* self, PyObject* args, PyObject* named) -> PyObject* {
+      {"enter_results", with_keywords([](PyObject* self, PyObject* args, PyObject* named) -> PyObject* {
          PyObject *object, *outputs;
          int plain = 1;
          static const char* names[] = {"call", "outputs", "plain", nullptr};
@@ -166,7 +166,7 @@ inline PyTypeObject* make_operators_type(const std::string& module) {
            PythonCall call(object, outputs);
            core_of_part(self).operators.enter_results(call, new_storages_in(outputs), plain != 0);
          });
-       })), METH_VARARGS | METH_KEYWORDS,
+       }), METH_VARARGS | METH_KEYWORDS,
        "enter_results(call, outputs, *, plain): enter the outputs of a call that the caller has admitted and counted itself."},
       {"enter", [](PyObject* self, PyObject* args) -> PyObject* {
          PyObject *storage, *operation;
@@ -176,7 +176,7 @@ inline PyTypeObject* make_operators_type(const std::string& module) {
            return or_none(core_of_part(self).operators.enter(kept.get(), native_operation(operation)));
          });
        }, METH_VARARGS, "enter(storage, operation): return the version of a new storage that `operation` has made."},
-      {"adopt", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(+[](PyObject* self, PyObject* args, PyObject* named) -> PyObject* {
+      {"adopt", with_keywords([](PyObject* self, PyObject* args, PyObject* named) -> PyObject* {
          PyObject *storage, *pin = nullptr;
          static const char* names[] = {"storage", "pin", nullptr};
          if (!PyArg_ParseTupleAndKeywords(args, named, "O|$O", const_cast<char**>(names), &storage, &pin)) return nullptr;
@@ -184,7 +184,7 @@ inline PyTypeObject* make_operators_type(const std::string& module) {
            StorageRef kept = as_storage(storage);
            return or_none(core_of_part(self).operators.adopt(kept.get(), pin == nullptr ? pins::CONSTANT : as_pin(pin)));
          });
-       })), METH_VARARGS | METH_KEYWORDS,
+       }), METH_VARARGS | METH_KEYWORDS,
        "adopt(storage, *, pin=\"constant\"): enter a storage that no recorded operator made, as a constant, and return its version.\n\n"
        "pin: why it can't be evicted."},
       {nullptr, nullptr, 0, nullptr},
@@ -209,13 +209,13 @@ inline PyTypeObject* make_mutation_type(const std::string& module) {
          if (!PyArg_ParseTuple(args, "OO", &versions, &why)) return nullptr;
          return done([&] { core_of_part(self).mutation.escape_together(versions_in(versions), as_pin(why)); });
        }, METH_VARARGS, "escape_together(versions, why): let several resident versions escape. Raises the budget error."},
-      {"written_outside", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(+[](PyObject* self, PyObject* args, PyObject* named) -> PyObject* {
+      {"written_outside", with_keywords([](PyObject* self, PyObject* args, PyObject* named) -> PyObject* {
          PyObject *version, *why;
          int escapes;
          static const char* names[] = {"version", "why", "escapes", nullptr};
          if (!PyArg_ParseTupleAndKeywords(args, named, "OO$p", const_cast<char**>(names), &version, &why, &escapes)) return nullptr;
          return done([&] { core_of_part(self).mutation.written_outside(native_node(version), as_pin(why), escapes != 0); });
-       })), METH_VARARGS | METH_KEYWORDS,
+       }), METH_VARARGS | METH_KEYWORDS,
        "written_outside(version, why, *, escapes): code that is not an operator is about to write to the memory.\n\n"
        "escapes: it may also do so later. Raises the budget error."},
       {nullptr, nullptr, 0, nullptr},

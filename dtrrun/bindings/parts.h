@@ -180,18 +180,14 @@ inline PyTypeObject* make_eviction_type(const std::string& module) {
 }
 
 inline PyTypeObject* make_rematerializer_type(const std::string& module) {
-  auto with_both = [](PyObject* args, PyObject*& version, PyObject*& operation) {
-    return PyArg_ParseTuple(args, "OO", &version, &operation) != 0;
-  };
-  static auto parse = with_both;
   static PyMethodDef methods[] = {
-      {"materialize", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(+[](PyObject* self, PyObject* args, PyObject* named) -> PyObject* {
+      {"materialize", with_keywords([](PyObject* self, PyObject* args, PyObject* named) -> PyObject* {
          PyObject* targets;
          int locked = 1;
          static const char* names[] = {"targets", "locked", nullptr};
          if (!PyArg_ParseTupleAndKeywords(args, named, "O|$p", const_cast<char**>(names), &targets, &locked)) return nullptr;
          return done([&] { core_of_part(self).rematerializer.materialize(versions_in(targets), locked != 0); });
-       })), METH_VARARGS | METH_KEYWORDS,
+       }), METH_VARARGS | METH_KEYWORDS,
        "materialize(targets, *, locked=True): make all targets resident. locked: whether the caller has locked them.\n\n"
        "Raises the budget error. Locks taken here are released."},
       {"needs", [](PyObject* self, PyObject* operation) -> PyObject* {
@@ -199,7 +195,7 @@ inline PyTypeObject* make_rematerializer_type(const std::string& module) {
        }, METH_O, "The bytes that a run of an operation needs whose inputs are locked, without a workspace."},
       {"run_with_room", [](PyObject* self, PyObject* args) -> PyObject* {
          PyObject *version, *operation;
-         if (!parse(args, version, operation)) return nullptr;
+         if (!PyArg_ParseTuple(args, "OO", &version, &operation)) return nullptr;
          return guarded([&] {
            return PyBool_FromLong(core_of_part(self).rematerializer.run_with_room(native_node(version), native_operation(operation)));
          });
@@ -210,7 +206,7 @@ inline PyTypeObject* make_rematerializer_type(const std::string& module) {
        "A version has been unlocked, before the operation that it was locked for has run."},
       {"read", [](PyObject* self, PyObject* args) -> PyObject* {
          PyObject *version, *operation;
-         if (!parse(args, version, operation)) return nullptr;
+         if (!PyArg_ParseTuple(args, "OO", &version, &operation)) return nullptr;
          return done([&] { core_of_part(self).rematerializer.read(native_node(version), native_operation(operation)); });
        }, METH_VARARGS, "read(version, operation): that is over, and has read it. Frees what was recomputed for that alone."},
       {"under_way_ns", [](PyObject* self, PyObject*) {

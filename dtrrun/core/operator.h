@@ -200,7 +200,8 @@ class Operators {
     } else if (place == Place::FOREIGN_MEMORY) {
       version->escaped = true;
       version->pin = pins::FOREIGN_MEMORY;
-      for (const VersionRef& other : backend.overlapped(version.get(), storage)) mutation_.escape(other.get(), pins::FOREIGN_MEMORY);
+      for (const VersionRef& other : backend.overlapped(version.get(), storage))
+        mutation_.escape(other.get(), pins::FOREIGN_MEMORY);
     } else if (pin == pins::CONSTANT && 0 < version->nbytes && version->nbytes <= SMALL_CONSTANT) {
       backend.keep_small(storage);
     }
@@ -228,8 +229,8 @@ class Operators {
   void prepare_writes(Call& call, std::vector<VersionRef>& changing) {
     bool recordable = call.recordable && !call.reshapes;
     for (size_t place = 0; place < call.written.size(); place++) {
-      bool may = mutation_.may_record(call.written[place].target, call.is_leaf(place), [&] { return recordable && call.overwrites(place); });
-      recordable = recordable && may;
+      auto overwrites = [&] { return recordable && call.overwrites(place); };
+      recordable = mutation_.may_record(call.written[place].target, call.is_leaf(place), overwrites) && recordable;
     }
     std::vector<Version*> constants;
     if (!recordable)

@@ -1,9 +1,4 @@
-"""One operator of the program, from before it runs until its outputs are in the ledger (Sec. 2, figure 1).
-
-Its inputs are made resident and locked, room is made for what it will allocate, and it runs. Then its outputs
-are entered with its recipe, and the inputs are unlocked. The runtime does this with tensors, the simulator
-with the contents of a log. Both describe the operator by a `Call`.
-"""
+"""One operator of the program, as the slow path describes it (`core/operator.h`)."""
 
 from __future__ import annotations
 

@@ -15,13 +15,24 @@ inline Pin as_pin(std::string_view text) {
 }
 
 namespace pins {
-inline const Pin CONSTANT = as_pin("constant"), FOREIGN_MEMORY = as_pin("foreign memory"), GRADIENT = as_pin("gradient"),
-                 HANDED_OUT = as_pin("handed out"), INPUT_LOST = as_pin("input lost"),
-                 INPUT_MUTATED = as_pin("input mutated"), LOADED = as_pin("loaded or copied"), MUTATED = as_pin("mutated"),
-                 NOT_REPLAYABLE = as_pin("not replayable"), OTHER_DEVICE = as_pin("other device"), PARAMETER = as_pin("parameter"),
-                 PINNED = as_pin("pinned"), READ_UNSEEN = as_pin("read unseen"), RUNNING_STATISTICS = as_pin("running statistics"), SHARED = as_pin("shared with a tensor without plain storage"),
-                 SHARED_BY_THREADS = as_pin("written by one thread while another uses it"), UNINITIALISED = as_pin("uninitialised"),
-                 UPDATED_IN_PLACE = as_pin("updated in place");
+inline const Pin CONSTANT = as_pin("constant");
+inline const Pin FOREIGN_MEMORY = as_pin("foreign memory");
+inline const Pin GRADIENT = as_pin("gradient");
+inline const Pin HANDED_OUT = as_pin("handed out");
+inline const Pin INPUT_LOST = as_pin("input lost");
+inline const Pin INPUT_MUTATED = as_pin("input mutated");
+inline const Pin LOADED = as_pin("loaded or copied");
+inline const Pin MUTATED = as_pin("mutated");
+inline const Pin NOT_REPLAYABLE = as_pin("not replayable");
+inline const Pin OTHER_DEVICE = as_pin("other device");
+inline const Pin PARAMETER = as_pin("parameter");
+inline const Pin PINNED = as_pin("pinned");
+inline const Pin READ_UNSEEN = as_pin("read unseen");
+inline const Pin RUNNING_STATISTICS = as_pin("running statistics");
+inline const Pin SHARED = as_pin("shared with a tensor without plain storage");
+inline const Pin SHARED_BY_THREADS = as_pin("written by one thread while another uses it");
+inline const Pin UNINITIALISED = as_pin("uninitialised");
+inline const Pin UPDATED_IN_PLACE = as_pin("updated in place");
 }  // namespace pins
 
 }  // namespace dtrrun
