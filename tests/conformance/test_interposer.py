@@ -104,8 +104,8 @@ def inside(name, budget, *, in_python=False):
 
 @pytest.mark.parametrize("share", [0.9, 0.7, 0.6])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_decisions_are_those_of_python(name, share, monkeypatch):
-    """The same operators, handled in C++, all in Python, and in C++ where what is evicted is up to Python."""
+def test_decisions_are_those_of_the_slow_path(name, share, monkeypatch):
+    """The same operators on the fast path, on the slow one, and on the fast one where Python runs replays."""
     plain = train(name)
     *_, peak = inside(name, None)[1]
     trained, found = inside(name, int(peak * share))
@@ -147,7 +147,7 @@ def trained_by(rules, budget):
 
 
 @pytest.mark.parametrize("rules", RULES, ids=" ".join)
-def test_decisions_of_other_heuristics_are_those_of_python(rules, monkeypatch):
+def test_decisions_of_other_heuristics_do_not_depend_on_who_runs_replays(rules, monkeypatch):
     *_, peak = inside("words", None)[1]
     found = trained_by(rules, int(0.6 * peak))
     use_python_replays(monkeypatch)

@@ -1,7 +1,4 @@
-"""The native extension evicts and recomputes what Python would, in random programs, whoever observes.
-
-Whole rematerializations and the eviction loop exist twice (`dtrrun/native` and `dtrrun/core`).
-"""
+"""What is decided depends neither on who runs an operator again, C++ or Python, nor on observers."""
 
 from __future__ import annotations
 
@@ -76,7 +73,7 @@ def both(
     expected: list[Any] | None = None,
     least: int | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Decisions of the native extension, and those that are made otherwise."""
+    """The decisions of a session, and those of one that is otherwise."""
     native = decisions(compare(program, conditions, expected, least))
     with monkeypatch.context() as patch:
         otherwise(patch)
