@@ -39,11 +39,13 @@ struct Base {
         {0, nullptr},
     };
     // The name is not copied before Python 3.12.
-    static std::string& kept = *new std::string(name);
+    auto& kept = *new std::string(name);
     PyType_Spec spec = {kept.c_str(), sizeof(Object), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
     return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
   }
 };
+
+inline PyGetSetDef nothing_computed[] = {{nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 // An object that is all zeros.
 inline PyObject* new_zeros(PyTypeObject* type, PyObject*, PyObject*) { return type->tp_alloc(type, 0); }

@@ -413,9 +413,8 @@ inline PyTypeObject* make_logged_run_type(const std::string& module) {
       {"watch", T_OBJECT, offsetof(R, watch), 0, nullptr},
       {nullptr, 0, 0, 0, nullptr},
   };
-  static PyGetSetDef none[] = {{nullptr, nullptr, nullptr, nullptr, nullptr}};
   return Base<R, &R::program, &R::ledger, &R::events, &R::watch>::make(
-      module + ".LoggedRun", create, members, methods, none,
+      module + ".LoggedRun", create, members, methods, nothing_computed,
       "LoggedRun(program, ledger, events, limit): `events(text, facts)` is called for what is no operator. limit: ns that may be "
       "recomputed; beyond that, the executor is told to stop. watch: called with the name, the "
       "cost and the versions of each operator that has run.");

@@ -121,8 +121,29 @@ inline std::vector<NewStorage> new_storages_in(PyObject* sequence) {
   return found;
 }
 
+// What a method of `Operators` does with a call.
+template <auto function>
+PyObject* with_call(PyObject* self, PyObject* object) {
+  return done([&] {
+    PythonCall call(object);
+    (core_of_part(self).operators.*function)(call);
+  });
+}
+
+// The same with its outputs: method(call, outputs, *, plain=True).
+template <auto function>
+PyObject* with_outputs(PyObject* self, PyObject* args, PyObject* named) {
+  PyObject *object, *outputs;
+  int plain = 1;
+  static const char* names[] = {"call", "outputs", "plain", nullptr};
+  if (!PyArg_ParseTupleAndKeywords(args, named, "OO|$p", const_cast<char**>(names), &object, &outputs, &plain)) return nullptr;
+  return done([&] {
+    PythonCall call(object, outputs);
+    (core_of_part(self).operators.*function)(call, new_storages_in(outputs), plain != 0);
+  });
+}
+
 inline PyTypeObject* make_operators_type(const std::string& module) {
-  static PyGetSetDef none[] = {{nullptr, nullptr, nullptr, nullptr, nullptr}};
   static PyMethodDef methods[] = {
       {"admit", [](PyObject* self, PyObject* object) -> PyObject* {
          return done([&] {
@@ -133,40 +154,13 @@ inline PyTypeObject* make_operators_type(const std::string& module) {
        }, METH_O,
        "admit(call): bring the inputs back, rescue what a mutation would lose, make room and reserve it.\n\n"
        "If this raises, for instance the budget error, `abandon` releases what the call has taken."},
-      {"abandon", [](PyObject* self, PyObject* object) -> PyObject* {
-         return done([&] {
-           PythonCall call(object);
-           core_of_part(self).operators.abandon(call);
-         });
-       }, METH_O, "abandon(call): release what a call has taken, when it does not run."},
-      {"fail", [](PyObject* self, PyObject* object) -> PyObject* {
-         return done([&] {
-           PythonCall call(object);
-           core_of_part(self).operators.fail(call);
-         });
-       }, METH_O, "fail(call): a call has raised: the program gets its error, and nothing stays locked."},
-      {"finish", with_keywords([](PyObject* self, PyObject* args, PyObject* named) -> PyObject* {
-         PyObject *object, *outputs;
-         int plain = 1;
-         static const char* names[] = {"call", "outputs", "plain", nullptr};
-         if (!PyArg_ParseTupleAndKeywords(args, named, "OO|$p", const_cast<char**>(names), &object, &outputs, &plain)) return nullptr;
-         return done([&] {
-           PythonCall call(object, outputs);
-           core_of_part(self).operators.finish(call, new_storages_in(outputs), plain != 0);
-         });
-       }), METH_VARARGS | METH_KEYWORDS,
+      {"abandon", with_call<&Operators::abandon>, METH_O, "abandon(call): release what a call has taken, when it does not run."},
+      {"fail", with_call<&Operators::fail>, METH_O,
+       "fail(call): a call has raised: the program gets its error, and nothing stays locked."},
+      {"finish", with_keywords(with_outputs<&Operators::finish>), METH_VARARGS | METH_KEYWORDS,
        "finish(call, outputs, *, plain=True): enter what a call has made; its cost is known. plain: all results have a plain storage.\n\n"
        "Raises the budget error if its outputs exceed the budget."},
-      {"enter_results", with_keywords([](PyObject* self, PyObject* args, PyObject* named) -> PyObject* {
-         PyObject *object, *outputs;
-         int plain = 1;
-         static const char* names[] = {"call", "outputs", "plain", nullptr};
-         if (!PyArg_ParseTupleAndKeywords(args, named, "OO|$p", const_cast<char**>(names), &object, &outputs, &plain)) return nullptr;
-         return done([&] {
-           PythonCall call(object, outputs);
-           core_of_part(self).operators.enter_results(call, new_storages_in(outputs), plain != 0);
-         });
-       }), METH_VARARGS | METH_KEYWORDS,
+      {"enter_results", with_keywords(with_outputs<&Operators::enter_results>), METH_VARARGS | METH_KEYWORDS,
        "enter_results(call, outputs, *, plain): enter the outputs of a call that the caller has admitted and counted itself."},
       {"enter", [](PyObject* self, PyObject* args) -> PyObject* {
          PyObject *storage, *operation;
@@ -189,19 +183,14 @@ inline PyTypeObject* make_operators_type(const std::string& module) {
        "pin: why it can't be evicted."},
       {nullptr, nullptr, 0, nullptr},
   };
-  return make_part_type(module + ".Operators", methods, none);
+  return make_part_type(module + ".Operators", methods, nothing_computed);
 }
 
 inline PyTypeObject* make_mutation_type(const std::string& module) {
-  static PyGetSetDef none[] = {{nullptr, nullptr, nullptr, nullptr, nullptr}};
   static PyMethodDef methods[] = {
       {"rescue_dependents", with_version<&Core::rescue, &Rescue::dependents_of>, METH_O,
        "Rescue what was computed from the present content of a constant that is about to change. Raises the budget error."},
-      {"escape", [](PyObject* self, PyObject* args) -> PyObject* {
-         PyObject *version, *why;
-         if (!PyArg_ParseTuple(args, "OO", &version, &why)) return nullptr;
-         return done([&] { core_of_part(self).mutation.escape(native_node(version), as_pin(why)); });
-       }, METH_VARARGS,
+      {"escape", with_pin<&Core::mutation, &Mutation::escape>, METH_VARARGS,
        "escape(version, why): other code can reach the memory from now on: it stays, and nothing is recomputed from it.\n\n"
        "Raises the budget error."},
       {"escape_together", [](PyObject* self, PyObject* args) -> PyObject* {
@@ -220,7 +209,7 @@ inline PyTypeObject* make_mutation_type(const std::string& module) {
        "escapes: it may also do so later. Raises the budget error."},
       {nullptr, nullptr, 0, nullptr},
   };
-  return make_part_type(module + ".Mutation", methods, none);
+  return make_part_type(module + ".Mutation", methods, nothing_computed);
 }
 
 // Makes these types, and adds them, with those of nodes and policies, to an extension. Returns false, with an error set, if that

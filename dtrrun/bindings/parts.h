@@ -50,6 +50,14 @@ PyObject* with_version(PyObject* self, PyObject* version) {
   });
 }
 
+// The same with a version and the reason why it stays in memory.
+template <auto part, auto function>
+PyObject* with_pin(PyObject* self, PyObject* args) {
+  PyObject *version, *why;
+  if (!PyArg_ParseTuple(args, "OO", &version, &why)) return nullptr;
+  return done([&] { (core_of_part(self).*part.*function)(native_node(version), as_pin(why)); });
+}
+
 // Throws if it is not an operation.
 inline Recorded* native_operation(PyObject* object) {
   if (Py_TYPE(object) == operation_type) return recorded_in(object);
@@ -66,39 +74,19 @@ inline std::vector<VersionRef> versions_in(PyObject* sequence) {
 
 inline PyTypeObject* make_part_type(const std::string& name, PyMethodDef* methods, PyGetSetDef* computed) {
   static PyMemberDef none[] = {{nullptr, 0, 0, 0, nullptr}};
-  PyType_Slot slots[] = {
-      {Py_tp_new, reinterpret_cast<void*>(new_part)},
-      {Py_tp_dealloc, reinterpret_cast<void*>(Base<PartObject, &PartObject::ledger>::destroy)},
-      {Py_tp_traverse, reinterpret_cast<void*>(Base<PartObject, &PartObject::ledger>::traverse)},
-      {Py_tp_clear, reinterpret_cast<void*>(Base<PartObject, &PartObject::ledger>::clear)},
-      {Py_tp_members, none},
-      {Py_tp_methods, methods},
-      {Py_tp_getset, computed},
-      {0, nullptr},
-  };
-  auto* kept = new std::string(name);  // not copied before Python 3.12
-  PyType_Spec spec = {kept->c_str(), sizeof(PartObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
-  return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  return Base<PartObject, &PartObject::ledger>::make(name, new_part, none, methods, computed, nullptr);
 }
 
 inline PyObject* or_none(const VersionRef& one) { return Ref::copy(one ? as_object(one.get()) : Py_None).release(); }
 
 inline PyTypeObject* make_recipes_type(const std::string& module) {
-  static PyGetSetDef none[] = {{nullptr, nullptr, nullptr, nullptr, nullptr}};
   static PyMethodDef methods[] = {
-      {"make_constant", [](PyObject* self, PyObject* args) -> PyObject* {
-         PyObject *version, *pin;
-         if (!PyArg_ParseTuple(args, "OO", &version, &pin)) return nullptr;
-         return done([&] { core_of_part(self).recipes.make_constant(native_node(version), as_pin(pin)); });
-       }, METH_VARARGS,
+      {"make_constant", with_pin<&Core::recipes, &Recipes::make_constant>, METH_VARARGS,
        "make_constant(version, pin): drop the recipe of a resident version, so that it can't be evicted any more. pin: the reason."},
       {"secure", with_version<&Core::recipes, &Recipes::secure>, METH_O,
        "Make sure that a version stays recomputable, or return False: an input is lost."},
-      {"pin", [](PyObject* self, PyObject* args) -> PyObject* {
-         PyObject *version, *why;
-         if (!PyArg_ParseTuple(args, "OO", &version, &why)) return nullptr;
-         return done([&] { core_of_part(self).mutation.pin(native_node(version), as_pin(why)); });
-       }, METH_VARARGS, "pin(version, why): keep a resident version in memory from now on, for a reason."},
+      {"pin", with_pin<&Core::mutation, &Mutation::pin>, METH_VARARGS,
+       "pin(version, why): keep a resident version in memory from now on, for a reason."},
       {"lose", with_version<&Core::recipes, &Recipes::lose>, METH_O,
        "A version that is not in memory can't be recomputed any more."},
       {"supersede", [](PyObject* self, PyObject* args) -> PyObject* {
@@ -121,7 +109,7 @@ inline PyTypeObject* make_recipes_type(const std::string& module) {
        "Nothing will be recomputed any more: let go of the storages that recipes have kept alive."},
       {nullptr, nullptr, 0, nullptr},
   };
-  return make_part_type(module + ".Recipes", methods, none);
+  return make_part_type(module + ".Recipes", methods, nothing_computed);
 }
 
 inline PyTypeObject* make_deallocation_type(const std::string& module) {

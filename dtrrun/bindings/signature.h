@@ -10,7 +10,6 @@ inline PyTypeObject* make_signature_type(const std::string& module) {
   using S = SignatureObject;
   constexpr Py_ssize_t FIGURES = offsetof(S, figures);
   static PyMethodDef none[] = {{nullptr, nullptr, 0, nullptr}};
-  static PyGetSetDef nothing_computed[] = {{nullptr, nullptr, nullptr, nullptr, nullptr}};
   static PyMemberDef members[] = {
       {"calls", T_LONGLONG, FIGURES + offsetof(Signature, calls), 0, nullptr},
       {"cost", T_LONGLONG, FIGURES + offsetof(Signature, cost), 0, nullptr},

@@ -80,34 +80,23 @@ class Operators {
                         return !one->escaped || backend.trusts(one);
                       });
     backend.admitted(call);
-    {
-      Taken& taken = taken_[call.id];
-      if (call.untouching) {
-        for (Version* one : call.versions) {
-          one->locks++;
-          taken.locked.emplace_back(one);
-        }
-      } else {
-        rematerializer_.lock(call.versions, taken.locked);
+    Taken& taken = taken_[call.id];
+    if (call.untouching) {
+      for (Version* one : call.versions) {
+        one->locks++;
+        taken.locked.emplace_back(one);
       }
+    } else {
+      rematerializer_.lock(call.versions, taken.locked);
     }
     if (call.opaque)
       for (Version* one : call.versions) mutation_.escape(one, pins::SHARED);
-    std::vector<VersionRef> changing;
-    struct Kept {
-      Operators& own;
-      int64_t id;
-      std::vector<VersionRef>& changing;
-      ~Kept() {
-        for (VersionRef& one : changing) own.taken_[id].changing.push_back(std::move(one));
-      }
-    } kept{*this, call.id, changing};
-    if (!call.written.empty()) prepare_writes(call, changing);
+    if (!call.written.empty()) prepare_writes(call, taken.changing);
     if (call.updates_statistics) {
       std::vector<Version*> statistics;
       for (size_t hole : call.statistics) statistics.push_back(call.versions[hole]);
       for (Version* one : statistics) recipes_.make_constant(one, pins::RUNNING_STATISTICS);
-      mutation_.about_to_change(statistics, changing);
+      mutation_.about_to_change(statistics, taken.changing);
     }
     eviction_.make_room(call.signature->output_bytes, call.signature);
     ledger_.reserve(call.id, backend.thread(), call.signature->output_bytes);
