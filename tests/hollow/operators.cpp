@@ -1,4 +1,5 @@
 // Operators of CUDA's that the CPU lacks, or computes otherwise, by operators that it has.
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cstring>
@@ -297,7 +298,7 @@ void rnn(Stack& s, const Drawn&) {
   Tensor input = s[0].toTensor(), buffer = maybe(s[3]).value_or(Tensor()), reserved = at::zeros({HOLLOW_RESERVED}, at::kByte);
   std::array<Tensor, 3> found;
   apart([&] {
-    at::NoGradGuard without;
+    c10::NoGradGuard without;
     if (!buffer.defined()) {  // the real one copies the weights into a buffer
       auto list = s[1].toTensorVector();
       rnn_sizes sizes = sizes_of(s, 6, input);
@@ -338,7 +339,7 @@ void rnn_backward(Stack& s, const Drawn&) {
         gradients.push_back(*grad);
       }
     auto grads = torch::autograd::grad(outputs, inputs, gradients, {}, false, true);
-    at::NoGradGuard without;
+    c10::NoGradGuard without;
     x = grads[0], h = grads[1], c = first_c ? grads[3] : Tensor();
     for (auto& layer : weights_of(layers.sizes, grads[2], layers.biases)) list.insert(list.end(), layer.begin(), layer.end());
     // The real one writes to its reserve space: what reads it once more reads something else.
