@@ -154,7 +154,7 @@ def _check(
     other = run_once(replace(settings, budget_bytes=nbytes), command, patience)
     if not add(check_run(NAMES[1], other)):
         return give_up(other, "the run in the budget failed")
-    add(check_state(plain, other))
+    add(check_state(plain, other, lambda: run_once(replace(settings, plain=True), command, patience)))
     add(check_peak(other, nbytes))
     add(check_slowdown(plain, other, given.max_slowdown))
     return checks, None, nbytes

@@ -47,6 +47,9 @@ def activate(settings: RuntimeSettings) -> None:
     session = _session(settings)
     if settings.manual_seed is not None:
         seed_all(settings.manual_seed)
+        if settings.device != "cpu" and (torch.version.cuda or torch.version.hip):
+            # On a GPU, convolutions and others add in any order unless they are told not to.
+            torch.use_deterministic_algorithms(True, warn_only=True)
     if settings.record_dir is not None:
         from dataclasses import asdict
 

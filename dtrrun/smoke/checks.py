@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dtrrun.sizes import format_size
@@ -22,6 +22,7 @@ class Check:
     seconds: float = 0.0
 
 
+DOES_NOT_REPEAT = "two plain runs differ, too: the program itself does not repeat"
 NAMES = ("plain run", "run in the budget", "training state", "peak", "slowdown")
 
 
@@ -42,8 +43,11 @@ def check_run(name: str, run: Run) -> Check:
     return Check(name, True, detail, seconds)
 
 
-def check_state(plain: Run, other: Run) -> Check:
-    """Check that parameters, buffers, optimizers and the random generator ended with the same bits."""
+def check_state(plain: Run, other: Run, again: Callable[[], Run] | None = None) -> Check:
+    """Check that parameters, buffers, optimizers and the random generator ended with the same bits.
+
+    again: runs the program plainly once more, to find out whether it repeats at all.
+    """
     name = NAMES[2]
     if len(plain.states) != len(other.states):
         counts = f"{len(plain.states)} training processes, {len(other.states)} in the budget"
@@ -56,8 +60,11 @@ def check_state(plain: Run, other: Run) -> Check:
         if differing := differences(one, two):
             shown = ", ".join(differing[:NAMED])
             more = f" and {len(differing) - NAMED} others" if len(differing) > NAMED else ""
-            detail = f"{len(differing)} of {len(one['digests'])} differ: {shown}{more}"
-            return Check(name, False, "; ".join([detail, *map("it warned: {}".format, other.warnings[:1])]))
+            details = [f"{len(differing)} of {len(one['digests'])} differ: {shown}{more}"]
+            details += map("it warned: {}".format, other.warnings[:1])
+            if again is not None and check_state(plain, again()).passed is False:
+                details.append(DOES_NOT_REPEAT)
+            return Check(name, False, "; ".join(details))
     count = sum(len(state["digests"]) for state in plain.states)
     return Check(name, True, f"{count:,} tensors and values, the same bits")
 

@@ -19,6 +19,9 @@ from dtrrun.telemetry.driver import PER_PROCESS
 from dtrrun.telemetry.record import Snapshot, read_all
 from dtrrun.telemetry.state import State, read_state
 
+REPEATABLE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""Without it, cuBLAS may compute otherwise from run to run, and PyTorch warns of that."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -78,7 +81,7 @@ def run_once(settings: RuntimeSettings, command: Sequence[str], patience: float)
     with records_folder() as folder, watched(settings, folder) as shown:
         environment = child_environment(replace(settings, record_dir=folder))
         if settings.manual_seed is not None:
-            environment = {"PYTHONHASHSEED": str(settings.manual_seed)} | environment
+            environment = REPEATABLE | {"PYTHONHASHSEED": str(settings.manual_seed)} | environment
         ended = run_captured(command, environment, patience)
         snapshots = sorted(shown(read_all(folder)), key=lambda one: _rank(one.meta.get("rank")))
         outcome = judge(ended.returncode, snapshots, read_marks(Path(folder)))

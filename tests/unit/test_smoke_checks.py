@@ -7,6 +7,7 @@ import pytest
 
 from dtrrun.launch.captured import Captured
 from dtrrun.smoke.checks import (
+    DOES_NOT_REPEAT,
     NAMES,
     Check,
     check_peak,
@@ -48,6 +49,13 @@ def test_a_run_that_does_not():
     assert check_run("x", a_run(error="exit status 1")) == Check("x", False, "exit status 1", 12.5)
     none = check_run("x", a_run(steps=0))
     assert (none.passed, none.detail) == (False, "the script made no optimizer step")
+
+
+def test_a_program_that_does_not_repeat():
+    plain, other = a_run(state()), a_run(state(weight="c"))
+    assert DOES_NOT_REPEAT not in check_state(plain, other, lambda: plain).detail
+    check = check_state(plain, other, lambda: a_run(state(weight="d")))
+    assert (check.passed, check.detail) == (False, f"1 of 2 differ: weight; {DOES_NOT_REPEAT}")
 
 
 def test_the_same_state():
