@@ -103,7 +103,7 @@ class Eviction:
                 pinned[reason] = pinned.get(reason, 0) + version.nbytes
         for reason, nbytes in ledger.pinned_blocks().items():
             pinned[reason] = pinned.get(reason, 0) + nbytes
-        return dict(sorted(pinned.items(), key=lambda item: -item[1]))
+        return by_size(pinned)
 
     def least_bytes_with(self, versions: Sequence[Version]) -> int:
         """Return the bytes of these versions and of all that can never be evicted. Locks don't count."""
@@ -113,22 +113,31 @@ class Eviction:
         blocks = sum(ledger.pinned_blocks().values())
         return sum(wanted.values()) + blocks + sum(ledger.overhead.values())
 
-    def too_small(self, nbytes: int, operator: str, *, refused: bool = False) -> Exception:
+    def too_small(self, nbytes: int, operator: str, *, missing: int | None = None) -> Exception:
         """Return the error for an operator that needs `nbytes` more than are available.
 
-        refused: by the device's allocator, with all evicted, whatever room the ledger sees.
+        missing: bytes that the device's allocator lacked for it, whatever room the ledger sees.
         """
         ledger = self._ledger
         assert ledger.budget_bytes is not None
-        overhead = max(ledger.budget_bytes - ledger.limit, sum(ledger.overhead.values()), 0)  # on a GPU
         reserved = ledger.reserved_bytes
         under_way = {"results of running operators": reserved} if reserved else {}
-        least = ledger.resident_bytes + reserved + nbytes + overhead
+        if missing is None:
+            overhead = max(ledger.budget_bytes - ledger.limit, sum(ledger.overhead.values()), 0)  # on a GPU
+            least = ledger.resident_bytes + reserved + nbytes + overhead
+        else:  # what it needs may be reserved, and the limit is an estimate
+            needed = ledger.resident_bytes + max(reserved, nbytes) + sum(ledger.overhead.values())
+            least = max(needed, ledger.budget_bytes + missing)
         error: Exception = self.BudgetError(
             operator,
             nbytes,
             ledger.budget_bytes,
-            max(least, ledger.budget_bytes + nbytes) if refused else least,
-            self.pinned_by_reason() | ledger.overhead | under_way,
+            least,
+            by_size(self.pinned_by_reason() | ledger.overhead | under_way),
         )
         return error
+
+
+def by_size(sizes: dict[str, int]) -> dict[str, int]:
+    """Return these bytes by name, largest first."""
+    return dict(sorted(sizes.items(), key=lambda item: -item[1]))

@@ -8,7 +8,6 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <initializer_list>
 #include <optional>
 
 namespace dtrrun {
@@ -18,6 +17,7 @@ class Device {
   explicit Device(const char* type) : ours_(type) {}
 
   bool is_cpu() const { return ours_.is_cpu(); }
+  c10::DeviceType type() const { return ours_.type(); }
   // The session has begun to use this device. Until then everything that a GPU concerns is for Python.
   void bind(c10::DeviceIndex index) {
     ours_.set_index(index);
@@ -35,13 +35,6 @@ class Device {
   bool is_current() const { return is_cpu() || guard_->getDevice() == ours_; }
   // Whether this thread is on the program's main stream. What a side stream uses is for Python.
   bool on_main_stream() const { return is_cpu() || guard_->getStream(ours_) == *home_; }
-
-  // Allocates blocks of these sizes (bytes) together and frees them, so that they are cached for the next requests.
-  void take(std::initializer_list<int64_t> sizes) const {
-    c10::DeviceGuard there(ours_);
-    c10::SmallVector<at::DataPtr, 2> held;
-    for (int64_t nbytes : sizes) held.push_back(c10::GetAllocator(ours_.type())->allocate(nbytes));
-  }
 
   // Whether one of an operator's arguments is on a GPU, or names one.
   bool is_used_by(const c10::IValue* values, size_t count) const {

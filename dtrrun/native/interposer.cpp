@@ -10,6 +10,7 @@
 #include <atomic>
 #include <memory>
 
+#include "device_allocator.h"
 #include "dlpack.h"
 #include "interposer.h"
 #include "extension_functions.h"
@@ -108,7 +109,10 @@ PyObject* close_session(PyObject*, PyObject*) {
 
 PyObject* bind(PyObject*, PyObject* index) {
   return guarded([&]() -> PyObject* {
-    if (interposer) interposer->device.bind(static_cast<c10::DeviceIndex>(as_number(index)));
+    if (interposer) {
+      interposer->device.bind(static_cast<c10::DeviceIndex>(as_number(index)));
+      DeviceAllocator::watch(interposer->device.type());
+    }
     Py_RETURN_NONE;
   });
 }

@@ -48,9 +48,9 @@ class Interposer {
         kernels_(attribute(slow_path_.get(), "kernels")), operators_(python),
         ambient_(attribute(attribute(slow_path_.get(), "ambient").get(), "readers").get(), this->device.is_cpu()),
         versions_(ledger_.get(), as_number(attribute(python, "mask").get())), core_(versions_.core), ledger(core_.ledger),
-        workspaces_(python, versions_, this->device), lock_(slow_path_.get()),
-        replays_(python, ambient_, workspaces_, operators_, this->device),
-        readiness_(slow_path_.get(), lock_, versions_, workspaces_), lists_(python, versions_),
+        lock_(slow_path_.get()),
+        replays_(python, ambient_, operators_, this->device),
+        readiness_(slow_path_.get(), lock_, versions_), lists_(python, versions_),
         first_calls_(python, attribute(slow_path_.get(), "signatures").get(), versions_),
         observation_(slow_path_.get(), versions_, first_calls_),
         any_reason_(type_of(classes, "Reasons"), "any"),
@@ -1051,7 +1051,6 @@ class Interposer {
   OperationFields operation;
   SignatureFields signature;
   OperatorTable operators_;
-  Workspaces workspaces_;
   Lock lock_;
   Replays replays_;
   Readiness readiness_;

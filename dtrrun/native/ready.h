@@ -1,5 +1,5 @@
-// Makes a call ready to run: brings its inputs back, makes room for its outputs, and provides a workspace
-// (`SlowPath.make_ready` in runtime/dispatch/slow_path.py).
+// Makes a call ready to run: brings its inputs back and makes room for its outputs (`SlowPath.make_ready` in
+// runtime/dispatch/slow_path.py).
 #pragma once
 
 #include "callers.h"
@@ -12,15 +12,12 @@ class Readiness {
  public:
   using Inputs = c10::SmallVector<Ref, 6>;  // versions
 
-  Readiness(PyObject* slow_path, const Lock& lock, TensorVersions& versions, const Workspaces& workspaces)
-      : slow_path_(Ref::copy(slow_path)), lock_(lock), versions_(versions), core_(versions.core), ledger_(core_.ledger),
-        workspaces_(workspaces) {}
+  Readiness(PyObject* slow_path, const Lock& lock, TensorVersions& versions)
+      : slow_path_(Ref::copy(slow_path)), lock_(lock), versions_(versions), core_(versions.core), ledger_(core_.ledger) {}
 
   // Whether a call whose inputs are in memory can run at once.
   bool is_ready(PyObject* found) const {
-    int64_t needed = ledger_.resident_bytes + ledger_.reserved_bytes + signature_.output_bytes.number(found);
-    return needed <= ledger_.limit &&
-           !(ledger_.pressure && signature_.workspace.number(found) != 0);
+    return ledger_.resident_bytes + ledger_.reserved_bytes + signature_.output_bytes.number(found) <= ledger_.limit;
   }
 
   // found: the call's signature. inputs_resident: whether its inputs are in memory. shared: whether other threads' operators may be
@@ -60,7 +57,6 @@ class Readiness {
     Locked locked(inputs, ledger_.clock);
     if (!inputs_resident) bring_back(inputs);
     make_room(found);
-    workspaces_.provide(found);
     return true;
   }
 
@@ -116,7 +112,6 @@ class Readiness {
   TensorVersions& versions_;
   Core& core_;
   Ledger& ledger_;
-  const Workspaces& workspaces_;
   VersionFields version_;
   SignatureFields signature_;
 };

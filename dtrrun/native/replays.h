@@ -16,7 +16,6 @@
 #include "device.h"
 #include "operator_table.h"
 #include "pytorch.h"
-#include "workspace.h"
 
 namespace dtrrun {
 
@@ -80,8 +79,8 @@ inline bool can_retry(PyObject* python, PyObject* operator_, PyObject* rng = nul
 class Replays {
  public:
   // python: the `Interposer` of Python.
-  Replays(PyObject* python, Ambient& ambient, const Workspaces& workspaces, OperatorTable& operators, const Device& device)
-      : python_(Ref::copy(python)), device_(device), workspaces_(workspaces), ambient_(ambient), operators_(operators) {}
+  Replays(PyObject* python, Ambient& ambient, OperatorTable& operators, const Device& device)
+      : python_(Ref::copy(python)), device_(device), ambient_(ambient), operators_(operators) {}
 
   void forget() { geometries_.clear(); }
 
@@ -108,7 +107,6 @@ class Replays {
     bool allocates =
         std::any_of(run.uses.begin(), run.uses.end(), [](Use use) { return use == Use::COPY || use == Use::BLANK; });
     if (!device_.is_cpu() && (allocates || recipe.rng)) return false;
-    workspaces_.provide(found);
     c10::SmallVector<c10::Storage, 4> targets(run.uses.size());  // that it writes to, by place
     Stack stack = arguments(recipe, *geometries, run, targets);
     int64_t started = now_ns();
@@ -240,7 +238,6 @@ class Replays {
 
   Ref python_;
   const Device& device_;
-  const Workspaces& workspaces_;
   Ambient& ambient_;
   OperatorTable& operators_;
   std::unordered_map<PyObject*, std::pair<Ref, std::shared_ptr<const std::vector<Geometry>>>> geometries_;

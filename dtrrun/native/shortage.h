@@ -1,4 +1,5 @@
-// What the heap does when the system refuses memory (`ulimit -d`): others are evicted for it, and it asks again.
+// What is done when the system refuses memory to the heap (`ulimit -d`), or a GPU's allocator to a kernel: others are evicted for
+// it, and it is asked again.
 //
 // It may happen in the middle of an operator, whose kernel goes on afterwards: nothing runs twice. `runtime/shortage.py`
 // evicts. What the kernel reads stays, and nothing comes to depend on what it writes to.

@@ -64,6 +64,12 @@ def _load() -> None:
     loading_ns = now_ns() - started
 
 
+WITH_WORKSPACE = {"aten.mkldnn_rnn_layer": 17, "aten._cudnn_rnn": 32, "aten.cudnn_batch_norm": 2}
+"""What an operator takes in all, as a multiple of its results. oneDNN's workspace is 15 times the results on
+large LSTM layers, and a few pages more on small ones; cuDNN's was 25 times an LSTM's (on an H100), beside
+what it keeps for the backward pass. For a batch norm it keeps a bit an element, and often nothing."""
+
+
 def by_shape_function(
     func: Any, operator: Operator, template: list[Any], kwargs: dict[str, Any], geometries: list[Geometry]
 ) -> int | None:
@@ -100,9 +106,8 @@ def by_shape_function(
             if operator.grows:
                 nbytes += max(sum(size_of(storage_of(tensor)) for tensor in tensors) - before, 0)
             if workspace:
-                # The shape function does not include the workspace. oneDNN's is 15 times the results on large
-                # LSTM layers, and a few pages more on small ones; the first call corrects an overestimate.
-                nbytes = 17 * nbytes + 65536
+                # Which the shape function does not include; the first call corrects an overestimate.
+                nbytes = WITH_WORKSPACE[operator.name] * nbytes + 65536
             return nbytes
     except Exception:
         # No shape function, or unsupported arguments: it is measured instead.

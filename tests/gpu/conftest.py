@@ -1,7 +1,9 @@
 """For tests alone on an NVIDIA GPU, or on tests/hollow's: `gpu` sets what makes CUDA's results repeatable."""
 
 import ctypes
+import gc
 import os
+import sys
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # as the launcher does
@@ -27,6 +29,9 @@ def gpu():
         pytest.skip(REASON)
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
+    sys.last_exc = sys.last_value = sys.last_traceback = None  # a test that has failed holds its tensors
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()  # of each thread and stream of the tests before
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     yield

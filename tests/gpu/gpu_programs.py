@@ -129,13 +129,16 @@ def beside():
 
 
 def budget_for(make, share, **options):
-    """The budget in which `share` of the program's peak is left for tensors, and its result without one."""
+    """The budget in which `share` of the program's peak is left for tensors and workspaces, and its result
+    without one."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
     with dtrrun.budget(None, device=DEVICE) as session:
         expected = train(make, **options)
         report = session.report()
     gc.collect()
     kept = torch.cuda.memory_allocated()  # by cuBLAS, for each of its threads
-    tensors = int(report["peak_bytes"] * share)
+    tensors = int((torch.cuda.max_memory_allocated() - before) * share)
     guard = max(64 * MIB, (report["overhead_bytes"] + tensors) // 40)
     return report["overhead_bytes"] + guard + kept + tensors + 64 * MIB, expected
 

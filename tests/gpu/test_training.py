@@ -90,7 +90,7 @@ def test_dropout_draws_what_it_drew():
 
 def test_a_recurrent_layers_own_dropout_goes_on_where_it_was():
     """A replay that set the generator would make cuDNN begin anew, with a seed that it draws."""
-    budget, plain = budget_for(recurrent_dropout, 0.7)
+    budget, plain = budget_for(recurrent_dropout, 0.5)
     with dtrrun.budget(budget, device=DEVICE) as session:
         found = train(recurrent_dropout)
         rows = session.report()["operators"]
@@ -111,7 +111,10 @@ def test_a_data_loader_that_pins_leaves_the_fast_path_on(workers):
     assert found == [8 * 64 * 64] * 8
 
 
-def test_a_convolution_gets_its_workspace_inside_a_tight_budget(capsys):
+@pytest.mark.parametrize("mib", [32, 128])
+def test_a_convolution_gets_its_workspace_inside_a_tight_budget(mib, monkeypatch, capsys):
+    """Without it, cuDNN would take another algorithm, with other bits. On a GPU, it wants what it wants."""
+    monkeypatch.setenv("HOLLOW_WORKSPACE", str(mib << 20))
     budget, plain = budget_for(convnet, 0.4)
     forget()
     with dtrrun.budget(budget, device=DEVICE):
@@ -156,7 +159,7 @@ def test_ddp_with_nccl(tmp_path):
         timeout=240,
         cwd=Path(__file__).parents[2],
     )
-    assert found.returncode == 0, found.stderr[-2000:]
+    assert found.returncode == 0, found.stderr[-8000:]
     assert sorted(found.stdout.splitlines()) == sorted(plain.stdout.splitlines())
 
 

@@ -405,9 +405,9 @@ c10::DataPtr allocate(c10::Allocator* self, size_t nbytes) {
 
 void replace_allocate() {
   static void* entries[ENTRIES];
+  if (allocate_really) return;
   c10::Allocator* allocator = c10::cuda::CUDACachingAllocator::get();
   void*** table = reinterpret_cast<void***>(allocator);
-  if (*table == entries + 2) return;
   std::memcpy(entries, *table - 2, sizeof entries);
   allocate_really = reinterpret_cast<Allocate>(entries[2 + ALLOCATE]);
   entries[2 + ALLOCATE] = reinterpret_cast<void*>(&allocate);

@@ -24,7 +24,7 @@ native(
      "if («shared && ledger_.any_reserved()») return std::nullopt;", "false",
      "hazards_room::who_finds_no_room_waits_for_the_others"),
     ("room is promised to several at once",
-     "int64_t needed = ledger_.resident_bytes + «ledger_.reserved_bytes» +", "int64_t{0}",
+     "return ledger_.resident_bytes + «ledger_.reserved_bytes» + signature_", "int64_t{0}",
      "hazards_room::on_the_fast_path_room_that_another_has_been_promised_is_none"),
 )
 native(

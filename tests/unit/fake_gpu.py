@@ -17,6 +17,7 @@ What stands for the driver's library is `fake_nvml`. The other model of a GPU is
 PyTorch with CUDA: `tests/hollow`.
 """
 
+import itertools
 import weakref
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -91,6 +92,7 @@ class Allocator:
         self.emptied = self.ooms = self.flushes = 0
         self.unmapped = 0  # bytes of all flushes
         self.busy = False  # an operator runs: its workspace is in use
+        self.relieve = lambda nbytes, attempt: False  # `Retry.relieve` of a session
         self._storages = {}  # by id: weak references
 
     @property
@@ -110,24 +112,34 @@ class Allocator:
 
     def allocate(self, nbytes):
         """A part for a request."""
-        self.collect()
         nbytes = -(-nbytes // 512) * 512
-        part = self.find(nbytes)
-        if part is None:
-            counted = self.counted(nbytes)
-            if self.cap is not None and self.reserved + counted > self.cap:
-                self._flush()
-                if self.reserved + counted > self.cap:
-                    self.ooms += 1
-                    raise torch.OutOfMemoryError(
-                        f"CUDA out of memory. Tried to allocate {counted / MIB:.2f} MiB. GPU 0 has"
-                    )
-            part = self._map(nbytes)
+        for attempt in itertools.count():
+            part = self._asked(nbytes)
+            if part is not None:
+                break
+            self.ooms += 1
+            if not self.relieve(nbytes, attempt):
+                size = self.counted(nbytes) / MIB
+                raise torch.OutOfMemoryError(
+                    f"CUDA out of memory. Tried to allocate {size:.2f} MiB. GPU 0 has"
+                )
         self.allocated += nbytes
         self.total += nbytes
         self.peak = max(self.peak, self.allocated)
         self.reserved_peak = max(self.reserved_peak, self.reserved)
         return part
+
+    def _asked(self, nbytes):
+        """A part, or None."""
+        self.collect()
+        part = self.find(nbytes)
+        if part is not None:
+            return part
+        if self.cap is not None and self.reserved + self.counted(nbytes) > self.cap:
+            self._flush()
+            if self.reserved + self.counted(nbytes) > self.cap:
+                return None
+        return self._map(nbytes)
 
     def take(self, nbytes):
         """Workspace, until the operator ends."""
@@ -306,6 +318,7 @@ class FakeGpu:
             return self.kernel(func, name, args, kwargs, compute)
         finally:
             self.allocator.busy = False
+            self.allocator.collect()
 
     def kernel(self, func, name, args, kwargs, compute):
         if self.workspace.get(name):
@@ -366,7 +379,7 @@ class FakeGpu:
     def statistics(self):
         a = self.allocator
         a.collect()
-        return Statistics(a.allocated, a.peak, a.total, a.reserved, a.reserved_peak, a.ooms)
+        return Statistics(a.allocated, a.peak, a.total, a.reserved, a.reserved_peak, a.ooms, a.flushes)
 
     def used_and_total(self):
         return self.context + self.allocator.reserved + self.others, TOTAL
@@ -380,15 +393,6 @@ class FakeGpu:
 
     def cap_stands(self):
         return not self.overruled
-
-    def take(self, sizes):
-        self.allocator.busy = True
-        try:
-            for nbytes in sizes:
-                self.allocator.take(nbytes)
-        finally:
-            self.allocator.busy = False
-            self.allocator.collect()
 
     def empty_cache(self):
         self.allocator.empty_cache()
@@ -511,7 +515,9 @@ def fake_session(monkeypatch, budget, gpu=None, **options):
     use_python_replays(monkeypatch)
     with dtrrun.budget(budget, **options) as session:
         session.slow_path.reasons.add("a model of a GPU")
+        gpu.allocator.relieve = session.device.retry.relieve
         yield session, gpu
+    gpu.allocator.relieve = lambda nbytes, attempt: False
 
 
 def stepped(session):

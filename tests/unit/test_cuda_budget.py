@@ -113,10 +113,10 @@ def test_fragmentation_lowers_the_limit_and_is_forgotten():
     accounts.request_failed(accounts.cap - 200 * MIB, 100 * MIB)
     assert accounts.slack == 200 * MIB
     assert accounts.limit(0, 0) == before + LEAST_SLACK - 200 * MIB
-    accounts.step_ended()
+    accounts.step_ended(False)
     assert accounts.slack == 175 * MIB
     for _ in range(300):
-        accounts.step_ended()
+        accounts.step_ended(False)
     assert accounts.slack == LEAST_SLACK
 
 

@@ -168,7 +168,7 @@ def test_an_in_place_operator_that_has_begun_is_not_repeated(monkeypatch):
     with fake_session(monkeypatch, BUDGET) as (session, gpu):
         x = tensor()
         gpu.refuse["aten::cumsum_"] = 1
-        with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
             x.cumsum_(0)
         assert session.report()["oom_retries"] == 0
         assert gpu.ran.count("aten::cumsum_") == 1

@@ -7,7 +7,6 @@ returns memory to the driver.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +19,8 @@ Tensor = torch.Tensor
 
 
 class Statistics(NamedTuple):
-    """Of the caching allocator, in bytes. `total`: everything ever allocated; `ooms`: its refusals."""
+    """Of the caching allocator, in bytes. `total`: everything ever allocated; `ooms`: its refusals;
+    `flushes`: how often it has returned its cache for want of memory."""
 
     allocated: int
     peak: int
@@ -28,6 +28,7 @@ class Statistics(NamedTuple):
     reserved: int
     reserved_peak: int
     ooms: int
+    flushes: int
 
 
 class Gpu:
@@ -91,6 +92,7 @@ class Gpu:
             reserved["current"],
             reserved["peak"],
             found.get("num_ooms", 0),
+            found.get("num_alloc_retries", 0),
         )
 
     def used_and_total(self) -> tuple[int, int]:
@@ -127,13 +129,6 @@ class Gpu:
             return True
         self._programs_share = share
         return False
-
-    def take(self, sizes: Sequence[int]) -> None:
-        """Allocate blocks of these sizes (bytes) together and free them, so that they are cached for the next
-        requests. Raises OutOfMemoryError."""
-        device = torch.device("cuda", self.index)
-        held = [torch.UntypedStorage(nbytes, device=device) for nbytes in sizes]
-        del held
 
     @staticmethod
     def empty_cache() -> None:

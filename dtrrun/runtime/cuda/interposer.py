@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from dtrrun.core.graph import Signature
 from dtrrun.runtime import rng
 from dtrrun.runtime.cuda.oom_retry import requested
 from dtrrun.runtime.dispatch.interposer import NO_KEYWORDS, Interposer
@@ -76,6 +75,8 @@ class CudaInterposer(Interposer):
         """
         device = self.device
         if operator is None or not device.operators.can_retry(operator, error, drawn is not None):
+            if operator is not None:
+                device.retry.refuse(error, operator.name)
             self._met(error)
             return False
         if drawn is not None:
@@ -88,10 +89,6 @@ class CudaInterposer(Interposer):
         if isinstance(error, torch.OutOfMemoryError) and not isinstance(error, BudgetError):
             self.device.retry.met(error)
             self.device.retry.observers.reached_program()
-
-    def provide(self, signature: Signature, refusal: torch.OutOfMemoryError) -> None:
-        """A call is about to need a workspace, which the allocator has refused."""
-        self.device.operators.provide(signature, refusal)
 
     def capture(self, nbytes: int, generator: torch.Generator | None) -> Any:
         """Return the state of the generator from which an operator is about to draw `nbytes` bytes.

@@ -1,26 +1,27 @@
 """Out-of-memory retry: after an out-of-memory error, evict and run the operator again.
 
 The ledger makes room before an operator runs, so this handles only what it cannot see: workspaces on the
-first call, and fragmentation. Only operators that have certainly not begun to write are run again
-(`retriable`).
+first call, and fragmentation. Where PyTorch's allocator refuses memory, storages are evicted at once, in the
+middle of the operator (`Retry.relieve`). It runs again where that was in vain, or where a library has asked
+the driver itself, and only if it has certainly not begun to write (`retriable`).
 
 PyTorch's convolutions catch the error themselves and let cuDNN try its other algorithms. The next one gives
-different bits and remains the thread's choice (`try_configs` in aten/src/ATen/native/cudnn/Conv_v8.cpp). So
-their workspace is provided in advance; and if no algorithm is left, they raise another error.
+different bits and remains the thread's choice (`try_configs` in aten/src/ATen/native/cudnn/Conv_v8.cpp). If
+no algorithm is left, they raise another error.
 """
 
 from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 
 from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Version
-from dtrrun.runtime.cuda.budget import Accounts
+from dtrrun.runtime.cuda.budget import SEGMENT, Accounts
 from dtrrun.runtime.cuda.fragmentation import best_hole
 from dtrrun.runtime.cuda.observers import Observers
 from dtrrun.runtime.dispatch.slow_path import SlowPath
@@ -61,7 +62,11 @@ the name of the status ends alike. What a library lacks on the host is not meant
 SMALL_REQUEST = 2 << 20
 """The size that the error reports for a request of up to 1 MiB, which is served from a separate pool."""
 
-_REQUEST = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+_SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
+_REQUEST = re.compile(rf"Tried to allocate {_SIZE}")
+_CAP = re.compile(rf"{_SIZE} allowed;")
+_ALLOCATED = re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTorch")
+_CACHED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _DEVICE = re.compile(r"\. GPU (\d+) has a total capacity")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -95,8 +100,21 @@ def requested(message: str) -> int:
 
     That is what it would take from the driver: 2 MiB for everything up to 1 MiB, 20 MiB below 10 MiB.
     """
-    found = _REQUEST.search(message)
-    return int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    return _size(_REQUEST, message) or 0
+
+
+def missing(message: str) -> int:
+    """Return how much more the allocator would have had to be allowed for its request, to a segment."""
+    asked = requested(message)
+    allocated, cached, cap = (_size(pattern, message) for pattern in (_ALLOCATED, _CACHED, _CAP))
+    if allocated is None or cached is None or cap is None:
+        return asked
+    return max(asked + allocated + cached - cap, 0) + SEGMENT
+
+
+def _size(pattern: re.Pattern[str], message: str) -> int | None:
+    found = pattern.search(message)
+    return int(float(found[1]) * _UNITS[found[2]]) if found else None
 
 
 class Retry:
@@ -137,7 +155,7 @@ class Retry:
                 if attempt >= ATTEMPTS and not ran and not isinstance(error, torch.OutOfMemoryError):
                     error.dtrrun_given_up = True  # type: ignore[attr-defined]
                     raise
-                asked = requested(str(error))
+                asked, lacking = requested(str(error)), missing(str(error))
             # The error has been released, and so has what its traceback held.
             if asked > wanted + wanted // 100:  # not only rounding
                 wanted = asked + asked // 100
@@ -151,31 +169,44 @@ class Retry:
             self._dtr.eviction.over_budget += 1
             self.observers.survived()
             return run()
+        self._refuse(wanted, name, lacking)
+
+    def _refuse(self, nbytes: int, name: str, lacking: int) -> NoReturn:
         self.observers.reached_program()
-        too_small: Any = self._dtr.eviction.too_small(wanted, name, refused=True)
+        too_small: Any = self._dtr.eviction.too_small(nbytes, name, missing=lacking)
         self._slow_path.too_small(too_small)
         raise too_small
 
-    def provide(self, sizes: Sequence[int], refusal: torch.OutOfMemoryError | None = None) -> None:
-        """Make blocks of these sizes available together, if possible. Raises nothing.
+    def once(self, run: Callable[[], Any], name: str) -> Any:
+        """Call run(), which may have begun to write when it runs out of memory. Then raise BudgetError."""
+        try:
+            return run()
+        except torch.OutOfMemoryError as error:
+            self.refuse(error, name)
+            raise
 
-        refusal: the allocator's, if it has been asked for them.
+    def refuse(self, error: BaseException, name: str) -> None:
+        """Raise BudgetError if an operator's error is that of the allocator under our cap."""
+        limited = self._ledger.budget_bytes is not None and not self._dtr.eviction.warn_only
+        ours = isinstance(error, torch.OutOfMemoryError) and short_of_memory(error, self.gpu.index)
+        if limited and ours:
+            self.met(error)
+            self._refuse(requested(str(error)), name, missing(str(error)))
+
+    def relieve(self, nbytes: int, attempt: int) -> bool:
+        """Evict for a request that the allocator refuses, perhaps in the middle of an operator.
+
+        Returns whether to ask it again.
         """
-        if self._ledger.budget_bytes is None:
-            return
-        for attempt in range(ATTEMPTS + 1):
-            if refusal is None:
-                try:
-                    self.gpu.take(sizes)
-                    self.observers.survived()
-                    return
-                except torch.OutOfMemoryError as error:
-                    refusal = error
-            self.met(refusal)
-            asked = requested(str(refusal))
-            refusal = None  # and what its traceback holds
-            if attempt < ATTEMPTS:
-                self._release(attempt, max(sum(sizes), asked), asked)
+        ledger, cap = self._ledger, self.accounts.cap
+        if ledger.budget_bytes is None or not ledger.evicting or attempt >= ATTEMPTS:
+            return False
+        if cap is None or nbytes > cap:
+            return False
+        self.refusals += 1
+        self.observers.survived()
+        self._release(attempt, nbytes, nbytes)
+        return True
 
     def met(self, error: BaseException) -> None:
         """Note an error that is being reported, to tell it from refusals that were not."""

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
 
-import torch
-
 from dtrrun.core.graph import Geometry, Operation, Signature
 from dtrrun.runtime.cost_model import GPU, modelled_ns
 from dtrrun.runtime.cuda.oom_retry import Retry, retriable, short_of_memory
@@ -21,16 +19,13 @@ from dtrrun.runtime.rng import put_back
 from dtrrun.runtime.storage import size_of, storage_of
 from dtrrun.settings import RuntimeSettings
 
-PROVIDED = {"aten.convolution", "aten.convolution_backward", "aten._cudnn_rnn_backward"}
-"""Operators that must not be refused memory.
-
-For a convolution, the library would choose another algorithm, with different bits. A recurrent layer's
-backward pass allocates again after it has written to the reserve space, so it could not be repeated.
-"""
+CONVOLUTIONS = {"aten.convolution", "aten.convolution_backward"}
+"""Operators whose library can do without a workspace: it takes another algorithm, with other bits."""
+LIBRARIES = CONVOLUTIONS | {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"}
+"""Operators of libraries that choose, and load, a kernel by the sizes of what they are given."""
+TIMED = 3
+"""Calls of a signature that are timed, which Python does: some 70 µs each (beside an H100)."""
 LEAST_WORKSPACE = 1 << 20  # bytes; less fits into the slack
-LEAST_GUESS = 64 << 20  # bytes, of an unknown workspace
-LEAST_GUESS_SHARE = 8  # and at most an eighth of the limit
-GUESS_SHARE = 4  # an unknown workspace is assumed to be at most a quarter of the limit
 
 SIDE_STREAM = (
     "tensors that are used on a side stream stay in memory: dtrrun evicts only those of the main stream"
@@ -49,8 +44,7 @@ class CudaOperators:
         self.blind = False  # an allocator without statistics
         self._timed = settings.cost == "measured"
         self._young: dict[Any, Signature] = {}
-        self._guesses: dict[Signature, int] = {}  # bytes of `output_bytes` before the first call
-        self._seen: set[tuple[Operator, frozenset[torch.dtype]]] = set()
+        self._seen: set[Any] = set()  # operators with dtypes, and signatures of `LIBRARIES`
         self.side_storages = 0
 
     def connect(self, slow_path: SlowPath, retry: Retry, warn: Callable[[str], None]) -> None:
@@ -71,17 +65,7 @@ class CudaOperators:
     def add_signature(self, key: Any, signature: Signature) -> None:
         if len(self._young) >= LIMIT:
             self._young.clear()
-            self._guesses.clear()
         self._young[key] = signature
-        unknown = not signature.calls and self._ledger.budget_bytes is not None and not self.blind
-        if signature.operator.name in PROVIDED and unknown and not self.capturing:
-            # cuDNN's copies of its inputs and outputs, in its own layout, are the usual maximum; but however
-            # small a convolution is, an algorithm may want tens of MiB.
-            copies = signature.output_bytes + sum(map(bytes_of, signature.geometries))
-            limit = self._ledger.limit
-            guess = max(min(copies, limit // GUESS_SHARE), min(LEAST_GUESS, limit // LEAST_GUESS_SHARE))
-            self._guesses[signature] = guess
-            signature.output_bytes += guess
 
     def call(self, call: TensorCall) -> Any:
         """Run one operator of the program: timed, measured, and retried after an out-of-memory error."""
@@ -91,7 +75,6 @@ class CudaOperators:
         if self.timer.pending:
             with self._slow_path.lock:
                 self.timer.poll()
-        self.provide(signature)
         # The first two: the first may initialise libraries, or try several kernels.
         measured = signature.calls < 2 and not self.blind
         state = [self.gpu.statistics() if measured else None]
@@ -116,11 +99,10 @@ class CudaOperators:
             return result
 
         if retriable(call.operator, random_state_known=rng is not None):
-            wanted = signature.output_bytes - self._guesses.get(signature, 0)
             ran = signature.calls > 0
-            result = self._retry.attempt(run, call.operator.name, wanted, ran=ran)
+            result = self._retry.attempt(run, call.operator.name, signature.output_bytes, ran=ran)
         else:
-            result = run()
+            result = self._retry.once(run, call.operator.name)
         if state[0] is not None:
             call.needed = _taken(state[0], self.gpu.statistics())
         return result
@@ -128,19 +110,9 @@ class CudaOperators:
     def replay(self, operation: Operation, run: Callable[[], Any]) -> Any:
         """Run a recorded operator."""
         operator = operation.signature.operator
-        self.provide(operation.signature)
         if retriable(operator, random_state_known=True):
             return self._retry.attempt(run, operator.name, operation.signature.output_bytes)
         return run()
-
-    def provide(self, signature: Signature, refusal: torch.OutOfMemoryError | None = None) -> None:
-        """When memory is short, ensure that there are blocks for one of `PROVIDED`.
-
-        refusal: the allocator's, if it has been asked.
-        """
-        workspace = signature.workspace or (self._guesses.get(signature, 0) if self._guesses else 0)
-        if workspace and self._ledger.pressure and not self.gpu.on_side_stream():
-            self._retry.provide((signature.output_bytes - workspace, workspace), refusal)
 
     def price(self, call: TensorCall, args: Any, kwargs: dict[str, Any]) -> None:
         """Set the cost of a signature: the model's, until the timer has read one."""
@@ -149,27 +121,29 @@ class CudaOperators:
             nbytes = sum(version.nbytes for version in call.versions) + signature.output_bytes
             signature.cost = modelled_ns(call.func, args, kwargs, call.result, nbytes, GPU)
         if signature.calls < Signature.SETTLED:
-            signature.calls = signature.calls + 1 if self._timed else Signature.SETTLED
+            more = self._timed and signature.calls + 1 < TIMED
+            signature.calls = signature.calls + 1 if more else Signature.SETTLED
 
     def finished(self, call: TensorCall, signature: Signature) -> None:
         """An operator's results are in the ledger."""
-        guess = self._guesses.pop(signature, 0) if self._guesses else 0
-        if call.needed < 0:
-            signature.output_bytes -= guess
-        else:
+        if call.needed >= 0:
             if signature.calls == 2:
                 signature.output_bytes = min(call.needed, signature.output_bytes)
             elif signature.calls == 1 and not call.operator.dynamic:
                 signature.output_bytes = call.needed
             else:
                 signature.output_bytes = max(call.needed, signature.output_bytes)
-        if call.operator.name in PROVIDED:
+        if call.operator.name in CONVOLUTIONS:
             made = sum(size_of(storage_of(tensor)) for tensor in outputs_of(call.result, []))
             workspace = signature.output_bytes - made
             signature.workspace = workspace if workspace >= LEAST_WORKSPACE else 0
+        if call.statistics:
+            call.replay_signature()
         if self.gpu.on_side_stream() and not self.capturing:
             self._pin_side(call)
-        kernel = call.operator, frozenset(dtype for _, _, _, dtype, *_ in signature.geometries)
+        kernel: Any = call.operator, frozenset(dtype for _, _, _, dtype, *_ in signature.geometries)
+        if call.operator.name in LIBRARIES and len(self._seen) < LIMIT:
+            kernel = call.operator, signature.geometries
         if kernel not in self._seen:
             self._seen.add(kernel)
             self._loaded()  # kernels, perhaps a library

@@ -80,6 +80,7 @@ class Cuda:
         self.awake = False
         self.uuid = ""  # of the device, once it is known
         self._statistics: Any = None  # of the last check
+        self._flushes = 0  # of the allocator, up to the last step's end
         self.fragmented = 0
         self._looked_at_holes = 0.0
         self._ask_again = self._refresh_again = 0.0  # not before that time
@@ -100,6 +101,7 @@ class Cuda:
         dtr.eviction.refresh = self.refresh
 
     def make_interposer(self, native: ModuleType, slow_path: SlowPath, *told: Any) -> CudaInterposer:
+        self._native = native
         return CudaInterposer(native, slow_path, self, *told)
 
     def below(self) -> home:
@@ -118,8 +120,10 @@ class Cuda:
     def install(self) -> None:
         self._captures.install()
         self.retry.observers.install()
+        self._native.on_shortage(self.retry.relieve)
 
     def remove(self) -> None:
+        self._native.on_shortage(None)
         self._captures.remove()
         self.retry.observers.remove()
         self._lift()
@@ -167,7 +171,10 @@ class Cuda:
         self.look()
 
     def step_ended(self) -> None:
-        self.accounts.step_ended()
+        flushes = self._flushes
+        if self.awake and not self.operators.blind and self.usable():
+            self._flushes = self.gpu.statistics().flushes
+        self.accounts.step_ended(self._flushes > flushes)
         if self.awake and not self.capturing:
             self.operators.timer.poll()
         if self.awake and not self.capturing and monotonic() - self._looked_at_holes > LOOK_AT_HOLES_SECONDS:

@@ -218,14 +218,14 @@ class TensorCall(Call):
         signature = self.signature
         nbytes += self.counted
         if signature.guessed or nbytes != signature.output_bytes:
-            learn(signature, self.operator, nbytes, lower=signature.guessed and not self.measured)
+            learn(signature, self.operator, nbytes, measured=self.measured)
         if self.statistics:
             self.replay_signature()
 
 
-def learn(signature: Signature, operator: Operator, nbytes: int, *, lower: bool) -> None:
-    """A call of that signature allocated `nbytes`. lower: whether the prediction may be lowered."""
-    lower = lower or operator.opaque_output >= 0
+def learn(signature: Signature, operator: Operator, nbytes: int, *, measured: bool) -> None:
+    """The results of a call of that signature take `nbytes`. measured: the prediction has workspaces, too."""
+    lower = not measured and (signature.guessed or operator.opaque_output >= 0)
     signature.guessed = False
     if nbytes > signature.output_bytes or (lower and not (operator.dynamic or operator.grows)):
         signature.output_bytes = nbytes

@@ -135,10 +135,9 @@ class Interposer:
         signature.cost = modelled_ns(func, args, kwargs or NO_KEYWORDS, result, nbytes)
         signature.calls = Signature.SETTLED
 
-    @staticmethod
-    def learn(signature: Signature, operator: Operator, nbytes: int) -> None:
+    def learn(self, signature: Signature, operator: Operator, nbytes: int) -> None:
         """A call with several results has made `nbytes` bytes."""
-        learn(signature, operator, nbytes, lower=signature.guessed)
+        learn(signature, operator, nbytes, measured=self.slow_path.device is not None)
 
     def capture(self, nbytes: int, generator: torch.Generator | None) -> Any:
         """Return the state of the generator from which an operator is about to draw `nbytes` bytes.

@@ -553,8 +553,6 @@ class SlowPath:
                     with locks:
                         self._rematerializer.lock(inputs, locks)
                         self._eviction.make_room(signature.output_bytes, signature.operator.name)
-                        if signature.workspace:
-                            self.device.provide(signature)
                     break
                 except BudgetError as error:
                     if not self.found_garbage(began):
@@ -632,7 +630,7 @@ class SlowPath:
                 made.append((where, version))
         operation.outputs = made
         signature = operation.signature
-        learn(signature, operator, total, lower=signature.guessed and self.device is None)
+        learn(signature, operator, total, measured=self.device is not None)
 
     def shrink(self, operator: Operator, result: Any) -> None:
         """The operator allocated more than predicted: evict as much now. Raises BudgetError."""
