@@ -2,7 +2,7 @@
 //
 // Its inputs are made resident and locked, room is made for what it will allocate, and it runs. Then its outputs are entered with
 // its recipe, and the inputs are unlocked. The slow path does this with tensors, the simulator with the contents of a log. The
-// fast path (`native/interposer.h`) does the same for plain operators.
+// fast path (`native/fast_call.h`) does the same for plain operators.
 #pragma once
 
 #include "mutation.h"

@@ -205,9 +205,9 @@ native(
      "outside::an_optimizer_s_state_is_copied_inside_the_budget"),
 )
 native(
-    "shortage", "interposer.h",
+    "shortage", "run_kernel.h",
     ("what a kernel reads is evicted for it",
-     "auto lock = [&](PyObject* one) { «interposer_.version.locks.add(one, on ? 1 : -1);» };", "", ""),
+     "auto lock = [&](PyObject* one) { «runner_.version.locks.add(one, on ? 1 : -1);» };", "", ""),
 )
 native(
     "placeholders", "faults.h",

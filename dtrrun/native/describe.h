@@ -1,0 +1,163 @@
+// Finds the versions of a call's tensors and the signature that it shares with calls like it.
+#pragma once
+
+#include "fast_call.h"
+#include "signatures.h"
+#include "way_in.h"
+
+namespace dtrrun {
+
+class Describer {
+ public:
+  Describer(PyObject* slow_path, const Device& device, TensorVersions& versions, FirstCalls& first_calls)
+      : slow_path_(Ref::copy(slow_path)), device_(device), versions_(versions), ledger_(versions.core.ledger),
+        first_calls_(first_calls) {}
+
+  Signatures signatures;
+
+  // The signature that calls like this one have, or null.
+  PyObject* known_signature(FastCall& call) { return describe(call) ? signatures.find(key_) : nullptr; }
+
+  // Finds the signature of a call that has been described, or makes it for a first one. missed: receives the key of that.
+  // Returns false if that is for Python.
+  bool find_signature(FastCall& call, Key& missed) {
+    call.signature = Ref::copy(signatures.find(key_));  // the table may be cleared while the operator runs
+    if (call.signature) return true;
+    call.is_first = true;
+    std::swap(missed, key_);
+    const IValue* values = call.stack->data() + call.first;
+    call.signature = first_calls_.signature_of(call.info, call.op, values, call.inputs, call.statistics);
+    if (!call.signature) return false;
+    call.unpriced = first_calls_.unpriced(call.info, call.op, values, call.inputs, call.statistics);
+    return true;
+  }
+  // That call has run.
+  void remember(const Key& key, PyObject* found) {
+    if (signatures.find(key) != nullptr) return;  // another thread's call was the first
+    first_calls_.made(found);
+    signatures.add(key, found);
+  }
+
+  // Finds the versions of a call's tensors, and makes the key of its signature. Returns false if it is not for the
+  // fast path.
+  bool describe(FastCall& call) {
+    const OperatorInfo& info = call.info;
+    const auto& arguments = call.op.schema().arguments();
+    auto has = [&](int place) { return call.argument(place).isTensor() && call.argument(place).toTensor().defined(); };
+    call.excludes = info.statistics[0] >= 0 && (has(info.statistics[0]) || has(info.statistics[1])) &&
+                    (info.trains < 0 || call.argument(info.trains) == IValue(true));
+    key_.clear();
+    // For a recipe, or for observers.
+    offsets_matter_ = info.makes_tensors || info.handler != HandlerKind::PLAIN;
+    key_.add(reinterpret_cast<uint64_t>(&info));
+    for (size_t place = 0; place < call.count; place++) {
+      const IValue& value = call.argument(place);
+      bool holds_tensors = value.isTensorList() || value.isOptionalTensorList();
+      if (holds_tensors && arguments[place].kwarg_only()) return false;
+      if (value.isTensor()) {
+        if (!describe(call, place, value.toTensor(), arguments[place].kwarg_only())) return false;
+      } else if (value.isTensorList()) {
+        auto tensors = value.toTensorVector();
+        key_.add_list(tensors.size());
+        if (place == info.written) call.hole = static_cast<Py_ssize_t>(call.inputs.size());
+        for (const at::Tensor& tensor : tensors)
+          if (!read(call, tensor)) return false;
+        call.holes[place] = static_cast<int>(tensors.size());
+      } else if (value.isOptionalTensorList()) {  // indices
+        c10::List<bool> given;
+        for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+          given.push_back(tensor.has_value() && tensor->defined());
+          if (given.get(given.size() - 1) && !read(call, *tensor)) return false;
+        }
+        key_.add(IValue(given));
+        call.holes[place] = static_cast<int>(given.size());
+        call.gaps.emplace_back(place, std::move(given));
+      } else if (info.sized_by_numbers && value.isDouble()) {
+        key_.add_size(value.toDouble());
+      } else if (!key_.add(value) || (value.isDevice() && !device_.is_meant_by(value.toDevice()))) {
+        return false;
+      }
+    }
+    key_.add(static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())) |
+             static_cast<uint64_t>(info.opaque && c10::GradMode::is_enabled()) << 8);
+    return true;
+  }
+
+  // The version of a tensor's storage, entered as a constant if it is new: borrowed, or null if that is for Python.
+  PyObject* known_or_adopted(const at::Tensor& tensor) {
+    if (PyObject* known = versions_.of(tensor)) return known;
+    if (!tensor.unsafeGetTensorImpl()->has_storage() || !is_plain_kind(tensor, device_) || tensor.requires_grad() ||
+        tensor.is_conj() || tensor.is_neg())
+      return nullptr;
+    Untraced untraced;
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
+    Ref object = to_python(shown(tensor), Enumeration::TENSOR);
+    checked(PyObject_CallMethod(slow_path_.get(), "version_of", "O", object.get()));
+    bool fits = ledger_.resident_bytes <= ledger_.limit;
+    return fits ? versions_.of(tensor) : nullptr;  // Python raises the error
+  }
+
+  static bool plain(const at::Tensor& tensor) {
+    return tensor.defined() && !has_python_key(tensor);
+  }
+
+ private:
+  static IValue number_in(const at::Tensor& tensor) {
+    switch (tensor.scalar_type()) {
+      case at::kLong:
+        return *tensor.const_data_ptr<int64_t>();
+      case at::kBool:
+        return *tensor.const_data_ptr<bool>();
+      case at::kDouble:
+        return *tensor.const_data_ptr<double>();
+      default:
+        return IValue(c10::complex<double>());
+    }
+  }
+
+  bool describe(FastCall& call, size_t place, const at::Tensor& tensor, bool kwarg_only) {
+    const OperatorInfo& info = call.info;
+    auto is_place = [&](int other) { return static_cast<int>(place) == other; };
+    if (!tensor.defined()) {
+      key_.add(IValue());
+    } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {  // a number of the program's, for Python too
+      if (!tensor.device().is_cpu() || (*info.enumerations)[place] == Enumeration::TENSOR) return false;
+      key_.add(number_in(tensor));
+    } else if (kwarg_only) {
+      return false;
+    } else if (call.excludes && (is_place(info.statistics[0]) || is_place(info.statistics[1]))) {
+      PyObject* found = plain(tensor) ? versions_.of(tensor) : nullptr;
+      if (found == nullptr || version.escaped.is_true(found) || !version.resident.is_true(found)) return false;
+      if (!call.statistics.empty() && call.statistics[0].get() == found) return false;  // both in one storage
+      key_.add(tensor);
+      call.holes[place] = STATISTICS;
+      call.statistics.push_back(Ref::copy(found));
+    } else {
+      if (place == info.written) call.hole = static_cast<Py_ssize_t>(call.inputs.size());
+      if (!read(call, tensor)) return false;
+      call.holes[place] = TENSOR;
+    }
+    return true;
+  }
+  bool read(FastCall& call, const at::Tensor& tensor) {
+    if (!plain(tensor) || !device_.has(tensor.device())) return false;
+    PyObject* found = known_or_adopted(tensor);
+    if (found == nullptr || versions_.fingerprints.is_workspace(found)) return false;
+    if (version.escaped.is_true(found) && call.info.handler != HandlerKind::VIEW) return false;
+    version.last_access.set_number(found, call.clock);
+    key_.add(tensor, offsets_matter_);
+    call.inputs.push_back(Ref::copy(found));
+    return true;
+  }
+
+  Ref slow_path_;
+  const Device& device_;
+  TensorVersions& versions_;
+  Ledger& ledger_;
+  FirstCalls& first_calls_;
+  VersionFields version;
+  Key key_;
+  bool offsets_matter_ = true;
+};
+
+}  // namespace dtrrun
