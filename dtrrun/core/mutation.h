@@ -90,6 +90,7 @@ class Rescue {
 
   // Raises the budget error.
   void dependents_of(Version* constant) {
+    if (constant->needed_by) settle_small_results();
     while (constant->needed_by) {
       Found found = find(constant);
       if (settle(constant, found)) return;
@@ -117,6 +118,7 @@ class Rescue {
   // The same where nothing has to be brought back. Otherwise returns false, having done nothing.
   bool resident_dependents_of(Version* constant) {
     if (!constant->needed_by) return true;
+    settle_small_results();
     Found found = find(constant);
     if (!found.evicted.empty()) return false;
     settle(constant, found);
@@ -131,6 +133,18 @@ class Rescue {
     std::vector<std::pair<VersionRef, StorageRef>> resident;
   };
 
+  // Makes constants of small results that the program has and no recipe reads. A loss, held until the next one is there, would
+  // otherwise keep what it can be recomputed from in memory: the logits, which are constants once the weights have changed.
+  void settle_small_results() {
+    if (ledger_.age <= settled_until_) return;
+    ledger_.collect_dead();
+    settled_until_ = ledger_.age + static_cast<int64_t>(ledger_.versions.size());
+    std::vector<VersionRef> small;
+    for (Version* one : ledger_.versions.all())
+      if (one->resident && !one->constant() && one->readers == 0 && one->nbytes <= ledger_.limit >> SMALL_SHIFT)
+        small.emplace_back(one);
+    for (const VersionRef& one : small) recipes_.make_constant(one.get(), pins::INPUT_MUTATED);
+  }
   // What depends on a constant. What depends on a resident one is safe.
   Found find(Version* constant) {
     ledger_.collect_dead();
@@ -165,9 +179,12 @@ class Rescue {
     return true;
   }
 
+  static constexpr int SMALL_SHIFT = 10;  // a result is small up to a thousandth of the limit
+
   Ledger& ledger_;
   Recipes& recipes_;
   Rematerializer& rematerializer_;
+  int64_t settled_until_ = -1;  // the ledger's age up to which the last look for small results counts
 };
 
 // Decides which mutations get a recipe, and rescues versions that the others would make unrecoverable. The write may come from an

@@ -309,6 +309,25 @@ def test_dead_graphs_are_freed_with_their_storages(keep):
     assert resident[-1] - resident[3] <= 8 * each, resident
 
 
+def test_a_loss_that_is_held_over_a_step_does_not_hold_the_logits():
+    """They are still in a local variable when the weights change, so that they become constants."""
+    weight = torch.randn(64, 512, requires_grad=True)
+    with dtrrun.budget(8 << 20) as session:
+        for _ in range(3):
+            logits = torch.randn(512, 64) @ weight
+            shares = logits.softmax(-1)
+            loss = shares.exp().square().mean()
+            assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(shares))
+            loss.backward()
+            with torch.no_grad():
+                weight -= weight.grad
+            weight.grad = None
+            held = loss.detach()
+            del loss, logits, shares
+            assert session.report()["resident_bytes"] < 512 * 512 * 4
+        assert held.isfinite()
+
+
 def test_failed_mutation_leaves_a_constant():
     def program():
         kept = []

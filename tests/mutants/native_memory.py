@@ -121,8 +121,11 @@ native(
 native(
     "mutation", "core/mutation.h",
     ("nothing is rescued before a constant changes",
-     "if («!constant->needed_by») return true; Found found", "true",
+     "if («!constant->needed_by») return true; settle", "true",
      "hazards_lists::what_was_computed_from_the_old_values_is_rescued"),
+    ("what is small and held over a step keeps what it was computed from",
+     "if («one->resident && !one->constant()» && one->readers == 0", "false",
+     "hazards_mutation::a_loss_that_is_held_over_a_step_does_not_hold_the_logits"),
     ("the slow path rescues nothing before a constant changes",
      "«if (settle(constant, found)) return;» int64_t nbytes", "return;",
      "hazards_mutation::weights_change_while_what_they_made_is_evicted"),
