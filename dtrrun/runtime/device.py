@@ -23,6 +23,7 @@ COUNTERS = (
     "reserved_bytes",
     "reserved_peak_bytes",
     "overhead_bytes",
+    "footprint_peak_bytes",
     "guard_bytes",
     "cap_bytes",
     "device_index",

@@ -67,8 +67,8 @@ def _peak(snapshot: Snapshot) -> int:
     counters, driver = snapshot.counters, snapshot.driver
     if counters["device_index"] < 0:
         return counters["peak_bytes"]
-    counted = counters["overhead_bytes"] + counters["reserved_peak_bytes"]
-    return max(counted, driver.peak_bytes if driver and driver.source in PER_PROCESS else 0)
+    shown = driver.peak_bytes if driver and driver.source in PER_PROCESS else 0
+    return max(counters["footprint_peak_bytes"], shown)
 
 
 def _rows(snapshot: Snapshot, name: str) -> list[dict[str, Any]]:

@@ -31,6 +31,7 @@ COUNTERS = (
     "reserved_bytes",  # held by the CUDA caching allocator from the driver; 0 on the CPU
     "reserved_peak_bytes",
     "overhead_bytes",  # what the driver shows beyond that: context, libraries; as last measured
+    "footprint_peak_bytes",  # the most of both together
     "guard_bytes",  # kept free below the budget for unpredicted memory
     "cap_bytes",  # the allocator's own limit
     "device_index",  # the CUDA device, -1: the CPU

@@ -43,7 +43,7 @@ def test_bit_for_bit(make):
     assert report["evictions"] > 0
     assert session.report()["mismatches"] == []
     assert same(plain, found)
-    assert report["reserved_peak_bytes"] + report["overhead_bytes"] <= budget
+    assert report["reserved_bytes"] + report["overhead_bytes"] <= report["footprint_peak_bytes"] <= budget
 
 
 @pytest.mark.parametrize("make", [transformer, mlp])

@@ -224,6 +224,27 @@ def test_costs_are_the_gpus_and_read_later(monkeypatch):
         assert signature.cost == 750_000
 
 
+def test_the_footprint_is_what_was_there_at_one_time(monkeypatch):
+    with fake_session(monkeypatch, None) as (session, gpu):
+        kept = chain(20)
+        session.device.look()
+        most = session.report()["footprint_peak_bytes"]
+        assert most == gpu.context + gpu.allocator.reserved
+        del kept
+        gpu.empty_cache()
+        session.device.look()
+        gpu.context += 8 * MIB
+        session.device.look()
+        report = session.report()
+        assert (
+            report["footprint_peak_bytes"] == most < report["overhead_bytes"] + report["reserved_peak_bytes"]
+        )
+        kept = chain(30)  # more than before, when that has been loaded
+        session.device.look()
+        assert session.report()["footprint_peak_bytes"] == gpu.context + gpu.allocator.reserved > most
+        assert correct(kept)
+
+
 def test_the_fast_path_takes_over_once_a_signature_is_known(monkeypatch):
     with fake_session(monkeypatch, BUDGET) as (session, _):
         a = tensor()

@@ -86,7 +86,7 @@ def test_of_many_differences_three_are_named():
 
 
 def test_the_peak():
-    gpu = {"device_index": 0, "overhead_bytes": 40, "reserved_peak_bytes": 70, "over_budget": 0}
+    gpu = {"device_index": 0, "footprint_peak_bytes": 110, "over_budget": 0}
     run = a_run(peak_bytes=100, **gpu)
     assert run.peak_bytes == 110
     for source, peak in (("nvml_pid", 130), ("device_delta", 110)):  # that may be of other processes

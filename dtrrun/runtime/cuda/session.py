@@ -81,6 +81,8 @@ class Cuda:
         self.uuid = ""  # of the device, once it is known
         self._statistics: Any = None  # of the last check
         self._flushes = 0  # of the allocator, up to the last step's end
+        self._footprint = 0  # bytes
+        self._noted: Any = None  # statistics up to which that is known
         self.fragmented = 0
         self._looked_at_holes = 0.0
         self._ask_again = self._refresh_again = 0.0  # not before that time
@@ -193,6 +195,7 @@ class Cuda:
             "reserved_bytes": found.reserved if found else 0,
             "reserved_peak_bytes": found.reserved_peak if found else 0,
             "overhead_bytes": self.accounts.overhead,
+            "footprint_peak_bytes": self._footprint,
             "guard_bytes": self.accounts.guard,
             "cap_bytes": self.accounts.cap or 0,
             "device_index": self.gpu.index,
@@ -225,12 +228,24 @@ class Cuda:
             before = accounts.cap
             accounts.look(found.reserved, used, shown, now, loaded=self._has_loaded)
             self._has_loaded = False
+            self._note_footprint(found)
             if accounts.cap is None:
                 return
             if not self.retry.lifted and (accounts.cap != before or not self.gpu.cap_stands()):
                 self.gpu.set_cap(accounts.cap)
                 ledger.overhead = {CONTEXT: accounts.overhead, GUARD: accounts.guard}
             self._limit(found)
+
+    def _note_footprint(self, found: Any) -> None:
+        """Update the most that overhead and reserved memory have taken together, since the last reading.
+
+        What has been loaded meanwhile may have been there when most was reserved.
+        """
+        before, self._noted = self._noted, found
+        reserved = found.reserved_peak
+        if before is not None and before.reserved_peak == reserved:
+            reserved = max(before.reserved, found.reserved)
+        self._footprint = max(self._footprint, self.accounts.overhead + reserved)
 
     def _shown(self, reserved: int, used: int, now: float) -> tuple[int, float] | None:
         """Return the bytes that the driver shows for this process, as the launcher says or the driver itself,
