@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dtrrun.simulator.figures.slowdown import draw_slowdown
-from dtrrun.simulator.figures.theory import draw_linear_trace
+from dtrrun.research.figures.slowdown import draw_slowdown
+from dtrrun.research.figures.theory import draw_linear_trace
 
 HERE = Path(__file__).parent
 KEPT = HERE / "curves.json"

@@ -12,9 +12,9 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from dtrrun.simulator.figures.style import COLOURS, grid, legend, save, styled
-from dtrrun.simulator.figures.trace import trace
-from dtrrun.simulator.theory.recorded import linear_schedule
+from dtrrun.research.figures.style import COLOURS, grid, legend, save, styled
+from dtrrun.research.figures.trace import trace
+from dtrrun.research.theory.recorded import linear_schedule
 from dtrrun.sizes import as_bytes
 
 HERE = Path(__file__).parent

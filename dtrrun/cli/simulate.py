@@ -14,13 +14,13 @@ from dtrrun.cli.sweeping import cells_of, ended, import_from_here, processors, r
 from dtrrun.cli.theory import read_theory, simulate_theory
 from dtrrun.core.heuristics import ABLATION_NAMES
 from dtrrun.launch.errors import LaunchError
+from dtrrun.research.figures import FORMATS, MissingMatplotlib, draw, need_matplotlib
+from dtrrun.research.planned import NAMES as PLANNERS
+from dtrrun.research.planned import PlanRow, plan_cells, run_planner
+from dtrrun.research.theory import THEORIES
 from dtrrun.settings import OUTPUT, option
 from dtrrun.simulator import sweep
-from dtrrun.simulator.figures import FORMATS, MissingMatplotlib, draw, need_matplotlib
-from dtrrun.simulator.planned import NAMES as PLANNERS
-from dtrrun.simulator.planned import PlanRow, plan_cells, run_planner
 from dtrrun.simulator.simulate import DEALLOCATIONS
-from dtrrun.simulator.theory import THEORIES
 from dtrrun.views.simulation import print_simulation
 
 _VARIANTS = ("h_dtr", "h_dtr_eq", "h_dtr_local")

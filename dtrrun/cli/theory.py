@@ -12,10 +12,10 @@ from dtrrun.cli.profiles import Given
 from dtrrun.cli.report_file import report_writer, write_each
 from dtrrun.cli.sweeping import ended, import_from_here, run, shown
 from dtrrun.launch.errors import LaunchError
+from dtrrun.research.figures import draw_theory
+from dtrrun.research.theory import TheoryCell, run_theory, theory_cells
+from dtrrun.research.theory.measure import BUDGETS, HEURISTICS, LEAST_BUDGET, SIZES
 from dtrrun.simulator import PORTFOLIO
-from dtrrun.simulator.figures import draw_theory
-from dtrrun.simulator.theory import TheoryCell, run_theory, theory_cells
-from dtrrun.simulator.theory.measure import BUDGETS, HEURISTICS, LEAST_BUDGET, SIZES
 from dtrrun.views.theory import print_theory
 
 if TYPE_CHECKING:

@@ -136,7 +136,7 @@ class Rescue {
   // Makes constants of small results that the program has and no recipe reads. A loss, held until the next one is there, would
   // otherwise keep what it can be recomputed from in memory: the logits, which are constants once the weights have changed.
   void settle_small_results() {
-    if (ledger_.age <= settled_until_) return;
+    if (ledger_.age <= settled_until_ || ledger_.budget_bytes < 0 || ledger_.paused != 0) return;
     ledger_.collect_dead();
     settled_until_ = ledger_.age + static_cast<int64_t>(ledger_.versions.size());
     std::vector<VersionRef> small;

@@ -4,9 +4,9 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from dtrrun.simulator.graph_schedule import schedule_of_graph
-from dtrrun.simulator.planned import NODES, graph_of
-from dtrrun.simulator.planners import Graph, Infeasible, Plan, chain, group, lower_bound, plan, run
+from dtrrun.research.graph_schedule import schedule_of_graph
+from dtrrun.research.planned import NODES, graph_of
+from dtrrun.research.planners import Graph, Infeasible, Plan, chain, group, lower_bound, plan, run
 from dtrrun.simulator.portfolio import find
 from dtrrun.simulator.schedule import Schedule, read_schedule
 from dtrrun.simulator.simulate import simulate

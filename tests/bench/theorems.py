@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from dtrrun.research.theory import THEORIES, TheoryRow, run_theory, theory_cells
+from dtrrun.research.theory.measure import BUDGETS, HEURISTICS, SIZES
 from dtrrun.simulator.schedule import Schedule
-from dtrrun.simulator.theory import THEORIES, TheoryRow, run_theory, theory_cells
-from dtrrun.simulator.theory.measure import BUDGETS, HEURISTICS, SIZES
 from tests.bench.section import Section
 
 LINEAR, ADVERSARY = THEORIES

@@ -9,7 +9,7 @@ from itertools import combinations, count
 
 from hypothesis import strategies as st
 
-from dtrrun.simulator.planners import Graph, Node
+from dtrrun.research.planners import Graph, Node
 
 
 def cheapest(graph: Graph, budget_bytes: int, any_order: bool = False) -> int | None:

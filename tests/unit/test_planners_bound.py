@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_world import cheapest, graphs
 
-from dtrrun.simulator.planners import (
+from dtrrun.research.planners import (
     Graph,
     Infeasible,
     Node,

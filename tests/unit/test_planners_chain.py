@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_world import cheapest, graphs
 
-from dtrrun.simulator.planners import Graph, Infeasible, Node, NotApplicable, chain, plan, residual, run
-from dtrrun.simulator.planners.blocks import blocks
-from dtrrun.simulator.planners.plan import keeps_order
-from dtrrun.simulator.planners.treeverse import advances, split
+from dtrrun.research.planners import Graph, Infeasible, Node, NotApplicable, chain, plan, residual, run
+from dtrrun.research.planners.blocks import blocks
+from dtrrun.research.planners.plan import keeps_order
+from dtrrun.research.planners.treeverse import advances, split
 
 
 def cost_of(name: str, graph: Graph, budget: int) -> int | None:

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from planner_world import cheapest, graphs, random_graph
 
-from dtrrun.simulator.planners import (
+from dtrrun.research.planners import (
     PLANNERS,
     Graph,
     Infeasible,
@@ -25,10 +25,10 @@ from dtrrun.simulator.planners import (
     residual,
     run,
 )
-from dtrrun.simulator.planners.plan import keeps_order
-from dtrrun.simulator.planners.program import Program
-from dtrrun.simulator.planners.rounding import rounded
-from dtrrun.simulator.planners.stages import formulate
+from dtrrun.research.planners.plan import keeps_order
+from dtrrun.research.planners.program import Program
+from dtrrun.research.planners.rounding import rounded
+from dtrrun.research.planners.stages import formulate
 
 
 def optimum(graph: Graph, budget: int) -> int | None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from planner_world import cheapest, graphs
 
-from dtrrun.simulator.planners import Graph, Infeasible, Node, chain, plan, residual, run
-from dtrrun.simulator.planners.plan import keeps_order
-from dtrrun.simulator.planners.segments import cuts
+from dtrrun.research.planners import Graph, Infeasible, Node, chain, plan, residual, run
+from dtrrun.research.planners.plan import keeps_order
+from dtrrun.research.planners.segments import cuts
 
 NAMES = ("chen_sqrt", "chen_greedy")
 

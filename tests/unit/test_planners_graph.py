@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtrrun.simulator.planners import Graph, Node, Operator, chain, from_operators, in_order, residual, run
+from dtrrun.research.planners import Graph, Node, Operator, chain, from_operators, in_order, residual, run
 
 
 def test_the_chain_is_that_of_appendix_a() -> None:

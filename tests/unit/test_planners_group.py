@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_world import cheapest, graphs
 
-from dtrrun.simulator.planners import (
+from dtrrun.research.planners import (
     PLANNERS,
     Graph,
     Infeasible,
@@ -21,8 +21,8 @@ from dtrrun.simulator.planners import (
     residual,
     run,
 )
-from dtrrun.simulator.planners.group import _grouped
-from dtrrun.simulator.planners.plan import keeps_order
+from dtrrun.research.planners.group import _grouped
+from dtrrun.research.planners.plan import keeps_order
 
 
 def readers(graph: Graph) -> int:

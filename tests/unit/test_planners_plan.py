@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planner_world import cheapest, graphs
 
-from dtrrun.simulator.planners import Graph, InvalidPlan, Node, Plan, PlanStep, chain, in_order, run
-from dtrrun.simulator.planners.plan import keeps_order, missing_ancestors, with_frees
+from dtrrun.research.planners import Graph, InvalidPlan, Node, Plan, PlanStep, chain, in_order, run
+from dtrrun.research.planners.plan import keeps_order, missing_ancestors, with_frees
 
 WEIGHT, A, B, C = range(4)
 GRAPH = Graph(

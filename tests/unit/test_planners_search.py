@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_world import cheapest, graphs
 
-from dtrrun.simulator.planners import (
+from dtrrun.research.planners import (
     Graph,
     Infeasible,
     Node,
@@ -18,8 +18,8 @@ from dtrrun.simulator.planners import (
     residual,
     run,
 )
-from dtrrun.simulator.planners.fill import fill, without_waste
-from dtrrun.simulator.planners.plan import keeps_order, missing_ancestors, with_frees
+from dtrrun.research.planners.fill import fill, without_waste
+from dtrrun.research.planners.plan import keeps_order, missing_ancestors, with_frees
 
 
 @settings(deadline=None)

@@ -1,4 +1,4 @@
-"""dtrrun.cli.theory, dtrrun.views.theory, dtrrun.simulator.figures.theory"""
+"""dtrrun.cli.theory, dtrrun.views.theory, dtrrun.research.figures.theory"""
 
 import io
 import json
@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from dtrrun.cli.main import main
-from dtrrun.simulator.figures.theory import EVICTED, FORWARD, GRADIENT, resident_tensors
-from dtrrun.simulator.theory import TheoryCell, run_theory
+from dtrrun.research.figures.theory import EVICTED, FORWARD, GRADIENT, resident_tensors
+from dtrrun.research.theory import TheoryCell, run_theory
 from dtrrun.views.theory import print_theory
 
 

@@ -1,4 +1,4 @@
-"""dtrrun.simulator.figures"""
+"""dtrrun.research.figures"""
 
 import os
 import sys
@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 import pytest
 
 from dtrrun.core.heuristics import ABLATION_NAMES
+from dtrrun.research.figures import MissingMatplotlib, draw
+from dtrrun.research.figures.slowdown import draw_slowdown
+from dtrrun.research.figures.trace import trace
 from dtrrun.simulator import sweep
-from dtrrun.simulator.figures import MissingMatplotlib, draw
-from dtrrun.simulator.figures.slowdown import draw_slowdown
-from dtrrun.simulator.figures.trace import trace
 from dtrrun.simulator.log import write_log
 from dtrrun.simulator.schedule import schedule_of
 from dtrrun.simulator.simulate import simulate
@@ -88,7 +88,7 @@ def test_what_did_not_do_is_marked_and_leaves_a_gap(tmp_path):
         )
     ]
     lines = []
-    import dtrrun.simulator.figures.slowdown as module
+    import dtrrun.research.figures.slowdown as module
 
     save = module.save
     try:

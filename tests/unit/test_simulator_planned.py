@@ -1,17 +1,17 @@
-"""dtrrun.simulator.planned"""
+"""dtrrun.research.planned"""
 
 import math
 
 import pytest
 
+from dtrrun.research.planned import NAMES, PlanCell, graph_of, plan_cells, run_planner
 from dtrrun.simulator import sweep
 from dtrrun.simulator.log import Annotate, Call, Constant, Release, write_log
-from dtrrun.simulator.planned import NAMES, PlanCell, graph_of, plan_cells, run_planner
 from dtrrun.simulator.schedule import schedule_of
 from dtrrun.simulator.simulate import simulate
 from tests.unit.simulator_logs import random_log
 
-planners = pytest.importorskip("dtrrun.simulator.planners")
+planners = pytest.importorskip("dtrrun.research.planners")
 pytest.importorskip("scipy")
 
 LAYERS = 6
@@ -95,7 +95,7 @@ def test_no_run_is_below_the_bound(log):
 
 
 def test_long_logs_are_grouped(log, monkeypatch):
-    import dtrrun.simulator.planned as module
+    import dtrrun.research.planned as module
 
     monkeypatch.setattr(module, "NODES", 8)
     row = run_planner(PlanCell(log, "chain", "checkmate", sweep.Budget(ratio=0.9), seconds=10))

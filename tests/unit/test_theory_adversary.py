@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tiny_engine import TinyEngine, evicted_neighbourhood
 
-from dtrrun.simulator.planners import run
-from dtrrun.simulator.theory import adversary, revealed, static_plan
-from dtrrun.simulator.theory.adversary import least_cost
+from dtrrun.research.planners import run
+from dtrrun.research.theory import adversary, revealed, static_plan
+from dtrrun.research.theory.adversary import least_cost
 
 SCORES = {
     "lru": None,

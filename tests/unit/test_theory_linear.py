@@ -7,8 +7,8 @@ import math
 import pytest
 from tiny_engine import TinyEngine, evicted_neighbourhood
 
-from dtrrun.simulator.planners import chain, in_order, run
-from dtrrun.simulator.theory import linear
+from dtrrun.research.planners import chain, in_order, run
+from dtrrun.research.theory import linear
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 10])

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dtrrun.simulator.log import read_log, write_log
-from dtrrun.simulator.planners import Infeasible, chain, chain_dp, checkmate, run
-from dtrrun.simulator.replay import Stopped
-from dtrrun.simulator.schedule import schedule_of
-from dtrrun.simulator.simulate import simulate
-from dtrrun.simulator.theory import (
+from dtrrun.research.planners import Infeasible, chain, chain_dp, checkmate, run
+from dtrrun.research.theory import (
     Recorded,
     Replayed,
     TheoryCell,
@@ -20,8 +16,12 @@ from dtrrun.simulator.theory import (
     run_theory,
     theory_cells,
 )
-from dtrrun.simulator.theory.adversary import least_cost
-from dtrrun.simulator.theory.measure import root_budget
+from dtrrun.research.theory.adversary import least_cost
+from dtrrun.research.theory.measure import root_budget
+from dtrrun.simulator.log import read_log, write_log
+from dtrrun.simulator.replay import Stopped
+from dtrrun.simulator.schedule import schedule_of
+from dtrrun.simulator.simulate import simulate
 
 HEURISTICS = ("e_star", "h_dtr", "h_dtr_eq", "h_dtr_local", "h_chain", "h_next", "lru", "size")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dtrrun.simulator.figures.style import MissingMatplotlib
+from dtrrun.research.figures.style import MissingMatplotlib
 from tests.bench.gpu.cases import BY_NAME
 from tests.bench.gpu.children import ROOT, Setting
 from tests.bench.gpu.driver import first_device

@@ -16,8 +16,8 @@ AS_CHECKPOINTING = 1.05
 COMMAND = "make bench-gpu"
 TIME, BITS, BATCH = (
     "15. The paper's models on a GPU",
-    "16. Equal bits on a GPU",
-    "17. The largest batch in 12 GB",
+    "24. Equal bits on a GPU",
+    "25. The largest batch in 12 GB",
 )
 PICTURE = "pictures/gpu.svg"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dtrrun.simulator.figures.style import COLOURS, grid, legend, need_matplotlib, save, styled
+from dtrrun.research.figures.style import COLOURS, grid, legend, need_matplotlib, save, styled
 from tests.bench.gpu.cases import BY_NAME
 
 

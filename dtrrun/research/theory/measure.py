@@ -8,9 +8,9 @@ from math import ceil, inf, sqrt
 from time import perf_counter
 
 from dtrrun.core.heuristics import make_heuristic
+from dtrrun.simulator.replay import Stopped
 
 from ..planners.treeverse import advances
-from ..replay import Stopped
 from .adversary import adversary
 from .linear import linear
 from .recorded import linear_schedule

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..schedule import read_schedule
+from dtrrun.simulator.schedule import read_schedule
+
 from .accesses import draw_accesses
 from .planners import draw_planners
 from .slowdown import draw_slowdown

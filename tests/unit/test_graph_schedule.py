@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_world import cheapest, graphs, random_graph
 
-from dtrrun.simulator.graph_schedule import schedule_of_graph
-from dtrrun.simulator.planned import graph_of
-from dtrrun.simulator.planners import Graph, Node, chain, group, in_order, lower_bound, run
-from dtrrun.simulator.planners.plan import with_frees
+from dtrrun.research.graph_schedule import schedule_of_graph
+from dtrrun.research.planned import graph_of
+from dtrrun.research.planners import Graph, Node, chain, group, in_order, lower_bound, run
+from dtrrun.research.planners.plan import with_frees
 from dtrrun.simulator.replay import Outcome
 from dtrrun.simulator.schedule import schedule_of
 from dtrrun.simulator.simulate import prepare, simulate

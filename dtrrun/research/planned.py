@@ -13,8 +13,8 @@ from functools import lru_cache
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from .schedule import CONSTANT, Schedule
-from .sweep import Budget, Facts, schedule_at
+from dtrrun.simulator.schedule import CONSTANT, Schedule
+from dtrrun.simulator.sweep import Budget, Facts, schedule_at
 
 if TYPE_CHECKING:
     from .planners import Graph, Plan

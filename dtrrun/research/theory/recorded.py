@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..log import Call, Constant, Instruction, Release
-from ..schedule import Schedule, schedule_of
+from dtrrun.simulator.log import Call, Constant, Instruction, Release
+from dtrrun.simulator.schedule import Schedule, schedule_of
+
 from .linear import linear
 from .replayed import OPERATOR
 

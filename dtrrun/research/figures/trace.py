@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..schedule import Schedule
-from ..simulate import prepare
+from dtrrun.simulator.schedule import Schedule
+from dtrrun.simulator.simulate import prepare
+
 from .style import COLOURS, grid, legend, save, styled
 
 ACROSS, DOWN = 900, 300

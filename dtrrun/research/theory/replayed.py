@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from ..replay import Stopped
-from ..schedule import CONSTANT, Schedule
-from ..simulate import prepare
+from dtrrun.simulator.replay import Stopped
+from dtrrun.simulator.schedule import CONSTANT, Schedule
+from dtrrun.simulator.simulate import prepare
 
 OPERATOR = "f"
 

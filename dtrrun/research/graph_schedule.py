@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dtrrun.simulator.schedule import CONSTANT, Operator, Schedule
+
 from .planners.graph import Graph
-from .schedule import CONSTANT, Operator, Schedule
 
 
 def schedule_of_graph(graph: Graph, name: str = "graph") -> Schedule:

@@ -1,0 +1,1 @@
+"""What the paper's reader needs, for `dtrrun simulate`: optimal plans of others, the theorems, figures."""
