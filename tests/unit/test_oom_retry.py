@@ -1,12 +1,14 @@
 """dtrrun.runtime.cuda.oom_retry: operators that run out of memory, on a fake GPU."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from fake_gpu import Allocator, FakeGpu, chain, correct, fake_session, tensor
 
 import dtrrun
-from dtrrun.runtime.cuda.budget import LEAST_GUARD, MIB
-from dtrrun.runtime.cuda.oom_retry import requested, retriable, short_of_memory
+from dtrrun.runtime.cuda.budget import LEAST_GUARD, MIB, SEGMENT
+from dtrrun.runtime.cuda.oom_retry import missing, requested, retriable, short_of_memory
 from dtrrun.runtime.operators import operator_of
 
 aten = torch.ops.aten
@@ -52,6 +54,30 @@ def test_random_operators_with_a_known_state():
 )
 def test_the_request_in_the_error(message, least, most):
     assert least <= requested(message) <= most
+
+
+REFUSED = (
+    "CUDA out of memory. Tried to allocate 98.00 MiB. GPU 0 has a total capacity of 79.18 GiB of which "
+    "{free} is free. Including non-PyTorch memory, this process has 860.00 MiB memory in use. 188.87 MiB "
+    "allowed; Of the allocated memory 110.17 MiB is allocated by PyTorch, and 55.83 MiB is reserved by "
+    "PyTorch but unallocated."
+)
+
+
+def test_what_the_allocator_lacked():
+    lacked = missing(REFUSED.format(free="73.18 GiB"))
+    assert lacked == pytest.approx((98 + 110.17 + 55.83 - 188.87) * MIB + SEGMENT, abs=MIB)
+    assert missing("CUDA out of memory. Tried to allocate 98.00 MiB. GPU 0 has") == 98 * MIB
+
+
+@pytest.mark.parametrize(("free", "error"), [("73.18 GiB", dtrrun.BudgetError), ("2.00 MiB", None)])
+def test_an_error_of_a_full_device_is_not_the_budgets(monkeypatch, free, error):
+    """For an operator that may have begun to write."""
+    with fake_session(monkeypatch, BUDGET) as (session, _):
+        tensor()
+        raised = torch.OutOfMemoryError(REFUSED.format(free=free))
+        with pytest.raises(error) if error else nullcontext():
+            session.device.retry.refuse(raised, "aten.cumsum_")
 
 
 def test_another_gpus_error_is_not_ours():

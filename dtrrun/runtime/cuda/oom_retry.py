@@ -65,6 +65,7 @@ SMALL_REQUEST = 2 << 20
 _SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
 _REQUEST = re.compile(rf"Tried to allocate {_SIZE}")
 _CAP = re.compile(rf"{_SIZE} allowed;")
+_FREE = re.compile(rf"of which {_SIZE} is free")
 _ALLOCATED = re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTorch")
 _CACHED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _DEVICE = re.compile(r"\. GPU (\d+) has a total capacity")
@@ -189,9 +190,10 @@ class Retry:
         """Raise BudgetError if an operator's error is that of the allocator under our cap."""
         limited = self._ledger.budget_bytes is not None and not self._dtr.eviction.warn_only
         ours = isinstance(error, torch.OutOfMemoryError) and short_of_memory(error, self.gpu.index)
-        if limited and ours:
+        asked, free = requested(str(error)), _size(_FREE, str(error))
+        if limited and ours and (free is None or free >= asked):  # else the device itself is full
             self.met(error)
-            self._refuse(requested(str(error)), name, missing(str(error)))
+            self._refuse(asked, name, missing(str(error)))
 
     def relieve(self, nbytes: int, attempt: int) -> bool:
         """Evict for a request that the allocator refuses, perhaps in the middle of an operator.
