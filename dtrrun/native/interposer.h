@@ -54,7 +54,7 @@ class Interposer {
         first_calls_(python, attribute(slow_path_.get(), "signatures").get(), versions_),
         describer_(slow_path_.get(), this->device, versions_, first_calls_), writes_(versions_, shared_),
         recording_(python, slow_path_.get(), this->device, versions_),
-        kernel_(python, slow_path_.get(), ledger_.get(), this->device, versions_, first_calls_, waiting_),
+        kernel_(python, slow_path_.get(), this->device, versions_, first_calls_, waiting_),
         observation_(slow_path_.get(), versions_, first_calls_),
         any_reason_(type_of(classes, "Reasons"), "any"),
         home_(type_of(classes, "SlowPath"), "home"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),

@@ -17,10 +17,10 @@ class Unkept final : public Shortage::Kernel {
 class KernelRun {
  public:
   // waiting: how many threads wait until an operator of another one ends.
-  KernelRun(PyObject* python, PyObject* slow_path, PyObject* ledger, const Device& device, TensorVersions& versions,
-            FirstCalls& first_calls, const Slot& waiting)
-      : python_(Ref::copy(python)), slow_path_(Ref::copy(slow_path)), ledger_object_(Ref::copy(ledger)), device_(device),
-        versions_(versions), core_(versions.core), ledger_(core_.ledger), first_calls_(first_calls), waiting_(waiting) {}
+  KernelRun(PyObject* python, PyObject* slow_path, const Device& device, TensorVersions& versions, FirstCalls& first_calls,
+            const Slot& waiting)
+      : python_(Ref::copy(python)), slow_path_(Ref::copy(slow_path)), device_(device), versions_(versions), core_(versions.core),
+        ledger_(core_.ledger), first_calls_(first_calls), waiting_(waiting) {}
 
   // Runs the kernel, and makes the versions of what it has written to. Returns false if it did not begin for want of a GPU's
   // memory: then Python will run it again. started: when it begins, or 0 if nobody wants to know when it ended.
@@ -86,7 +86,7 @@ class KernelRun {
       may_go_on_ = call.turn.shared() && call.targets.empty() && call.statistics.empty() && !call.info.random;
       if (!may_go_on_) return;
       runner.ledger_.reserve(reinterpret_cast<int64_t>(&call), PyThread_get_thread_ident(),
-                                runner.signature.output_bytes.number(call.signature.get()));
+                             runner.signature.output_bytes.number(call.signature.get()));
       if (call.maker) mark_used(call.maker.get());
       call.each_input([&](PyObject* one) { runner_.version.locks.add(one, 1); });
       call.turn.pause();
@@ -112,7 +112,7 @@ class KernelRun {
     PyObject* found = versions_.at(storage);
     int64_t nbytes = versions_.rounded(static_cast<int64_t>(storage->nbytes()));
     if (found == nullptr || nbytes == version.nbytes.number(found)) return;
-    checked(PyObject_CallMethod(ledger_object_.get(), "resized", "OL", found, static_cast<long long>(nbytes)));
+    checked(PyObject_CallMethod(versions_.ledger_object(), "resized", "OL", found, static_cast<long long>(nbytes)));
   }
 
   // For a kernel on the fast path that is refused memory, while other things are evicted for it.
@@ -157,7 +157,7 @@ class KernelRun {
       for (const Ref& one : call.statistics) write(one.get());
   }
 
-  Ref python_, slow_path_, ledger_object_;
+  Ref python_, slow_path_;
   const Device& device_;
   TensorVersions& versions_;
   Core& core_;

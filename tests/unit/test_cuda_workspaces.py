@@ -73,6 +73,18 @@ def test_a_replay_without_room_for_the_workspace_does_without(monkeypatch, capsy
     assert "too little memory for its workspace" in capsys.readouterr().err
 
 
+def test_a_workspace_for_which_others_are_evicted_is_learned_whole(monkeypatch):
+    """The allocator's peak does not tell, since memory is given back in the middle of the call."""
+    with fake_session(monkeypatch, BESIDE + 16 * MIB) as (session, gpu):
+        x = image()
+        kept = chain(12)
+        gpu.workspace["aten::mm"] = 8 * MIB
+        torch.mm(x[0, 0], x[0, 0])
+        assert session.report()["oom_retries"] > 0
+        assert young(session, "aten.mm").output_bytes >= 9 * MIB
+        assert correct(kept)
+
+
 def test_what_a_first_call_tried_is_not_kept_as_workspace(monkeypatch):
     with fake_session(monkeypatch, BESIDE + 32 * MIB) as (session, gpu):
         gpu.library[CONVOLUTION] = 6 * MIB  # with `cudnn.benchmark`: the largest of all that are tried

@@ -183,17 +183,27 @@ class Retry:
         try:
             return run()
         except torch.OutOfMemoryError as error:
-            self.refuse(error, name)
-            raise
+            found = self._refusal(error)
+            if found is None:
+                raise
+        # The error has been released, and so has what its traceback held.
+        self._refuse(found[0], name, found[1])
 
     def refuse(self, error: BaseException, name: str) -> None:
         """Raise BudgetError if an operator's error is that of the allocator under our cap."""
+        found = self._refusal(error)
+        if found is not None:
+            self._refuse(found[0], name, found[1])
+
+    def _refusal(self, error: BaseException) -> tuple[int, int] | None:
+        """Return the bytes that the allocator refused under our cap, and those that it lacked."""
         limited = self._ledger.budget_bytes is not None and not self._dtr.eviction.warn_only
         ours = isinstance(error, torch.OutOfMemoryError) and short_of_memory(error, self.gpu.index)
         asked, free = requested(str(error)), _size(_FREE, str(error))
-        if limited and ours and (free is None or free >= asked):  # else the device itself is full
-            self.met(error)
-            self._refuse(asked, name, missing(str(error)))
+        if not (limited and ours) or (free is not None and free < asked):  # the device itself is full
+            return None
+        self.met(error)
+        return asked, missing(str(error))
 
     def relieve(self, nbytes: int, attempt: int) -> bool:
         """Evict for a request that the allocator refuses, perhaps in the middle of an operator.

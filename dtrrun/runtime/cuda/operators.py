@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from math import prod
 from typing import Any
 
-from dtrrun.core.graph import Geometry, Operation, Signature
+from dtrrun.core.graph import Operation, Signature
 from dtrrun.runtime.cost_model import GPU, modelled_ns
 from dtrrun.runtime.cuda.oom_retry import Retry, retriable, short_of_memory
 from dtrrun.runtime.cuda.timing import Timer
@@ -77,13 +76,13 @@ class CudaOperators:
                 self.timer.poll()
         # The first two: the first may initialise libraries, or try several kernels.
         measured = signature.calls < 2 and not self.blind
-        state = [self.gpu.statistics() if measured else None]
+        state = [self._state() if measured else None]
         first = [True]
         timed = self._timed and signature.calls < Signature.SETTLED and not self.gpu.on_side_stream()
 
         def run() -> Any:
             if not first[0]:
-                state[0] = None if self.blind else self.gpu.statistics()
+                state[0] = None if self.blind else self._state()
                 if rng is not None:
                     put_back(rng)
             first[0] = False
@@ -104,8 +103,12 @@ class CudaOperators:
         else:
             result = self._retry.once(run, call.operator.name)
         if state[0] is not None:
-            call.needed = _taken(state[0], self.gpu.statistics())
+            call.needed = _taken(state[0], self._state())
         return result
+
+    def _state(self) -> tuple[Any, int]:
+        """Return the allocator's statistics, and how often something was evicted for what it refused."""
+        return self.gpu.statistics(), self._retry.retries
 
     def replay(self, operation: Operation, run: Callable[[], Any]) -> Any:
         """Run a recorded operator."""
@@ -167,16 +170,12 @@ class CudaOperators:
         )
 
 
-def bytes_of(geometry: Geometry) -> int:
-    """Return the bytes of a tensor's elements."""
-    size, _, _, dtype, *_ = geometry
-    return int(prod(size)) * int(dtype.itemsize)
-
-
-def _taken(before: Any, after: Any) -> int:
+def _taken(before: tuple[Any, int], after: tuple[Any, int]) -> int:
     """Return the bytes that a call used at its peak, or slightly more, without resetting statistics.
 
     There are two bounds: everything allocated meanwhile, and how far the peak is above the initial memory.
-    The second is exact if the call has raised the peak.
+    The second is exact if the call has raised the peak, and too low if something was evicted in between.
     """
-    return int(min(after.total - before.total, after.peak - before.allocated))
+    (first, retries), (last, retries_now) = before, after
+    total = last.total - first.total
+    return int(total if retries_now != retries else min(total, last.peak - first.allocated))

@@ -158,7 +158,9 @@ class Cuda:
             self.uuid = self.gpu.uuid()
             storage.use_device(storage.CUDA_ROUNDING, self.gpu.index)
             try:
-                self.retry.unseen(self.gpu.statistics().ooms)  # those before the session
+                before = self.gpu.statistics()  # the session
+                self.retry.unseen(before.ooms)
+                self._flushes = before.flushes
             except RuntimeError:
                 self.operators.blind = True
                 self._alert(BLIND)
