@@ -58,8 +58,14 @@ class LoggedCall final : public Call {
     auto tensors = std::make_unique<std::vector<TensorEntry>>();
     std::vector<Version*> reads;
     std::unordered_set<Version*> seen;
+    std::unordered_map<size_t, int64_t> blank;  // where each that is overwritten comes first
     for (const Entry& entry : entries) {
-      tensors->push_back({entry.version, entry.version == nullptr ? *found(of_.overwritten, entry.place) : 0, 0});
+      if (entry.version != nullptr) {
+        tensors->push_back({entry.version});
+      } else {
+        auto [first, is_first] = blank.emplace(entry.place, tensors->size());
+        tensors->push_back({nullptr, *found(of_.overwritten, entry.place), 0, is_first ? -1 : first->second});
+      }
       if (entry.version != nullptr && seen.insert(entry.version).second) reads.push_back(entry.version);
     }
     if (reads.size() != entries.size()) operation->operation.tensors = std::move(tensors);

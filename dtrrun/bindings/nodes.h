@@ -549,9 +549,28 @@ inline PyObject* get_inputs(PyObject* self, void*) {
   return Ref::copy(one->inputs).release();
 }
 
+inline PyObject* overwritten_stand_in = nullptr;  // makes a core.graph.Overwritten
+
+// What an operator overwrites has a stand-in, made when it is asked for.
 inline PyObject* get_tensors(PyObject* self, void* closure) {
-  PyObject* tensors = as_operation(self)->tensors;
-  return tensors == nullptr ? get_inputs(self, closure) : Ref::copy(tensors).release();
+  OperationObject* one = as_operation(self);
+  if (one->tensors != nullptr) return Ref::copy(one->tensors).release();
+  if (!one->operation.tensors) return get_inputs(self, closure);
+  return guarded([&] {
+    Ref list = checked(PyList_New(0));
+    for (const TensorEntry& entry : *one->operation.tensors) {
+      Ref made;
+      if (entry.version != nullptr)
+        made = Ref::copy(as_object(entry.version));
+      else if (entry.same >= 0)
+        made = Ref::copy(PyList_GET_ITEM(list.get(), entry.same));
+      else
+        made = checked(PyObject_CallFunction(overwritten_stand_in, "LL", entry.nbytes, entry.size));
+      if (PyList_Append(list.get(), made.get()) < 0) raise();
+    }
+    one->tensors = Ref::copy(list.get()).release();
+    return list.release();
+  });
 }
 
 // A list or a tuple, unless what the operation reads is fixed. Null after an error.
@@ -592,14 +611,17 @@ inline int set_inputs(PyObject* self, PyObject* value, void*) {
   return 0;
 }
 
-// tensors: versions, and `core.graph.Overwritten`s.
+// tensors: versions, and `core.graph.Overwritten`s, of which one may occur several times.
 inline void take_tensors(OperationObject* one, Ref tensors) {
   auto entries = std::make_unique<std::vector<TensorEntry>>();
-  for (PyObject* entry : Items(tensors.get())) {
-    if (Py_TYPE(entry) == version_type)
-      entries->push_back({node_of(entry), 0, 0});
-    else
-      entries->push_back({nullptr, attribute_number(entry, "nbytes"), attribute_number(entry, "size")});
+  Items all(tensors.get());
+  for (PyObject* entry : all) {
+    if (Py_TYPE(entry) == version_type) {
+      entries->push_back({node_of(entry)});
+      continue;
+    }
+    auto place = static_cast<int64_t>(entries->size()), first = std::find(all.begin(), all.end(), entry) - all.begin();
+    entries->push_back({nullptr, attribute_number(entry, "nbytes"), attribute_number(entry, "size"), first < place ? first : -1});
   }
   one->operation.tensors = std::move(entries);
   Py_XSETREF(one->tensors, tensors.release());

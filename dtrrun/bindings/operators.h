@@ -51,8 +51,11 @@ class PythonCall final : public Call {
   OperationRef record(const std::vector<Entry>& entries) override {
     Ref tensors = checked(PyList_New(0));
     bool all_read = true;
+    std::unordered_map<size_t, Ref> blank;  // the stand-in for each that is overwritten
     for (const Entry& entry : entries) {
-      Ref one = entry.version != nullptr ? Ref::copy(as_object(entry.version)) : ask("overwritten", entry.place);
+      Ref& stand_in = blank[entry.place];
+      if (entry.version == nullptr && !stand_in) stand_in = ask("overwritten", entry.place);
+      Ref one = Ref::copy(entry.version != nullptr ? as_object(entry.version) : stand_in.get());
       all_read = all_read && entry.version != nullptr;
       if (PyList_Append(tensors.get(), one.get()) < 0) raise();
     }

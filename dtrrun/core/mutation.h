@@ -201,6 +201,10 @@ class Mutation {
     return pin == pins::PARAMETER || pin == pins::GRADIENT || pin == pins::PINNED || pin == pins::LOADED ||
            pin == pins::FOREIGN_MEMORY;
   }
+  // Something is written to a constant, of which no recipe can start from memory that nothing has written to any more.
+  static void no_longer_blank(Version* constant) {
+    if (constant->pin == pins::UNINITIALISED) constant->pin = pins::CONSTANT;
+  }
   // Whether the history of what can be recomputed is worth keeping. State that persists over steps (running averages) is not.
   bool is_recent(const Version* version) const {
     return version->age >= ledger_.step_age && version->mutations < CHAIN_LIMIT;
@@ -263,6 +267,7 @@ class Mutation {
     if (!version->constant() || !copies_.keep(version)) constant_about_to_change(version, why);
     version->escaped = version->escaped || escapes;  // inherited by later versions
     if (escapes) ledger_.backend.give_up(version);
+    no_longer_blank(version);
     if (version->pin == nullptr) version->pin = why;
     if (version->used) recipes_.supersede(version, nullptr, 0);
   }

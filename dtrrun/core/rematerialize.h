@@ -437,7 +437,8 @@ class Rematerializer {
     size_t count = maker->tensor_count();
     std::vector<Use> uses(count, Use::READ);
     for (size_t place = 0; maker->tensors && place < count; place++)
-      if (maker->tensor(place).version == nullptr) uses[place] = Use::BLANK;
+      if (TensorEntry entry = maker->tensor(place); entry.version == nullptr)
+        uses[place] = entry.same < 0 ? Use::BLANK : Use::AGAIN;
     std::unordered_map<const Version*, Use> written;  // and what is done with the next tensor over it
     maker->each_written([&](size_t place) {
       if (Version* target = maker->tensor(place).version) written[target] = may_take(target, maker) ? Use::TAKE : Use::COPY;

@@ -137,8 +137,9 @@ struct Signature {
 
 // One of an operation's tensors: a version, or what it overwrites completely without reading it (`core.graph.Overwritten`).
 struct TensorEntry {
-  Version* version;       // kept by the operation's reads; null: overwritten
-  int64_t nbytes, size;  // of what is overwritten: as of a version; of the storage that a replay allocates
+  Version* version = nullptr;    // kept by the operation's reads; null: overwritten
+  int64_t nbytes = 0, size = 0;  // of what is overwritten: as of a version; of the storage that a replay allocates
+  int64_t same = -1;             // the place of an earlier tensor over the same overwritten storage, if there is one
 };
 
 // A version that an operation makes. where: >= 0, an index into the results; ~where, the tensor whose memory was written.
@@ -165,7 +166,7 @@ struct Recorded : Operation {
     times_kept++;
   }
   size_t tensor_count() const { return tensors ? tensors->size() : count; }
-  TensorEntry tensor(size_t place) const { return tensors ? (*tensors)[place] : TensorEntry{as_version(reads[place]), 0, 0}; }
+  TensorEntry tensor(size_t place) const { return tensors ? (*tensors)[place] : TensorEntry{as_version(reads[place])}; }
   int64_t reads_of(const Version* version) const { return std::count(begin(), end(), static_cast<const Node*>(version)); }
 
   // Calls function(where, version) for each version that it makes, `one` among them.

@@ -54,14 +54,16 @@ class Describer {
       const IValue& value = call.argument(place);
       bool holds_tensors = value.isTensorList() || value.isOptionalTensorList();
       if (holds_tensors && arguments[place].kwarg_only()) return false;
+      bool writes = !info.mutates.empty() && info.writes_to(place);
       if (value.isTensor()) {
-        if (!describe(call, place, value.toTensor(), arguments[place].kwarg_only())) return false;
+        if (!describe(call, place, value.toTensor(), writes, arguments[place].kwarg_only())) return false;
       } else if (value.isTensorList()) {
         auto tensors = value.toTensorVector();
         key_.add_list(tensors.size());
-        if (place == info.written) call.hole = static_cast<Py_ssize_t>(call.inputs.size());
-        for (const at::Tensor& tensor : tensors)
-          if (!read(call, tensor)) return false;
+        for (size_t item = 0; item < tensors.size(); item++) {
+          if (writes) call.written.push_back({place, item, call.inputs.size()});
+          if (!read(call, tensors[item])) return false;
+        }
         call.holes[place] = static_cast<int>(tensors.size());
       } else if (value.isOptionalTensorList()) {  // indices
         c10::List<bool> given;
@@ -115,7 +117,7 @@ class Describer {
     }
   }
 
-  bool describe(FastCall& call, size_t place, const at::Tensor& tensor, bool kwarg_only) {
+  bool describe(FastCall& call, size_t place, const at::Tensor& tensor, bool writes, bool kwarg_only) {
     const OperatorInfo& info = call.info;
     auto is_place = [&](int other) { return static_cast<int>(place) == other; };
     if (!tensor.defined()) {
@@ -123,7 +125,7 @@ class Describer {
     } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {  // a number of the program's, for Python too
       if (!tensor.device().is_cpu() || (*info.enumerations)[place] == Enumeration::TENSOR) return false;
       key_.add(number_in(tensor));
-    } else if (kwarg_only) {
+    } else if (kwarg_only && !writes) {
       return false;
     } else if (call.excludes && (is_place(info.statistics[0]) || is_place(info.statistics[1]))) {
       PyObject* found = plain(tensor) ? versions_.of(tensor) : nullptr;
@@ -133,7 +135,7 @@ class Describer {
       call.holes[place] = STATISTICS;
       call.statistics.push_back(Ref::copy(found));
     } else {
-      if (place == info.written) call.hole = static_cast<Py_ssize_t>(call.inputs.size());
+      if (writes) call.written.push_back({place, 0, call.inputs.size()});
       if (!read(call, tensor)) return false;
       call.holes[place] = TENSOR;
     }

@@ -9,6 +9,7 @@
 #include "pytorch.h"
 #include "recipe.h"
 #include "turns.h"
+#include "way_in.h"
 
 namespace dtrrun {
 
@@ -38,23 +39,31 @@ struct FastCall {
   c10::SmallVector<std::pair<size_t, IValue>, 1> gaps;  // which items of a list of tensors there are
   Ref signature, state;
   c10::SmallVector<Ref, 2> statistics;  // the versions of running statistics, which are not among the inputs
-  bool settles = false;                 // what it writes to is a constant from now on
-  std::vector<PyObject*> targets;  // the versions that it writes to
-  Py_ssize_t hole = -1;            // the place of the first of them among the inputs
-  bool overwrites = false;         // all of it, without reading it
+  struct Write {
+    size_t place, item, input;  // of the argument, and in it, if that is a list; of the version among the inputs
+    bool overwrites = false;    // all of it, without reading it
+    PyObject* target = nullptr;
+  };
+  c10::SmallVector<Write, 2> written;  // what it writes to; several tensors may be over one storage
+  c10::SmallVector<Write, 2> targets;  // once it is certain that it will: one for each version
+  bool recordable = true;              // these can be computed again afterwards
   Ref maker;                       // its recipe, if it will have one
   c10::SmallVector<std::pair<Py_ssize_t, Ref>, 2> made;  // the versions that this makes, and where; unless it is only one
-  Ref target;                      // what it overwrites, and so does not read
+  c10::SmallVector<Ref, 2> overwritten;  // what it does not read
   Ref rng;                         // the state of the generator that it draws from
   Ref outputs;                     // those that Python has entered
   bool is_first = false;           // of its signature
   std::optional<FirstCalls::Unpriced> unpriced;  // until it has run
 
   const IValue& argument(size_t place) const { return (*stack)[first + place]; }
+  at::Tensor tensor(const Write& one) const {
+    const IValue& value = argument(one.place);
+    return value.isTensor() ? value.toTensor() : value.toListRef()[one.item].toTensor();
+  }
 
   // Whether what the call makes, or writes to, can be computed again.
   bool has_recipe() const {
-    return targets.empty() || overwrites || !VersionFields().operation.is_none(targets[0]);
+    return targets.empty() || recordable;
   }
   // Calls `function` with each version that a call reads, also after `record`.
   template <class Function>

@@ -93,6 +93,7 @@ PyObject* open_session(PyObject*, PyObject* args) {
     if (interposer) throw std::runtime_error("dtrrun: a session is on already");
     Py_INCREF(placeholder);
     tensor_slot = placeholder;
+    overwritten_stand_in = attribute(python, "overwritten").release();
     interposer = std::make_shared<Interposer>(python, handle, classes, device);
     is_open = true;
     Faults::watch(&bring_back);

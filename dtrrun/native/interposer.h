@@ -434,15 +434,15 @@ class Interposer {
     PyObject* found = call.signature.get();
     call.state = Ref::copy(ambient_.read(info.family.get(), info.state, info.general));
     Observed observed(observation_, info, op, *stack, found);
-    if (info.handler == HandlerKind::WRITES && !writes_.prepare_write(call)) return false;
+    if (info.handler == HandlerKind::WRITES && !writes_.prepare_writes(call)) return false;
     if (info.updates && !writes_.prepare_statistics(call)) return false;
     auto taken = make_ready(call);
     if (!taken) return false;
     watch.leave_out(*taken);
     if (!are_resident(call.statistics)) return false;  // which were not locked while room was made
     if (info.updates && !writes_.are_free(call.statistics)) return false;
-    if (info.handler == HandlerKind::WRITES && !writes_.find_target(call)) return false;
-    if (info.handler == HandlerKind::LISTS && !writes_.find_targets(call)) return false;
+    if (info.handler == HandlerKind::WRITES && !writes_.find_targets(call)) return false;
+    if (info.handler == HandlerKind::LISTS && !writes_.find_list(call)) return false;
     if (!recording_.record(call)) return false;
     Stack arguments;  // the kernel takes those on the stack
     if (!device.is_cpu()) arguments.assign(stack->begin() + call.first, stack->end());

@@ -73,6 +73,7 @@ class ListUpdates {
     }
     for (size_t i = 0; i < targets_.size(); i++) {
       if (versions_.may_be_copied(targets_[i].get())) return false;
+      Mutation::no_longer_blank(node_of(targets_[i].get()));
       if (version.operation.is_none(targets_[i].get())) continue;
       if (written_[i].requires_grad()) return false;
       loose_.push_back(targets_[i].get());

@@ -7,6 +7,7 @@
 
 #include "first_calls.h"
 #include "replays.h"
+#include "writes.h"
 
 namespace dtrrun {
 
@@ -79,11 +80,6 @@ struct ObservedCall {
   bool is_exact() const {
     return info->handler == HandlerKind::PLAIN ? info->makes_tensors : info->handler != HandlerKind::LISTS;
   }
-  bool writes_to(size_t place) const {
-    if (info->handler == HandlerKind::WRITES) return place == info->written;
-    return std::find(info->mutates.begin(), info->mutates.end(), place) != info->mutates.end();
-  }
-
   static bool is_hole(const IValue& value) {
     return value.isTensor() && value.toTensor().defined() && !stands_for_number(value);
   }
@@ -122,11 +118,11 @@ struct ObservedCall {
   bool untouching() const { return info->untouching; }
   bool uninitialised() const { return info->uninitialised; }
   bool replayable() const { return !info->uninitialised && truth(info->operator_.get(), "replayable"); }
-  bool shrinks() const { return info->handler == HandlerKind::PLAIN; }
+  bool shrinks() const { return info->handler == HandlerKind::PLAIN || truth(info->operator_.get(), "grows"); }
   bool updates_statistics() const { return info->updates && PyList_GET_SIZE(statistics().get()) != 0; }
   Ref written() const {
     Ref all = checked(PyDict_New());
-    Ref holes = holes_if([&](size_t place, const at::Tensor&) { return writes_to(place); });
+    Ref holes = holes_if([&](size_t place, const at::Tensor&) { return info->writes_to(place); });
     for (PyObject* hole : Items(holes.get())) {
       Ref target(PyLong_FromVoidPtr(PyTuple_GET_ITEM(versions, as_number(hole)))), none = checked(PyList_New(0));
       PyObject* its = PyDict_SetDefault(all.get(), target.get(), none.get());
@@ -134,14 +130,20 @@ struct ObservedCall {
     }
     return all;
   }
-  // Of its one target: whether it is written to through one tensor, which covers it (`TensorCall.overwrites`).
-  bool overwrites() const {
-    if (info->handler != HandlerKind::WRITES || !info->overwrites) return false;
-    const at::Tensor& tensor = values()[info->written].toTensor();
-    auto* target = by->versions.of(tensor);
-    Items all(versions);
-    return std::count(all.begin(), all.end(), target) == 1 && tensor.nbytes() == tensor.storage().nbytes() &&
-           tensor.is_non_overlapping_and_dense();
+  // `TensorCall.overwrites`. written: the place among what is written to.
+  bool overwrites(size_t written) const {
+    if (info->handler != HandlerKind::WRITES) return false;
+    std::vector<PyObject*> targets;
+    std::optional<bool> found;
+    each_tensor([&](size_t place, const at::Tensor& tensor) {
+      PyObject* target = by->versions.of(tensor);
+      if (!info->writes_to(place) || std::find(targets.begin(), targets.end(), target) != targets.end()) return;
+      targets.push_back(target);
+      if (targets.size() != written + 1) return;
+      Items all(versions);
+      found = Writes::overwrites(*info, tensor, target, [&] { return std::count(all.begin(), all.end(), target); });
+    });
+    return found.value_or(false);
   }
   Ref leaves() const {
     return holes_if([](size_t, const at::Tensor& tensor) { return is_leaf(tensor); });
@@ -256,6 +258,12 @@ PyObject* ask(PyObject* self, void*) {
   });
 }
 
+inline PyObject* overwrites(PyObject* self, PyObject* written) {
+  return guarded([&] {
+    return PyBool_FromLong(reinterpret_cast<const ObservedCall*>(self)->overwrites(static_cast<size_t>(as_number(written))));
+  });
+}
+
 inline PyTypeObject* make_observed_call_type() {
   using C = ObservedCall;
   static PyGetSetDef attributes[] = {
@@ -281,7 +289,7 @@ inline PyTypeObject* make_observed_call_type() {
       {nullptr, nullptr, nullptr, nullptr, nullptr},
   };
   static PyMethodDef methods[] = {
-      {"overwrites", [](PyObject* self, PyObject*) { return ask<&C::overwrites>(self, nullptr); }, METH_O, nullptr},
+      {"overwrites", overwrites, METH_O, nullptr},
       {nullptr, nullptr, 0, nullptr},
   };
   auto destroy = [](PyObject* self) {

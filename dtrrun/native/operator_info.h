@@ -44,14 +44,15 @@ struct OperatorInfo {
   bool composite = false, foreign = false, untouching = false, random = false, overwrites = false, uninitialised = false;
   bool makes_tensors = true, sized_by_numbers = false;
   bool opaque = false;  // one result is a workspace, which is there only if gradients may be computed
-  size_t written = 0;   // for an operator that writes to one tensor: its place
-  std::vector<size_t> mutates;  // for an operator on lists: the places of those that it writes to
-  bool recorded = false;        // for such an operator: it may have a recipe
+  bool blank = false;   // whether it overwrites memory that nothing has written to, of which it may write to a part only
+  std::vector<size_t> mutates;  // the places of the tensors, or lists of them, that it writes to
+  bool recorded = false;        // for an operator on lists: it may have a recipe
   int statistics[2] = {-1, -1}, trains = -1;  // places of running statistics, and of what says whether it trains (-1: it does)
   bool updates = false;                       // it writes to these
   Formula formula = Formula::UNKNOWN;  // of what it allocates, if its first calls may be handled here
   Ref replay;  // what is run again, without the statistics
   Ambient::State state;
+  bool writes_to(size_t place) const { return std::find(mutates.begin(), mutates.end(), place) != mutates.end(); }
   bool general = true;  // its family of settings is the general one
   int64_t python_calls = 0, native_calls = 0;
   Ref func, operator_, family;

@@ -64,20 +64,19 @@ class OperatorTable {
     if (simple && !info.composite) {
       bool writes = truth(learned.get(), "mutates");
       info.handler = is_view ? HandlerKind::VIEW : writes ? HandlerKind::WRITES : HandlerKind::PLAIN;
-      if (writes) info.written = PyLong_AsSize_t(PyTuple_GET_ITEM(attribute(learned.get(), "mutates").get(), 0));
+      if (writes) info.mutates = written_by(op.schema(), learned.get());
     }
     info.opaque = info.handler == HandlerKind::PLAIN && attribute_number(learned.get(), "opaque_output") >= 0;
     if (op.schema().name().rfind("profiler::", 0) == 0) info.handler = HandlerKind::NO_TENSORS;
     if (truth(learned.get(), "updates_lists")) {
       info.handler = HandlerKind::LISTS;
-      Ref mutates = attribute(learned.get(), "mutates");
-      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mutates.get()); i++)
-        info.mutates.push_back(PyLong_AsSize_t(PyTuple_GET_ITEM(mutates.get(), i)));
+      info.mutates = written_by(op.schema(), learned.get());
       info.recorded = info.mutates == std::vector<size_t>{0} && truth(learned.get(), "replayable");
     }
     info.foreign = truth(learned.get(), "foreign");
     info.random = truth(learned.get(), "random");
     info.overwrites = truth(learned.get(), "overwrites");
+    info.blank = truth(learned.get(), "overwrites_blank");
     info.makes_tensors = truth(learned.get(), "makes_tensors");
     info.sized_by_numbers = truth(learned.get(), "sized_by_numbers");
     info.uninitialised = truth(learned.get(), "uninitialised");
@@ -100,6 +99,18 @@ class OperatorTable {
     info.operator_ = std::move(learned);
     info.func = std::move(func);
     return info;
+  }
+
+  // The places of the arguments that it writes to. Python has the names of those that it knows by keyword.
+  static std::vector<size_t> written_by(const c10::FunctionSchema& schema, PyObject* learned) {
+    std::vector<size_t> places;
+    Ref mutates = attribute(learned, "mutates");
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mutates.get()); i++) {
+      PyObject* one = PyTuple_GET_ITEM(mutates.get(), i);
+      auto named = PyUnicode_Check(one) ? schema.argumentIndexWithName(PyUnicode_AsUTF8(one)) : std::nullopt;
+      places.push_back(static_cast<size_t>(named ? *named : as_number(one)));
+    }
+    return places;
   }
 
   Ref python_;

@@ -1,6 +1,7 @@
 // Takes down the recipe of a call on the fast path, and enters what it has made.
 #pragma once
 
+#include <unordered_map>
 #include <unordered_set>
 
 #include "fast_call.h"
@@ -25,28 +26,23 @@ class Recording {
     }
     if (info.random && (call.has_recipe() || !device_.is_cpu())) {  // a GPU may find no memory, and draw again
       int64_t drawn = signature.output_bytes.number(call.signature.get());
-      for (PyObject* target : call.targets) drawn += version.nbytes.number(target);
+      for (const auto& one : call.targets) drawn += version.nbytes.number(one.target);
       Ref generator = generator_of(call);
       call.rng = checked(PyObject_CallMethod(python_.get(), "capture", "LO", static_cast<long long>(drawn), generator.get()));
     }
     if (!call.has_recipe()) return true;
-    Ref tensors;
     bool repeats = reads_twice(call.inputs);
-    if (call.overwrites) {
-      tensors = checked(PyObject_CallMethod(python_.get(), "overwriting", "(O)", as_tuple(call.inputs).get()));
-      call.target = std::move(call.inputs[0]);
-    } else if (repeats) {
-      tensors = as_tuple(call.inputs);
-    }
-    size_t first_read = call.overwrites ? 1 : 0;
-    call.maker = blank_recorded_operation(call.inputs.size() - first_read, call.count);
+    bool overwrites = std::any_of(call.targets.begin(), call.targets.end(), [](const auto& one) { return one.overwrites; });
+    call.maker = blank_recorded_operation(call.inputs.size(), call.count);
     OperationObject* maker = as_operation(call.maker.get());
     set_signature(maker, found);
-    if (tensors) take_tensors(maker, std::move(tensors));
+    if (repeats || overwrites) maker->operation.tensors = std::make_unique<std::vector<TensorEntry>>(entries_of(call));
     std::unordered_set<PyObject*> read;
-    for (size_t i = first_read; i < call.inputs.size(); i++) {
-      if (repeats && !read.insert(call.inputs[i].get()).second) continue;
-      add_read(maker, call.inputs[i].release());
+    for (size_t i = 0; i < call.inputs.size(); i++) {
+      if (overwrites && maker->operation.tensors->at(i).version == nullptr)
+        call.overwritten.push_back(std::move(call.inputs[i]));
+      else if (!repeats || read.insert(call.inputs[i].get()).second)
+        add_read(maker, call.inputs[i].release());
     }
     call.inputs.clear();
     auto* recipe = new (maker->operation.end()) Recipe(call.op, info.enumerations, func, call.state.get(), call.count);
@@ -118,6 +114,26 @@ class Recording {
     for (size_t place = 0; place < call.count; place++)
       if (call.argument(place).isGenerator()) return to_python(call.argument(place), Enumeration::NONE);
     return Ref::copy(Py_None);
+  }
+
+  // Its tensors, as its recipe has them: what it overwrites is not read.
+  std::vector<TensorEntry> entries_of(const FastCall& call) const {
+    std::vector<TensorEntry> entries;
+    std::unordered_map<PyObject*, int64_t> blank;  // where each that is overwritten comes first
+    for (const auto& one : call.targets)
+      if (one.overwrites) blank.emplace(one.target, -1);
+    for (const Ref& input : call.inputs) {
+      auto found = blank.find(input.get());
+      if (found == blank.end()) {
+        entries.push_back({node_of(input.get())});
+        continue;
+      }
+      auto place = static_cast<int64_t>(entries.size()), first = found->second;
+      if (first < 0) found->second = place;
+      auto size = static_cast<int64_t>(as_stored(input.get())->storage->nbytes());
+      entries.push_back({nullptr, version.nbytes.number(input.get()), size, first});
+    }
+    return entries;
   }
 
   // Whether some version is among these more than once, as in `x * x`. It is locked, and counts as read, only once.

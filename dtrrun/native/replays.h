@@ -162,7 +162,10 @@ class Replays {
         targets[place] = blank_storage(entry.size);
       } else if (use == Use::AGAIN) {
         size_t before = 0;
-        while (run.maker->tensor(before).version != entry.version) before++;
+        if (entry.version == nullptr)
+          before = static_cast<size_t>(entry.same);
+        else
+          while (run.maker->tensor(before).version != entry.version) before++;
         targets[place] = targets[before];
       } else if (use == Use::TAKE) {
         targets[place] = as_torch(entry.version->scratch);

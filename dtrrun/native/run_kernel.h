@@ -49,18 +49,21 @@ class KernelRun {
         for (const Ref& one : call.statistics)
           if (version.used.is_true(one.get())) versions_.supersede(one.get(), nullptr, 0);
       if (call.targets.empty()) return true;
-      bool may_grow = call.info.handler == HandlerKind::WRITES;  // `addbmm_`, if what it writes to is expanded
-      const c10::StorageImpl* written = may_grow ? as_stored(call.targets[0])->storage : nullptr;
+      // Before their versions are others. `addbmm_` may resize what it writes to, and `out` may be.
+      c10::SmallVector<const c10::StorageImpl*, 2> written;
+      if (call.info.handler == HandlerKind::WRITES)
+        for (const auto& one : call.targets) written.push_back(as_stored(one.target)->storage);
       if (call.maker && call.has_recipe()) {
         mark_used(call.maker.get());
-        for (size_t i = 0; i < call.targets.size(); i++)
-          call.made.emplace_back(~(call.hole + static_cast<Py_ssize_t>(i)),
-                                 versions_.supersede(call.targets[i], call.maker.get(), signature.cost.number(found)));
+        for (const auto& one : call.targets)
+          call.made.emplace_back(~static_cast<Py_ssize_t>(one.input),
+                                 versions_.supersede(one.target, call.maker.get(), signature.cost.number(found)));
         Recording::set_outputs(call.maker.get(), call.made);
-      } else if (version.used.is_true(call.targets[0])) {
-        versions_.supersede(call.targets[0], nullptr, 0);
+      } else {
+        for (const auto& one : call.targets)
+          if (version.used.is_true(one.target)) versions_.supersede(one.target, nullptr, 0);
       }
-      if (written != nullptr) note_size(written);
+      for (const c10::StorageImpl* storage : written) note_size(storage);
     } catch (...) {
       bool retried = false;
       try {
@@ -123,7 +126,7 @@ class KernelRun {
       if (on && call_.maker) mark_used(call_.maker.get());
       auto lock = [&](PyObject* one) { runner_.version.locks.add(one, on ? 1 : -1); };
       call_.each_input(lock);
-      for (PyObject* target : call_.targets) lock(target);
+      for (const auto& one : call_.targets) lock(one.target);
       for (const Ref& one : call_.statistics) lock(one.get());
       if (!on) {
         for (PyObject* one : changing_) runner_.version.escaped.set(one, false);
@@ -131,8 +134,8 @@ class KernelRun {
         return true;
       }
       // Nothing may come to depend on a constant that is half written, as in `Mutation.about_to_change`.
-      for (PyObject* target : call_.targets)
-        if (runner_.version.operation.is_none(target)) changes(target);
+      for (const auto& one : call_.targets)
+        if (runner_.version.operation.is_none(one.target)) changes(one.target);
       for (const Ref& one : call_.statistics) changes(one.get());
       return true;
     }
@@ -152,7 +155,7 @@ class KernelRun {
     auto write = [&](PyObject* target) {
       core_.recipes.half_written(node_of(target));
     };
-    for (PyObject* target : call.targets) write(target);
+    for (const auto& one : call.targets) write(one.target);
     if (call.info.updates)
       for (const Ref& one : call.statistics) write(one.get());
   }

@@ -12,23 +12,36 @@ class Writes {
   // shared: whether operators of several threads may be under way.
   Writes(TensorVersions& versions, const bool& shared) : versions_(versions), core_(versions.core), shared_(shared) {}
 
-  // `Mutation.prepare_writes`, before room is made: a leaf, or state that persists over steps, is a constant from now on,
+  // `Operators::prepare_writes`, before room is made: a leaf, or state that persists over steps, is a constant from now on,
   // and what depends on a constant is rescued. Returns false if that is for Python.
-  bool prepare_write(FastCall& call) {
-    if (call.hole < 0) return false;
-    PyObject* target = call.inputs[call.hole].get();
-    bool leaf = is_leaf(call.argument(call.info.written).toTensor());
-    if (leaf && version.pin.is_none(target)) return false;  // Python meets it
-    bool changes = version.operation.is_none(target) || leaf || !is_recent(target);
-    if (changes && versions_.may_be_copied(target)) return false;
-    if (!version.operation.is_none(target) && (leaf || !is_recent(target))) {
-      if (!call.inputs_resident) return false;
-      core_.recipes.make_constant(node_of(target), pins::UPDATED_IN_PLACE);
-      call.settles = true;
+  bool prepare_writes(FastCall& call) {
+    for (FastCall::Write& one : call.written) {
+      at::Tensor tensor = call.tensor(one);
+      one.target = call.inputs[one.input].get();
+      bool leaf = is_leaf(tensor), constant = version.operation.is_none(one.target);
+      if (leaf && version.pin.is_none(one.target)) return false;  // Python meets it
+      if (leaf) version.pin.set(one.target, pins::PARAMETER);
+      one.overwrites = !leaf && !(constant && Mutation::is_sticky(node_of(one.target)->pin)) && overwrites(call.info, tensor, one.target, [&] {
+        auto is_it = [&](const Ref& other) { return other.get() == one.target; };
+        return std::count_if(call.inputs.begin(), call.inputs.end(), is_it);
+      });
+      call.recordable = call.recordable && (constant ? one.overwrites : !leaf && is_recent(one.target));
     }
-    if (leaf) version.pin.set(target, pins::PARAMETER);
-    if (!version.operation.is_none(target) || version.needed_by.is_none(target)) return true;
-    return call.inputs_resident && core_.rescue.resident_dependents_of(node_of(target));
+    for (FastCall::Write& one : call.written) {
+      bool constant = version.operation.is_none(one.target);
+      if ((constant || !call.recordable) && versions_.may_be_copied(one.target)) return false;
+      if (!constant && !call.recordable && !call.inputs_resident) return false;
+    }
+    for (FastCall::Write& one : call.written) {
+      if (!call.recordable) {
+        one.overwrites = false;
+        if (!version.operation.is_none(one.target)) core_.recipes.make_constant(node_of(one.target), pins::UPDATED_IN_PLACE);
+        Mutation::no_longer_blank(node_of(one.target));
+      }
+      if (!version.operation.is_none(one.target) || version.needed_by.is_none(one.target)) continue;
+      if (!call.inputs_resident || !core_.rescue.resident_dependents_of(node_of(one.target))) return false;
+    }
+    return true;
   }
   // The same for running statistics, as in `Operators::admit`.
   bool prepare_statistics(const FastCall& call) {
@@ -44,26 +57,40 @@ class Writes {
   bool are_free(const c10::SmallVector<Ref, 2>& statistics) const {
     return std::all_of(statistics.begin(), statistics.end(), [&](const Ref& one) { return is_free(one.get()); });
   }
-  // Finds the version that an in-place operator writes to. Returns false if that is not for the fast path.
-  bool find_target(FastCall& call) {
-    PyObject* target = call.inputs[call.hole].get();
-    const at::Tensor& tensor = call.argument(call.info.written).toTensor();
-    if (is_in_use(target) || (call.info.makes_tensors && version.operation.is_none(target))) return false;
-    call.targets.push_back(target);
-    bool constant = version.operation.is_none(target);
-    bool stays = call.settles || (constant && is_sticky(target));
-    call.overwrites = call.info.overwrites && !stays && overwrites_all(tensor, call);
-    return constant ? version.needed_by.is_none(target) : may_be_recorded(target, tensor);
+  // Finds the versions that a call writes to, once there is room. Returns false if that is not for the fast path.
+  bool find_targets(FastCall& call) {
+    std::unordered_set<PyObject*> distinct;
+    for (const FastCall::Write& one : call.written) {
+      bool constant = version.operation.is_none(one.target);
+      if (is_in_use(one.target) || (call.info.makes_tensors && constant)) return false;
+      if (constant ? (call.recordable && !one.overwrites) || !version.needed_by.is_none(one.target)
+                   : !may_be_recorded(one.target, call.tensor(one)))
+        return false;
+      if (call.written.size() == 1 || distinct.insert(one.target).second) call.targets.push_back(one);
+    }
+    return true;
   }
   // The same for one that writes to a list of them, which all can be recomputed.
-  bool find_targets(FastCall& call) {
-    auto tensors = call.argument(0).toTensorVector();
+  bool find_list(FastCall& call) {
+    if (call.written.empty()) return true;
+    auto tensors = call.argument(call.written[0].place).toTensorVector();
+    std::unordered_set<PyObject*> distinct;
     for (size_t i = 0; i < tensors.size(); i++) {
-      PyObject* target = call.inputs[i].get();
-      if (is_in_use(target) || version.operation.is_none(target) || !may_be_recorded(target, tensors[i])) return false;
-      call.targets.push_back(target);
+      FastCall::Write one = call.written[i];
+      one.target = call.inputs[one.input].get();
+      if (is_in_use(one.target) || version.operation.is_none(one.target) || !may_be_recorded(one.target, tensors[i])) return false;
+      if (!distinct.insert(one.target).second) return false;
+      call.targets.push_back(one);
     }
-    return std::unordered_set(call.targets.begin(), call.targets.end()).size() == tensors.size();
+    return true;
+  }
+
+  // Whether overwriting this tensor leaves nothing that can be known of what its storage held (`TensorCall.overwrites`).
+  // target: its version. times: how many of the call's tensors have it.
+  template <class Count>
+  static bool overwrites(const OperatorInfo& info, const at::Tensor& tensor, PyObject* target, const Count& times) {
+    if (info.blank && node_of(target)->pin == pins::UNINITIALISED) return true;
+    return info.overwrites && times() == 1 && tensor.nbytes() == tensor.storage().nbytes() && tensor.is_non_overlapping_and_dense();
   }
 
  private:
@@ -78,17 +105,6 @@ class Writes {
   bool is_recent(PyObject* target) const {
     return core_.mutation.is_recent(node_of(target));
   }
-
-  // Whether overwriting this tensor leaves nothing of what its storage held, which no other argument of the call has
-  // (`TensorCall.overwrites`).
-  static bool overwrites_all(const at::Tensor& tensor, const FastCall& call) {
-    PyObject* target = call.inputs[0].get();
-    for (size_t i = 1; i < call.inputs.size(); i++)
-      if (call.inputs[i].get() == target) return false;
-    return tensor.nbytes() == tensor.storage().nbytes() && tensor.is_non_overlapping_and_dense();
-  }
-  // Whether a constant remains one when all of it is overwritten.
-  static bool is_sticky(PyObject* target) { return Mutation::is_sticky(node_of(target)->pin); }
 
   TensorVersions& versions_;
   Core& core_;

@@ -60,7 +60,10 @@ class Executor:
             entry = operation.tensors[position]
             target = None
             if type(entry) is Overwritten:
-                storage = target = self._memory.allocate(entry.size, entry.device)
+                target = written.get(id(entry))
+                if target is None:
+                    target = written[id(entry)] = self._memory.allocate(entry.size, entry.device)
+                storage = target
             elif id(entry) in mutated:
                 target = written.get(id(entry))
                 if target is None:

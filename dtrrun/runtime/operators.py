@@ -100,8 +100,11 @@ _COLLECTIVE_NAMESPACES = {
 }
 
 
+KERNELS = "compiled"
+"""The namespace of kernels that `torch.compile` has generated (`runtime/compiled`)."""
+
 # Operators in other namespaces are not PyTorch's: their tags may be incomplete.
-OWN_NAMESPACES = {"aten", "prim", "prims", "rngprims", *_COLLECTIVE_NAMESPACES}
+OWN_NAMESPACES = {"aten", "prim", "prims", "rngprims", KERNELS, *_COLLECTIVE_NAMESPACES}
 
 
 # Their kernels allocate a result of the inputs' size, and finally shrink the tensor but not the storage.
@@ -205,6 +208,7 @@ class Operator:
         "only_views",
         "opaque_output",
         "overwrites",
+        "overwrites_blank",
         "pointwise",
         "random",
         "read_unseen",
@@ -275,9 +279,10 @@ class Operator:
         self.uninitialised = name in _UNINITIALISED
         if name in _STATISTICS and func._overloadname != "default":
             self.mutates = tuple({*_STATISTICS[name].positions, *self.mutates})
-        self.overwrites = name in _OVERWRITES or (
-            out and all(isinstance(place, str) for place in self.mutates)
-        )
+        into_out = out and all(isinstance(place, str) for place in self.mutates)
+        self.overwrites = name in _OVERWRITES or into_out
+        # Memory that nothing has written to: it need not write to all of that.
+        self.overwrites_blank = into_out or namespace == KERNELS
         self.pointwise = torch.Tag.pointwise in tags and namespace == "aten" and not self.foreach
         self.untouching = name in _UNTOUCHING
         self.family = family_of(namespace, name.partition("::")[2])
@@ -327,8 +332,22 @@ class Operator:
             or "nest" in name
             or "quantize" in name
         )
+        into_tensors = (
+            not self.foreach
+            and not self.dynamic
+            and (
+                namespace == KERNELS
+                or (
+                    self.overwrites
+                    and all(str(one.type) == "Tensor" for one in schema.arguments if one.is_out)
+                )
+            )
+        )
         self.simple = not special and (
-            self.mutates == () or (self.mutates == (0,) and not self.foreach) or self.writes_beside
+            self.mutates == ()
+            or (self.mutates == (0,) and not self.foreach)
+            or self.writes_beside
+            or into_tensors
         )
 
     def __repr__(self) -> str:

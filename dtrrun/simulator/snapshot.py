@@ -72,10 +72,14 @@ def _no_matter(_record: Any) -> None:
 
 
 def _op(graph: Graph, told: dict[str, Any], versions: list[Version]) -> Operation:
-    tensors = [
-        Overwritten(entry["blank"], 0, None) if isinstance(entry, dict) else versions[entry]
-        for entry in told["tensors"]
-    ]
+    tensors: list[Any] = []
+    for place, entry in enumerate(told["tensors"]):
+        if not isinstance(entry, dict):
+            tensors.append(versions[entry])
+        elif (first := entry.get("first", place)) < place:
+            tensors.append(tensors[first])
+        else:
+            tensors.append(Overwritten(entry["blank"], 0, None))
     signature = new_signature(told["operator"], told["cost"], told["bytes"])
     operation = graph.new_operation(None, signature, tensors, distinct(tensors))
     if told["outputs"] is not None:

@@ -479,7 +479,7 @@ class ModelledCuda(Cuda):
 
     def make_interposer(self, native, slow_path, *told):
         made = super().make_interposer(native, slow_path, *told)
-        made._place = torch.device("cpu")  # the extension is not told to use the device: it has no streams
+        made.place = torch.device("cpu")  # the extension is not told to use the device: it has no streams
         return made
 
 

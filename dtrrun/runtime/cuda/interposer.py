@@ -12,7 +12,7 @@ import torch
 
 from dtrrun.runtime import rng
 from dtrrun.runtime.cuda.oom_retry import requested
-from dtrrun.runtime.dispatch.interposer import NO_KEYWORDS, Interposer
+from dtrrun.runtime.dispatch.interposer import CPU, NO_KEYWORDS, Interposer
 from dtrrun.runtime.dispatch.slow_path import Reasons, SlowPath
 from dtrrun.runtime.dispatch.threads import joins
 from dtrrun.runtime.errors import BudgetError
@@ -33,15 +33,14 @@ class CudaInterposer(Interposer):
         super().__init__(native, slow_path, noticed, alert)
         self.device = device
         self.device_type = device.type
-        self._place: torch.device | None = None
 
     def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         entered = now_ns()
         device, slow_path = self.device, self.slow_path
         if not device.concerned(args, kwargs):
             return self.native.proceed()
-        if self._place is None:
-            self._place = torch.device(device.type, device.gpu.index)
+        if self.place is CPU:
+            self.place = torch.device(device.type, device.gpu.index)
             self.native.bind(device.gpu.index)
         operator = slow_path.operators.get(id(func)) or slow_path.learn(func)
         if get_ident() != slow_path.home:
@@ -95,5 +94,4 @@ class CudaInterposer(Interposer):
 
         generator: the one that it was given.
         """
-        assert self._place is not None
-        return rng.capture(self._place, generator, nbytes)
+        return rng.capture(self.place, generator, nbytes)

@@ -15,6 +15,9 @@ from dtrrun.runtime.guards import Autocast, below
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.storage import device_type_of, size_of, storage_of
 
+UNINITIALISED = "uninitialised"
+"""The pin of memory that nothing has written to (`core/pin.h`)."""
+
 
 class TensorCall(Call):
     """A call in progress, with its tensors. Observers see those of the fast path as `native/observed.h` shows
@@ -165,12 +168,12 @@ class TensorCall(Call):
         return tensor.requires_grad and is_leaf(tensor)
 
     def overwrites(self, place: int) -> bool:
-        if not self.operator.overwrites:
-            return False
         holes = self.writes[place]
         version = self.versions[holes[0]]
+        if self.operator.overwrites_blank and version.pin == UNINITIALISED:
+            return True
         return (
-            len(holes) == 1
+            self.operator.overwrites
             and covers(self.tensors[holes[0]])
             and sum(1 for other in self.versions if other is version) == 1
         )

@@ -37,6 +37,7 @@ class Interposer:
 
     device_type = "cpu"
     size_class = torch.Size
+    place = CPU
 
     def __init__(
         self,
@@ -158,12 +159,9 @@ class Interposer:
         assert self.touch is not None
         self.touch(version, self.native.settle)
 
-    @staticmethod
-    def overwriting(inputs: tuple[Version, ...]) -> list[Any]:
-        """Return a recipe's tensors for an operator that overwrites the first of these."""
-        storage = inputs[0]()
-        assert storage is not None
-        return [Overwritten(inputs[0].nbytes, storage.nbytes(), storage.device), *inputs[1:]]
+    def overwritten(self, nbytes: int, size: int) -> Overwritten:
+        """Return what stands in a recipe for memory that its operator overwrites."""
+        return Overwritten(nbytes, size, self.place)
 
     # -- in PyTorch's Python ---------------------------------------------------------------------
 

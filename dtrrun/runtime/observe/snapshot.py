@@ -81,8 +81,11 @@ def _told(operation: Operation, maker: Version, places: dict[int, int]) -> dict[
         "operator": operation.signature.operator.name,
         "cost": operation.signature.cost,
         "bytes": operation.signature.output_bytes,
+        # What is overwritten may be the memory of several of them: it is known by the place of the first.
         "tensors": [
-            {"blank": entry.nbytes} if type(entry) is Overwritten else places[id(entry)]
+            {"blank": entry.nbytes, "first": [*map(id, operation.tensors)].index(id(entry))}
+            if type(entry) is Overwritten
+            else places[id(entry)]
             for entry in operation.tensors
         ],
         "outputs": outputs,
