@@ -33,6 +33,7 @@ Deallocation = Literal["eager", "banish", "ignore"]
 CostSource = Literal["measured", "model"]
 WarnOrStop = Literal["warn", "stop"]
 When = Literal["auto", "always", "never"]
+Compile = Literal["auto", "eager"]
 
 BUDGET, POLICY, LIMITS = "Budget", "What to evict", "Limits and checks"
 OUTPUT, SETUP = "Output", "Set-up"
@@ -167,6 +168,12 @@ class RuntimeSettings:
         "go over the budget.",
         BUDGET,
         "error",
+    )
+    compile: Compile = option(
+        "What torch.compile does: compile, with each generated kernel as an operator (auto), or nothing, so "
+        "that everything runs eagerly (eager).",
+        SETUP,
+        "auto",
     )
     return_memory: When = option(
         "On a CPU, which free memory to return to the system: what exceeds the budget by more than an "

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <memory>
 
+#include "compiled_kernels.h"
 #include "device_allocator.h"
 #include "dlpack.h"
 #include "interposer.h"
@@ -25,8 +26,7 @@
 namespace dtrrun {
 namespace {
 
-// Of the session that is on; read and changed only with the GIL. Never destroyed: Python may be gone by then.
-std::shared_ptr<Interposer>& interposer = *new std::shared_ptr<Interposer>;
+std::shared_ptr<Interposer>& interposer = Interposer::current();
 std::atomic<bool> is_open{false};
 
 }  // namespace
@@ -405,6 +405,12 @@ PyObject* share(PyObject*, PyObject*) {
 PyObject* is_inside(PyObject*, PyObject*) { return PyBool_FromLong(interposer && interposer->is_inside()); }
 
 PyMethodDef methods[] = {
+    {"compiled_kernel", CompiledKernel::make, METH_VARARGS,
+     "compiled_kernel(name, kernel, plain, arguments): what to call in place of a kernel that torch.compile has generated.\n"
+     "kernel: as an operator calls it; plain: as it is called without a session. arguments: a letter for each: r and w for a\n"
+     "tensor that it reads or writes, i and f for a number."},
+    {"empty_strided_cpu", empty_strided<c10::DeviceType::CPU>, METH_VARARGS, "empty_strided_cpu(size, stride, dtype), by an operator."},
+    {"empty_strided_cuda", empty_strided<c10::DeviceType::CUDA>, METH_VARARGS, "empty_strided_cuda(size, stride, dtype), by an operator."},
     {"use_way", use_way, METH_O, "Take the way in of this name, before the first session. Raises RuntimeError if that is closed."},
     {"way", way_taken, METH_NOARGS, "The name of the way in that this process has taken, or None."},
     {"key", key_of_way, METH_NOARGS, "The name of the dispatch key at which operators come, or None."},
@@ -485,8 +491,9 @@ PyMODINIT_FUNC PyInit__dtrrun_native() {
   operation_type = make_operation_type("_dtrrun_native.Operation");
   policy_type = make_policy_type("_dtrrun_native.Policy");
   observed_call_type = make_observed_call_type();
+  CompiledKernel::type = CompiledKernel::make_type();
   Ref made(PyModule_Create(&module));
   if (!made || !add_core_types(made.get(), "_dtrrun_native")) return nullptr;
-  if (observed_call_type == nullptr || PyModule_AddType(made.get(), observed_call_type) < 0) return nullptr;
+  if (observed_call_type == nullptr || CompiledKernel::type == nullptr || PyModule_AddType(made.get(), observed_call_type) < 0) return nullptr;
   return made.release();
 }

@@ -67,6 +67,12 @@ class Interposer {
   ~Interposer() { backend_of(core_).disconnect(); }
 
   void handle(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, Stopwatch& watch) {
+    if (is_without_memory(op, *stack)) {
+      Off off;
+      Gil::Released released(gil);
+      op.redispatchBoxed(keys & way_in.below, stack);
+      return;
+    }
     if (!device.is_cpu() && !is_used_by(op, *stack)) {
       Off off;
       Gil::Released released(gil);
@@ -103,6 +109,22 @@ class Interposer {
       return;
     }
     in_python(info, op, keys, stack, missed);
+  }
+
+  // Whether a tensor's memory is a constant of the session's with content, as far as is known.
+  bool is_updated_constant(const at::Tensor& tensor) {
+    if (!device.has(tensor.device())) return false;
+    ledger.some_died();  // so that the table knows
+    PyObject* found = versions_.of(tensor);
+    return found == nullptr || (version.operation.is_none(found) && node_of(found)->pin != pins::UNINITIALISED);
+  }
+  // A copy of a constant, which is a constant, too.
+  at::Tensor copy_of_constant(const at::Tensor& tensor) {
+    Off off;
+    at::Tensor copy = tensor.clone(at::MemoryFormat::Preserve);
+    ledger.collect_dead();
+    versions_.enter(copy.storage().unsafeGetStorageImpl(), nullptr, 0, pins::CONSTANT);
+    return copy;
   }
 
   // From now on operators of several threads may be under way. None is on the fast path at this moment.
@@ -181,6 +203,12 @@ class Interposer {
 
   Device device;
   int64_t operators_ns = 0, bookkeeping_ns = 0;
+
+  // The session that is on, or null. To be asked with the GIL.
+  static std::shared_ptr<Interposer>& current() {
+    static auto& session = *new std::shared_ptr<Interposer>;  // never destroyed: Python may be gone by then
+    return session;
+  }
 
  private:
   // While a thread's operator is here. On a GPU, threads of autograd's come and go, and usually one waits for another.
@@ -302,6 +330,26 @@ class Interposer {
     Ref result = checked(PyObject_Call(kernel, args.get(), kwargs.get()));
     torch::jit::drop(*stack, count);
     push_results(op.schema(), result.get(), stack);
+  }
+
+  // Whether a call computes nothing but shapes, on meta tensors: so does PyTorch's compiler. Its numbers may be symbols.
+  static bool is_without_memory(const OperatorHandle& op, const Stack& stack) {
+    bool found = false;
+    for (const IValue& value : torch::jit::last(stack, op.schema().arguments().size())) {
+      if (value.isTensor()) {
+        if (!value.toTensor().defined()) continue;
+        if (!value.toTensor().is_meta()) return false;
+        found = true;
+      } else if (value.isTensorList()) {
+        for (const IValue& item : value.toListRef())
+          if (item.toTensor().defined() && !item.toTensor().is_meta()) return false;
+        found = found || !value.toListRef().empty();
+      } else if (value.isDevice()) {
+        if (!value.toDevice().is_meta()) return false;
+        found = true;
+      }
+    }
+    return found;
   }
 
   bool is_used_by(const OperatorHandle& op, const Stack& stack) const {

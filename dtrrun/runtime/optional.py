@@ -9,7 +9,13 @@ from dtrrun.core.heuristics import AUTO
 from dtrrun.settings import RuntimeSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
     from dtrrun.core.ledger import Ledger
+    from dtrrun.runtime.access import Access
+    from dtrrun.runtime.compiled.compiler import Compiler
+    from dtrrun.runtime.compiled.eagerly import Eagerly
     from dtrrun.runtime.dispatch.slow_path import SlowPath
     from dtrrun.runtime.observe.learning import Learning
     from dtrrun.runtime.observe.lookahead import Lookahead
@@ -45,6 +51,19 @@ def where(settings: RuntimeSettings, slow_path: SlowPath) -> Where | None:
     from dtrrun.runtime.observe.where import Where
 
     return Where(slow_path)
+
+
+def compiler(
+    settings: RuntimeSettings, native: ModuleType, access: Access, warn: Callable[[str], None]
+) -> Compiler | Eagerly:
+    """`--compile`."""
+    if settings.compile == "eager":
+        from dtrrun.runtime.compiled.eagerly import Eagerly
+
+        return Eagerly()
+    from dtrrun.runtime.compiled.compiler import Compiler
+
+    return Compiler(native, access.lock, lambda tensor: access.reach(tensor, True, False)(), warn)
 
 
 def lookahead(slow_path: SlowPath) -> Lookahead | None:

@@ -41,7 +41,6 @@ from dtrrun.runtime.outside import Outside
 from dtrrun.runtime.patches import fork
 from dtrrun.runtime.patches.backwards import Backwards
 from dtrrun.runtime.patches.checkpointing import Checkpointing
-from dtrrun.runtime.patches.compiler import CompileNotice
 from dtrrun.runtime.patches.composites import Composites
 from dtrrun.runtime.patches.escapes import Escapes
 from dtrrun.runtime.patches.exports import Exports
@@ -144,6 +143,7 @@ class Session:
         self._checkpointing = Checkpointing(self._warn_once_a_run)
         self._launcher = Launcher(settings.record_dir)
         self._where = optional.where(settings, self.slow_path)
+        self.compiler = optional.compiler(settings, self._native, self._access, self._warn_once_a_run)
         self._lookahead = optional.lookahead(self.slow_path)
         if self._recorder is not None:
             self._recorder.connect(self.slow_path)
@@ -169,7 +169,7 @@ class Session:
             *optional.training_state(settings, self._access.hold),
             *optional.tracing(settings, self.ledger, self._where),
             self.steps,
-            CompileNotice(self._warn_once_a_run),
+            self.compiler,
             self._notices,
             self.device,
         ]

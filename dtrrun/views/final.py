@@ -121,6 +121,11 @@ def _summary(report: dict[str, Any]) -> Table:
         rows[label] = f"about {report['slowdown_estimate']:.2f} ×  ({ours}{start})"
     if native := native_share(report):
         rows["native"] = native
+    compiled = report.get("compiled") or {}  # not in a report of an earlier version
+    if compiled.get("graphs"):
+        rows["compiled"] = f"{times(compiled['graphs'], 'graph')}, {times(compiled['kernels'], 'kernel')}"
+        if compiled["opaque"]:
+            rows["compiled"] += f"  ({compiled['opaque']:,} not looked into)"
     if verify["enabled"]:
         wrong = f"{verify['mismatches']:,} differ" if verify["mismatches"] else "all equal"
         rows["verify"] = f"{times(verify['storages'], 'storage')} compared, {wrong}"

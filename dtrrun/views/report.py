@@ -112,6 +112,7 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
         "slowdown_estimate": slowdown(seconds),
         "step_slowdown_estimate": step_slowdown(snapshots),
         "native": _native(snapshots),
+        "compiled": _compiled(snapshots),
         "operators": operators(snapshots),
         "places": places(snapshots),
         "pinned": merged(table(snapshots, "pinned"), "reason", "bytes"),
@@ -139,6 +140,15 @@ def _native(snapshots: Sequence[Snapshot]) -> dict[str, Any] | None:
         "way_in": ", ".join(sorted({str(way) for native in found if (way := native.get("way_in"))})) or None,
         "calls": merged((row for native in found for row in native.get("calls") or []), "name", "count"),
     }
+
+
+COMPILED_COUNTS = ("graphs", "kernels", "opaque")
+
+
+def _compiled(snapshots: Sequence[Snapshot]) -> dict[str, int]:
+    """Return the sums over the processes of what torch.compile has generated."""
+    found = [told for one in snapshots if isinstance(told := one.tables.get("compiled"), dict)]
+    return {name: sum(told.get(name) or 0 for told in found) for name in COMPILED_COUNTS}
 
 
 RULE = {

@@ -9,8 +9,6 @@ import torch
 import torch._dynamo.utils
 from programs import assert_same, batch, bits, chain, check_stress, in_memory, mlp, plain, run_inside, train
 from torch import nn
-from torch.nn.attention.flex_attention import flex_attention
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtrrun
 from dtrrun.runtime import storage as memory
@@ -172,24 +170,6 @@ def test_thrashing_is_said_once_and_can_stop(capsys):
     assert "larger budget would help" in capsys.readouterr().err
 
 
-def test_compile_says_once_that_nothing_is_compiled(capsys):
-    def program():
-        compiled = torch.compile(lambda x: torch.sin(x) * 2, backend="eager")
-        other = torch.compile(mlp(2), backend="eager")
-        x = torch.sin(torch.randn(64, 32))
-        return compiled(x), other(x)
-
-    torch._dynamo.utils.counters.clear()
-    with dtrrun.budget("1GB"):
-        program()
-    # Neither the program nor, while Dynamo listens, the runtime itself.
-    assert not torch._dynamo.utils.counters["frames"]
-    capsys.readouterr()
-    check_stress(program)
-    err = capsys.readouterr().err
-    assert err.count("torch.compile compiles nothing under dtrrun") == 2  # once in each session
-
-
 @pytest.mark.parametrize(
     "reach",
     [
@@ -215,76 +195,6 @@ def test_a_budget_too_small_for_what_must_come_back_is_reported(reach):
         assert error["least_budget_bytes"] == caught.value.least_budget_bytes > 6 * size
         assert "dtrrun.budget(" in str(caught.value)  # it says what to do
     del values, more
-
-
-def test_nothing_is_said_of_what_is_compiled_and_never_called(capsys):
-    """transformers decorates functions of its own when it is imported."""
-
-    @torch.compile
-    def never(x):
-        return x * 2
-
-    def program():
-        @torch.compile(fullgraph=True, backend="eager")
-        def decorated(x):
-            return torch.sin(x) * 2
-
-        model = mlp(2)
-        model.compile(backend="eager")
-        off = torch.compile(lambda x: x * 2, disable=True)
-        return off(torch.ones(3)), decorated, model
-
-    with dtrrun.budget(None):
-        program()
-    assert "torch.compile" not in capsys.readouterr().err
-    optimize = torch._dynamo.optimize
-    for called in (1, 2):
-        with dtrrun.budget(None) as session:
-            _, decorated, model = program()
-            (decorated if called == 1 else model)(torch.ones(8, 32))
-            assert len(session.report()["warnings"]) == 1
-        assert capsys.readouterr().err.count("torch.compile compiles nothing under dtrrun") == 1
-        decorated(torch.ones(3))
-        assert torch._dynamo.optimize is optimize
-    assert "torch.compile" not in capsys.readouterr().err
-
-
-class Passing(TorchDispatchMode):
-    """A mode that changes nothing."""
-
-    supports_higher_order_operators = True
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
-
-def test_cond_works_without_gradients_alone(capsys):
-    """With them it fails under any dispatch mode (PyTorch 2.13), as docs/limits.md says."""
-
-    def program(x):
-        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
-
-    torch._dynamo.reset()  # what ran under a mode once, any mode, stays uncompiled
-    x = torch.randn(8, 8)
-    expected = plain(lambda: program(x))
-    assert_same(expected, run_inside(lambda: program(x), 1, over_budget="warn")[0], "without gradients")
-    assert "torch.compile" not in capsys.readouterr().err  # by which PyTorch traces the branches
-    x.requires_grad_()
-    torch._dynamo.reset()
-    for mode in (Passing(), dtrrun.budget(None)):
-        with mode, pytest.raises(TypeError, match="has no len"):
-            program(x).sum().backward()
-
-
-def test_compile_with_fullgraph_runs_eagerly_too(capsys):
-    def program():
-        compiled = torch.compile(mlp(2), backend="eager", fullgraph=True)
-        q = torch.sin(torch.randn(1, 2, 64, 16))
-        return compiled(torch.randn(8, 32)), flex_attention(q, q, q)
-
-    torch._dynamo.reset()  # what ran under a session once stays uncompiled, and fullgraph says so
-    assert_same(plain(program), run_inside(program, 1, over_budget="warn")[0], "under stress")
-    assert capsys.readouterr().err.count("torch.compile compiles nothing under dtrrun") == 1
 
 
 def test_tensors_without_memory_take_none(capsys):

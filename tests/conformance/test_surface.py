@@ -126,7 +126,8 @@ def test_tables_that_are_filled_before_during_or_after_the_session(filled):
 def test_everything_is_the_original_object_again():
     for budget in (None, 1):
         with dtrrun.budget(budget, over_budget="warn"):
-            assert patches.installed() == PLACES
+            # With PyTorch's compiler, once that has been imported.
+            assert [place for place in patches.installed() if place in PLACES] == PLACES
         assert patches.installed() == []
         for (owner, name), original in zip(PLACES, ORIGINALS, strict=True):
             assert inspect.getattr_static(owner, name, None) is original, name

@@ -37,13 +37,13 @@ class Run:
 
 def plain(case: Case) -> Run:
     """Without dtrrun."""
-    return _run(case, None, case.reference)
+    return _run(case, None)
 
 
 def inside(case: Case, budget: int | None, *, verify: bool = False) -> Run:
     """Under dtrrun; `budget` in bytes, None to count only."""
     options = ["--budget", f"{budget}B"] if budget is not None else []
-    return _run(case, [*options, *(["--verify"] if verify else [])], {})
+    return _run(case, [*options, *(["--verify"] if verify else [])])
 
 
 def difference(a: Run, b: Run) -> str:
@@ -60,7 +60,7 @@ def difference(a: Run, b: Run) -> str:
     return ""
 
 
-def _run(case: Case, options: list[str] | None, variables: dict[str, str]) -> Run:
+def _run(case: Case, options: list[str] | None) -> Run:
     """`options` of dtrrun; None: without it."""
     under = options is not None
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +70,7 @@ def _run(case: Case, options: list[str] | None, variables: dict[str, str]) -> Ru
         results = Path(folder, "results")
         results.mkdir()
         command = [*(ours if under else []), *launcher, str(PROGRAMS / case.program), *case.arguments]
-        settings = _environment() | {"RESULTS": str(results)} | variables
+        settings = _environment() | {"RESULTS": str(results)}
         status, stderr, done = finished(command, folder, settings, PATIENCE)
         if not done:
             return Run(status or 1, stderr)

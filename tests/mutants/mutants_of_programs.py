@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from mutant import no, nothing, only_in, row
 
 # What is switched off, and how; below it, who must notice. A table, whose lines no formatter shall break.
@@ -9,8 +11,13 @@ from mutant import no, nothing, only_in, row
 
 row(
     "torch.compile",
-    ("nothing is said", "runtime.patches.compiler:CompileNotice.install", nothing,
-     "hazards_process::compile_says_once_that_nothing_is_compiled"),
+    ("kernels are no operators", "runtime.compiled.compiler:Compiler._operator", lambda _, __, plain: plain,
+     "compiled::a_compiled_program_computes_the_same_bits[inference]"),
+    ("nobody is told what an opaque graph writes to", "runtime.compiled.compiler:Compiler._compiled",
+     staticmethod(lambda original: original),
+     "compiled::what_nobody_can_look_into_runs_with_its_inputs_in_memory"),
+    ("the compiler sees what is replaced", "runtime.compiled.compiler:paused", nullcontext,
+     "compiled::what_the_compiler_looks_at_is_not_handed_out"),
 )
 row(
     "opaque operators",

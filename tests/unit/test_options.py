@@ -64,6 +64,7 @@ def test_all_reach_the_settings(folder):
         "costs": str(costs),
         "over_budget": "warn",
         "return_memory": "always",
+        "compile": "eager",
         "max_slowdown": "2",
         "on_thrash": "stop",
         "on_violation": "stop",
@@ -85,7 +86,7 @@ def test_all_reach_the_settings(folder):
     assert (settings.device, settings.heuristic, settings.deallocation) == ("auto", "lru", "eager")
     assert (settings.ignore_small, settings.sample, settings.seed, settings.cost) == (0.01, True, 7, "model")
     assert (settings.over_budget, settings.max_slowdown, settings.on_thrash) == ("warn", 2.0, "stop")
-    assert settings.return_memory == "always"
+    assert (settings.return_memory, settings.compile) == ("always", "eager")
     assert (found.html, found.trace, settings.trace_events) == ("out.html", "trace.json.gz", False)
     assert (settings.max_steps, settings.verify, settings.record_dir) == (5, True, None)
     assert (found.json, found.live, settings.quiet, found.python) == ("out.json", "never", True, "python3")

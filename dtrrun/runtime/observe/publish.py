@@ -105,6 +105,7 @@ def tables(session: Session) -> dict[str, Any]:
         "log_error": session._recorder.error if session._recorder is not None else None,
         "device_uuid": session.device.uuid,
         "native": _native(session.interposer),
+        "compiled": {name: getattr(session.compiler, name) for name in ("graphs", "kernels", "opaque")},
         "rule": session.rule,
     }
 

@@ -3,6 +3,9 @@
 It may pass them to native code that is not an operator. So its inputs stay in memory during the forward pass,
 and the result of `ctx.saved_tensors` during the backward pass. `Function.apply` and the class from which
 PyTorch derives each backward node are the only places to observe both.
+
+The functions that PyTorch's compiler makes are no custom ones: what they call are operators (`compiled`).
+What a compiled model saves need not fit into the budget at once.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from dtrrun.runtime.patches.registry import Function, Patches
+
+_COMPILED = "torch._functorch._aot_autograd."
+"""The package in which the compiler makes its functions."""
 
 Locker = Callable[[list[torch.Tensor]], Callable[[], None]]
 """Locks the storages of tensors in memory. Returns a function that unlocks them."""
@@ -33,6 +39,8 @@ class Functions:
 
         def forward(original: Function) -> Function:
             def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+                if cls.__module__.startswith(_COMPILED):
+                    return original(cls, *args, **kwargs)
                 unlock = lock([arg for arg in args if isinstance(arg, torch.Tensor)])
                 try:
                     return original(cls, *args, **kwargs)
@@ -44,6 +52,12 @@ class Functions:
         def backward(original: Function) -> Function:
             def apply(node: Any, *args: Any) -> Any:
                 outer = getattr(frames, "unlocks", None)
+                if type(node)._forward_cls.__module__.startswith(_COMPILED):
+                    frames.unlocks = None
+                    try:
+                        return original(node, *args)
+                    finally:
+                        frames.unlocks = outer
                 gradients = args[0] if len(args) == 1 and isinstance(args[0], list) else args
                 frames.unlocks = [lock([one for one in gradients if isinstance(one, torch.Tensor)])]
                 try:

@@ -15,7 +15,9 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ClassMethodDescriptorType, CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
@@ -35,8 +37,10 @@ _WRAPPERS = (__file__, hiding.__code__.co_filename)  # with frames between a cal
 class Patches:
     """The replacements of one part of a session. `undo` reverts them, the last one first."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lasting: bool = False) -> None:
+        """lasting: they are not `paused`."""
         self._layers: list[_Code | _Attribute] = []
+        self._lasting = lasting
 
     def wrap(self, owner: Any, name: str, make: Make, *aliases: tuple[Any, str]) -> None:
         """Call `make(original)` instead of the attribute `name` of `owner`. No effect if there is none.
@@ -59,6 +63,7 @@ class Patches:
             if isinstance(found, ClassMethodDescriptorType):
                 kind = ClassMethodStandIn
             layer = _Attribute(found, kind(found, owner, name, make), ((owner, name), *aliases))
+        layer.lasting = self._lasting
         self._layers.append(layer)
 
     def undo(self) -> None:
@@ -71,6 +76,41 @@ def installed() -> list[tuple[Any, str]]:
     """Return owner and name of everything that is replaced now, including aliases."""
     stacks: list[list[Any]] = [*_Code._installed.values(), *_Attribute._installed.values()]
     return list(dict.fromkeys(place for layers in stacks for layer in layers for place in layer.places))
+
+
+_pausing = threading.Lock()
+_pauses: list[None] = []
+"""One for each block of `paused` that some thread is in."""
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Context: Python finds PyTorch's own functions again, in all threads.
+
+    For PyTorch's compiler, which looks into what a program calls, and should see what it sees without us.
+    """
+    with _pausing:
+        _pauses.append(None)
+        if len(_pauses) == 1:
+            for layer in _all_layers():
+                layer.step_aside()
+    try:
+        yield
+    finally:
+        with _pausing:
+            _pauses.pop()
+            if not _pauses:
+                for layer in reversed(_all_layers()):
+                    layer.step_in()
+
+
+def _all_layers() -> list[_Code | _Attribute]:
+    """Return all replacements, the last one first."""
+    layers: list[_Code | _Attribute] = []
+    stacks: list[list[Any]] = [*_Code._installed.values(), *_Attribute._installed.values()]
+    for stack in stacks:
+        layers += (layer for layer in reversed(stack) if not layer.lasting)
+    return list(dict.fromkeys(layers))
 
 
 def caller() -> FrameType:
@@ -88,6 +128,7 @@ def caller() -> FrameType:
 class _Code:
     """A function whose code calls `call`, during one session. It remains the same object."""
 
+    lasting = False
     _installed: dict[FunctionType, list[_Code]] = {}  # noqa: RUF012 - by function, the first one first
     hide = staticmethod(hide)
 
@@ -102,7 +143,7 @@ class _Code:
         if self._marked:  # signatures and sources are looked up there
             function.__dict__["__wrapped__"] = self._original
         self._installed.setdefault(function, []).append(self)
-        function.__code__ = self._code()
+        self._after = function.__code__ = self._code()
 
     def _code(self) -> CodeType:
         before = self._before
@@ -110,6 +151,18 @@ class _Code:
         constants = tuple(self if constant == _LAYER else constant for constant in code.co_consts)
         code = code.replace(co_consts=constants, co_name=before.co_name)
         return code.replace(co_qualname=before.co_qualname) if hasattr(code, "co_qualname") else code
+
+    def step_aside(self) -> None:
+        if self._function.__code__ is self._after:
+            self._function.__code__ = self._before
+            if self._marked:
+                del self._function.__dict__["__wrapped__"]
+
+    def step_in(self) -> None:
+        if self._function.__code__ is self._before:
+            self._function.__code__ = self._after
+            if self._marked:
+                self._function.__dict__["__wrapped__"] = self._original
 
     def remove(self) -> None:
         self._active = False
@@ -119,7 +172,7 @@ class _Code:
             layer = layers.pop()
             self._function.__code__ = layer._before
             if layer._marked:
-                del self._function.__dict__["__wrapped__"]
+                self._function.__dict__.pop("__wrapped__", None)
         if not layers:
             del self._installed[self._function]
 
@@ -259,6 +312,7 @@ class ClassMethodStandIn(MethodStandIn):
 class _Attribute:
     """An attribute in one or several places that holds `stand_in`."""
 
+    lasting = False
     _installed: dict[tuple[int, str], list[_Attribute]] = {}  # noqa: RUF012 - by place, the first one first
 
     def __init__(self, original: Any, stand_in: Any, places: tuple[tuple[Any, str], ...]) -> None:
@@ -287,6 +341,15 @@ class _Attribute:
                 del self._installed[id(owner), name]
         _leave_builtin(self._original, self._stand_in)
         _forget(self._fills)
+
+    def step_aside(self) -> None:
+        for owner, name in self.places:
+            self._restore(owner, name)
+
+    def step_in(self) -> None:
+        for (owner, name), before in zip(self.places, self._before, strict=True):
+            if vars(owner).get(name, _MISSING) is before:
+                setattr(owner, name, self._stand_in)
 
     def _restore(self, owner: Any, name: str) -> None:
         if vars(owner).get(name) is not self._stand_in:

@@ -55,6 +55,8 @@ def tables(report: Row) -> Json:
         "settings": [
             (plain(name, 40), "–" if value is None else plain(value, 80))
             for name, value in report["settings"].items()
+            # Of interest to programs that compile, and on the page of no other.
+            if name != "compile" or (report.get("compiled") or {}).get("graphs")
         ],
         "several": len(report["processes"]) > 1,
         "schema": plain(report["schema"], 40),

@@ -1,4 +1,4 @@
-"""torch.compile, of a model and of a function. Without dtrrun to be run with TORCH_COMPILE_DISABLE=1."""
+"""torch.compile, of a model and of a function."""
 
 import results
 import torch

@@ -1,0 +1,246 @@
+"""Follows PyTorch's compiler, and puts the session's functions into the modules that it generates.
+
+What a generated module calls are its globals: those are replaced when it has been loaded, whether it was
+compiled just now or found in a cache. So the caches hold what they hold without us. While it compiles, the
+compiler sees the program as it would be without us.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+from dtrrun.runtime.compiled import generated
+from dtrrun.runtime.compiled.region import Region
+from dtrrun.runtime.dispatch.arguments import covers
+from dtrrun.runtime.patches.registry import Function, Patches, paused
+
+CODE_CACHE = "torch._inductor.codecache"
+DYNAMO_CALLBACKS = "torch._dynamo.callback"
+OWN = "dtrrun."
+MET = "_dtrrun_met"
+"""The name in a generated module of what the session that has met it last is known by."""
+COMPILES = ("DYNAMO", "LAZY_BACKWARD")
+"""The reasons for which PyTorch says that it compiles, unless it records a CUDA graph."""
+UNKNOWN = (
+    "torch.compile has generated {}, which dtrrun cannot look into: what it computes stays in memory "
+    "(--compile eager runs it eagerly)"
+)
+
+
+class Compiler:
+    """The part of a session that follows the compiler.
+
+    kernels: how many kernels are operators of the session. graphs: how many generated modules have been
+    loaded. opaque: how many of these it cannot look into.
+    """
+
+    def __init__(
+        self,
+        native: ModuleType,
+        lock: Callable[..., Any],
+        written: Callable[..., Any],
+        warn: Callable[[str], None],
+    ) -> None:
+        """lock, written: as `Region.begin` takes them."""
+        self._native, self._lock, self._written, self._warn = native, lock, written, warn
+        self._patches = Patches(lasting=True)
+        self._follows_inductor = self._follows_dynamo = False
+        self._token = object()
+        self._regions: list[Region] = []
+        self._codes: set[CodeType] = set()
+        self.kernels = self.graphs = self.opaque = 0
+
+    def install(self) -> None:
+        self._patches.wrap(torch, "compile", self._before(self._follow_dynamo))
+        self._patches.wrap(
+            torch._TorchCompileInductorWrapper, "__call__", self._before(self._follow_inductor)
+        )
+        if DYNAMO_CALLBACKS in sys.modules:
+            self._follow_dynamo()
+        if CODE_CACHE in sys.modules:
+            self._follow_inductor()
+
+    def remove(self) -> None:
+        self._patches.undo()
+        self._follows_inductor = self._follows_dynamo = False
+        while self._regions:
+            self._regions.pop().end()
+
+    @staticmethod
+    def _before(follow: Callable[[], None]) -> Callable[[Function], Function]:
+        def make(original: Function) -> Function:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                follow()
+                return original(*args, **kwargs)
+
+            return call
+
+        return make
+
+    # -- while it compiles -----------------------------------------------------------------------
+
+    def _follow_dynamo(self) -> None:
+        """Be told when PyTorch compiles. `torch.compile` imports Dynamo as well, which takes a second."""
+        if self._follows_dynamo:
+            return
+        self._follows_dynamo = True
+        import_module("torch._dynamo.trace_rules").add(OWN.rstrip("."))  # our hooks are called, not traced
+        self._keep_out()
+        callbacks = import_module(DYNAMO_CALLBACKS)
+        self._patches.wrap(callbacks.CompilationCallbackHandler, "install_callbacks", self._compiling)
+
+    def _compiling(self, original: Function) -> Function:
+        @contextmanager
+        def install_callbacks(handler: Any, trigger: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+            with original(handler, trigger, *args, **kwargs):
+                if getattr(trigger, "name", "") not in COMPILES:
+                    yield
+                    return
+                self._keep_out()
+                if "torch._dynamo.backends.inductor" in sys.modules:  # by `torch._dynamo.optimize`
+                    self._follow_inductor()
+                with paused():
+                    yield
+
+        return install_callbacks
+
+    def _keep_out(self) -> None:
+        """Let Dynamo run our functions, and all that they call, as they are: C++ calls them at any time."""
+        frames: Any = import_module("torch._C._dynamo.eval_frame")
+        types: Any = import_module("torch._dynamo.types")
+        skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
+        for name, module in [*sys.modules.items()]:
+            if not name.startswith(OWN):
+                continue
+            for code in _codes_in(vars(module), name):
+                if code not in self._codes:
+                    self._codes.add(code)
+                    frames.set_code_exec_strategy(code, skip)
+
+    # -- what it generates -----------------------------------------------------------------------
+
+    def _follow_inductor(self) -> None:
+        if self._follows_inductor:
+            return
+        self._follows_inductor = True
+        cache: Any = import_module(CODE_CACHE).PyCodeCache
+        for module in [*cache.modules]:
+            self._meet(module)
+        self._patches.wrap(cache, "load_by_key_path", self._loading)
+        graph: Any = import_module("torch._inductor.output_code").CompiledFxGraph
+        self._patches.wrap(graph, "post_compile", self._compiled)
+
+    def _loading(self, original: Function) -> Function:
+        def load_by_key_path(*args: Any, **kwargs: Any) -> Any:
+            module = original(*args, **kwargs)
+            self._meet(module)
+            return module
+
+        return load_by_key_path
+
+    def _meet(self, module: ModuleType) -> None:
+        """Put our functions into a module, if it is a graph's.
+
+        They stay there: the program may have functions of the module. While no session is on, they do what
+        was done before.
+        """
+        names = vars(module)
+        if "call" not in names or names.get(MET) is self._token:
+            return
+        is_new = MET not in names
+        names[MET] = self._token
+        source = Path(str(module.__file__)).read_text()
+        found = generated.read(source)
+        self.graphs += 1
+        if found.unknown:
+            self.opaque += 1
+            if is_new:
+                names["call"] = Region(names["call"])
+            names["call"].begin(self._lock, self._written, lambda: self._warn(UNKNOWN.format(found.unknown)))
+            self._regions.append(names["call"])
+            return
+        self.kernels += len(found.kernels)
+        if not is_new:
+            return
+        for kernel in found.kernels.values():
+            names[kernel.name] = self._operator(kernel, names[kernel.name])
+        for device in ("cpu", "cuda"):
+            if (allocate := f"empty_strided_{device}") in names:
+                names[allocate] = getattr(self._native, allocate)
+        if text := generated.with_new_buffers(source, found.kernels):
+            names[generated.ANEW], names[generated.COPY] = _anew, _copy
+            with suppress(SyntaxError):
+                exec(compile(text, str(module.__file__), "exec", dont_inherit=True), names)
+
+    def _operator(self, kernel: generated.Kernel, plain: Any) -> Any:
+        """Return what to call in place of a kernel."""
+        name = f"{kernel.name}_{kernel.digest}"
+        if not kernel.is_triton:
+            return self._native.compiled_kernel(name, plain, plain, kernel.arguments)
+
+        def launch(*args: Any) -> None:  # on the stream of whoever launches it, or runs it again
+            plain.run(*args, stream=torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
+
+        return Launcher(plain, self._native.compiled_kernel(name, launch, plain.run, kernel.arguments))
+
+    @staticmethod
+    def _compiled(original: Function) -> Function:
+        def post_compile(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(region := graph.current_callable, Region):
+                region.mutated = tuple(graph.mutated_input_idxs)
+            return original(graph, *args, **kwargs)
+
+        return post_compile
+
+
+class Launcher:
+    """Stands in place of a kernel in Triton's language. run: what to call instead of its own `run`."""
+
+    def __init__(self, kernel: Any, run: Any) -> None:
+        self._kernel, self.run = kernel, run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+
+def _anew(size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+def _copy(buffer: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the same place in memory; the buffer itself if that is not all of its memory."""
+    return buffer.clone() if covers(buffer) else buffer
+
+
+def _codes_in(names: dict[str, Any], module: str) -> Iterator[CodeType]:
+    """Return the code of all functions that a module or a class of it defines."""
+    for value in [*names.values()]:
+        if isinstance(value, type):
+            if value.__module__ == module and names is not vars(value):
+                yield from _codes_in(dict(vars(value)), module)
+            continue
+        if isinstance(value, property):
+            value = value.fget
+        value = (
+            getattr(value, "__func__", value)
+            if isinstance(value, (MethodType, staticmethod, classmethod))
+            else value
+        )
+        value = getattr(value, "__wrapped__", value) if callable(value) else value
+        if isinstance(value, FunctionType) and value.__module__ == module:
+            yield from _with_inner(value.__code__)
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_inner(constant)

@@ -1,0 +1,41 @@
+"""`--compile eager`: nothing is compiled, and what would be runs eagerly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dtrrun.runtime.patches.registry import Function, Patches
+
+
+class Eagerly:
+    """Keeps `torch.compile` from compiling while installed."""
+
+    kernels = graphs = opaque = 0
+    """As of `Compiler`."""
+
+    def __init__(self) -> None:
+        self._stance: Any = None  # Dynamo's, while it compiles nothing
+        self._patches = Patches()
+
+    def install(self) -> None:
+        self._patches.wrap(torch, "compile", self._compiling)
+
+    def remove(self) -> None:
+        self._patches.undo()
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
+
+    def _compiling(self, original: Function) -> Function:
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("fullgraph"):  # it would raise, also in flex_attention, which sets it itself
+                kwargs["fullgraph"] = False
+            if (
+                self._stance is None
+            ):  # only now: it imports Dynamo, as `torch.compile` does, which takes a second
+                self._stance = torch.compiler.set_stance("force_eager")
+            return original(*args, **kwargs)
+
+        return compile

@@ -1,0 +1,168 @@
+"""Programs that `torch.compile` compiles: the bits that they compute without dtrrun, compiled as well."""
+
+import pytest
+import torch
+from programs import assert_same, in_memory, plain, run_inside
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
+
+import dtrrun
+
+WIDTH = 32
+
+
+class Block(nn.Module):
+    """Running statistics, random numbers, results side by side in one buffer, memory that is used again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x):
+        hidden = F.dropout(torch.relu(self.norm(self.first(x))), 0.1)
+        return x + self.last(torch.cat([hidden.sin(), hidden.cos()], 1))
+
+
+def training():
+    """Two steps, in which the optimizer is compiled, too: a kernel of more than 32 arguments."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Block() for _ in range(3)])
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    run, step = torch.compile(model), torch.compile(optimizer.step)
+    losses = []
+    for _ in range(2):
+        loss = run(torch.randn(16, WIDTH)).square().mean()
+        loss.backward()
+        step()
+        optimizer.zero_grad()
+        losses.append(loss)
+    return *losses, *model.state_dict().values(), torch.get_rng_state()
+
+
+def inference():
+    """Arguments that change, symbolic sizes, an operator that reads what a kernel has changed in place."""
+
+    def change(x, y):
+        x.add_(y.sin())
+        torch._dynamo.graph_break()
+        return torch.relu(x @ y).cumsum(0)
+
+    compiled = torch.compile(change, dynamic=True)
+    made = []
+    for size in (8, 12):
+        x, y = torch.randn(size, size) * 2, torch.randn(size, size) * 3
+        made += [compiled(x, y), x]
+    return made
+
+
+@pytest.fixture
+def anew():
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("program", [training, inference])
+def test_a_compiled_program_computes_the_same_bits(program, anew):
+    with torch.no_grad() if program is inference else torch.enable_grad():
+        expected = plain(program)
+        torch._dynamo.reset()
+        found, report = run_inside(program, 1, over_budget="warn")
+    assert_same(expected, found, "with everything evicted")
+    assert report["compiled"]["kernels"] >= 3
+    assert not report["compiled"]["opaque"]
+    assert counters["inductor"]["fxgraph_cache_hit"] >= 2  # what has been compiled without us is used
+    by_name = {row["name"] for row in report["operators"] if row["rematerializations"]}
+    assert any(name.startswith("compiled.") for name in by_name)
+
+
+def test_what_nobody_can_look_into_runs_with_its_inputs_in_memory(anew, capsys):
+    def program():
+        x = torch.randn(64, 64).sin()
+        with torch._inductor.config.patch(cpp_wrapper=True), torch.no_grad():
+            compiled = torch.compile(lambda x: torch.relu(x.add_(1)) + 1)
+            return compiled(x), x * 2
+
+    expected = plain(program)
+    torch._dynamo.reset()
+    found, report = run_inside(program, 1, over_budget="warn")
+    assert_same(expected, found, "under stress")
+    assert report["compiled"]["opaque"]
+    assert capsys.readouterr().err.count("cannot look into") == 1
+
+
+def test_a_function_that_is_compiled_before_the_session(anew):
+    compiled = torch.compile(lambda x: torch.relu(x.sin() @ x) + 1)
+
+    def program():
+        with torch.no_grad():
+            return compiled(torch.randn(32, 32) * 2)
+
+    expected = plain(program)
+    for _ in range(2):
+        found, report = run_inside(program, 1, over_budget="warn")
+        assert_same(expected, found, "under stress")
+        assert report["compiled"]["graphs"] >= 1
+    assert_same(expected, plain(program), "afterwards")
+
+
+@pytest.mark.parametrize("compile", ["auto", "eager"])
+def test_compile_eager_compiles_nothing(compile, anew):
+    compiles = []
+
+    def backend(graph, inputs):
+        compiles.append(graph)
+        return graph.forward
+
+    def program():
+        compiled = torch.compile(lambda x: torch.sin(x) * 2, backend=backend, fullgraph=True)
+        q = torch.sin(torch.randn(1, 2, 64, 16))
+        x = torch.randn(8, 8).requires_grad_()
+        made = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)) if compile == "auto" else x
+        made.sum().backward()
+        return compiled(torch.randn(64, 32)), flex_attention(q, q, q), x.grad
+
+    expected = plain(program)
+    torch._dynamo.reset()
+    compiles.clear()
+    assert_same(expected, run_inside(program, 1, over_budget="warn", compile=compile)[0], "under stress")
+    assert bool(compiles) == (compile == "auto")
+
+
+def test_what_the_compiler_looks_at_is_not_handed_out(anew):
+    """It asks the inputs for their storages, as without us."""
+    compiled = torch.compile(lambda x: x.sin() * 2, backend="aot_eager")
+    with dtrrun.budget(None) as session:
+        x = torch.randn(64, 64).cos()
+        made = compiled(x)
+        assert not {row["reason"] for row in session.report()["pinned"]} & {
+            "handed out",
+            "handed out to be read",
+        }
+        session.set_budget(made.nbytes)
+        assert not in_memory(x)
+
+
+def test_the_compiler_finds_pytorchs_own_functions():
+    from dtrrun.runtime.patches.registry import installed, paused
+
+    def found():
+        return [
+            (vars(owner).get(name), getattr(getattr(owner, name), "__code__", None)) for owner, name in places
+        ]
+
+    with dtrrun.budget(None):
+        places = installed()
+        inside = found()
+        with paused():
+            meanwhile = found()
+            assert not hasattr(torch.Tensor.numpy, "__wrapped__")
+        assert found() == inside
+    replaced = [
+        name for (_, name), one, other in zip(places, meanwhile, found(), strict=True) if one != other
+    ]
+    assert {*replaced} <= {"compile", "__call__", "install_callbacks", "load_by_key_path", "post_compile"}
