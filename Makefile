@@ -32,10 +32,14 @@ test-parts: # interpreters, signals and terminals among them, whose tests wait m
 	$(BIN)/python -m pytest -q tests/unit tests/inject tests/database
 
 test-bits:
-	$(BIN)/python -m pytest -q tests/conformance tests/programs
+	$(BIN)/python -m pytest -q tests/conformance tests/programs --ignore $(COMPILED)
+	$(BIN)/python -m pytest -q $(COMPILED)
 	$(OTHER_WAY) PROGRAMS=40 $(BIN)/python -m pytest -q $(SAMPLE) tests/programs/test_programs.py
 	$(BIN)/python -m pytest -q tests/mutants -k "sample or row"
 	$(BIN)/python -m pytest -q tests/decisions -k "sample or complete"
+
+# Where inductor has been imported, each session takes longer to begin: it looks through all objects.
+COMPILED := tests/conformance/test_compiled.py
 
 # Operators come by the way in that is not the default one (docs/design/native.md): the tests in which that matters most.
 # `make conformance` runs all of them.

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, seed, settings
 
-NUMBER = int(os.environ.get("PROGRAMS", "150"))
+NUMBER = int(os.environ.get("PROGRAMS", "110"))
 SEED = os.environ.get("PROGRAMS_SEED")
 SHRINK = os.environ.get("PROGRAMS_SHRINK") != "no"
 

@@ -1,6 +1,6 @@
 """Random programs do under dtrrun what they do without it, bit for bit.
 
-    pytest tests/programs                                  150 programs, always the same ones
+    pytest tests/programs                                  110 programs, always the same ones
     PROGRAMS=2500 PROGRAMS_SEED=1 pytest tests/programs    others; another seed is another share of the work
 
 A failure is shrunk and printed; `compare(program, conditions)` of `running.py` runs it again.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -26,7 +27,10 @@ CODE_CACHE = "torch._inductor.codecache"
 DYNAMO_CALLBACKS = "torch._dynamo.callback"
 OWN = "dtrrun."
 MET = "_dtrrun_met"
-"""The name in a generated module of what the session that has met it last is known by."""
+"""The name in a generated module of the token of the session that has met it last, and what was read then."""
+
+_kept_out: set[CodeType] = set()
+_looked_at: set[str] = set()
 COMPILES = ("DYNAMO", "LAZY_BACKWARD")
 """The reasons for which PyTorch says that it compiles, unless it records a CUDA graph."""
 UNKNOWN = (
@@ -55,7 +59,6 @@ class Compiler:
         self._follows_inductor = self._follows_dynamo = False
         self._token = object()
         self._regions: list[Region] = []
-        self._codes: set[CodeType] = set()
         self.kernels = self.graphs = self.opaque = 0
 
     def install(self) -> None:
@@ -92,7 +95,7 @@ class Compiler:
         if self._follows_dynamo:
             return
         self._follows_dynamo = True
-        import_module("torch._dynamo.trace_rules").add(OWN.rstrip("."))  # our hooks are called, not traced
+        _call_our_hooks()
         self._keep_out()
         callbacks = import_module(DYNAMO_CALLBACKS)
         self._patches.wrap(callbacks.CompilationCallbackHandler, "install_callbacks", self._compiling)
@@ -117,13 +120,11 @@ class Compiler:
         frames: Any = import_module("torch._C._dynamo.eval_frame")
         types: Any = import_module("torch._dynamo.types")
         skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
-        for name, module in [*sys.modules.items()]:
-            if not name.startswith(OWN):
-                continue
-            for code in _codes_in(vars(module), name):
-                if code not in self._codes:
-                    self._codes.add(code)
-                    frames.set_code_exec_strategy(code, skip)
+        for name in {name for name in sys.modules if name.startswith(OWN)} - _looked_at:
+            _looked_at.add(name)
+            for code in {*_codes_in(vars(sys.modules[name]), name)} - _kept_out:
+                _kept_out.add(code)
+                frames.set_code_exec_strategy(code, skip)
 
     # -- what it generates -----------------------------------------------------------------------
 
@@ -131,10 +132,10 @@ class Compiler:
         if self._follows_inductor:
             return
         self._follows_inductor = True
-        cache: Any = import_module(CODE_CACHE).PyCodeCache
-        for module in [*cache.modules]:
+        modules: Any = import_module(CODE_CACHE).PyCodeCache
+        for module in [*modules.modules]:
             self._meet(module)
-        self._patches.wrap(cache, "load_by_key_path", self._loading)
+        self._patches.wrap(modules, "load_by_key_path", self._loading)
         graph: Any = import_module("torch._inductor.output_code").CompiledFxGraph
         self._patches.wrap(graph, "post_compile", self._compiled)
 
@@ -153,12 +154,16 @@ class Compiler:
         was done before.
         """
         names = vars(module)
-        if "call" not in names or names.get(MET) is self._token:
+        if "call" not in names:
             return
-        is_new = MET not in names
-        names[MET] = self._token
-        source = Path(str(module.__file__)).read_text()
-        found = generated.read(source)
+        token, found = names.get(MET, (None, None))
+        if token is self._token:
+            return
+        source = ""
+        if is_new := found is None:
+            source = Path(str(module.__file__)).read_text()
+            found = generated.read(source)
+        names[MET] = self._token, found
         self.graphs += 1
         if found.unknown:
             self.opaque += 1
@@ -209,6 +214,12 @@ class Launcher:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernel, name)
+
+
+@cache
+def _call_our_hooks() -> None:
+    """Let Dynamo call them, in programs that it compiles, rather than trace them."""
+    import_module("torch._dynamo.trace_rules").add(OWN.rstrip("."))
 
 
 def _anew(size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
