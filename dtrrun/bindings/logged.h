@@ -62,11 +62,11 @@ class LoggedCall final : public Call {
     for (const Entry& entry : entries) {
       if (entry.version != nullptr) {
         tensors->push_back({entry.version});
+        if (seen.insert(entry.version).second) reads.push_back(entry.version);
       } else {
         auto [first, is_first] = blank.emplace(entry.place, tensors->size());
         tensors->push_back({nullptr, *found(of_.overwritten, entry.place), 0, is_first ? -1 : first->second});
       }
-      if (entry.version != nullptr && seen.insert(entry.version).second) reads.push_back(entry.version);
     }
     if (reads.size() != entries.size()) operation->operation.tensors = std::move(tensors);
     set_reads(operation, reads);

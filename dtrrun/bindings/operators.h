@@ -53,11 +53,16 @@ class PythonCall final : public Call {
     bool all_read = true;
     std::unordered_map<size_t, Ref> blank;  // the stand-in for each that is overwritten
     for (const Entry& entry : entries) {
-      Ref& stand_in = blank[entry.place];
-      if (entry.version == nullptr && !stand_in) stand_in = ask("overwritten", entry.place);
-      Ref one = Ref::copy(entry.version != nullptr ? as_object(entry.version) : stand_in.get());
+      PyObject* one = nullptr;
+      if (entry.version != nullptr) {
+        one = as_object(entry.version);
+      } else {
+        Ref& stand_in = blank[entry.place];
+        if (!stand_in) stand_in = ask("overwritten", entry.place);
+        one = stand_in.get();
+      }
       all_read = all_read && entry.version != nullptr;
-      if (PyList_Append(tensors.get(), one.get()) < 0) raise();
+      if (PyList_Append(tensors.get(), one) < 0) raise();
     }
     Ref made = blank_operation();
     OperationObject* operation = as_operation(made.get());

@@ -222,10 +222,11 @@ class Operators {
       recordable = mutation_.may_record(call.written[place].target, call.is_leaf(place), overwrites) && recordable;
     }
     std::vector<Version*> constants;
-    for (const Call::Write& write : call.written) {
-      if (recordable) break;
-      recipes_.make_constant(write.target, pins::UPDATED_IN_PLACE);
-      Mutation::no_longer_blank(write.target);
+    if (!recordable) {
+      for (const Call::Write& write : call.written) {
+        recipes_.make_constant(write.target, pins::UPDATED_IN_PLACE);
+        Mutation::no_longer_blank(write.target);
+      }
     }
     for (const Call::Write& write : call.written)
       if (write.target->constant()) constants.push_back(write.target);

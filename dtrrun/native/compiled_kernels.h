@@ -2,16 +2,14 @@
 //
 // The code that inductor generates allocates buffers and calls kernels on them, past PyTorch's dispatcher. While a session is
 // on, `CompiledKernel` stands in that code in place of each kernel. It brings the call to the session as that of an operator
-// `compiled::<name>`, whose schema says what the kernel reads and writes. Elsewhere it calls the kernel.
+// `inductor_kernel::<name>`, whose schema says what the kernel reads and writes. Elsewhere it calls the kernel.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty_strided.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/utils/python_arg_parser.h>
 
 #include <unordered_map>
 
@@ -27,7 +25,7 @@ enum class KernelArgument : char { READS = 'r', WRITES = 'w', INTEGER = 'i', NUM
 // reads, tensors that it writes to, integers and numbers.
 class KernelOperator {
  public:
-  // name: that of the operator, which may exist already. kernel: a function of Python's. arguments: a letter for each.
+  // name: that of the operator, with its namespace; it may exist already. kernel: a function of Python's. arguments: a letter for each.
   static KernelOperator& of(const std::string& name, PyObject* kernel, const std::string& arguments) {
     auto known = all_.find(name);
     if (known == all_.end()) known = all_.emplace(name, new KernelOperator(name, kernel, arguments)).first;
@@ -39,7 +37,6 @@ class KernelOperator {
   Stack packed(std::vector<IValue> given) const { return is_packed(arguments_) ? pack(arguments_, given) : given; }
 
  private:
-  static constexpr const char* NAMESPACE = "compiled::";
   static constexpr const char* BY = "by dtrrun";
   static constexpr size_t MOST = 32;  // arguments that are not packed into lists
   static constexpr KernelArgument ORDER[] = {KernelArgument::READS, KernelArgument::WRITES, KernelArgument::INTEGER,
@@ -51,7 +48,7 @@ class KernelOperator {
       for (KernelArgument kind : ORDER) all.push_back(argument(kind, all.size(), true));
     else
       for (char one : arguments) all.push_back(argument(static_cast<KernelArgument>(one), all.size(), false));
-    c10::FunctionSchema schema(NAMESPACE + name, "", std::move(all), {});
+    c10::FunctionSchema schema(name, "", std::move(all), {});
     auto& dispatcher = c10::Dispatcher::singleton();
     c10::OperatorName operator_name = schema.operator_name();
     registered_.push_back(dispatcher.registerDef(std::move(schema), BY));
@@ -236,38 +233,18 @@ struct CompiledKernel {
     UpdatedConstants(const std::string& arguments, std::vector<IValue>& given) {
       auto session = Interposer::current();
       if (!session) return;
-      bool others = false;
-      for (size_t i = 0; i < arguments.size(); i++) {
-        if (static_cast<KernelArgument>(arguments[i]) != KernelArgument::WRITES) continue;
-        const at::Tensor& tensor = given[i].toTensor();
-        if (!session->is_updated_constant(tensor))
-          others = true;
-        else if (!is_known(tensor))
-          updates_.push_back({tensor, at::Tensor()});
-      }
-      if (!others) updates_.clear();
-      for (size_t i = 0; i < arguments.size() && !updates_.empty(); i++) {
-        if (!given[i].isTensor()) continue;
-        for (const Update& one : updates_) {
-          const at::Tensor& tensor = given[i].toTensor();
-          if (tensor.storage().unsafeGetStorageImpl() != one.constant.storage().unsafeGetStorageImpl()) continue;
-          bool same = tensor.sizes() == one.constant.sizes() && tensor.strides() == one.constant.strides() &&
-                      tensor.storage_offset() == one.constant.storage_offset();
-          if (!same || !tensor.is_non_overlapping_and_dense() || tensor.nbytes() > static_cast<size_t>(SMALL_COPY)) {
-            updates_.clear();
-            break;
-          }
-        }
-      }
+      find(*session, arguments, given);
       at::AutoDispatchBelowADInplaceOrView guard;
-      for (Update& one : updates_) one.copy = session->copy_of_constant(one.constant).clone(at::MemoryFormat::Preserve);
-      for (size_t i = 0; i < arguments.size() && !updates_.empty(); i++)
-        if (given[i].isTensor())
-          for (const Update& one : updates_)
-            if (given[i].toTensor().storage().unsafeGetStorageImpl() == one.constant.storage().unsafeGetStorageImpl()) {
-              given[i] = one.copy;
-              break;
-            }
+      for (Update& one : updates_) {
+        at::Tensor kept = session->copy_of_constant(one.constant);
+        if (!kept.defined()) {
+          updates_.clear();
+          return;
+        }
+        one.copy = kept.clone(at::MemoryFormat::Preserve);
+      }
+      for (IValue& value : given)
+        if (const Update* one = of(value)) value = one->copy;
     }
     // The kernel has run.
     void finish() {
@@ -280,10 +257,34 @@ struct CompiledKernel {
     struct Update {
       at::Tensor constant, copy;
     };
-    bool is_known(const at::Tensor& tensor) const {
-      return std::any_of(updates_.begin(), updates_.end(), [&](const Update& one) {
-        return one.constant.storage().unsafeGetStorageImpl() == tensor.storage().unsafeGetStorageImpl();
-      });
+    // The constants that are updated, unless a copy of some cannot take its place.
+    void find(Interposer& session, const std::string& arguments, const std::vector<IValue>& given) {
+      bool others = false;
+      for (size_t i = 0; i < arguments.size(); i++) {
+        if (static_cast<KernelArgument>(arguments[i]) != KernelArgument::WRITES) continue;
+        if (!session.is_updated_constant(given[i].toTensor()))
+          others = true;
+        else if (of(given[i]) == nullptr)
+          updates_.push_back({given[i].toTensor(), at::Tensor()});
+      }
+      auto has_a_place = [&](const IValue& value) {
+        const Update* one = of(value);
+        return one == nullptr || can_stand_for(value.toTensor(), one->constant);
+      };
+      if (!others || !std::all_of(given.begin(), given.end(), has_a_place)) updates_.clear();
+    }
+    // The update of the constant that an argument has the memory of, or null.
+    const Update* of(const IValue& value) const {
+      if (!value.isTensor()) return nullptr;
+      auto is_it = [&](const Update& one) { return value.toTensor().is_alias_of(one.constant); };
+      auto found = std::find_if(updates_.begin(), updates_.end(), is_it);
+      return found == updates_.end() ? nullptr : &*found;
+    }
+    // Whether a copy of a constant is as good as a tensor over its memory: it is small, and the same part of that.
+    static bool can_stand_for(const at::Tensor& tensor, const at::Tensor& constant) {
+      return tensor.nbytes() <= static_cast<size_t>(SMALL_COPY) && tensor.is_non_overlapping_and_dense() &&
+             tensor.sizes() == constant.sizes() && tensor.strides() == constant.strides() &&
+             tensor.storage_offset() == constant.storage_offset();
     }
     c10::SmallVector<Update, 2> updates_;
   };

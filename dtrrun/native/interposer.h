@@ -118,9 +118,10 @@ class Interposer {
     PyObject* found = versions_.of(tensor);
     return found == nullptr || (version.operation.is_none(found) && node_of(found)->pin != pins::UNINITIALISED);
   }
-  // A copy of a constant, which is a constant, too.
+  // A copy of a constant, which is a constant, too. Undefined if there is no room for it.
   at::Tensor copy_of_constant(const at::Tensor& tensor) {
     Off off;
+    if (!core_.eviction.try_room(versions_.rounded(static_cast<int64_t>(tensor.nbytes())))) return at::Tensor();
     at::Tensor copy = tensor.clone(at::MemoryFormat::Preserve);
     ledger.collect_dead();
     versions_.enter(copy.storage().unsafeGetStorageImpl(), nullptr, 0, pins::CONSTANT);

@@ -100,8 +100,8 @@ _COLLECTIVE_NAMESPACES = {
 }
 
 
-KERNELS = "compiled"
-"""The namespace of kernels that `torch.compile` has generated (`runtime/compiled`)."""
+KERNELS = "inductor_kernel"
+"""The namespace of kernels that `torch.compile` has generated (`runtime/compiled`). No library has it."""
 
 # Operators in other namespaces are not PyTorch's: their tags may be incomplete.
 OWN_NAMESPACES = {"aten", "prim", "prims", "rngprims", KERNELS, *_COLLECTIVE_NAMESPACES}

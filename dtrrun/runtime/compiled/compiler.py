@@ -7,13 +7,14 @@ compiler sees the program as it would be without us.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ import torch
 from dtrrun.runtime.compiled import generated
 from dtrrun.runtime.compiled.region import Region
 from dtrrun.runtime.dispatch.arguments import covers
+from dtrrun.runtime.operators import KERNELS
 from dtrrun.runtime.patches.registry import Function, Patches, paused
 
 CODE_CACHE = "torch._inductor.codecache"
@@ -187,7 +189,7 @@ class Compiler:
 
     def _operator(self, kernel: generated.Kernel, plain: Any) -> Any:
         """Return what to call in place of a kernel."""
-        name = f"{kernel.name}_{kernel.digest}"
+        name = f"{KERNELS}::{kernel.name}_{kernel.digest}"
         if not kernel.is_triton:
             return self._native.compiled_kernel(name, plain, plain, kernel.arguments)
 
@@ -235,19 +237,14 @@ def _codes_in(names: dict[str, Any], module: str) -> Iterator[CodeType]:
     """Return the code of all functions that a module or a class of it defines."""
     for value in [*names.values()]:
         if isinstance(value, type):
-            if value.__module__ == module and names is not vars(value):
+            if value.__module__ == module:
                 yield from _codes_in(dict(vars(value)), module)
             continue
-        if isinstance(value, property):
-            value = value.fget
-        value = (
-            getattr(value, "__func__", value)
-            if isinstance(value, (MethodType, staticmethod, classmethod))
-            else value
-        )
-        value = getattr(value, "__wrapped__", value) if callable(value) else value
-        if isinstance(value, FunctionType) and value.__module__ == module:
-            yield from _with_inner(value.__code__)
+        value = value.fget if isinstance(value, property) else value
+        value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+        function = inspect.unwrap(value) if callable(value) else value
+        if isinstance(function, FunctionType) and function.__module__ == module:
+            yield from _with_inner(function.__code__)
 
 
 def _with_inner(code: CodeType) -> Iterator[CodeType]:

@@ -187,8 +187,9 @@ def with_new_buffers(source: str, kernels: dict[str, Kernel]) -> str | None:
         found = _REUSES.match(lines[place])
         if not found or found[7] != (before := found[3] or found[4]):
             continue
-        if not _is_overwritten(found[2], lines[place + 1 : last], kernels):
-            if not _REUSES.match(_first_use(found[2], lines[place + 1 : last])):
+        later = lines[place + 1 : last]
+        if not _is_overwritten(found[2], later, kernels):
+            if not _REUSES.match(_first_use(found[2], later)):
                 updated.add(found[2])
             if before in updated:
                 lines[place] = lines[place].replace(before, f"{COPY}({before})", 1)

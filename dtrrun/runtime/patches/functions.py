@@ -52,19 +52,16 @@ class Functions:
         def backward(original: Function) -> Function:
             def apply(node: Any, *args: Any) -> Any:
                 outer = getattr(frames, "unlocks", None)
-                if type(node)._forward_cls.__module__.startswith(_COMPILED):
-                    frames.unlocks = None
-                    try:
-                        return original(node, *args)
-                    finally:
-                        frames.unlocks = outer
-                gradients = args[0] if len(args) == 1 and isinstance(args[0], list) else args
-                frames.unlocks = [lock([one for one in gradients if isinstance(one, torch.Tensor)])]
+                own: list[Callable[[], None]] | None = None
+                if not type(node)._forward_cls.__module__.startswith(_COMPILED):
+                    gradients = args[0] if len(args) == 1 and isinstance(args[0], list) else args
+                    own = [lock([one for one in gradients if isinstance(one, torch.Tensor)])]
+                frames.unlocks = own
                 try:
                     return original(node, *args)
                 finally:
-                    unlocks, frames.unlocks = frames.unlocks, outer
-                    for unlock in unlocks:
+                    frames.unlocks = outer
+                    for unlock in own or ():
                         unlock()
 
             return apply
