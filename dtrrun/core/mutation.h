@@ -23,9 +23,11 @@ class Copies {
   Copies(Ledger& ledger, Eviction& eviction) : ledger_(ledger), eviction_(eviction) {}
 
   // A constant is about to change. Returns whether recipes can go on reading its present content.
-  bool keep(Version* constant) {
-    if (constant->copy) return true;
-    StorageRef content = wants(constant) ? ledger_.memory_of(constant) : StorageRef();
+  bool keep(Version* constant) { return constant->copy || (wants(constant) && make(constant)); }
+
+  // Copies a constant, if there is room.
+  bool make(Version* constant) {
+    StorageRef content = ledger_.memory_of(constant);
     if (!content || !(eviction_.try_room(constant->nbytes) || eviction_.warn_only)) return false;
     StorageRef copy = ledger_.backend.copy(content.get());
     if (!copy) return false;  // the system has no memory for it

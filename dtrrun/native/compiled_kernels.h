@@ -227,7 +227,7 @@ struct CompiledKernel {
 
   // Constants that a kernel reads and updates beside what it computes: running statistics. What it computes could not be
   // computed again, since the old content is lost. So if they are small, the kernel works on a copy, which is then copied
-  // into the constant; and for replays the old content is kept in a copy, too.
+  // into the constant; and the old content is kept in another copy, for as long as some recipe reads it.
   class UpdatedConstants {
    public:
     UpdatedConstants(const std::string& arguments, std::vector<IValue>& given) {
@@ -236,12 +236,11 @@ struct CompiledKernel {
       find(*session, arguments, given);
       at::AutoDispatchBelowADInplaceOrView guard;
       for (Update& one : updates_) {
-        at::Tensor kept = session->copy_of_constant(one.constant);
-        if (!kept.defined()) {
+        if (!session->keep_copy_of(one.constant)) {
           updates_.clear();
           return;
         }
-        one.copy = kept.clone(at::MemoryFormat::Preserve);
+        one.copy = one.constant.clone(at::MemoryFormat::Preserve);
       }
       for (IValue& value : given)
         if (const Update* one = of(value)) value = one->copy;

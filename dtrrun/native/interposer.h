@@ -118,14 +118,14 @@ class Interposer {
     PyObject* found = versions_.of(tensor);
     return found == nullptr || (version.operation.is_none(found) && node_of(found)->pin != pins::UNINITIALISED);
   }
-  // A copy of a constant, which is a constant, too. Undefined if there is no room for it.
-  at::Tensor copy_of_constant(const at::Tensor& tensor) {
+  // Keeps what a constant holds, for the recipes that read it: it is about to change. Returns false if that is not possible.
+  bool keep_copy_of(const at::Tensor& constant) {
     Off off;
-    if (!core_.eviction.try_room(versions_.rounded(static_cast<int64_t>(tensor.nbytes())))) return at::Tensor();
-    at::Tensor copy = tensor.clone(at::MemoryFormat::Preserve);
-    ledger.collect_dead();
-    versions_.enter(copy.storage().unsafeGetStorageImpl(), nullptr, 0, pins::CONSTANT);
-    return copy;
+    PyObject* found = describer_.known_or_adopted(constant);
+    if (found == nullptr) return false;
+    Version* one = node_of(found);
+    if (one->copy) return true;
+    return !one->escaped && one->resident && ledger.paused == 0 && core_.copies.make(one);
   }
 
   // From now on operators of several threads may be under way. None is on the fast path at this moment.

@@ -29,7 +29,7 @@ class Writes {
     }
     for (FastCall::Write& one : call.written) {
       bool constant = version.operation.is_none(one.target);
-      if ((constant || !call.recordable) && versions_.may_be_copied(one.target)) return false;
+      if ((constant ? !node_of(one.target)->copy : !call.recordable) && versions_.may_be_copied(one.target)) return false;
       if (!constant && !call.recordable && !call.inputs_resident) return false;
     }
     for (FastCall::Write& one : call.written) {
@@ -38,7 +38,7 @@ class Writes {
         if (!version.operation.is_none(one.target)) core_.recipes.make_constant(node_of(one.target), pins::UPDATED_IN_PLACE);
         Mutation::no_longer_blank(node_of(one.target));
       }
-      if (!version.operation.is_none(one.target) || version.needed_by.is_none(one.target)) continue;
+      if (!version.operation.is_none(one.target) || is_safe_to_change(one.target)) continue;
       if (!call.inputs_resident || !core_.rescue.resident_dependents_of(node_of(one.target))) return false;
     }
     return true;
@@ -63,7 +63,7 @@ class Writes {
     for (const FastCall::Write& one : call.written) {
       bool constant = version.operation.is_none(one.target);
       if (is_in_use(one.target) || (call.info.makes_tensors && constant)) return false;
-      if (constant ? (call.recordable && !one.overwrites) || !version.needed_by.is_none(one.target)
+      if (constant ? (call.recordable && !one.overwrites) || !is_safe_to_change(one.target)
                    : !may_be_recorded(one.target, call.tensor(one)))
         return false;
       if (call.written.size() == 1 || distinct.insert(one.target).second) call.targets.push_back(one);
@@ -96,6 +96,10 @@ class Writes {
  private:
   bool is_free(PyObject* constant) const {
     return version.operation.is_none(constant) && version.needed_by.is_none(constant) && !is_in_use(constant);
+  }
+  // Whether nothing depends on what a constant holds, unless that has been copied.
+  bool is_safe_to_change(PyObject* constant) const {
+    return version.needed_by.is_none(constant) || node_of(constant)->copy;
   }
   // Whether an operator of another thread that is under way uses this memory.
   bool is_in_use(PyObject* one) const { return shared_ && version.locks.number(one) != 0; }
