@@ -314,6 +314,13 @@ PyObject* is_evicted(PyObject*, PyObject* storage) {
   });
 }
 
+PyObject* is_for_shapes_only(PyObject*, PyObject* storage) {
+  return guarded([&]() -> PyObject* {
+    THPStorage_assertNotNull(storage);
+    return PyBool_FromLong(is_for_shapes(THPStorage_Unpack(storage).unsafeGetStorageImpl()));
+  });
+}
+
 PyObject* settle(PyObject*, PyObject*) {
   return guarded([]() -> PyObject* {
     auto session = interposer;
@@ -439,6 +446,7 @@ PyMethodDef methods[] = {
     {"swap", swap, METH_VARARGS, "swap(storage, storage): each has what the other one held."},
     {"evict", evict, METH_O, "Give a storage's memory back. What touches it from now on is told by `Interposer.touched`."},
     {"is_evicted", is_evicted, METH_O, "Whether a storage has no memory."},
+    {"is_for_shapes", is_for_shapes_only, METH_O, "Whether a storage has never had memory: it is there for shapes only."},
     {"settle", settle, METH_NOARGS, "Move the memory that has been touched, and is back, to where it was looked for. False: there is none."},
     {"watch_functions", watch_functions, METH_O,
      "watch_functions(call): `call(function, args, kwargs)` in place of functions of extensions that use PyTorch; None: no more."},

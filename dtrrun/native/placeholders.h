@@ -182,6 +182,12 @@ inline void empty(c10::StorageImpl* storage) {
   if (!is_mapped) storage->set_nbytes(0);
   storage->set_data_ptr_noswap(is_mapped ? Placeholders::own().take(storage) : at::DataPtr(nullptr, storage->device()));
 }
+// Whether a storage that no session has evicted is there for the shapes of its tensors only. PyTorch's FakeTensor is over such a
+// one, and says that it is on a CPU.
+inline bool is_for_shapes(c10::StorageImpl* storage) {
+  if (storage->device_type() == c10::DeviceType::Meta || storage->sym_nbytes().is_symbolic()) return true;
+  return storage->_mutable_data_ptr_no_checks().get() == nullptr && storage->nbytes() > 0;
+}
 inline bool is_empty(const c10::StorageImpl* storage) {
   return storage->nbytes() == 0 || storage->data_ptr().get() == nullptr || Placeholders::is_one(storage);
 }

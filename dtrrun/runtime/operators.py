@@ -15,7 +15,7 @@ from dtrrun.runtime.ambient import family_of
 
 aten = torch.ops.aten
 
-# Outputs are uninitialised: no recipe until something overwrites them completely.
+# Outputs are uninitialised, or a part of them is: no recipe until something overwrites them completely.
 _UNINITIALISED = {
     "aten::empty",
     "aten::empty_like",
@@ -24,6 +24,8 @@ _UNINITIALISED = {
     "aten::empty_quantized",
     "aten::new_empty",
     "aten::new_empty_strided",
+    "aten::resize",
+    "aten::resize_as",
 }
 
 # In-place operators that write every element of the tensor they are called on without reading any.

@@ -103,6 +103,16 @@ def is_empty(storage: torch.UntypedStorage) -> bool:
     return found
 
 
+def is_for_shapes(storage: torch.UntypedStorage) -> bool:
+    """Return whether a storage that the session does not know has never had memory: it is there for shapes.
+
+    PyTorch's FakeTensor is over such a storage. It says that it is on a CPU, and its size may be a symbol, on
+    whose value nothing may depend.
+    """
+    found: bool = _native.is_for_shapes(storage)
+    return found
+
+
 def refill(storage: torch.UntypedStorage, source: torch.UntypedStorage) -> None:
     """Move `source`'s memory to the emptied `storage`; `source` is empty afterwards."""
     _native.swap(storage, source)

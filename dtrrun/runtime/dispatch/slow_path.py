@@ -39,7 +39,15 @@ from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import below, program_autocast
 from dtrrun.runtime.operators import PACKED_NAMESPACES, Operator, operator_of
 from dtrrun.runtime.patches.passing import until_return
-from dtrrun.runtime.storage import device_type_of, is_held, place_of, rounded, storage_of, type_of
+from dtrrun.runtime.storage import (
+    device_type_of,
+    is_for_shapes,
+    is_held,
+    place_of,
+    rounded,
+    storage_of,
+    type_of,
+)
 
 UNPLAIN = "no plain storage"
 PATIENCE_SECONDS = 1.0  # for operators of other threads, which may be waiting for one another
@@ -371,7 +379,7 @@ class SlowPath:
 
     def version_of(self, tensor: torch.Tensor) -> Version | None:
         """Return the version of a tensor's storage, entered as a constant if it is new; None without a
-        storage."""
+        storage, or if it is there for shapes only."""
         try:
             storage = storage_of(tensor)
         except (NotImplementedError, RuntimeError):
@@ -383,6 +391,8 @@ class SlowPath:
             self.ledger.collect_dead()  # a new storage may have the id of one that died
         version = self.ledger.version_of(storage)
         if version is None:
+            if is_for_shapes(storage):
+                return None
             held = is_held(storage)
             version = self._operators.adopt(storage)
             if held and not version.escaped:  # through which the program can read and write unseen
