@@ -6,6 +6,7 @@ from programs import assert_same, in_memory, plain, run_inside
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.codecache import PyCodeCache
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -68,18 +69,53 @@ def anew():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("program", [training, inference])
-def test_a_compiled_program_computes_the_same_bits(program, anew):
+@pytest.mark.parametrize(
+    ("program", "observed"), [(training, {}), (training, {"where": True}), (inference, {})]
+)
+def test_a_compiled_program_computes_the_same_bits(program, observed, anew):
     with torch.no_grad() if program is inference else torch.enable_grad():
         expected = plain(program)
+        graphs = counters["stats"]["unique_graphs"]
         torch._dynamo.reset()
-        found, report = run_inside(program, 1, over_budget="warn")
+        found, report = run_inside(program, 1, over_budget="warn", **observed)
+    assert counters["stats"]["unique_graphs"] == 2 * graphs
     assert_same(expected, found, "with everything evicted")
     assert report["compiled"]["kernels"] >= 3
     assert not report["compiled"]["opaque"]
     assert counters["inductor"]["fxgraph_cache_hit"] >= 2  # what has been compiled without us is used
     by_name = {row["name"] for row in report["operators"] if row["rematerializations"]}
     assert any(name.startswith("inductor_kernel.") for name in by_name)
+
+
+def test_running_statistics_stay_for_what_was_computed_beside_them(anew):
+    """Memory runs short only when they have changed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU()) for _ in range(4))
+    )
+    compiled, x = torch.compile(model), torch.randn(512, 64)
+    with dtrrun.budget(None) as session:
+        loss = compiled(x).square().mean()
+        session.set_budget(session.report()["resident_bytes"] - 2 * x.nbytes)
+        loss.backward()
+        report = session.report()
+    again = {row["name"] for row in report["operators"] if row["rematerializations"]}
+    assert any("native_batch_norm" in name for name in again)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_no_guard_depends_on_the_session(strict, anew):
+    """Storages of FakeTensors have symbols as sizes, and say that they are on a CPU."""
+
+    def program():
+        ends = torch.export.Dim("rows", min=2, max=64)
+        exported = torch.export.export(Block(), (x,), dynamic_shapes=({0: ends},), strict=strict)
+        traced = make_fx(lambda x: x.mul(2).add_(1).view(-1).relu(), tracing_mode="symbolic")(x)
+        return exported.module()(x[:5]), [str(one.expr) for one in traced.shape_env.guards]
+
+    x = torch.randn(8, WIDTH)
+    found, _ = run_inside(program, 1, over_budget="warn")
+    assert_same(plain(program), found, "exported")
 
 
 def change(x):

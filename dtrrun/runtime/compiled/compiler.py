@@ -22,14 +22,13 @@ import torch
 from dtrrun.runtime.compiled import generated
 from dtrrun.runtime.compiled.region import Region
 from dtrrun.runtime.dispatch.arguments import covers
+from dtrrun.runtime.observe import where
 from dtrrun.runtime.operators import KERNELS
 from dtrrun.runtime.patches.registry import Function, Patches, paused
 
 CODE_CACHE = "torch._inductor.codecache"
 DYNAMO_CALLBACKS = "torch._dynamo.callback"
 OWN = "dtrrun."
-MET = "_dtrrun_met"
-"""The name in a generated module of the token of the session that has met it last, and what was read then."""
 
 _kept_out: set[CodeType] = set()
 _looked_at: set[str] = set()
@@ -64,7 +63,7 @@ class Compiler:
         self.kernels = self.graphs = self.opaque = 0
 
     def install(self) -> None:
-        self._patches.wrap(torch, "compile", self._before(self._follow_dynamo))
+        self._patches.wrap(torch, "compile", self._making)
         self._patches.wrap(
             torch._TorchCompileInductorWrapper, "__call__", self._before(self._follow_inductor)
         )
@@ -89,6 +88,14 @@ class Compiler:
             return call
 
         return make
+
+    def _making(self, original: Function) -> Function:
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            self._follow_dynamo()
+            with paused():  # it may keep how a module is called now
+                return original(*args, **kwargs)
+
+        return compile
 
     # -- while it compiles -----------------------------------------------------------------------
 
@@ -118,15 +125,20 @@ class Compiler:
         return install_callbacks
 
     def _keep_out(self) -> None:
-        """Let Dynamo run our functions, and all that they call, as they are: C++ calls them at any time."""
+        """Let Dynamo run our functions as they are, and all that they call, unless it is the program.
+
+        C++ calls them at any time.
+        """
         frames: Any = import_module("torch._C._dynamo.eval_frame")
         types: Any = import_module("torch._dynamo.types")
-        skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
+        skip, default = types.FrameAction.SKIP, types.FrameAction.DEFAULT
         for name in {name for name in sys.modules if name.startswith(OWN)} - _looked_at:
             _looked_at.add(name)
             for code in {*_codes_in(vars(sys.modules[name]), name)} - _kept_out:
                 _kept_out.add(code)
-                frames.set_code_exec_strategy(code, skip)
+                calls_the_program = code is where.call_module.__code__
+                below = default if calls_the_program else skip
+                frames.set_code_exec_strategy(code, types.FrameExecStrategy(skip, below))
 
     # -- what it generates -----------------------------------------------------------------------
 
@@ -158,14 +170,14 @@ class Compiler:
         names = vars(module)
         if "call" not in names:
             return
-        token, found = names.get(MET, (None, None))
+        token, found = names.get(generated.MET, (None, None))
         if token is self._token:
             return
         source = ""
         if is_new := found is None:
             source = Path(str(module.__file__)).read_text()
             found = generated.read(source)
-        names[MET] = self._token, found
+        names[generated.MET] = self._token, found
         self.graphs += 1
         if found.unknown:
             self.opaque += 1

@@ -21,6 +21,8 @@ _COMPILER = "async_compile"
 _CPP_WRAPPER = "CppWrapperCodeCache"
 """The name that they import if all of a graph is one function in C++."""
 UPDATED = "in_out_ptr"
+MET = "_dtrrun_met"
+"""The name in a generated module of the token of the session that has met it last, and what was read then."""
 
 
 @dataclass(frozen=True)

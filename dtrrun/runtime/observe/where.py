@@ -2,8 +2,10 @@
 
 Operators are numbered: a storage's age is the number of its maker. So it is enough to note at which numbers
 the program entered and left modules, and the line of each operator; both are looked up only when something is
-run again. Modules are observed by PyTorch's global module hooks, lines by the frames below an operator. None
-of this is active unless requested.
+run again. Lines are found in the frames below an operator. None of this is active unless requested.
+
+Modules are observed where they are called, not by PyTorch's global module hooks: with those, `torch.compile`
+would compile another program, which computes other bits.
 """
 
 from __future__ import annotations
@@ -14,19 +16,27 @@ import threading
 import weakref
 from bisect import bisect_right
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch import nn
 
 from dtrrun.core.graph import Operation, Version
 from dtrrun.core.observer import DecisionObserver
+from dtrrun.runtime.compiled.generated import MET
 from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.patches.registry import Patches
+from dtrrun.runtime.tracebacks import hide
 
 OURS = tuple(str(folder) + os.sep for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
 """Folders of PyTorch and of dtrrun: lines in them are not the program's."""
 BACKWARD = "backward"
 """Used instead of a module for operators called by autograd."""
+
+
+def is_the_programs(frame: FrameType) -> bool:
+    return not frame.f_code.co_filename.startswith(OURS) and MET not in frame.f_globals
 
 
 class Marks:
@@ -60,6 +70,7 @@ class Where(DecisionObserver):
     def __init__(self, slow_path: SlowPath) -> None:
         self._slow_path, self._ledger = slow_path, slow_path.ledger
         self._modules, self._lines = Marks(), Marks()
+        self._patches = Patches()
         self._stack: list[str] = []
         self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
         self._root: Any = None
@@ -68,16 +79,14 @@ class Where(DecisionObserver):
         self.tallies: dict[tuple[str, str, str], list[int]] = {}  # count, ns, bytes
 
     def install(self) -> None:
-        self._hooks = (
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        )
+        global _current
+        _current = self
+        self._patches.put(nn.Module, "__call__", call_module)
         self._slow_path.called = self._called
         self._ledger.decision_observers.append(self)
 
     def remove(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self._patches.undo()
         self._slow_path.called = None
         self._ledger.decision_observers.remove(self)
 
@@ -89,7 +98,7 @@ class Where(DecisionObserver):
 
     # -- modules ---------------------------------------------------------------------------------
 
-    def _enter(self, module: Any, _inputs: Any) -> None:
+    def enter(self, module: nn.Module) -> None:
         if threading.get_ident() != self._thread:
             return
         if not self._stack:
@@ -97,7 +106,7 @@ class Where(DecisionObserver):
         self._stack.append(self._name_of(module))
         self._modules.set(self._ledger.age, self._stack[-1])
 
-    def _leave(self, _module: Any, _inputs: Any, _output: Any) -> None:
+    def leave(self) -> None:
         if threading.get_ident() != self._thread or not self._stack:
             return
         self._stack.pop()
@@ -115,8 +124,8 @@ class Where(DecisionObserver):
 
     def _called(self) -> None:
         """An operator that is not a view has been called."""
-        frame: Any = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(OURS):
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not is_the_programs(frame):
             frame = frame.f_back
         line = "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
         age = self._ledger.age
@@ -138,3 +147,20 @@ class Where(DecisionObserver):
         tally[0] += 1
         tally[1] += cost_ns
         tally[2] += version.nbytes
+
+
+_current: Where
+_call_module = nn.Module.__call__
+
+
+def call_module(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    """Is `nn.Module.__call__` while a `Where` is installed."""
+    where = _current
+    where.enter(self)
+    try:
+        return _call_module(self, *args, **kwargs)
+    except BaseException as error:
+        hide(error)
+        raise
+    finally:
+        where.leave()

@@ -66,6 +66,12 @@ class Patches:
         layer.lasting = self._lasting
         self._layers.append(layer)
 
+    def put(self, owner: type, name: str, function: Function) -> None:
+        """Replace an attribute of a class, not the function that it is: other references to that stay."""
+        layer = _Attribute(vars(owner)[name], function, ((owner, name),))
+        layer.lasting = self._lasting
+        self._layers.append(layer)
+
     def undo(self) -> None:
         """Restore everything, except what other code has replaced meanwhile."""
         while self._layers:
