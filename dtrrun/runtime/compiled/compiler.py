@@ -22,13 +22,14 @@ import torch
 from dtrrun.runtime.compiled import generated
 from dtrrun.runtime.compiled.region import Region
 from dtrrun.runtime.dispatch.arguments import covers
-from dtrrun.runtime.observe import where
 from dtrrun.runtime.operators import KERNELS
 from dtrrun.runtime.patches.registry import Function, Patches, paused
 
 CODE_CACHE = "torch._inductor.codecache"
 DYNAMO_CALLBACKS = "torch._dynamo.callback"
 OWN = "dtrrun."
+CALLING = ("dtrrun.runtime.patches.", "dtrrun.runtime.tracebacks", "dtrrun.runtime.observe.where")
+"""Modules whose functions stand in for those of PyTorch that call the program: `Function.apply`, say."""
 
 _kept_out: set[CodeType] = set()
 _looked_at: set[str] = set()
@@ -136,8 +137,7 @@ class Compiler:
             _looked_at.add(name)
             for code in {*_codes_in(vars(sys.modules[name]), name)} - _kept_out:
                 _kept_out.add(code)
-                calls_the_program = code is where.call_module.__code__
-                below = default if calls_the_program else skip
+                below = default if name.startswith(CALLING) else skip
                 frames.set_code_exec_strategy(code, types.FrameExecStrategy(skip, below))
 
     # -- what it generates -----------------------------------------------------------------------
