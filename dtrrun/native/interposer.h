@@ -335,19 +335,15 @@ class Interposer {
 
   // Whether a call computes nothing but shapes, on meta tensors: so does PyTorch's compiler. Its numbers may be symbols.
   static bool is_without_memory(const OperatorHandle& op, const Stack& stack) {
-    auto is_meta = [](const at::Tensor& tensor) {  // a FakeTensor would say that it is on a CPU
-      c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-      return (impl->has_storage() ? impl->unsafe_storage().device_type() : tensor.device().type()) == c10::DeviceType::Meta;
-    };
     bool found = false;
     for (const IValue& value : torch::jit::last(stack, op.schema().arguments().size())) {
       if (value.isTensor()) {
         if (!value.toTensor().defined() || value.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) continue;
-        if (!is_meta(value.toTensor())) return false;
+        if (!value.toTensor().is_meta()) return false;
         found = true;
       } else if (value.isTensorList()) {
         for (const IValue& item : value.toListRef())
-          if (item.toTensor().defined() && !is_meta(item.toTensor())) return false;
+          if (item.toTensor().defined() && !item.toTensor().is_meta()) return false;
         found = found || !value.toListRef().empty();
       } else if (value.isDevice()) {
         if (!value.toDevice().is_meta()) return false;

@@ -6,6 +6,7 @@ from programs import assert_same, in_memory, plain, run_inside
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.codecache import PyCodeCache
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
@@ -92,6 +93,7 @@ def anew():
 @pytest.mark.parametrize(
     ("program", "observed"),
     [(training, {}), (training, {"where": True}), (inference, {}), (called_back, {})],
+    ids=["training", "modules observed", "inference", "called back"],
 )
 def test_a_compiled_program_computes_the_same_bits(program, observed, anew):
     with torch.no_grad() if program is inference else torch.enable_grad():
@@ -137,6 +139,18 @@ def test_no_guard_depends_on_the_session(strict, anew):
     x = torch.randn(8, WIDTH)
     found, _ = run_inside(program, 1, over_budget="warn")
     assert_same(plain(program), found, "exported")
+
+
+def test_storages_for_shapes_take_no_memory():
+    with dtrrun.budget(None) as session:
+        x = torch.randn(1024)
+        torch._enable_functionalization(reapply_views=True)
+        made = torch._to_functional_tensor(x) + 1  # has what was made, and a storage beside it
+        torch._disable_functionalization()
+        before = session.report()["resident_bytes"]
+        with FakeTensorMode():
+            made = made, made.untyped_storage(), torch.empty(1024).untyped_storage()
+        assert session.report()["resident_bytes"] == before
 
 
 def change(x):

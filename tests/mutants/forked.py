@@ -16,6 +16,7 @@ import mutants_of_programs  # noqa: F401
 import mutants_of_replays  # noqa: F401
 import mutants_of_values  # noqa: F401
 import native_choice  # noqa: F401
+import native_compiled  # noqa: F401
 import native_memory  # noqa: F401
 import native_operators  # noqa: F401
 import native_replays  # noqa: F401
