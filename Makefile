@@ -1,7 +1,7 @@
 # make demo, make test: a fresh machine needs Python 3.11 or later with its headers, and a C++ compiler. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo wheels test test-parts test-bits conformance decisions programs versions torch-next gpu-without-gpu ecosystem smoke sanitize sanitize-threads check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
+.PHONY: demo wheels test test-parts test-bits conformance decisions programs versions torch-next pytorch-tests gpu-without-gpu ecosystem smoke sanitize sanitize-threads check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -83,6 +83,14 @@ torch-next: $(INSTALLED)
 	$(NEXT)/bin/python -m pip list 2>/dev/null | grep -w ^torch
 	$(NEXT)/bin/dtrrun doctor --device cpu
 	$(NEXT)/bin/python -m pytest -q tests/conformance tests/programs
+
+# PyTorch's own tests of its compiler, with everything evicted: those in tests/pytorch/names.txt.
+PYTORCH := build/pytorch
+pytorch-tests: $(INSTALLED)
+	[ -d $(PYTORCH) ] || git clone --quiet --depth 1 --filter=blob:none --sparse https://github.com/pytorch/pytorch \
+		--branch v$$($(BIN)/python -c 'import torch; print(torch.__version__.split("+")[0])') $(PYTORCH)
+	git -C $(PYTORCH) sparse-checkout set test/dynamo test/inductor
+	$(BIN)/python -m tests.pytorch $(PYTORCH)/test
 
 # A wheel for PYTHON, in dist, with the native extension for each of these releases of PyTorch, of which pip downloads
 # 0.5 to 0.9 GB at a time.

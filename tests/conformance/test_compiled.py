@@ -5,6 +5,7 @@ import torch
 from programs import assert_same, in_memory, plain, run_inside
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._inductor import config
 from torch._inductor.codecache import PyCodeCache
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -173,6 +174,20 @@ def test_a_function_that_is_compiled_before_the_session(anew):
     assert_same(expected, plain(program), "afterwards")
 
 
+def test_a_graph_that_would_be_a_function_in_cpp_can_be_looked_into(anew):
+    def program():
+        with torch.no_grad():
+            return torch.compile(change)(torch.randn(64, 64).sin())
+
+    expected = plain(program)
+    torch._dynamo.reset()
+    with config.patch(cpp_wrapper=True):
+        found, report = run_inside(program, 1, over_budget="warn")
+    assert_same(expected, found, "under stress")
+    assert report["compiled"]["graphs"]
+    assert not report["compiled"]["opaque"]
+
+
 def test_what_nobody_can_look_into_runs_with_its_inputs_in_memory(anew, capsys, monkeypatch):
     def program():
         x = torch.randn(64, 64).sin()
@@ -247,4 +262,7 @@ def test_the_compiler_finds_pytorchs_own_functions():
     replaced = [
         name for (_, name), one, other in zip(places, meanwhile, found(), strict=True) if one != other
     ]
-    assert {*replaced} <= {"compile", "__call__", "install_callbacks", "load_by_key_path", "post_compile"}
+    assert {*replaced} <= {
+        *("compile", "__call__", "install_callbacks"),
+        *("compile_fx", "compile_fx_inner", "load_by_key_path", "post_compile"),
+    }

@@ -150,6 +150,8 @@ class Compiler:
         for module in [*modules.modules]:
             self._meet(module)
         self._patches.wrap(modules, "load_by_key_path", self._loading)
+        for name in ("compile_fx", "compile_fx_inner"):  # of which the latter compiles backward passes, later
+            self._patches.wrap(import_module("torch._inductor.compile_fx"), name, self._in_python)
         graph: Any = import_module("torch._inductor.output_code").CompiledFxGraph
         self._patches.wrap(graph, "post_compile", self._compiled)
 
@@ -160,6 +162,22 @@ class Compiler:
             return module
 
         return load_by_key_path
+
+    @staticmethod
+    def _in_python(original: Function) -> Function:
+        """Let the graph be a function in Python, into which we can look, rather than C++ (`cpp_wrapper`)."""
+        config: Any = import_module("torch._inductor.config")
+        values: Any = import_module("torch._inductor.virtualized").V
+
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            if not config.cpp_wrapper or values.aot_compilation:
+                return original(*args, **kwargs)
+            if "cpp_wrapper" in kwargs:
+                kwargs["cpp_wrapper"] = False
+            with config.patch(cpp_wrapper=False):
+                return original(*args, **kwargs)
+
+        return compile
 
     def _meet(self, module: ModuleType) -> None:
         """Put our functions into a module, if it is a graph's.
