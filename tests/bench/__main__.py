@@ -25,6 +25,7 @@ NAMES = (
     "host_bound",
     "checkpointing",
     "peers",
+    "compiled",
 )
 
 

@@ -74,6 +74,7 @@ def outcomes(folder: Path, file: str, wanted: set[str], *, evicted: bool) -> Out
         **os.environ,
         RESULTS: str(results),
         "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",  # with more, index_put adds in any order
         "INDUCTOR_TEST_DISABLE_FRESH_CACHE": "1",  # what has been compiled plainly is not compiled again
         **({EVICTED: "1"} if evicted else {}),
     }
