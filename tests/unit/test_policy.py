@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dtrrun.bindings import load, make_policy
@@ -39,6 +39,7 @@ def anything(_node: Any) -> bool:
 @given(
     seed=st.integers(0, 2**32), unit=st.sampled_from([1, 1000, 1 << 22]), latest=st.booleans()
 )  # with the last unit, no floating-point number holds products
+@example(seed=3431, unit=1000, latest=False)  # two scores that only rounding tells apart
 def test_the_choices_are_the_model_s(name: str, seed: int, unit: int, latest: bool) -> None:
     script = Script(random.Random(seed), unit)
     worlds = [core_world(name, script.steps, latest=latest, **search) for search in SEARCHES]
