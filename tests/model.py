@@ -230,7 +230,9 @@ class ModelPolicy:
             return heuristic.score(node.nbytes, staleness, node.cost, cost)
         of_cost, of_size, of_staleness = heuristic.powers
         score = (cost if of_cost else 1) / ((node.nbytes if of_size else 1) * staleness**of_staleness)
-        factor = heuristic.released if node.released else 1.0  # of its own, so that it is rounded as in the core
+        factor = (
+            heuristic.released if node.released else 1.0
+        )  # of its own, so that it is rounded as in the core
         if self.foresight is not None and self.foresight.position is not None:
             following = self._next_use(node, self.foresight)
             away = self.foresight.horizon if following is None else following - self.foresight.position

@@ -1,5 +1,7 @@
 """Programs that `torch.compile` compiles: the bits that they compute without dtrrun, compiled as well."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from programs import assert_same, in_memory, plain, run_inside
@@ -7,6 +9,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.codecache import PyCodeCache
+from torch._inductor.output_code import CompiledFxGraph
+from torch._inductor.utils import BoxedBool
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
@@ -186,6 +190,22 @@ def test_a_graph_that_would_be_a_function_in_cpp_can_be_looked_into(anew):
     assert_same(expected, found, "under stress")
     assert report["compiled"]["graphs"]
     assert not report["compiled"]["opaque"]
+
+
+def test_cuda_graphs_are_off(capsys, monkeypatch):
+    """There is no GPU: it is as if the graph had been generated for one."""
+    found = []
+    monkeypatch.setattr(
+        CompiledFxGraph,
+        "post_compile",
+        lambda graph, inputs, constants, graph_kwargs: found.append(graph_kwargs),
+    )
+    with dtrrun.budget(None):
+        for device in ("cuda", "cuda", "cpu"):
+            graph = SimpleNamespace(current_callable=torch.sin, device_types={device})
+            CompiledFxGraph.post_compile(graph, (), {}, {"cudagraphs": BoxedBool(True)})
+    assert [bool(one["cudagraphs"]) for one in found] == [False, False, True]
+    assert capsys.readouterr().err.count("CUDA graphs") == 1
 
 
 def test_what_nobody_can_look_into_runs_with_its_inputs_in_memory(anew, capsys, monkeypatch):

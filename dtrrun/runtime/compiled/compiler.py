@@ -40,6 +40,11 @@ UNKNOWN = (
     "(--compile eager runs it eagerly)"
 )
 
+NO_CUDA_GRAPHS = (
+    'torch.compile\'s CUDA graphs (mode="reduce-overhead") are off: what one uses could not be evicted. The '
+    "kernels are the same"
+)
+
 
 class Compiler:
     """The part of a session that follows the compiler.
@@ -60,6 +65,7 @@ class Compiler:
         self._patches = Patches(lasting=True)
         self._follows_inductor = self._follows_dynamo = False
         self._token = object()
+        self._has_said_so = False
         self._regions: list[Region] = []
         self.kernels = self.graphs = self.opaque = 0
 
@@ -228,12 +234,16 @@ class Compiler:
 
         return Launcher(plain, self._native.compiled_kernel(name, launch, plain.run, kernel.arguments))
 
-    @staticmethod
-    def _compiled(original: Function) -> Function:
-        def post_compile(graph: Any, *args: Any, **kwargs: Any) -> Any:
+    def _compiled(self, original: Function) -> Function:
+        def post_compile(graph: Any, inputs: Any, constants: Any, graph_kwargs: Any) -> Any:
             if isinstance(region := graph.current_callable, Region):
                 region.mutated = tuple(graph.mutated_input_idxs)
-            return original(graph, *args, **kwargs)
+            if (captures := graph_kwargs.get("cudagraphs")) and "cuda" in graph.device_types:
+                if not self._has_said_so:
+                    self._has_said_so = True
+                    self._warn(NO_CUDA_GRAPHS)
+                graph_kwargs = {**graph_kwargs, "cudagraphs": type(captures)(False)}
+            return original(graph, inputs, constants, graph_kwargs)
 
         return post_compile
 
