@@ -283,6 +283,6 @@ def test_the_compiler_finds_pytorchs_own_functions():
         name for (_, name), one, other in zip(places, meanwhile, found(), strict=True) if one != other
     ]
     assert {*replaced} <= {
-        *("compile", "__call__", "install_callbacks"),
+        *("compile", "__call__", "install_callbacks", "key_extractor"),
         *("compile_fx", "compile_fx_inner", "load_by_key_path", "post_compile"),
     }

@@ -53,7 +53,7 @@ class Interposer:
         self.updates = slow_path.signatures.updates
         self.mask = storage.MASK
         self.touch: Callable[[Version, Callable[[], bool]], None] | None = None
-        self._patches = Patches()
+        self._patches = Patches(lasting=True)  # the compiler runs such operators, too
         self._is_shared = False
         self.running = False
         self._faults = native.faults()
