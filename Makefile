@@ -1,7 +1,7 @@
 # make demo, make test: a fresh machine needs Python 3.11 or later with its headers, and a C++ compiler. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo wheels test test-parts test-bits conformance decisions programs versions torch-next pytorch-tests gpu-without-gpu ecosystem smoke sanitize sanitize-threads check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
+.PHONY: demo wheels test test-bits test-parts test-processes conformance decisions programs versions torch-next pytorch-tests gpu-without-gpu ecosystem smoke sanitize sanitize-threads check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -24,17 +24,21 @@ demo: $(INSTALLED)
 	@set -e; half=$$($(BIN)/python -c '$(HALF)'); set -x; $(BIN)/dtrrun --device cpu --budget $$half $(EXAMPLE)
 
 test: $(INSTALLED)
-	@echo 'Two halves side by side; each tells when it is done, after some ten minutes.'
+	@echo 'Three parts side by side; each tells when it is done, after some ten minutes.'
 	@$(BIN)/python -m compileall -q dtrrun # or else each process that the tests start does it (PYTHONDONTWRITEBYTECODE)
-	@$(MAKE) --no-print-directory -j2 -Oline test-parts test-bits
+	@$(MAKE) --no-print-directory -j3 -Oline test-bits test-parts test-processes
 
-test-parts: # interpreters, signals and terminals among them, whose tests wait more than they compute
-	$(BIN)/python -m pytest -q tests/unit tests/inject tests/database
-
+# The last two wait more than they compute, for interpreters, signals and terminals: two cores are enough for three.
 test-bits:
 	$(BIN)/python -m pytest -q tests/conformance tests/programs --ignore $(COMPILED)
-	$(BIN)/python -m pytest -q $(COMPILED)
 	$(OTHER_WAY) PROGRAMS=40 $(BIN)/python -m pytest -q $(SAMPLE) tests/programs/test_programs.py
+
+test-parts:
+	$(BIN)/python -m pytest -q tests/unit
+
+test-processes:
+	$(BIN)/python -m pytest -q tests/inject tests/database
+	$(BIN)/python -m pytest -q $(COMPILED)
 	$(BIN)/python -m pytest -q tests/mutants -k "sample or row"
 	$(BIN)/python -m pytest -q tests/decisions -k "sample or complete"
 
