@@ -178,6 +178,14 @@ def test_a_function_that_is_compiled_before_the_session(anew):
     assert_same(expected, plain(program), "afterwards")
 
 
+def test_what_dynamo_does_not_look_into_is_the_same_when_it_compiles_and_later(anew):
+    """Its guards compare the code of such functions."""
+    compiled = torch.compile(lambda x: (torch.get_rng_state(), x.sin() * 2)[1])
+    with torch._dynamo.config.patch(error_on_recompile=True), dtrrun.budget(None):
+        for _ in range(3):
+            compiled(torch.randn(8))
+
+
 def test_a_graph_that_would_be_a_function_in_cpp_can_be_looked_into(anew):
     def program():
         with torch.no_grad():

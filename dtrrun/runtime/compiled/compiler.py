@@ -126,7 +126,7 @@ class Compiler:
                 self._keep_out()
                 if "torch._dynamo.backends.inductor" in sys.modules:  # by `torch._dynamo.optimize`
                     self._follow_inductor()
-                with paused():
+                with paused(but=_is_left_alone):
                     yield
 
         return install_callbacks
@@ -256,6 +256,16 @@ class Launcher:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernel, name)
+
+
+def _is_left_alone(function: Function) -> bool:
+    """Return whether Dynamo does not look into a function of PyTorch's, but breaks its graph there.
+
+    Its guards compare the function's code with what was there when it compiled. Had that stepped aside,
+    it would compile again at each call. There is no such guard on methods; those of tensors it calls itself.
+    """
+    is_method = "." in function.__qualname__
+    return not is_method and import_module("torch._dynamo.trace_rules").check(function)
 
 
 @cache

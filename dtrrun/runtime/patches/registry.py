@@ -90,16 +90,19 @@ _pauses: list[None] = []
 
 
 @contextmanager
-def paused() -> Iterator[None]:
+def paused(but: Callable[[Function], bool] = lambda _: False) -> Iterator[None]:
     """Context: Python finds PyTorch's own functions again, in all threads.
 
     For PyTorch's compiler, which looks into what a program calls, and should see what it sees without us.
+
+    but: whether a function written in Python, given as it is without us, stays replaced.
     """
     with _pausing:
         _pauses.append(None)
         if len(_pauses) == 1:
             for layer in _all_layers():
-                layer.step_aside()
+                if not (isinstance(layer, _Code) and but(layer.original)):
+                    layer.step_aside()
     try:
         yield
     finally:
@@ -143,11 +146,11 @@ class _Code:
         self._function = function
         self._before = function.__code__
         self._active = True
-        self._original = _copy(function)
-        self.call = make(self._original)
+        self.original = _copy(function)
+        self.call = make(self.original)
         self._marked = "__wrapped__" not in function.__dict__
         if self._marked:  # signatures and sources are looked up there
-            function.__dict__["__wrapped__"] = self._original
+            function.__dict__["__wrapped__"] = self.original
         self._installed.setdefault(function, []).append(self)
         self._after = function.__code__ = self._code()
 
@@ -168,11 +171,11 @@ class _Code:
         if self._function.__code__ is self._before:
             self._function.__code__ = self._after
             if self._marked:
-                self._function.__dict__["__wrapped__"] = self._original
+                self._function.__dict__["__wrapped__"] = self.original
 
     def remove(self) -> None:
         self._active = False
-        self.call = self._original
+        self.call = self.original
         layers = self._installed[self._function]
         while layers and not layers[-1]._active:
             layer = layers.pop()
