@@ -31,6 +31,9 @@ class Memory(Protocol):
     def mapping_of(self, span: tuple[int, int]) -> str:
         """Return what kind of mapping these addresses are in: see `runtime.storage.mapping_of`."""
 
+    def is_from_worker(self, span: tuple[int, int]) -> bool:
+        """Return whether a worker of a `DataLoader` has made the memory at these addresses, and shared it."""
+
     def is_held(self, storage: Any) -> bool:
         """Return whether the program holds the storage itself, not only tensors over it."""
 

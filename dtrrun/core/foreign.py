@@ -4,14 +4,14 @@ It is never evicted. Whether results may be recomputed from it is another questi
 seen, but the program may also write to it by other means, which no version counter shows.
 
 - Memory that other processes can write to (shared memory), and everything that is not a parameter (a batch in
-  a loader's array): nothing is recomputed from it.
+  a loader's array): nothing is recomputed from it, unless it comes from a worker of a `DataLoader`.
 - A parameter in a private mapping of a file (safetensors, `torch.load(mmap=True)`): no other code has that
   memory. It is a constant like any other.
-- A parameter in other memory of this process (`torch.from_numpy`, `torch.frombuffer`): a constant while a
-  checksum finds its content unchanged. The checksum is computed whenever an operator of the program reads it,
-  when something computed from it is to be evicted, and before a rematerialization reads it. So an unseen
-  write never leads to a wrong value: results that are in memory stay there from then on, and those that were
-  evicted are lost, which raises an error in whatever code needs them.
+- A parameter in other memory of this process (`torch.from_numpy`, `torch.frombuffer`), or what a worker has
+  made: a constant while a checksum finds its content unchanged. The checksum is computed whenever an operator
+  of the program reads it, when something computed from it is to be evicted, and before a rematerialization
+  reads it. So an unseen write never leads to a wrong value: results that are in memory stay there from then
+  on, and those that were evicted are lost, which raises an error in whatever code needs them.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ LostError.__module__ = "dtrrun"  # the name that the program uses, also shown in
 class Region:
     """One foreign storage."""
 
-    __slots__ = ("changing", "checksum", "origin", "sealed", "span", "usable")
+    __slots__ = ("changing", "checksum", "from_worker", "origin", "sealed", "span", "usable")
 
     def __init__(self, origin: Callable[[], Any], span: tuple[int, int]) -> None:
         """origin: returns the storage, or None once it has died."""
         self.origin = origin
         self.span = span  # addresses
         self.usable = True  # until others are known to write to it
+        self.from_worker: bool | None = None  # once that has been asked
         self.sealed: Version | None = None  # the version whose content has the checksum
         self.checksum = 0
         self.changing = False  # an operator is about to write to it
@@ -140,9 +141,11 @@ class Foreign:
         memory = self._ledger.memory
         storage = region.origin()
         if region.sealed is None:
-            if not is_parameter:
+            if region.from_worker is None:
+                region.from_worker = memory.is_from_worker(region.span)
+            if not (is_parameter or region.from_worker):
                 return version
-            kind = memory.mapping_of(region.span)
+            kind = "private" if region.from_worker else memory.mapping_of(region.span)
             if kind == "file":
                 if memory.is_held(storage):
                     return version  # while the program has the storage itself, it can write to it

@@ -53,6 +53,7 @@ from dtrrun.runtime.patches.reducers import Reducers
 from dtrrun.runtime.patches.resizes import Resizes
 from dtrrun.runtime.patches.scripts import Scripts
 from dtrrun.runtime.patches.seeds import Seeds
+from dtrrun.runtime.patches.workers import Workers
 from dtrrun.runtime.shortage import Shortage
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import as_bytes
@@ -163,6 +164,7 @@ class Session:
             Reducers(self.slow_path),
             Scripts(),
             Seeds(self._lock),
+            Workers(),
             self._checkpointing,
             self.interposer,
             # Before `steps`, whose callback may end the program.

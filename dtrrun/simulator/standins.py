@@ -44,6 +44,10 @@ class StandInMemory:
         return ""
 
     @staticmethod
+    def is_from_worker(_span: tuple[int, int]) -> bool:
+        return False
+
+    @staticmethod
     def is_held(_content: Any) -> bool:
         return True
 

@@ -5,8 +5,9 @@ import multiprocessing.sharedctypes
 import numpy as np
 import pytest
 import torch
-from programs import bits, check_budget, check_stress, mlp, plain, run_inside
+from programs import bits, check_budget, check_stress, in_memory, mlp, plain, run_inside
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 import dtrrun
 from dtrrun.core.foreign import LostError
@@ -268,6 +269,72 @@ def test_memory_that_other_processes_have(share):
         weight.data.mul_(2)
         session.set_budget(1)
         assert (y == WIDTH).all()
+
+
+class Batches(Dataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, place):
+        return torch.sin(torch.arange(ROWS * WIDTH).view(ROWS, WIDTH) + place), torch.full((ROWS,), place)
+
+
+@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
+def test_what_workers_of_a_loader_have_made_is_recomputed_from(strategy, monkeypatch):
+    monkeypatch.setattr(torch.multiprocessing, "_sharing_strategy", strategy)
+
+    def program():
+        model = mlp(6, WIDTH)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        for x, y in DataLoader(Batches(), batch_size=None, num_workers=1):
+            assert x.is_shared()
+            loss = nn.functional.cross_entropy(model(x * 2), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss)
+        return losses, model
+
+    check_stress(program)
+    check_budget(program)
+    with dtrrun.budget("40MB") as session:
+        for x, y in DataLoader(Batches(), batch_size=None, num_workers=1):
+            for one in (x, y):
+                assert session.slow_path.version_of(one * 2).operation is not None
+
+
+class Refilled(Dataset):
+    """Hands out the same memory each time."""
+
+    def __init__(self):
+        self.made, self.is_read = torch.empty(ROWS, WIDTH), multiprocessing.Event()
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, place):
+        if place == 1:
+            self.is_read.wait()
+        return self.made.fill_(place + 1)
+
+
+def test_a_worker_that_writes_again_to_what_it_has_made():
+    refilled = Refilled()
+    with dtrrun.budget("40MB", over_budget="warn") as session:
+        batches = iter(DataLoader(refilled, batch_size=None, num_workers=1))
+        first = next(batches)
+        evicted = first * 3
+        session.set_budget(1)
+        assert not in_memory(evicted)
+        session.set_budget(40_000_000)
+        kept = first * 2
+        refilled.is_read.set()
+        assert next(batches)[0, 0] == 2
+        assert first[0, 0] == 2  # without us, too
+        assert torch.equal(kept, torch.full_like(kept, 2))
+        with pytest.raises(LostError):
+            evicted.sum()
 
 
 def test_a_mapped_model_is_shared_later():
