@@ -26,6 +26,7 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	@echo 'Three parts side by side; each tells when it is done, after some ten minutes.'
 	@$(BIN)/python -m compileall -q dtrrun # or else each process that the tests start does it (PYTHONDONTWRITEBYTECODE)
+	@$(BIN)/python -c 'import dtrrun.bindings; dtrrun.bindings.load()' # what the simulator needs, or else tests wait for it
 	@$(MAKE) --no-print-directory -j3 -Oline test-bits test-parts test-processes
 
 # The last two wait more than they compute, for interpreters, signals and terminals: two cores are enough for three.
