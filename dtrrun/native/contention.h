@@ -1,4 +1,8 @@
-// How long a call takes without the time in which others had this thread's core (`runtime.contention`).
+// How long a call takes without the time in which others had this thread's core.
+//
+// On a busy machine, an operator may be interrupted for several times as long as it runs. What suits a program would then be
+// chosen by chance, and in the first step, in which nothing has been timed twice, so badly that the step may not fit into the
+// budget. A call that was not interrupted counts with all that it has waited for, such as threads of its own.
 #pragma once
 
 #include <sys/resource.h>

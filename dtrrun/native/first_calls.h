@@ -20,17 +20,15 @@ class FirstCalls {
   template <class Inputs, class Statistics>
   Ref signature_of(const OperatorInfo& info, const c10::OperatorHandle& op, const IValue* values, const Inputs& inputs,
                    const Statistics& statistics) const {
-    if (info.formula == Formula::UNKNOWN) return Ref();
+    if (!info.first_calls) return Ref();
     size_t count = op.schema().arguments().size();
-    auto storages = formulas_.predict(info, values, count);
-    if (!storages) return Ref();
+    auto nbytes = predicted(info, values, count);
+    if (!nbytes) return Ref();
     Ref geometries = geometries_of(values, count, nullptr);
     size_t tensors = inputs.size() + statistics.size();
     if (PyTuple_GET_SIZE(geometries.get()) != static_cast<Py_ssize_t>(tensors)) return Ref();
     Ref made = blank(info, std::move(geometries));
-    int64_t nbytes = 0;
-    for (int64_t storage : *storages) nbytes += versions_.rounded(storage);
-    signature_.output_bytes.set_number(made.get(), nbytes);
+    signature_.output_bytes.set_number(made.get(), *nbytes);
     signature_.guessed.set(made.get(), info.makes_tensors);
     if (!statistics.empty())
       signature_.replayed_as.take(made.get(), blank(info, geometries_of(values, count, info.statistics)).release());
@@ -74,6 +72,16 @@ class FirstCalls {
     if (PyList_GET_SIZE(made_.get()) >= static_cast<Py_ssize_t>(Signatures::LIMIT))
       checked(PyObject_CallMethod(signatures_.get(), "forget", nullptr));
     if (PyList_Append(made_.get(), signature) < 0) raise();
+  }
+
+  // The bytes that a call will allocate, if that is known.
+  std::optional<int64_t> predicted(const OperatorInfo& info, const IValue* values, size_t count) const {
+    if (info.formula == Formula::UNKNOWN) return std::nullopt;
+    auto storages = formulas_.predict(info, values, count);
+    if (!storages) return std::nullopt;
+    int64_t nbytes = 0;
+    for (int64_t storage : *storages) nbytes += versions_.rounded(storage);
+    return nbytes;
   }
 
   // A first call has run in Python, with these results.

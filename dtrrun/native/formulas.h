@@ -1,5 +1,9 @@
-// How much memory the first call of a signature will allocate: `runtime/formulas.py`. An operator's first calls are
-// Python's, until the sizes of its results' elements are known.
+// How much memory the first call of a signature will allocate, from the sizes of its inputs alone: PyTorch's shape functions
+// know every operator, but take as long as a small kernel.
+//
+// The formulas give the number of elements of each result. Element sizes are learned from one call for every family of calls,
+// which is an operator with inputs of the same types. Its results also confirm that the formula holds for the family. Unusual
+// calls have no formula or no family.
 #pragma once
 
 #include <map>
@@ -29,7 +33,7 @@ class Formulas {
     return numels;
   }
 
-  // Such a call has run in Python, with these results.
+  // Such a call has run, with these results.
   void learn(OperatorInfo& info, const IValue* values, size_t count, const Stack& results) {
     if (info.formula == Formula::UNKNOWN || info.formula == Formula::NOTHING) return;
     auto family = family_of(info, values, count);
@@ -60,7 +64,7 @@ class Formulas {
  private:
   using Family = std::vector<uint64_t>;
   using Sizes = std::vector<c10::IntArrayRef>;
-  static constexpr size_t LIMIT = 10'000;  // as in runtime/formulas.py
+  static constexpr size_t LIMIT = 10'000;  // programs with endless new types: start over rather than grow forever
   enum : uint64_t { OTHER = 1, INT, DOUBLE, INTS, NO_TENSOR, NUMBER, TENSOR, TENSORS };
 
   // All that determines the type of a call's result.

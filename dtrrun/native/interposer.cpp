@@ -183,6 +183,29 @@ PyObject* known_signature(PyObject*, PyObject*) {
   });
 }
 
+PyObject* predicted(PyObject*, PyObject*) {
+  return guarded([]() -> PyObject* {
+    auto session = interposer;
+    auto found = session && underway != nullptr ? session->predicted(*underway) : std::nullopt;
+    return found ? PyLong_FromLongLong(*found) : Ref::copy(Py_None).release();
+  });
+}
+
+// Python is about to run its kernel.
+PyObject* begins(PyObject*, PyObject* started) {
+  return guarded([&] {
+    if (underway != nullptr) underway->time.emplace(true, as_number(started));
+    return Ref::copy(Py_None).release();
+  });
+}
+
+PyObject* own_ns(PyObject*, PyObject* ns) {
+  return guarded([&]() -> PyObject* {
+    if (underway == nullptr || !underway->time) return Ref::copy(ns).release();
+    return PyLong_FromLongLong(underway->time->of(as_number(ns)));
+  });
+}
+
 // Whether a tensor of the operator that Python handles in this thread stands for a number, and Python got it as a tensor.
 PyObject* has_numbers(PyObject*, PyObject*) {
   auto session = interposer;
@@ -432,6 +455,9 @@ PyMethodDef methods[] = {
     {"proceed_watched", proceed_watched, METH_VARARGS,
      "proceed_watched(touch, counts): the same for one that is not PyTorch's own, as (results, reads unseen, kept)."},
     {"known_signature", known_signature, METH_NOARGS, "The signature of the operator that is handled, if it is known here."},
+    {"predicted", predicted, METH_NOARGS, "The bytes that the operator that is handled will allocate; None if no formula says it."},
+    {"begins", begins, METH_O, "begins(started): the kernel of the operator that is handled begins now; in ns, of `perf_counter_ns`."},
+    {"own_ns", own_ns, METH_O, "own_ns(ns): the part of these ns since then in which nobody else had this thread's core."},
     {"remember", remember, METH_O, "Later calls like the operator that is handled have this signature, and need not come."},
     {"has_numbers", has_numbers, METH_NOARGS, "Whether a tensor of that operator's stands for a number."},
     {"was_excluded", was_excluded, METH_O, "Whether a dispatch key was excluded when that operator came."},

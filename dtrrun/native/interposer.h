@@ -34,6 +34,8 @@ struct Underway {
   Stack results;                           // once `proceed` has run the kernel
   bool done;
   Ref signature;  // that of calls with the same arguments, if they may take the fast path
+  bool unpredicted;             // no formula could say yet what it will allocate
+  std::optional<OwnTime> time;  // since its kernel began, if somebody wants to know
   Underway* outer;
 };
 inline thread_local Underway* underway = nullptr;
@@ -143,6 +145,13 @@ class Interposer {
     Turn turn(lock_, false);  // Python has the lock
     FastCall call{operators_.of(*underway.op), *underway.op, &values, turn};
     return Ref::copy(describer_.known_signature(call));
+  }
+
+  // The bytes that the call in Python will allocate, if a formula says so.
+  std::optional<int64_t> predicted(Underway& underway) {
+    auto found = first_calls_.predicted(operators_.of(*underway.op), underway.values, underway.count);
+    underway.unpredicted = !found;
+    return found;
   }
 
   bool has_numbers(const Underway& underway) {
@@ -290,8 +299,9 @@ class Interposer {
       return to_python(values[place], (*info.enumerations)[place]);
     });
     Ref result;
+    bool unpredicted;
     {
-      Underway call{&op, keys, values, count, c10::impl::tls_local_dispatch_key_set(), {}, false, {}, underway};
+      Underway call{&op, keys, values, count, c10::impl::tls_local_dispatch_key_set(), {}, false, {}, false, {}, underway};
       underway = &call;
       struct Ends {
         ~Ends() { underway = underway->outer; }
@@ -304,12 +314,12 @@ class Interposer {
       result = checked(PyObject_Vectorcall(handle_.get(), given, 3, nullptr));
       made = std::move(call.results);
       signature = std::move(call.signature);
+      unpredicted = call.unpredicted;
       if (!call.done) push_results(op.schema(), result.get(), &made);
     }
-    if (missed.size() != 0 && signature && !any_reason_.is_true(reasons_.get())) {
-      describer_.signatures.add(missed, signature.get());
-      first_calls_.learn(info, values, count, made);
-    }
+    bool may_be_added = missed.size() != 0 && signature && !any_reason_.is_true(reasons_.get());
+    if (may_be_added) describer_.signatures.add(missed, signature.get());
+    if (may_be_added || unpredicted) first_calls_.learn(info, values, count, made);
     torch::jit::drop(*stack, count);
     for (IValue& value : made) stack->push_back(std::move(value));
   }

@@ -10,7 +10,7 @@
 
 namespace dtrrun {
 
-// How many elements an operator's results have; see `runtime/formulas.py`.
+// How many elements an operator's results have. `runtime/formulas.py` says which operators have which.
 enum class Formula {
   UNKNOWN, NOTHING, ELEMENTWISE, PRODUCT, ALL, GIVEN, SHAPED, COUNTED, ONE, SECOND, REDUCED, EMBEDDING, EMBEDDING_BACKWARD,
   BATCH_NORM, BATCH_NORM_BACKWARD, LAYER_NORM, LAYER_NORM_BACKWARD, GROUP_NORM, GROUP_NORM_BACKWARD,
@@ -19,8 +19,7 @@ enum class Formula {
 
 inline Formula formula_named(std::string_view name) {
   constexpr std::pair<std::string_view, Formula> NAMES[] = {
-      {"nothing", Formula::NOTHING}, {"elementwise", Formula::ELEMENTWISE},
-      {"mm", Formula::PRODUCT}, {"bmm", Formula::PRODUCT},
+      {"nothing", Formula::NOTHING}, {"elementwise", Formula::ELEMENTWISE}, {"product", Formula::PRODUCT},
       {"all", Formula::ALL}, {"given", Formula::GIVEN}, {"shaped", Formula::SHAPED}, {"counted", Formula::COUNTED},
       {"one", Formula::ONE}, {"second", Formula::SECOND}, {"reduced", Formula::REDUCED},
       {"embedding", Formula::EMBEDDING}, {"embedding_backward", Formula::EMBEDDING_BACKWARD},
@@ -49,7 +48,8 @@ struct OperatorInfo {
   bool recorded = false;        // for an operator on lists: it may have a recipe
   int statistics[2] = {-1, -1}, trains = -1;  // places of running statistics, and of what says whether it trains (-1: it does)
   bool updates = false;                       // it writes to these
-  Formula formula = Formula::UNKNOWN;  // of what it allocates, if its first calls may be handled here
+  Formula formula = Formula::UNKNOWN;  // of what it allocates
+  bool first_calls = false;            // they may be handled here
   Ref replay;  // what is run again, without the statistics
   Ambient::State state;
   bool writes_to(size_t place) const { return std::find(mutates.begin(), mutates.end(), place) != mutates.end(); }

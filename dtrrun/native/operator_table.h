@@ -92,6 +92,8 @@ class OperatorTable {
     }
     Ref formula = checked(PyObject_CallMethod(python_.get(), "formula_of", "O", func.get()));
     if (formula.get() != Py_None) info.formula = formula_named(PyUnicode_AsUTF8(formula.get()));
+    Ref first_calls = checked(PyObject_CallMethod(python_.get(), "has_native_first_calls", nullptr));
+    info.first_calls = first_calls.get() == Py_True;
     info.family = attribute(learned.get(), "family");
     info.general = PyUnicode_CompareWithASCIIString(info.family.get(), "general") == 0;
     bool numbers = takes_numbers(op.operator_name());

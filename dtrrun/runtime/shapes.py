@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from dtrrun.core.graph import Geometry
-from dtrrun.runtime import formulas
 from dtrrun.runtime.dispatch.arguments import fill, outputs_of
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.operators import Operator
@@ -37,9 +36,17 @@ def made_by(result: Any, known: Any) -> list[torch.Tensor]:
 
 
 def predict(
-    func: Any, operator: Operator, template: list[Any], kwargs: dict[str, Any], geometries: list[Geometry]
+    func: Any,
+    operator: Operator,
+    template: list[Any],
+    kwargs: dict[str, Any],
+    geometries: list[Geometry],
+    by_formula: Callable[[], int | None],
 ) -> int | None:
-    """Return the bytes that a call will allocate; None if unknown."""
+    """Return the bytes that a call will allocate; None if unknown.
+
+    by_formula: returns what a formula says, None if there is none.
+    """
     if not operator.grows and (operator.view or not operator.makes_tensors):
         return 0
     if operator.name == "aten.index" and not any(geometry[3] in _MASKS for geometry in geometries[1:]):
@@ -51,9 +58,9 @@ def predict(
         return bound(geometries)
     if operator.grows:
         return by_shape_function(func, operator, template, kwargs, geometries)
-    storages = formulas.new_storages(func, operator, template, kwargs, geometries)
-    if storages is not None:
-        return sum(map(rounded, storages))
+    found = by_formula()
+    if found is not None:
+        return found
     return by_shape_function(func, operator, template, kwargs, geometries)
 
 
@@ -96,7 +103,6 @@ def by_shape_function(
             with unmoved() if operator.foreign else nullcontext():
                 result = silently(func, *args, **named)
             made = made_by(result, {storage_of(tensor)._cdata for tensor in tensors})
-            formulas.learn(func, template, kwargs, geometries, made)
             nbytes = sum(size_of(storage_of(tensor)) for tensor in made)
             if operator.reduces:
                 unreduced = torch.broadcast_shapes(*[tensor.size() for tensor in tensors]).numel()

@@ -1,42 +1,17 @@
-"""`runtime.contention`: the time in which others have the core is no cost of an operator."""
+"""`native/contention.h`: the time in which others have the core is no cost of an operator."""
 
 import os
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import dtrrun
-from dtrrun.runtime import contention
 
 SPIN = "print(flush=True)\nwhile True: pass"
 SIZE, TRIES = 700, 5
-
-
-def usage(used, interruptions):
-    return SimpleNamespace(ru_utime=used, ru_stime=used, ru_nivcsw=interruptions)
-
-
-@pytest.mark.parametrize(
-    ("used", "interruptions", "own"), [(1e-6, 1, 2000), (1e-6, 0, 5000), (9e-6, 1, 5000)]
-)
-def test_an_interrupted_call_counts_as_what_it_has_used(monkeypatch, used, interruptions, own):
-    monkeypatch.setattr(contention, "getrusage", lambda _who: usage(used, interruptions))
-    assert contention.own_ns(5000, usage(0.0, 0)) == own
-
-
-def test_all_of_the_time_counts_where_the_system_does_not_tell(monkeypatch):
-    monkeypatch.setattr(contention, "IS_TOLD", False)
-    assert contention.own_ns(5000, contention.usage()) == 5000
-    with dtrrun.budget(None) as session:
-        for _ in range(3):
-            torch.ones(300, 300) @ torch.ones(300, 300)
-        costs = [one.cost for one in session.slow_path.signatures.all() if one.operator.name == "aten.mm"]
-    assert costs
-    assert all(costs)
 
 
 @pytest.fixture

@@ -119,13 +119,13 @@ class Interposer:
         return self.slow_path.operators.get(id(func)) or self.slow_path.learn(func)
 
     def formula_of(self, func: Any) -> str | None:
-        """Return the name of the formula for what an operator allocates; None if its first calls are ours."""
+        """Return the name of the formula for what an operator allocates; None if it has none."""
         operator = self.facts_of(func)
-        if self.slow_path.device is not None or self.slow_path.signatures.has_costs:
-            return None  # a GPU's are measured, others looked up
-        if not operator.simple:
-            return None
-        return formulas.name_of(func, operator)
+        return formulas.name_of(func, operator) if operator.simple else None
+
+    def has_native_first_calls(self) -> bool:
+        """Return whether first calls are timed where they run: a GPU's are measured, others looked up."""
+        return self.slow_path.device is None and not self.slow_path.signatures.has_costs
 
     def price(
         self, signature: Signature, func: Any, args: Any, kwargs: Any, result: Any, nbytes: int
@@ -182,6 +182,7 @@ class Interposer:
         storage.use_objects(self.native.storage_of)
         self.slow_path.signatures.on_forget = self.native.forget
         self.slow_path.signatures.known = self.native.known_signature
+        self.slow_path.signatures.by_formula = self.native.predicted
         self.threads.begin()
         self.native.watch_faults()
 

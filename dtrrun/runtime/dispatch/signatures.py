@@ -41,6 +41,9 @@ class Signatures:
         self.made: list[Signature] = []
         """Those on a CPU, by their first calls. The native fast path makes some, and has keys of its own."""
         self.known: Callable[[], Signature | None] = _nothing  # the present call's, if it was made there
+        self.by_formula: Callable[[], int | None] = (
+            _nothing  # what it will allocate, in bytes, if that is known
+        )
         self.on_forget: Callable[[], None] = _nothing
         self.updates: dict[Any, Signature] = {}  # operators that update lists, by `list_key`
 
@@ -113,7 +116,10 @@ class Signatures:
             signature.cost, signature.output_bytes = known
             signature.calls = Signature.SETTLED
         elif self.needs_sizes and not elsewhere:
-            predicted = shapes.predict(call.func, call.operator, call.template, call.kwargs, geometries)
+            by_formula = self.by_formula if call.common else _nothing
+            predicted = shapes.predict(
+                call.func, call.operator, call.template, call.kwargs, geometries, by_formula
+            )
             if predicted is None:
                 # Unknown before the first call: the size of the inputs is the best guess.
                 predicted = sum(version.nbytes for version in call.versions) + call.unplain

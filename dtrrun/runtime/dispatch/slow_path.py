@@ -21,7 +21,7 @@ from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Operation, Signature, Version, distinct
 from dtrrun.core.locks import Locks
 from dtrrun.core.operator import Output
-from dtrrun.runtime import contention, rng
+from dtrrun.runtime import rng
 from dtrrun.runtime.ambient import DEFAULT_DTYPE, Ambient, State
 from dtrrun.runtime.dispatch.arguments import (
     flatten_into,
@@ -221,12 +221,13 @@ class SlowPath:
         """Run the kernel of a call that is admitted, and enter what it has made."""
         operator = call.operator
         timed = self.device is None and call.signature.calls < Signature.SETTLED
-        before = contention.usage() if timed else None
         call.started = now_ns()
+        if timed:
+            self._native.begins(call.started)
         result = self.call(call) if self.device is None else self.device.call(call)
         call.ended = now_ns()
         cost = call.ended - call.started
-        own = contention.own_ns(cost, before)
+        own = self._native.own_ns(cost) if timed else cost
         with self.lock:
             drawn = call.rng is not None and operator.foreign and self.shared
             drawn = drawn and rng.moved(call.rng)
