@@ -32,7 +32,7 @@ class Memory(Protocol):
         """Return what kind of mapping these addresses are in: see `runtime.storage.mapping_of`."""
 
     def is_from_worker(self, span: tuple[int, int]) -> bool:
-        """Return whether a worker of a `DataLoader` has made the memory at these addresses, and shared it."""
+        """Return whether a worker of a `DataLoader` has made what is at these addresses. Ask once."""
 
     def is_held(self, storage: Any) -> bool:
         """Return whether the program holds the storage itself, not only tensors over it."""

@@ -137,36 +137,33 @@ def span_of(storage: torch.UntypedStorage) -> tuple[int, int]:
 def mapping_of(span: tuple[int, int]) -> str:
     """Return what kind of memory is at these addresses of this process: "file" if it is mapped privately from
     a file, "private" if it is anonymous, "shared" if other processes may write to it, "" if unknown."""
-    kinds = {
-        "shared" if permissions[3] != "p" else "private" if inode == "0" else "file"
-        for permissions, inode, _ in _mappings_at(span)
-    }
-    return kinds.pop() if len(kinds) == 1 else ""
+    found = set()
+    with suppress(OSError, ValueError, IndexError), open("/proc/self/maps") as maps:
+        for line in maps:
+            addresses, permissions, _offset, _device, inode, *_ = line.split(maxsplit=5)
+            first, last = (int(address, 16) for address in addresses.split("-"))
+            if first < span[1] and span[0] < last:
+                kind = "private" if inode == "0" else "file"
+                found.add(kind if permissions[3] == "p" else "shared")
+    return found.pop() if len(found) == 1 else ""
+
+
+from_workers: set[int] = set()
+"""Addresses of memory that has come from workers of a `DataLoader`, until a session asks."""
+MOST_FROM_WORKERS = 10_000  # in sessions that never ask
+
+
+def note_from_worker(storage: torch.UntypedStorage) -> None:
+    """A worker of a `DataLoader` has made this, and shares it."""
+    if len(from_workers) >= MOST_FROM_WORKERS:
+        from_workers.clear()
+    from_workers.add(address_of(storage))
 
 
 def is_from_worker(span: tuple[int, int]) -> bool:
-    """Return whether a worker of a `DataLoader` has made the memory at these addresses, and shared it."""
-    if not workers:
-        return False
-    # The name has the process that made it (`NewProcessWideShmHandle` in aten/src/ATen/MapAllocator.cpp).
-    names = [path.rpartition("/")[2].split("_") for *_, path in _mappings_at(span)]
-    makers = {int(name[1]) for name in names if len(name) > 2 and name[0] == "torch" and name[1].isdigit()}
-    return len(names) == 1 and len(makers & workers) == 1
-
-
-workers: set[int] = set()
-"""Process ids of the workers of `DataLoader`s."""
-
-
-def _mappings_at(span: tuple[int, int]) -> list[tuple[str, str, str]]:
-    """Return permissions, inode and path of the mappings at these addresses of this process."""
-    found = []
-    with suppress(OSError, ValueError, IndexError), open("/proc/self/maps") as maps:
-        for line in maps:
-            addresses, permissions, _offset, _device, inode, *path = line.split(maxsplit=5)
-            first, last = (int(address, 16) for address in addresses.split("-"))
-            if first < span[1] and span[0] < last:
-                found.append((permissions, inode, path[0].strip() if path else ""))
+    """Return whether a worker of a `DataLoader` has made what is at these addresses. Ask once."""
+    found = span[0] in from_workers
+    from_workers.discard(span[0])
     return found
 
 

@@ -200,6 +200,15 @@ def test_a_graph_that_would_be_a_function_in_cpp_can_be_looked_into(anew):
     assert not report["compiled"]["opaque"]
 
 
+def test_a_function_in_cpp_that_was_there_before_is_told_of(anew, capsys):
+    with config.patch(cpp_wrapper=True), torch.no_grad():
+        torch.compile(change)(torch.randn(64, 64))
+    for count in range(2):
+        with dtrrun.budget(None):
+            pass
+        assert capsys.readouterr().err.count("before this block began") == 1 - count
+
+
 def test_cuda_graphs_are_off(capsys, monkeypatch):
     """There is no GPU: it is as if the graph had been generated for one."""
     found = []

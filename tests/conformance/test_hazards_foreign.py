@@ -337,6 +337,16 @@ def test_a_worker_that_writes_again_to_what_it_has_made():
             evicted.sum()
 
 
+def test_memory_that_a_program_shares_with_the_workers_of_a_loader():
+    """It may be there for them to write to: nothing is recomputed from it."""
+    refilled = Refilled()
+    refilled.made.share_memory_()
+    refilled.is_read.set()
+    with dtrrun.budget("40MB") as session:
+        for batch in DataLoader(refilled, batch_size=None, num_workers=1):
+            assert session.slow_path.version_of(batch * 2).operation is None
+
+
 def test_a_mapped_model_is_shared_later():
     model = loaded(from_file)
     with dtrrun.budget("40MB", over_budget="warn") as session:

@@ -8,9 +8,9 @@ import torch
 
 import dtrrun
 from dtrrun.runtime import formulas, shapes
-from dtrrun.runtime.dispatch.arguments import flatten_into, geometry_of, outputs_of
+from dtrrun.runtime.dispatch.arguments import flatten_into, geometry_of
 from dtrrun.runtime.operators import Operator
-from dtrrun.runtime.storage import storage_of
+from dtrrun.runtime.storage import size_of, storage_of
 
 pytestmark = pytest.mark.usefixtures("extension")
 aten = torch.ops.aten
@@ -37,17 +37,12 @@ class Asked:
         self._said = None
         tensors = []
         flatten_into(args, [], tensors)
-        known = {id(storage_of(tensor)) for tensor in tensors}
+        known = {storage_of(one)._cdata for one in tensors if one.layout is torch.strided}
         try:
-            made = outputs_of(func(*args, **kwargs), [])
+            made = shapes.made_by(func(*args, **kwargs), known)
         except REFUSES:
             return self._said, None
-        if any(one.layout is not torch.strided for one in made):
-            return self._said, None
-        storages = {id(storage_of(tensor)): storage_of(tensor).nbytes() for tensor in made}
-        return self._said, sum(
-            -(-nbytes // 64) * 64 for place, nbytes in storages.items() if place not in known
-        )
+        return self._said, sum(size_of(storage_of(one)) for one in made)
 
 
 @pytest.fixture
@@ -296,8 +291,8 @@ KERNELS_DIFFER = {
     aten.ldexp.Tensor,  # keeps the memory of a larger intermediate result
     aten.pow.Tensor_Scalar,  # a boolean to the power of True is a boolean
 }
-"""Where the shape function is not right in odd cases, and so neither is the formula. Others are not tried:
-mixed types in `threshold_backward`, and `native_batch_norm` all in bfloat16."""
+"""Where the shape function is not right in odd cases. Others are not tried: mixed types in
+`threshold_backward`, and `native_batch_norm` all in bfloat16."""
 
 
 def elementwise_operators():
@@ -305,8 +300,8 @@ def elementwise_operators():
         packet = getattr(aten, name)
         for overload in packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ():
             func = getattr(packet, overload)
-            operator = Operator(func)
-            if operator.simple and formulas.name_of(func, operator) == "elementwise":
+            known = Operator(func)
+            if known.simple and formulas.name_of(func, known) == "elementwise":
                 yield func
 
 
@@ -350,14 +345,18 @@ def test_every_formula_is_tested():
 @pytest.mark.parametrize("func", CALLS, ids=str)
 def test_as_the_shape_function_and_as_pytorch(asked, func):
     rng, answered = random.Random(str(func)), 0
-    for count in range(24 if CALLS[func] is elementwise else 100):
+    enough = 24 if CALLS[func] is elementwise else 100
+    for count in range(100):
+        if count >= enough and answered:
+            break
         args, kwargs = CALLS[func](func, random.Random(f"{func} {count // 4}"), rng)
         said, real = asked.of(func, args, kwargs)
         if said is None:
             continue
         answered += 1
-        assert by_shape_function(func, args, kwargs) in (said, None), (args, kwargs)
-        assert func in KERNELS_DIFFER or real in (said, None), (args, kwargs)
+        if func not in KERNELS_DIFFER:
+            assert by_shape_function(func, args, kwargs) in (said, None), (args, kwargs)
+            assert real in (said, None), (args, kwargs)
     assert answered or "shift" in str(func)  # which takes integers only
 
 
@@ -399,7 +398,6 @@ def test_what_is_unusual_is_asked_every_time(asked):
         assert not is_known(asked, *call)
     for _ in range(2):
         assert not is_known(asked, aten.mul.Tensor, [z.conj(), z])
-        assert not is_known(asked, aten.mul.Tensor, [x, z.conj().imag])
         assert not is_known(asked, aten.mul.Tensor, [x, torch.ones(41)])  # refuses, as do the next three
         assert not is_known(asked, aten.mm.default, [torch.ones(4, 5), torch.ones(4, 5)])
         assert not is_known(asked, aten.bmm.default, [torch.ones(3, 4, 5), torch.ones(2, 5, 4)])

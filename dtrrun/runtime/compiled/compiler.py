@@ -39,7 +39,10 @@ UNKNOWN = (
     "torch.compile has generated {}, which dtrrun cannot look into: what it computes stays in memory "
     "(--compile eager runs it eagerly)"
 )
-
+UNSEEN = (
+    "torch.compile has generated {} before this block began, so dtrrun does not see what that reads and "
+    "writes: compile it anew inside the block (torch.compiler.reset())"
+)
 NO_CUDA_GRAPHS = (
     'torch.compile\'s CUDA graphs (mode="reduce-overhead") are off: what one uses could not be evicted. The '
     "kernels are the same"
@@ -154,7 +157,7 @@ class Compiler:
         self._follows_inductor = True
         modules: Any = import_module(CODE_CACHE).PyCodeCache
         for module in [*modules.modules]:
-            self._meet(module)
+            self._meet(module, is_loaded=True)
         self._patches.wrap(modules, "load_by_key_path", self._loading)
         for name in ("compile_fx", "compile_fx_inner"):  # of which the latter compiles backward passes, later
             self._patches.wrap(import_module("torch._inductor.compile_fx"), name, self._in_python)
@@ -185,8 +188,8 @@ class Compiler:
 
         return compile
 
-    def _meet(self, module: ModuleType) -> None:
-        """Put our functions into a module, if it is a graph's.
+    def _meet(self, module: ModuleType, *, is_loaded: bool = False) -> None:
+        """Put our functions into a module, if it is a graph's. is_loaded: it has been there before.
 
         They stay there: the program may have functions of the module. While no session is on, they do what
         was done before.
@@ -206,6 +209,8 @@ class Compiler:
         if found.unknown:
             self.opaque += 1
             if is_new:
+                if is_loaded:  # whoever calls it has the function already
+                    self._warn(UNSEEN.format(found.unknown))
                 names["call"] = Region(names["call"])
             names["call"].begin(self._lock, self._written, lambda: self._warn(UNKNOWN.format(found.unknown)))
             self._regions.append(names["call"])

@@ -1,13 +1,19 @@
-"""Finds out which processes are workers of a `DataLoader`.
+"""Finds the memory that workers of a `DataLoader` have made.
 
-On a CPU, what a worker has made comes in memory that it shares. It hardly ever writes to it again, so results
-may be recomputed from it while its content has not changed (`core/foreign.py`).
+On a CPU it is shared memory, which they hardly ever write to again. So results may be recomputed from it
+while its content has not changed (`core/foreign.py`). Memory that the program itself shares with its workers
+comes back from them, too, and may be there for them to write to.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import threading
+from contextlib import suppress
+from typing import Any, NamedTuple
 
+import torch
+from torch.multiprocessing import reductions
 from torch.utils.data import dataloader
 
 from dtrrun.runtime import storage
@@ -15,21 +21,68 @@ from dtrrun.runtime.patches.registry import Function, Patches
 
 
 class Workers:
-    """Patches what hands their batches to the program, while installed."""
+    """Patches what receives their batches, while installed."""
 
     def __init__(self) -> None:
         self._patches = Patches()
+        self._here = threading.local()
 
     def install(self) -> None:
-        self._patches.wrap(dataloader._MultiProcessingDataLoaderIter, "_process_data", _noting_workers)
+        iterator = dataloader._MultiProcessingDataLoaderIter
+        self._patches.wrap(iterator, "_try_get_data", self._receiving)
+        # By file descriptor, and by name: `torch.multiprocessing.set_sharing_strategy`.
+        self._patches.wrap(reductions, "rebuild_storage_fd", self._rebuilding)
+        self._patches.wrap(reductions, "rebuild_storage_filename", self._rebuilding_by_name)
 
     def remove(self) -> None:
         self._patches.undo()
+        storage.from_workers.clear()
+
+    def _receiving(self, original: Function) -> Function:
+        def receive(*args: Any, **kwargs: Any) -> Any:
+            self._here.receives = True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._here.receives = False
+
+        return receive
+
+    def _receives(self) -> bool:
+        return getattr(self._here, "receives", False)
+
+    def _rebuilding(self, original: Function) -> Function:
+        def rebuild(cls: Any, descriptor: Any, *args: Any) -> Any:
+            if not self._receives():
+                return original(cls, descriptor, *args)
+            opened = _Opened(descriptor.detach())
+            path = ""
+            with suppress(OSError):
+                path = os.readlink(f"/proc/self/fd/{opened.number}")
+            return _noted(original(cls, opened, *args), path)
+
+        return rebuild
+
+    def _rebuilding_by_name(self, original: Function) -> Function:
+        def rebuild(cls: Any, manager: Any, handle: Any, *args: Any) -> Any:
+            made = original(cls, manager, handle, *args)
+            return _noted(made, os.fsdecode(handle)) if self._receives() else made
+
+        return rebuild
 
 
-def _noting_workers(original: Function) -> Function:
-    def process_data(iterator: Any, *args: Any) -> Any:
-        storage.workers.update(worker.pid for worker in iterator._workers)
-        return original(iterator, *args)
+class _Opened(NamedTuple):
+    """Stands for what has been received as a file descriptor."""
 
-    return process_data
+    number: int
+
+    def detach(self) -> int:
+        return self.number
+
+
+def _noted(made: Any, path: str) -> Any:
+    # torch_(process that made it)_…: `NewProcessWideShmHandle` in aten/src/ATen/MapAllocator.cpp
+    maker = path.rpartition("/")[2].removeprefix("torch_").partition("_")[0]
+    if maker.isdigit() and int(maker) != os.getpid() and isinstance(made, torch.UntypedStorage):
+        storage.note_from_worker(made)
+    return made
