@@ -31,8 +31,8 @@ test: $(INSTALLED)
 
 # The last two wait more than they compute, for interpreters, signals and terminals: two cores are enough for three.
 test-bits:
-	$(BIN)/python -m pytest -q tests/conformance tests/programs --ignore $(COMPILED)
-	$(OTHER_WAY) PROGRAMS=40 $(BIN)/python -m pytest -q $(SAMPLE) tests/programs/test_programs.py
+	PROGRAMS=60 $(BIN)/python -m pytest -q tests/conformance tests/programs --ignore $(COMPILED)
+	$(OTHER_WAY) PROGRAMS=30 $(BIN)/python -m pytest -q $(SAMPLE) tests/programs/test_programs.py
 
 test-parts:
 	$(BIN)/python -m pytest -q tests/unit
@@ -50,17 +50,18 @@ COMPILED := tests/conformance/test_compiled.py
 # `make conformance` runs all of them.
 OTHER_WAY := DTRRUN_WAY_IN=custom-rng
 SAMPLE := tests/conformance/test_later_operators.py \
-	$(foreach name,escapes functions layouts modes program_modes threads,tests/conformance/test_hazards_$(name).py)
+	$(foreach name,modes program_modes threads,tests/conformance/test_hazards_$(name).py)
 
-# PyTorch's own databases, also in contexts, random programs, and each handling of a hazard switched off: all of it.
+# PyTorch's own databases, also in contexts, random programs, slow tests, and each handling of a hazard switched off: all of it.
 conformance: $(INSTALLED)
 	$(BIN)/python -m tests.database --docs
 	$(BIN)/python -m tests.database.predicted
 	$(BIN)/python -m tests.database --contexts --docs
 	$(MAKE) --no-print-directory programs
-	$(OTHER_WAY) $(BIN)/python -m pytest -q tests/conformance tests/programs
-	$(BIN)/python -m pytest -q tests/mutants
-	$(BIN)/python -m pytest -q tests/decisions
+	SLOW=1 $(BIN)/python -m pytest -q tests/unit tests/inject tests/conformance tests/programs
+	SLOW=1 $(OTHER_WAY) $(BIN)/python -m pytest -q tests/conformance tests/programs
+	SLOW=1 $(BIN)/python -m pytest -q tests/mutants
+	SLOW=1 $(BIN)/python -m pytest -q tests/decisions
 
 # Writes down the decisions of the examples and of random programs, for changes that must not change any: before them.
 decisions: $(INSTALLED)

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,21 @@ def cheap_collections():
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave slow tests out, unless SLOW is set or tests are named."""
+    if os.environ.get("SLOW") or any("::" in arg for arg in config.args):
+        return
+    lines = (Path(__file__).parent / "slow.txt").read_text().splitlines()
+    slow = {line for line in lines if not line.startswith("#")}
+    files = {item.nodeid.partition("::")[0] for item in items}
+    found = {item: {item.nodeid, item.nodeid.partition("[")[0]} & slow for item in items}
+    stale = {line for line in slow if line.partition("::")[0] in files}.difference(*found.values())
+    if stale:
+        raise pytest.UsageError(f"tests/slow.txt: there is no {min(stale)}")
+    config.hook.pytest_deselected(items=[item for item in items if found[item]])
+    items[:] = [item for item in items if not found[item]]
 
 
 build.build(print)

@@ -20,7 +20,7 @@ def test_each_pair_of_settings_comes_together_in_some_context():
 
 
 def test_a_sample_of_operators_in_contexts():
-    results = list(sweep(chosen([], 1, seed=3, kinds=(f"{IN_CONTEXT}_sample",)), jobs=1))
+    results = list(sweep(chosen([], 0.5, seed=3, kinds=(f"{IN_CONTEXT}_sample",)), jobs=1))
     bad = [result for result in results if result["status"] in (FAILED, CRASHED)]
     assert not bad, "\n".join(f"{result['name']}: {result['reasons'][0]}" for result in bad)
-    assert sum(result["evicted"] for result in results) > 500, line(results)
+    assert sum(result["evicted"] for result in results) > 250, line(results)
