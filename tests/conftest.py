@@ -61,7 +61,10 @@ def pytest_collection_modifyitems(config, items):
     lines = (Path(__file__).parent / "slow.txt").read_text().splitlines()
     slow = {line for line in lines if not line.startswith("#")}
     files = {item.nodeid.partition("::")[0] for item in items}
-    found = {item: {item.nodeid, item.nodeid.partition("[")[0]} & slow for item in items}
+    found = {}
+    for item in items:
+        file, function = item.nodeid.partition("::")[0], item.nodeid.partition("[")[0]
+        found[item] = {file, function, item.nodeid} & slow
     stale = {line for line in slow if line.partition("::")[0] in files}.difference(*found.values())
     if stale:
         raise pytest.UsageError(f"tests/slow.txt: there is no {min(stale)}")
