@@ -29,13 +29,14 @@ test: $(INSTALLED)
 	@$(BIN)/python -c 'import dtrrun.bindings; dtrrun.bindings.load()' # what the simulator needs, or else tests wait for it
 	@$(MAKE) --no-print-directory -j3 -Oline test-bits test-parts test-processes
 
-# The last two wait more than they compute, for interpreters, signals and terminals: two cores are enough for three.
+# The last one waits more than it computes, for interpreters, signals and terminals: two cores are enough for three.
 test-bits:
-	PROGRAMS=60 $(BIN)/python -m pytest -q tests/conformance tests/programs --ignore $(COMPILED)
-	$(OTHER_WAY) PROGRAMS=30 $(BIN)/python -m pytest -q $(SAMPLE) tests/programs/test_programs.py
+	$(BIN)/python -m pytest -q tests/conformance --ignore $(COMPILED)
 
 test-parts:
 	$(BIN)/python -m pytest -q tests/unit
+	PROGRAMS=60 $(BIN)/python -m pytest -q tests/programs
+	$(OTHER_WAY) PROGRAMS=30 $(BIN)/python -m pytest -q $(SAMPLE) tests/programs/test_programs.py
 
 test-processes:
 	$(BIN)/python -m pytest -q tests/inject tests/database
