@@ -235,11 +235,12 @@ def test_threads_take_turns_on_the_fast_path():
     with dtrrun.budget("1GB") as session:
         x = torch.randn(64, 64)
         kept = [x @ x for _ in range(20)]
-        fast = sum(session.interposer.native_calls.values())
         thread = threading.Thread(target=lambda: kept.append(kept[3] @ x))
         thread.start()
         kept += [x @ x for _ in range(20)]
         thread.join()
+        fast = sum(session.interposer.native_calls.values())
+        kept += [x @ x for _ in range(20)]
         assert session.slow_path.shared
         assert not session.slow_path.reasons.any
         assert sum(session.interposer.native_calls.values()) - fast >= 15
@@ -574,8 +575,12 @@ def test_the_operators_that_are_not_timed_are_counted():
             torch.add(one, one)
         (add,) = [found for found in session.slow_path.signatures.all() if found.operator.name == "aten.add"]
         counted = session.report()
-    assert add.calls == add.SETTLED
-    least = 20_000 * add.cost  # the cost is the least of the first calls
+        assert add.calls == add.SETTLED
+        for _ in range(100):  # until it is the least that one takes, even if the first were interrupted
+            session.slow_path.signatures.measure_again()
+            torch.add(one, one)
+            torch.add(one, one)
+    least = 20_000 * add.cost
     assert 0.6 * least < counted["operators_ns"] < counted["wall_ns"]
 
 
