@@ -31,10 +31,11 @@ test: $(INSTALLED)
 
 # The last one waits more than it computes, for interpreters, signals and terminals: two cores are enough for three.
 test-bits:
-	$(BIN)/python -m pytest -q tests/conformance --ignore $(COMPILED)
+	$(BIN)/python -m pytest -q tests/conformance $(foreach file,$(COMPILED) $(BESIDE_UNIT),--ignore $(file))
 
 test-parts:
 	$(BIN)/python -m pytest -q tests/unit
+	$(BIN)/python -m pytest -q $(BESIDE_UNIT)
 	PROGRAMS=60 $(BIN)/python -m pytest -q tests/programs
 	$(OTHER_WAY) PROGRAMS=30 $(BIN)/python -m pytest -q $(SAMPLE) tests/programs/test_programs.py
 
@@ -43,6 +44,10 @@ test-processes:
 	$(BIN)/python -m pytest -q $(COMPILED)
 	$(BIN)/python -m pytest -q tests/mutants -k "sample or row"
 	$(BIN)/python -m pytest -q tests/decisions -k "sample or complete"
+
+# So that the parts take about as long.
+BESIDE_UNIT := $(wildcard tests/conformance/test_faults_*.py) \
+	$(foreach name,examples predictions shortage,tests/conformance/test_$(name).py)
 
 # Where inductor has been imported, each session takes longer to begin: it looks through all objects.
 COMPILED := tests/conformance/test_compiled.py
