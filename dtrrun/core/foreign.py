@@ -51,12 +51,12 @@ class Region:
 
     __slots__ = ("changing", "checksum", "from_worker", "origin", "sealed", "span", "usable")
 
-    def __init__(self, origin: Callable[[], Any], span: tuple[int, int]) -> None:
-        """origin: returns the storage, or None once it has died."""
+    def __init__(self, origin: Callable[[], Any], span: tuple[int, int], *, from_worker: bool) -> None:
+        """origin: returns the storage, or None once it has died. from_worker: see `Memory`."""
         self.origin = origin
         self.span = span  # addresses
+        self.from_worker = from_worker
         self.usable = True  # until others are known to write to it
-        self.from_worker: bool | None = None  # once that has been asked
         self.sealed: Version | None = None  # the version whose content has the checksum
         self.checksum = 0
         self.changing = False  # an operator is about to write to it
@@ -84,7 +84,10 @@ class Foreign:
             for key in [key for key, region in regions.items() if region.origin() is None]:
                 del regions[key]
             self._prune_at = 2 * len(regions) + 64
-        region = Region(self._ledger.graph.version(storage, None), self._ledger.memory.span_of(storage))
+        memory = self._ledger.memory
+        span = memory.span_of(storage)
+        origin = self._ledger.graph.version(storage, None)
+        region = Region(origin, span, from_worker=memory.is_from_worker(span))
         first, last = region.span
         overlapping = []
         for key, other in regions.items():
@@ -141,8 +144,6 @@ class Foreign:
         memory = self._ledger.memory
         storage = region.origin()
         if region.sealed is None:
-            if region.from_worker is None:
-                region.from_worker = memory.is_from_worker(region.span)
             if not (is_parameter or region.from_worker):
                 return version
             kind = "private" if region.from_worker else memory.mapping_of(region.span)

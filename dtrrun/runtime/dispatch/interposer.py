@@ -124,7 +124,10 @@ class Interposer:
         return formulas.name_of(func, operator) if operator.simple else None
 
     def has_native_first_calls(self) -> bool:
-        """Return whether first calls are timed where they run: a GPU's are measured, others looked up."""
+        """Return whether C++ may handle first calls.
+
+        On a GPU, Python measures them; costs that are known from an earlier run, it looks up.
+        """
         return self.slow_path.device is None and not self.slow_path.signatures.has_costs
 
     def price(

@@ -52,20 +52,20 @@ class Workers:
         return getattr(self._here, "receives", False)
 
     def _rebuilding(self, original: Function) -> Function:
-        def rebuild(cls: Any, descriptor: Any, *args: Any) -> Any:
+        def rebuild(cls: Any, df: Any, size: Any) -> Any:
             if not self._receives():
-                return original(cls, descriptor, *args)
-            opened = _Opened(descriptor.detach())
+                return original(cls, df, size)
+            opened = _Opened(df.detach())
             path = ""
             with suppress(OSError):
                 path = os.readlink(f"/proc/self/fd/{opened.number}")
-            return _noted(original(cls, opened, *args), path)
+            return _noted(original(cls, opened, size), path)
 
         return rebuild
 
     def _rebuilding_by_name(self, original: Function) -> Function:
-        def rebuild(cls: Any, manager: Any, handle: Any, *args: Any) -> Any:
-            made = original(cls, manager, handle, *args)
+        def rebuild(cls: Any, manager: Any, handle: Any, *args: Any, **kwargs: Any) -> Any:
+            made = original(cls, manager, handle, *args, **kwargs)
             return _noted(made, os.fsdecode(handle)) if self._receives() else made
 
         return rebuild
