@@ -118,7 +118,7 @@ class PythonBackend : public Backend {
   }
   void changes(Change change, Version* version, Pin why, bool escapes) override {
     static const char* names[] = {"EXPOSE", "OUTSIDE", "PIN"};  // of `core.observer`
-    each(links().observers, [&](PyObject* one) -> PyObject* {
+    each_in(links().observers, [&](PyObject* one) -> PyObject* {
       Ref method = attribute(one, "changes"), reason = as_object(why);
       Ref facts = change == Change::WRITTEN_OUTSIDE
                       ? checked(Py_BuildValue("{sOsO}", "why", reason.get(), "exposes", escapes ? Py_True : Py_False))
@@ -127,32 +127,24 @@ class PythonBackend : public Backend {
       return PyObject_Call(method.get(), given.get(), facts.get());
     });
   }
-  void admitted(Call& call) override { tell("admitted", call); }
-  void failed(Call& call) override { tell("failed", call); }
-  void abandoned(Call& call) override { tell("abandoned", call); }
-  void finished(Call& call) override {
-    const auto* of = dynamic_cast<const PythonCall*>(&call);
-    each(of == nullptr ? nullptr : links().observers,
-         [&](PyObject* one) { return PyObject_CallMethod(one, "finished", "OO", of->object(), of->outputs); });
-  }
   void room_given_back() override { checked(PyObject_CallMethod(part("operators").get(), "room_given_back", nullptr)); }
   void died(Version* version) override {
-    each(links().observers, [&](PyObject* one) { return PyObject_CallMethod(one, "died", "O", as_object(version)); });
+    each_in(links().observers, [&](PyObject* one) { return PyObject_CallMethod(one, "died", "O", as_object(version)); });
   }
   int64_t begins() const override { return any(links().decision_observers) ? now_ns() : 0; }
   void searched(Version* victim, int64_t began) override {
-    each(links().decision_observers, [&](PyObject* one) {
+    each_in(links().decision_observers, [&](PyObject* one) {
       PyObject* found = victim == nullptr ? Py_None : as_object(victim);
       return PyObject_CallMethod(one, "searched", "OL", found, static_cast<long long>(began));
     });
   }
   void evicted(Version* version, int64_t began) override {
-    each(links().decision_observers, [&](PyObject* one) {
+    each_in(links().decision_observers, [&](PyObject* one) {
       return PyObject_CallMethod(one, "evicted", "OL", as_object(version), static_cast<long long>(began));
     });
   }
   void rematerialized(const Run& run, int64_t began) override {
-    each(links().decision_observers, [&](PyObject* one) {
+    each_in(links().decision_observers, [&](PyObject* one) {
       return PyObject_CallMethod(one, "rematerialized", "OOLL", as_object(run.wanted), as_object(run.maker),
                                  static_cast<long long>(began), static_cast<long long>(run.cost));
     });
@@ -195,20 +187,8 @@ class PythonBackend : public Backend {
   }
 
  private:
-  // A log's operators have no observers.
-  void tell(const char* what, const Call& call) {
-    const auto* of = dynamic_cast<const PythonCall*>(&call);
-    each(of == nullptr ? nullptr : links().observers,
-         [&](PyObject* one) { return PyObject_CallMethod(one, what, "O", of->object()); });
-  }
   static bool has(PyObject* link) { return link != nullptr && link != Py_None; }
   static bool any(PyObject* list) { return list != nullptr && PyList_GET_SIZE(list) != 0; }
-  // Calls `function` with each of a list, which may change meanwhile.
-  template <class Function>
-  static void each(PyObject* list, const Function& function) {
-    for (Py_ssize_t i = 0; any(list) && i < PyList_GET_SIZE(list); i++) checked(function(Ref::copy(PyList_GET_ITEM(list, i)).get()));
-  }
-
   PyObject* const ledger_;
 };
 

@@ -21,6 +21,12 @@ struct Core {
   Rescue rescue{ledger, recipes, rematerializer};
   Mutation mutation{ledger, recipes, copies, rescue};
   Operators operators{ledger, recipes, eviction, rematerializer, mutation};
+  // What calls of Python's have taken (`operators.h`), by their ids.
+  struct Taken {
+    bool locked = false;
+    std::vector<VersionRef> changing;
+  };
+  std::unordered_map<int64_t, Taken> taken;
 
   Core(std::unique_ptr<Backend> given, void (*forget)(Version*)) : backend(std::move(given)), ledger(*backend, forget) {}
 };

@@ -24,13 +24,19 @@ struct LoggedOperator {
 
 class LoggedCall final : public Call {
  public:
-  LoggedCall(const LoggedOperator& of, std::vector<Version*> its_versions) : of_(of) {
+  std::vector<Version*> versions;
+  std::vector<Write> written;
+  const std::vector<size_t>& statistics;
+  std::vector<VersionRef> handed_out;
+  bool locked = false;
+  std::vector<Version*> changing;
+
+  LoggedCall(const LoggedOperator& of, std::vector<Version*> its_versions)
+      : versions(std::move(its_versions)), statistics(of.statistics), of_(of) {
     id = reinterpret_cast<int64_t>(this);
     signature = &as_signature(of.signature.get())->figures;
-    versions = std::move(its_versions);
     for (Version* one : versions) kept_.emplace_back(one);
-    for (const auto& holes : of.written) written.push_back({versions.at(holes.at(0)), holes});
-    statistics = of.statistics;
+    for (const auto& holes : of.written) written.push_back({versions.at(holes.at(0)), holes.at(0)});
     cost = of.cost;
     replayable = !of.once;
     view = of.view;
@@ -42,16 +48,17 @@ class LoggedCall final : public Call {
     updates_statistics = of.updates;
   }
 
-  bool is_leaf(size_t place) override {
-    return std::find(of_.leaves.begin(), of_.leaves.end(), written[place].holes[0]) != of_.leaves.end();
+  bool is_leaf(size_t place) {
+    return std::find(of_.leaves.begin(), of_.leaves.end(), written[place].hole) != of_.leaves.end();
   }
-  bool overwrites(size_t place) override { return found(of_.overwritten, place) != nullptr; }
-  std::optional<int64_t> resized(size_t hole, Version*) override {
+  bool overwrites(size_t place) { return found(of_.overwritten, place) != nullptr; }
+  std::optional<int64_t> resized(size_t hole, Version*) {
     const int64_t* nbytes = found(of_.resized, hole);
     return nbytes == nullptr ? std::nullopt : std::optional(*nbytes);
   }
-  void made(int64_t) override {}
-  OperationRef record(const std::vector<Entry>& entries) override {
+  void made(int64_t) {}
+  template <class Entries>
+  OperationRef record(const Entries& entries) {
     Ref made = blank_operation();
     OperationObject* operation = as_operation(made.get());
     set_signature(operation, of_.again.get());
@@ -59,19 +66,25 @@ class LoggedCall final : public Call {
     std::vector<Version*> reads;
     std::unordered_set<Version*> seen;
     std::unordered_map<size_t, int64_t> blank;  // where each that is overwritten comes first
-    for (const Entry& entry : entries) {
-      if (entry.version != nullptr) {
-        tensors->push_back({entry.version});
-        if (seen.insert(entry.version).second) reads.push_back(entry.version);
-      } else {
-        auto [first, is_first] = blank.emplace(entry.place, tensors->size());
-        tensors->push_back({nullptr, *found(of_.overwritten, entry.place), 0, is_first ? -1 : first->second});
-      }
-    }
-    if (reads.size() != entries.size()) operation->operation.tensors = std::move(tensors);
+    auto read = [&](Version* version) {
+      tensors->push_back({version});
+      if (seen.insert(version).second) reads.push_back(version);
+    };
+    auto overwritten = [&](size_t place) {
+      auto [first, is_first] = blank.emplace(place, tensors->size());
+      tensors->push_back({nullptr, *found(of_.overwritten, place), 0, is_first ? -1 : first->second});
+    };
+    entries(read, overwritten);
+    if (reads.size() != tensors->size()) operation->operation.tensors = std::move(tensors);
     set_reads(operation, reads);
     return OperationRef(&operation->operation);
   }
+
+  void admitted() {}
+  void abandoned() {}
+  void failed() {}
+  void finished() {}
+  std::nullptr_t about_to_shrink() { return nullptr; }
 
  private:
   static const int64_t* found(const std::vector<std::pair<size_t, int64_t>>& pairs, size_t key) {
@@ -340,7 +353,7 @@ struct LoggedRunObject {
                                                       : Place::OURS;
       StorageRef content = new_content(one.nbytes, where);
       (*contents)[one.number] = content;
-      made.push_back({one.where, std::move(content), one.kind});
+      made.push_back({one.where, content.get(), one.kind});
     }
     core.operators.finish(call, made, !of.sparse);
     if (watch == nullptr || watch == Py_None || of.view) return;

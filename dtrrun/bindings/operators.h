@@ -9,7 +9,9 @@ namespace dtrrun {
 class PythonCall final : public Call {
  public:
   // outputs: of `Operators.finish`; or null.
-  explicit PythonCall(PyObject* call, PyObject* outputs = nullptr) : outputs(outputs), call_(call) {
+  PythonCall(PyObject* ledger, PyObject* call, PyObject* outputs = nullptr)
+      : taken_(core_of(ledger).taken[reinterpret_cast<int64_t>(call)]), locked(taken_.locked), changing(taken_.changing),
+        ledger_(ledger), call_(call), outputs_(outputs) {
     id = reinterpret_cast<int64_t>(call);
     signature_ = attribute(call, "signature");
     if (!PyObject_TypeCheck(signature_.get(), signature_type)) {
@@ -35,52 +37,79 @@ class PythonCall final : public Call {
     shrinks = truth(call, "shrinks");
     updates_statistics = truth(call, "updates_statistics");
   }
+  ~PythonCall() {
+    if (!locked && changing.empty()) core_of(ledger_).taken.erase(id);
+  }
+
+ private:
+  Core::Taken& taken_;
+
+ public:
+  std::vector<Version*> versions;
+  std::vector<Write> written;
+  std::vector<size_t> statistics;
+  std::vector<VersionRef> handed_out;
+  bool& locked;
+  std::vector<VersionRef>& changing;
+
   // Tells Python what has been decided.
   void tell_recordable() const {
     if (PyObject_SetAttrString(call_, "recordable", recordable ? Py_True : Py_False) < 0) raise();
   }
 
-  bool is_leaf(size_t place) override { return ask("is_leaf", place).get() == Py_True; }
-  bool overwrites(size_t place) override { return ask("overwrites", place).get() == Py_True; }
-  std::optional<int64_t> resized(size_t hole, Version* version) override {
+  bool is_leaf(size_t place) { return ask("is_leaf", place).get() == Py_True; }
+  bool overwrites(size_t place) { return ask("overwrites", place).get() == Py_True; }
+  std::optional<int64_t> resized(size_t hole, Version* version) {
     Ref found = checked(PyObject_CallMethod(call_, "resized", "nO", static_cast<Py_ssize_t>(hole), as_object(version)));
     if (found.get() == Py_None) return std::nullopt;
     return as_number(found.get());
   }
-  void made(int64_t nbytes) override { checked(PyObject_CallMethod(call_, "made", "L", static_cast<long long>(nbytes))); }
-  OperationRef record(const std::vector<Entry>& entries) override {
+  void made(int64_t nbytes) { checked(PyObject_CallMethod(call_, "made", "L", static_cast<long long>(nbytes))); }
+  template <class Entries>
+  OperationRef record(const Entries& entries) {
     Ref tensors = checked(PyList_New(0));
-    bool all_read = true;
+    std::unordered_set<Version*> seen;
+    std::vector<Version*> reads;
     std::unordered_map<size_t, Ref> blank;  // the stand-in for each that is overwritten
-    for (const Entry& entry : entries) {
-      PyObject* one = nullptr;
-      if (entry.version != nullptr) {
-        one = as_object(entry.version);
-      } else {
-        Ref& stand_in = blank[entry.place];
-        if (!stand_in) stand_in = ask("overwritten", entry.place);
-        one = stand_in.get();
-      }
-      all_read = all_read && entry.version != nullptr;
+    auto add = [&](PyObject* one) {
       if (PyList_Append(tensors.get(), one) < 0) raise();
-    }
+    };
+    auto read = [&](Version* version) {
+      add(as_object(version));
+      if (seen.insert(version).second) reads.push_back(version);
+    };
+    auto overwritten = [&](size_t place) {
+      Ref& stand_in = blank[place];
+      if (!stand_in) stand_in = ask("overwritten", place);
+      add(stand_in.get());
+    };
+    entries(read, overwritten);
     Ref made = blank_operation();
     OperationObject* operation = as_operation(made.get());
     operation->recorded = checked(PyObject_CallMethod(call_, "recorded", nullptr)).release();
     set_signature(operation, checked(PyObject_CallMethod(call_, "replay_signature", nullptr)).get());
-    std::unordered_set<Version*> seen;
-    std::vector<Version*> reads;
-    for (const Entry& entry : entries)
-      if (entry.version != nullptr && seen.insert(entry.version).second) reads.push_back(entry.version);
-    if (!all_read || reads.size() != entries.size()) take_tensors(operation, std::move(tensors));
+    if (static_cast<Py_ssize_t>(reads.size()) != PyList_GET_SIZE(tensors.get())) take_tensors(operation, std::move(tensors));
     set_reads(operation, reads);
     return OperationRef(&operation->operation);
   }
 
-  PyObject* object() const { return call_; }
-  PyObject* const outputs;
+
+  void admitted() { tell("admitted"); }
+  void abandoned() { tell("abandoned"); }
+  void failed() { tell("failed"); }
+  void finished() {
+    each_observer([&](PyObject* one) { return PyObject_CallMethod(one, "finished", "OO", call_, outputs_); });
+  }
+  std::nullptr_t about_to_shrink() { return nullptr; }
 
  private:
+  void tell(const char* what) {
+    each_observer([&](PyObject* one) { return PyObject_CallMethod(one, what, "O", call_); });
+  }
+  template <class Function>
+  void each_observer(const Function& function) {
+    each_in(as_ledger(ledger_)->observers, function);
+  }
   Ref ask(const char* method, size_t place) const {
     return checked(PyObject_CallMethod(call_, method, "n", static_cast<Py_ssize_t>(place)));
   }
@@ -96,14 +125,12 @@ class PythonCall final : public Call {
     Ref all = attribute(call_, "written");
     PyObject *key, *holes;
     for (Py_ssize_t place = 0; PyDict_Next(all.get(), &place, &key, &holes);) {
-      Write write;
-      for (int64_t hole : numbers_in(holes)) write.holes.push_back(static_cast<size_t>(hole));
-      write.target = versions.at(write.holes.at(0));
-      written.push_back(std::move(write));
+      auto first = static_cast<size_t>(numbers_in(holes).at(0));
+      written.push_back({versions.at(first), first});
     }
   }
 
-  PyObject* const call_;
+  PyObject *const ledger_, *const call_, *const outputs_;
   Ref signature_, versions_;
 };
 
@@ -115,7 +142,7 @@ inline NewStorage::Kind as_kind(std::string_view name) {
   return name == "foreign" ? NewStorage::FOREIGN : NewStorage::ELSEWHERE;
 }
 
-// `core.operator.Output`s.
+// `core.operator.Output`s, of a sequence that keeps their storages.
 inline std::vector<NewStorage> new_storages_in(PyObject* sequence) {
   std::vector<NewStorage> found;
   Ref items = checked(PySequence_Fast(sequence, "outputs must be a sequence"));
@@ -124,30 +151,17 @@ inline std::vector<NewStorage> new_storages_in(PyObject* sequence) {
     PyObject* storage;
     const char* kind;
     if (!PyArg_ParseTuple(output, "LOs", &where, &storage, &kind)) raise();
-    found.push_back({where, as_storage(storage), as_kind(kind)});
+    found.push_back({where, storage_in(storage), as_kind(kind)});
   }
   return found;
 }
 
 // What a method of `Operators` does with a call.
-template <auto function>
+template <void (Operators::*function)(PythonCall&)>
 PyObject* with_call(PyObject* self, PyObject* object) {
   return done([&] {
-    PythonCall call(object);
+    PythonCall call(ledger_of(self), object);
     (core_of_part(self).operators.*function)(call);
-  });
-}
-
-// The same with its outputs: method(call, outputs, *, plain=True).
-template <auto function>
-PyObject* with_outputs(PyObject* self, PyObject* args, PyObject* named) {
-  PyObject *object, *outputs;
-  int plain = 1;
-  static const char* names[] = {"call", "outputs", "plain", nullptr};
-  if (!PyArg_ParseTupleAndKeywords(args, named, "OO|$p", const_cast<char**>(names), &object, &outputs, &plain)) return nullptr;
-  return done([&] {
-    PythonCall call(object, outputs);
-    (core_of_part(self).operators.*function)(call, new_storages_in(outputs), plain != 0);
   });
 }
 
@@ -155,7 +169,8 @@ inline PyTypeObject* make_operators_type(const std::string& module) {
   static PyMethodDef methods[] = {
       {"admit", [](PyObject* self, PyObject* object) -> PyObject* {
          return done([&] {
-           PythonCall call(object);
+           core_of_part(self).taken.erase(reinterpret_cast<int64_t>(object));  // an interrupt may have left another one's
+           PythonCall call(ledger_of(self), object);
            core_of_part(self).operators.admit(call);
            call.tell_recordable();
          });
@@ -165,19 +180,18 @@ inline PyTypeObject* make_operators_type(const std::string& module) {
       {"abandon", with_call<&Operators::abandon>, METH_O, "abandon(call): release what a call has taken, when it does not run."},
       {"fail", with_call<&Operators::fail>, METH_O,
        "fail(call): a call has raised: the program gets its error, and nothing stays locked."},
-      {"finish", with_keywords(with_outputs<&Operators::finish>), METH_VARARGS | METH_KEYWORDS,
+      {"finish", with_keywords([](PyObject* self, PyObject* args, PyObject* named) -> PyObject* {
+         PyObject *object, *outputs;
+         int plain = 1;
+         static const char* names[] = {"call", "outputs", "plain", nullptr};
+         if (!PyArg_ParseTupleAndKeywords(args, named, "OO|$p", const_cast<char**>(names), &object, &outputs, &plain)) return nullptr;
+         return done([&] {
+           PythonCall call(ledger_of(self), object, outputs);
+           core_of_part(self).operators.finish(call, new_storages_in(outputs), plain != 0);
+         });
+       }), METH_VARARGS | METH_KEYWORDS,
        "finish(call, outputs, *, plain=True): enter what a call has made; its cost is known. plain: all results have a plain storage.\n\n"
        "Raises the budget error if its outputs exceed the budget."},
-      {"enter_results", with_keywords(with_outputs<&Operators::enter_results>), METH_VARARGS | METH_KEYWORDS,
-       "enter_results(call, outputs, *, plain): enter the outputs of a call that the caller has admitted and counted itself."},
-      {"enter", [](PyObject* self, PyObject* args) -> PyObject* {
-         PyObject *storage, *operation;
-         if (!PyArg_ParseTuple(args, "OO", &storage, &operation)) return nullptr;
-         return guarded([&] {
-           StorageRef kept = as_storage(storage);
-           return or_none(core_of_part(self).operators.enter(kept.get(), native_operation(operation)));
-         });
-       }, METH_VARARGS, "enter(storage, operation): return the version of a new storage that `operation` has made."},
       {"adopt", with_keywords([](PyObject* self, PyObject* args, PyObject* named) -> PyObject* {
          PyObject *storage, *pin = nullptr;
          static const char* names[] = {"storage", "pin", nullptr};

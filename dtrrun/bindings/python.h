@@ -101,6 +101,13 @@ class Items {
   Py_ssize_t size_ = 0;
 };
 
+// Calls `function` with each of a list, which may change meanwhile. list: null, too.
+template <class Function>
+void each_in(PyObject* list, const Function& function) {
+  for (Py_ssize_t i = 0; list != nullptr && i < PyList_GET_SIZE(list); i++)
+    checked(function(Ref::copy(PyList_GET_ITEM(list, i)).get()));
+}
+
 // A slot of a Python class.
 class Slot {
  public:

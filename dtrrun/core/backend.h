@@ -24,8 +24,6 @@ struct Run {
 // What observers are told before it is done to a version (`core/observer.py`).
 enum class Change { ESCAPES, WRITTEN_OUTSIDE, PINNED };
 
-class Call;
-
 // Where the memory of a storage is.
 enum class Place { OURS, OTHER_DEVICE, FOREIGN_MEMORY };
 
@@ -118,10 +116,6 @@ class Backend : public Program {
 
   // -- observers --
 
-  virtual void admitted(Call&) {}
-  virtual void finished(Call&) {}
-  virtual void failed(Call&) {}
-  virtual void abandoned(Call&) {}
   // An operator's reservation and locks are released.
   virtual void room_given_back() {}
   virtual void changes(Change, Version*, Pin /*why*/, bool /*escapes*/) {}

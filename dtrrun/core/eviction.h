@@ -18,9 +18,11 @@ class Eviction {
   // Evicts until `nbytes` more fit into the budget. of: the signature of the operator that is named in the error, or null; name:
   // then what is. Raises the budget error if they can't be made to fit.
   void make_room(int64_t nbytes, const Signature* of, const char* name = nullptr) {
-    if (!try_room(nbytes)) ledger_.backend.no_room(nbytes + ledger_.reserved_bytes, of, name);
+    if (!has_room(nbytes) && !try_room(nbytes)) ledger_.backend.no_room(nbytes + ledger_.reserved_bytes, of, name);
   }
-  // The same, but returns whether they do.
+  // Whether they fit already.
+  bool has_room(int64_t nbytes) const { return fits(nbytes + ledger_.reserved_bytes); }
+  // The same as `make_room`, but returns whether they do.
   bool try_room(int64_t nbytes) {
     ledger_.collect_dead();
     nbytes += ledger_.reserved_bytes;

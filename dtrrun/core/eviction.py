@@ -8,7 +8,6 @@ from typing import Any
 from dtrrun.core.garbage import Garbage
 from dtrrun.core.graph import Version
 from dtrrun.core.ledger import Decision, Ledger
-from dtrrun.core.locks import Locks
 
 
 class Eviction:
@@ -74,16 +73,6 @@ class Eviction:
     def release(self, nbytes: int) -> bool:
         """Evict `nbytes`. If there are not as many, evict all and return False."""
         return self.evict_to(max(self._ledger.resident_bytes - nbytes, 0))
-
-    def shrink(self, made: Sequence[Version], operator: str) -> None:
-        """Evict until the budget holds, sparing `made`: an operator allocated more than predicted.
-
-        Raises the budget error.
-        """
-        locks = Locks()
-        with locks:
-            locks.take(made)
-            self.make_room(0, operator)
 
     def collect_garbage(self) -> bool:
         """Nothing is left to evict. Returns whether a garbage collection has freed memory."""

@@ -171,6 +171,14 @@ class Signature:
         self.workspace = 0
         self.replayed_as: Signature | None = None  # if a replay omits some of the tensors
 
+    def learn_bytes(self, nbytes: int, opaque: bool, varies: bool, measured: bool) -> None:
+        """Its results take `nbytes`: expect that of the next call, or the most if it varies.
+
+        opaque: one result is a workspace. measured: the expectation has other workspaces, too, and takes
+        precedence. Of C++.
+        """
+        raise NotImplementedError
+
 
 class Graph:
     """Makes the nodes of a graph."""

@@ -228,20 +228,20 @@ class Ledger {
   // -- operators in progress --
 
   void reserve(int64_t call, uint64_t thread, int64_t nbytes) {
-    reserved_[call] = {thread, nbytes};
+    reserved_.push_back({call, thread, nbytes});
     reserved_bytes += nbytes;
   }
   // Returns whether something was reserved for this call.
   bool give_back(int64_t call) {
-    auto place = reserved_.find(call);
+    auto place = std::find_if(reserved_.begin(), reserved_.end(), [&](const auto& one) { return one.call == call; });
     if (place == reserved_.end()) return false;
-    reserved_bytes -= place->second.nbytes;
+    reserved_bytes -= place->nbytes;
     reserved_.erase(place);
     return true;
   }
   bool any_reserved() const { return !reserved_.empty(); }
   bool any_reserved_by_others(uint64_t thread) const {
-    return std::any_of(reserved_.begin(), reserved_.end(), [&](const auto& one) { return one.second.thread != thread; });
+    return std::any_of(reserved_.begin(), reserved_.end(), [&](const auto& one) { return one.thread != thread; });
   }
   // An operator of the program has run.
   void ran(Signature& signature, int64_t cost) {
@@ -252,6 +252,7 @@ class Ledger {
 
  private:
   struct Reservation {
+    int64_t call;
     uint64_t thread;
     int64_t nbytes;
   };
@@ -273,7 +274,7 @@ class Ledger {
     }
   }
 
-  std::unordered_map<int64_t, Reservation> reserved_;  // by call
+  std::vector<Reservation> reserved_;
 };
 
 }  // namespace dtrrun

@@ -1,7 +1,6 @@
 // Constants that are about to change, and what depends on them (paper, Sec. 3.2 and App. C.6).
 #pragma once
 
-#include <functional>
 #include <optional>
 
 #include "copies.h"
@@ -214,29 +213,33 @@ class Mutation {
 
   // An operator is about to write to a version. leaf: whether that is a leaf of autograd, written through that leaf. overwrites:
   // whether it overwrites all of it, without reading it. Returns whether its content can be recomputed afterwards.
-  bool may_record(Version* version, bool leaf, const std::function<bool()>& overwrites) {
+  template <class Overwrites>
+  bool may_record(Version* version, bool leaf, const Overwrites& overwrites) {
     if (leaf) {
-      pin(version, pins::PARAMETER);
+      if (!version->constant() || version->pin != pins::PARAMETER) pin(version, pins::PARAMETER);
       return false;
     }
     return version->constant() ? !is_sticky(version->pin) && overwrites() : is_recent(version);
   }
 
-  // Rescues what depends on constants that an operator is about to write to. Some are copied for it. The others are added to
-  // `changing`: until the write is done, nothing else may come to depend on them. Raises the budget error.
-  void about_to_change(const std::vector<Version*>& constants, std::vector<VersionRef>& changing) {
-    std::vector<Version*> changed;
-    for (Version* one : constants)
-      if (!copies_.keep(one)) changed.push_back(one);
-    for (Version* one : changed) {
+  // Rescues what depends on constants that an operator is about to write to: each(function) calls a function with each. Some are
+  // copied for it. The others are added to `changing`: until the write is done, nothing else may come to depend on them. Raises the
+  // budget error.
+  template <class Constants, class Changing>
+  void about_to_change(const Constants& each, Changing& changing) {
+    each([&](Version* one) { copies_.keep(one); });
+    each([&](Version* one) {
+      if (one->copy) return;
       if (!one->escaped) {
         one->escaped = true;
         changing.emplace_back(one);
       } else {
         ledger_.backend.escaped_changes(one);
       }
-    }
-    for (Version* one : changed) rescue_.dependents_of(one);
+    });
+    each([&](Version* one) {
+      if (!one->copy) rescue_.dependents_of(one);
+    });
   }
 
   // Keeps a resident version in memory from now on.

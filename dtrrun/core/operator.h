@@ -1,9 +1,12 @@
 // One operator of the program, from before it runs until its outputs are in the ledger (Sec. 2, figure 1).
 //
 // Its inputs are made resident and locked, room is made for what it will allocate, and it runs. Then its outputs are entered with
-// its recipe, and the inputs are unlocked. The slow path does this with tensors, the simulator with the contents of a log. The
-// fast path (`native/fast_call.h`) does the same for plain operators.
+// its recipe, and the inputs are unlocked. The fast path (`native/fast_call.h`) and the slow path do this with tensors, the
+// simulator with the contents of a log.
 #pragma once
+
+#include <array>
+#include <concepts>
 
 #include "mutation.h"
 
@@ -16,30 +19,25 @@ constexpr int64_t SMALL_CONSTANT = 512;  // bytes
 // stays in memory. ELSEWHERE: on another device. FOREIGN: its memory is not from our allocator.
 struct NewStorage {
   enum Kind { NEW, ODD, UNSEEN, ELSEWHERE, FOREIGN };
-  int64_t where;  // the index of its tensor among the results
-  StorageRef storage;
+  int64_t where;     // the index of its tensor among the results
+  Storage* storage;  // which the caller keeps
   Kind kind;
 };
 
-// One operator call in progress (`core.operator.Call`). A hole is a tensor's index among the tensor arguments.
-class Call {
- public:
-  virtual ~Call() = default;
-
+// What is known of an operator call in progress (`core.operator.Call`). A hole is a tensor's index among the tensor arguments.
+struct Call {
   struct Write {
     Version* target;
-    std::vector<size_t> holes;  // through which it is written to
+    size_t hole;            // the first through which it is written to
+    bool constant = false;  // before it is written to
   };
 
   int64_t id = 0;  // by which it is known until it is over
   Signature* signature = nullptr;
-  std::vector<Version*> versions;  // of its tensor arguments, by hole: kept
-  std::vector<Write> written;
-  std::vector<size_t> statistics;  // holes of running statistics, which a replay neither reads nor updates
-  std::vector<VersionRef> handed_out;  // versions that other code can reach once it has run
   int64_t cost = 0;  // ns, once it has run
   bool replayable = true;   // the operator and its arguments allow a replay
   bool recordable = true;   // it gets a recipe; known once it is admitted
+  bool reserves = true;     // other operators may run while it does, which may not take its room
   bool view = false;        // its results are views: nothing is entered, and recreating them is free
   bool untouching = false;  // it does not read its inputs' memory
   bool reshapes = false;    // it may change which memory a storage has
@@ -47,22 +45,33 @@ class Call {
   bool uninitialised = false;       // its results are
   bool shrinks = false;             // it may have allocated more than predicted
   bool updates_statistics = false;  // this call does
+};
 
+// What the calls of each kind have besides. It is called for every operator of a program, so there are no virtual functions.
+template <class C>
+concept IsCall = std::derived_from<C, Call> && requires(C call, size_t place, Version* version, int64_t nbytes) {
+  call.versions;    // `Version*`s: of its tensor arguments, by hole. The call keeps them
+  call.written;     // `Write`s, one for each version
+  call.statistics;  // holes of running statistics, which a replay neither reads nor updates
+  call.handed_out;  // `VersionRef`s: that other code can reach once it has run
+  // What it has taken until it is over:
+  { call.locked } -> std::convertible_to<bool>;  // whether its versions are locked
+  call.changing.emplace_back(version);  // constants that it is about to write to: until it has, nothing may come to depend on them
   // place: among those written.
-  virtual bool is_leaf(size_t place) = 0;     // a leaf of autograd, written through that leaf
-  virtual bool overwrites(size_t place) = 0;  // all of it, without reading it
-  // The bytes that a version takes after being written to; none if unchanged.
-  virtual std::optional<int64_t> resized(size_t hole, Version* version) = 0;
-  // So many bytes of its results are new.
-  virtual void made(int64_t nbytes) = 0;
-  // Its recipe. entries: for each of its tensors that a replay needs, the version, or null and the place of what it overwrites.
-  struct Entry {
-    Version* version;
-    size_t place;
-  };
-  virtual OperationRef record(const std::vector<Entry>& entries) = 0;
-
-  bool is_statistics(size_t hole) const { return std::find(statistics.begin(), statistics.end(), hole) != statistics.end(); }
+  { call.is_leaf(place) } -> std::same_as<bool>;     // a leaf of autograd, written through that leaf
+  { call.overwrites(place) } -> std::same_as<bool>;  // all of it, without reading it
+  // The bytes that a version takes after being written to through this hole; none if unchanged.
+  { call.resized(place, version) } -> std::same_as<std::optional<int64_t>>;
+  call.made(nbytes);  // so many bytes of its results are new
+  // `call.record(entries)` returns its recipe. entries(read, overwritten) tells of each of its tensors that a replay needs, in
+  // order: read(version), or overwritten(place) for one that it overwrites.
+  //
+  // Tell its observers:
+  call.admitted();
+  call.abandoned();
+  call.failed();
+  call.finished();
+  call.about_to_shrink();  // returns what has to live while others are evicted in the middle of it
 };
 
 class Operators {
@@ -72,47 +81,59 @@ class Operators {
 
   // -- before it runs --
 
+  // Whether `admit` has nothing to evict, to bring back or to copy.
+  template <IsCall C>
+  bool is_ready(C& call) const {
+    for (const Version* one : call.versions)
+      if (!one->resident) return false;
+    if (!eviction_.has_room(call.signature->output_bytes)) return false;
+    for (size_t place = 0; place < call.written.size(); place++) {
+      const Version* one = call.written[place].target;
+      if (one->needed_by || (ledger_.pressure && one->used && (one->constant() || call.is_leaf(place) || !mutation_.is_recent(one))))
+        return false;
+    }
+    if (call.updates_statistics)
+      for (size_t hole : call.statistics)
+        if (call.versions[hole]->needed_by || (ledger_.pressure && call.versions[hole]->used)) return false;
+    return true;
+  }
+
   // Brings the inputs back, rescues what a mutation would lose, makes room and reserves it. If this raises, for instance the budget
   // error, `abandon` releases what the call has taken.
-  void admit(Call& call) {
+  template <IsCall C>
+  void admit(C& call) {
     Backend& backend = ledger_.backend;
-    call.recordable = call.replayable && std::all_of(call.versions.begin(), call.versions.end(), [&](const Version* one) {
-                        return !one->escaped || backend.trusts(one);
-                      });
-    backend.admitted(call);
-    Taken& taken = taken_[call.id];
-    if (call.untouching) {
-      for (Version* one : call.versions) {
-        one->locks++;
-        taken.locked.emplace_back(one);
-      }
-    } else {
-      rematerializer_.lock(call.versions, taken.locked);
-    }
+    call.recordable = call.replayable;
+    for (const Version* one : call.versions) call.recordable = call.recordable && (!one->escaped || backend.trusts(one));
+    call.admitted();
+    lock(call);
     if (call.opaque)
       for (Version* one : call.versions) mutation_.escape(one, pins::SHARED);
-    if (!call.written.empty()) prepare_writes(call, taken.changing);
+    if (!call.written.empty()) prepare_writes(call);
     if (call.updates_statistics) {
-      std::vector<Version*> statistics;
-      for (size_t hole : call.statistics) statistics.push_back(call.versions[hole]);
-      for (Version* one : statistics) recipes_.make_constant(one, pins::RUNNING_STATISTICS);
-      mutation_.about_to_change(statistics, taken.changing);
+      for (size_t hole : call.statistics) recipes_.make_constant(call.versions[hole], pins::RUNNING_STATISTICS);
+      auto each = [&](const auto& function) {
+        for (size_t hole : call.statistics) function(call.versions[hole]);
+      };
+      mutation_.about_to_change(each, call.changing);
     }
     eviction_.make_room(call.signature->output_bytes, call.signature);
-    ledger_.reserve(call.id, backend.thread(), call.signature->output_bytes);
+    if (call.reserves) ledger_.reserve(call.id, backend.thread(), call.signature->output_bytes);
   }
 
   // Releases what a call has taken, when it does not run.
-  void abandon(Call& call) {
+  template <IsCall C>
+  void abandon(C& call) {
     unlock(call);
-    ledger_.backend.abandoned(call);
+    call.abandoned();
   }
 
   // -- after it ran --
 
-  // Enters what a call has made; its cost is known. plain: all results have a plain storage. Raises the budget error if its outputs
-  // exceed the budget.
-  void finish(Call& call, const std::vector<NewStorage>& outputs, bool plain) {
+  // Enters what a call has made; its cost is known. outputs: `NewStorage`s. plain: all results have a plain storage. Raises the
+  // budget error if its outputs exceed the budget.
+  template <IsCall C, class Outputs>
+  void finish(C& call, const Outputs& outputs, bool plain) {
     ledger_.age++;
     if (!call.view) ledger_.clock += call.cost;  // a view comes back with its storage
     ledger_.collect_dead();
@@ -122,58 +143,40 @@ class Operators {
         if (call.versions[hole]->used) recipes_.supersede(call.versions[hole], nullptr, 0);
     // Meanwhile, by another thread.
     for (const Call::Write& write : call.written) call.recordable = call.recordable && !write.target->superseded;
-    OperationRef operation = call.recordable ? record(call) : OperationRef();
-    std::vector<Output> made;
-    std::vector<VersionRef> changed;
-    for (const Call::Write& write : call.written) changed.push_back(enter_write(call, write, operation.get(), made));
+    bool makes_nothing = call.view && !call.reshapes && call.written.empty();
+    OperationRef operation = call.recordable && !makes_nothing ? record(call) : OperationRef();
+    Made made;
+    for (const Call::Write& write : call.written) enter_write(call, write, operation.get(), made);
     if (!plain && !call.view) {
       std::vector<VersionRef> shared;
       for (size_t hole = 0; hole < call.versions.size(); hole++)
-        if (!call.is_statistics(hole)) shared.emplace_back(call.versions[hole]);
+        if (!is_statistics(call, hole)) shared.emplace_back(call.versions[hole]);
       mutation_.escape_together(shared, pins::SHARED);
     }
     if (!call.handed_out.empty()) mutation_.escape_together(call.handed_out, pins::HANDED_OUT);
-    if (!call.view || call.reshapes) enter_outputs(call, operation.get(), outputs, made, changed);
-    if (operation) set_outputs(*operation.get(), std::move(made));
-    ledger_.backend.finished(call);
-    if (ledger_.resident_bytes > ledger_.limit && call.shrinks) {
-      Locked spared(changed);  // an operator allocated more than predicted
+    if (!call.view || call.reshapes) enter_outputs(call, operation.get(), outputs, made);
+    if (operation) made.tell(*operation.get());
+    call.finished();
+    if (ledger_.resident_bytes > ledger_.limit && call.shrinks && made.any()) {  // it has allocated more than predicted
+      [[maybe_unused]] auto meanwhile = call.about_to_shrink();
+      std::vector<VersionRef> spared = std::move(made).all();
+      Locked locked(spared);
       eviction_.make_room(0, call.signature);
     }
   }
 
   // A call has raised: the program gets its error, and nothing stays locked.
-  void fail(Call& call) {
+  template <IsCall C>
+  void fail(C& call) {
     unlock(call);
     for (const Call::Write& write : call.written) {
       VersionRef version = recipes_.half_written(write.target);
       if (!version) continue;
-      if (auto nbytes = call.resized(write.holes[0], version.get())) ledger_.backend.resized(version.get(), *nbytes);
+      if (auto nbytes = call.resized(write.hole, version.get())) ledger_.backend.resized(version.get(), *nbytes);
     }
     if (call.updates_statistics)
       for (size_t hole : call.statistics) recipes_.half_written(call.versions[hole]);
-    ledger_.backend.failed(call);
-  }
-
-  // Enters the outputs of a call that the caller has admitted and counted itself; see `finish`.
-  void enter_results(Call& call, const std::vector<NewStorage>& outputs, bool plain) {
-    OperationRef operation = record(call);
-    if (!plain)
-      for (Version* one : call.versions) mutation_.escape(one, pins::SHARED);
-    std::vector<Output> made;
-    std::vector<VersionRef> changed;
-    enter_outputs(call, operation.get(), outputs, made, changed);
-    set_outputs(*operation.get(), std::move(made));
-  }
-
-  // The version of a new storage that an operation has made.
-  VersionRef enter(Storage* storage, Recorded* operation) {
-    VersionRef version = new_version(storage);
-    set_operation(version.get(), operation);
-    version->cost = operation->signature->cost;
-    ledger_.enter(version.get());
-    ledger_.evictable(version.get());
-    return version;
+    call.failed();
   }
 
   // Enters a storage that no recorded operator made, as a constant. pin: why it can't be evicted.
@@ -208,99 +211,192 @@ class Operators {
   }
 
  private:
-  // Constants that a call is about to write to: until it has, nothing may come to depend on them.
-  struct Taken {
-    std::vector<VersionRef> locked, changing;
+  // The versions that a call has made or written to.
+  class Made {
+   public:
+    // where: in its recipe, which makes it; or none.
+    void add(VersionRef version, std::optional<int64_t> where) {
+      if (count_ < first_.size())
+        first_[count_] = {std::move(version), where};
+      else
+        more_.push_back({std::move(version), where});
+      count_++;
+    }
+    bool any() const { return count_ != 0; }
+    // Tells its recipe what it makes. What that reads counts as used if it makes anything.
+    void tell(Recorded& operation) const {
+      size_t count = 0;
+      each([&](const One& one) { count += one.where.has_value(); });
+      if (count != 0)
+        for (Node* read : operation) as_version(read)->used = true;
+      if (count == 1) return each([&](const One& one) { operation.where = one.where.value_or(operation.where); });
+      std::vector<Output> outputs;
+      each([&](const One& one) {
+        if (one.where) outputs.push_back({*one.where, WeakVersion(one.version.get())});
+      });
+      set_outputs(operation, std::move(outputs));
+    }
+    std::vector<VersionRef> all() && {
+      std::vector<VersionRef> found;
+      each([&](One& one) { found.push_back(std::move(one.version)); });
+      return found;
+    }
+
+   private:
+    struct One {
+      VersionRef version;
+      std::optional<int64_t> where;
+    };
+    template <class Function>
+    void each(const Function& function) {
+      for (size_t i = 0; i < count_; i++) function(i < first_.size() ? first_[i] : more_[i - first_.size()]);
+    }
+    template <class Function>
+    void each(const Function& function) const {
+      for (size_t i = 0; i < count_; i++) function(i < first_.size() ? first_[i] : more_[i - first_.size()]);
+    }
+    std::array<One, 2> first_;  // few operators make more
+    std::vector<One> more_;
+    size_t count_ = 0;
   };
+
+  template <IsCall C>
+  static bool is_statistics(const C& call, size_t hole) {
+    return std::find(call.statistics.begin(), call.statistics.end(), hole) != call.statistics.end();
+  }
+
+  // Locks a call's versions, and brings back those that are evicted.
+  template <IsCall C>
+  void lock(C& call) {
+    bool resident = true;
+    for (Version* one : call.versions) {
+      one->locks++;
+      if (call.untouching) continue;
+      one->last_access = ledger_.clock;
+      resident = resident && one->resident;
+    }
+    call.locked = true;
+    if (resident) return;
+    Rematerializer::Targets targets;
+    for (Version* one : call.versions) targets.emplace_back(one);
+    rematerializer_.materialize(targets, true);
+  }
 
   // Decides whether an operator that writes gets a recipe, for all that it writes to; if not, what depends on their content is
   // rescued.
-  void prepare_writes(Call& call, std::vector<VersionRef>& changing) {
+  template <IsCall C>
+  void prepare_writes(C& call) {
     bool recordable = call.recordable && !call.reshapes;
     for (size_t place = 0; place < call.written.size(); place++) {
       auto overwrites = [&] { return recordable && call.overwrites(place); };
       recordable = mutation_.may_record(call.written[place].target, call.is_leaf(place), overwrites) && recordable;
     }
-    std::vector<Version*> constants;
-    if (!recordable) {
-      for (const Call::Write& write : call.written) {
+    call.recordable = recordable;
+    for (Call::Write& write : call.written) {
+      if (!recordable) {
         recipes_.make_constant(write.target, pins::UPDATED_IN_PLACE);
         Mutation::no_longer_blank(write.target);
       }
+      write.constant = write.target->constant();
     }
-    for (const Call::Write& write : call.written)
-      if (write.target->constant()) constants.push_back(write.target);
-    call.recordable = recordable;
-    mutation_.about_to_change(constants, changing);
+    auto each = [&](const auto& function) {
+      for (const Call::Write& write : call.written)
+        if (write.constant) function(write.target);
+    };
+    mutation_.about_to_change(each, call.changing);
   }
 
   // Releases what a call has taken.
-  void unlock(Call& call) {
-    if (ledger_.give_back(call.id)) ledger_.backend.room_given_back();
-    auto place = taken_.find(call.id);
-    if (place == taken_.end()) return;
-    Taken taken = std::move(place->second);
-    taken_.erase(place);
-    for (const VersionRef& one : taken.changing) one->escaped = false;
-    Rematerializer::unlock(taken.locked);
+  template <IsCall C>
+  void unlock(C& call) {
+    if (call.reserves && ledger_.give_back(call.id)) ledger_.backend.room_given_back();
+    for (auto& one : call.changing) one->escaped = false;
+    call.changing.clear();
+    if (!call.locked) return;
+    call.locked = false;
+    for (Version* one : call.versions) one->locks--;
   }
 
-  OperationRef record(Call& call) {
-    std::vector<Call::Entry> entries;
-    std::unordered_map<const Version*, size_t> places;  // of what is written: a `_foreach_` operator has thousands
-    for (size_t place = 0; place < call.written.size(); place++) places.emplace(call.written[place].target, place);
-    for (size_t hole = 0; hole < call.versions.size(); hole++) {
-      if (call.is_statistics(hole)) continue;
-      Version* version = call.versions[hole];
-      auto place = places.find(version);
-      if (place != places.end() && call.overwrites(place->second)) {
-        entries.push_back({nullptr, place->second});
-      } else {
-        version->used = true;
-        entries.push_back({version, 0});
+  template <IsCall C>
+  OperationRef record(C& call) {
+    constexpr size_t FEW = 8;
+    std::unordered_map<const Version*, size_t> places;  // of what is written, if a `_foreach_` operator writes to thousands
+    if (call.written.size() > FEW)
+      for (size_t place = 0; place < call.written.size(); place++) places.emplace(call.written[place].target, place);
+    auto place_of = [&](const Version* version) -> std::optional<size_t> {
+      if (places.empty()) {
+        for (size_t place = 0; place < call.written.size(); place++)
+          if (call.written[place].target == version) return place;
+        return std::nullopt;
       }
-    }
-    return call.record(entries);
+      auto found = places.find(version);
+      return found == places.end() ? std::nullopt : std::optional(found->second);
+    };
+    return call.record([&](const auto& read, const auto& overwritten) {
+      for (size_t hole = 0; hole < call.versions.size(); hole++) {
+        if (is_statistics(call, hole)) continue;
+        auto place = place_of(call.versions[hole]);
+        if (place && call.overwrites(*place))
+          overwritten(*place);
+        else
+          read(call.versions[hole]);
+      }
+    });
   }
 
-  // Returns the version that what was written to has now.
-  VersionRef enter_write(Call& call, const Call::Write& write, Recorded* operation, std::vector<Output>& made) {
+  // Enters the version that what was written to has now.
+  template <IsCall C>
+  void enter_write(C& call, const Call::Write& write, Recorded* operation, Made& made) {
     Version* target = write.target;
     VersionRef version(target->superseded ? ledger_.versions.find(target->key) : target);
-    size_t hole = write.holes[0];
+    std::optional<int64_t> where;
     if (operation != nullptr) {
       version = recipes_.supersede(version.get(), operation, call.cost);
-      auto left_out = std::count_if(call.statistics.begin(), call.statistics.end(), [&](size_t one) { return one < hole; });
-      made.push_back({~(static_cast<int64_t>(hole) - left_out), WeakVersion(version.get())});  // its place in the recipe
+      auto left_out = std::count_if(call.statistics.begin(), call.statistics.end(), [&](size_t one) { return one < write.hole; });
+      where = ~(static_cast<int64_t>(write.hole) - left_out);  // its place in the recipe
     } else if (version->used) {
       version = recipes_.supersede(version.get(), nullptr, 0);
     }
-    if (auto nbytes = call.resized(hole, version.get())) ledger_.backend.resized(version.get(), *nbytes);
+    if (auto nbytes = call.resized(write.hole, version.get())) ledger_.backend.resized(version.get(), *nbytes);
     // Another thread's operator, which has locked the old version, uses the memory.
     if (target->locks != 0) mutation_.escape(version.get(), pins::SHARED_BY_THREADS);
-    return version;
+    made.add(std::move(version), where);
   }
 
-  void enter_outputs(Call& call, Recorded* operation, const std::vector<NewStorage>& outputs, std::vector<Output>& made,
-                     std::vector<VersionRef>& changed) {
+  template <IsCall C, class Outputs>
+  void enter_outputs(C& call, Recorded* operation, const Outputs& outputs, Made& made) {
     int64_t total = 0;
     for (const NewStorage& output : outputs) {
       VersionRef version;
+      std::optional<int64_t> where;
       bool elsewhere = output.kind == NewStorage::ELSEWHERE || output.kind == NewStorage::FOREIGN;
       if (operation != nullptr && output.kind == NewStorage::NEW) {
-        version = enter(output.storage.get(), operation);
-        made.push_back({output.where, WeakVersion(version.get())});
+        version = enter(output.storage, operation);
+        where = output.where;
+      } else if (call.uninitialised && output.kind == NewStorage::NEW) {
+        version = new_version(output.storage);
+        version->pin = pins::UNINITIALISED;
+        ledger_.enter(version.get());
       } else if (operation != nullptr && elsewhere) {
-        version = adopt(output.storage.get(), pins::CONSTANT);
+        version = adopt(output.storage, pins::CONSTANT);
       } else {
-        Pin pin = output.kind == NewStorage::UNSEEN ? pins::READ_UNSEEN : pins::NOT_REPLAYABLE;
-        version = adopt(output.storage.get(), call.uninitialised ? pins::UNINITIALISED : pin);
+        version = adopt(output.storage, output.kind == NewStorage::UNSEEN ? pins::READ_UNSEEN : pins::NOT_REPLAYABLE);
         version->escaped = version->escaped || output.kind == NewStorage::ODD;
       }
       total += version->nbytes;
-      changed.push_back(std::move(version));
+      made.add(std::move(version), where);
     }
     call.made(total);
+  }
+
+  // The version of a new storage that an operation has made.
+  VersionRef enter(Storage* storage, Recorded* operation) {
+    VersionRef version = new_version(storage);
+    set_operation(version.get(), operation);
+    version->cost = operation->signature->cost;
+    ledger_.enter(version.get());
+    ledger_.evictable(version.get());
+    return version;
   }
 
   VersionRef new_version(Storage* storage) {
@@ -316,7 +412,6 @@ class Operators {
   Eviction& eviction_;
   Rematerializer& rematerializer_;
   Mutation& mutation_;
-  std::unordered_map<int64_t, Taken> taken_;  // by call
 };
 
 }  // namespace dtrrun

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from dtrrun.core.graph import Operation, Overwritten, Signature, Version
+from dtrrun.core.graph import Overwritten, Signature, Version
 from dtrrun.core.ledger import Ledger
 
 NEW = ""
@@ -137,10 +137,6 @@ class Operators:
     """A call has raised: the program gets its error, and nothing stays locked."""
     finish: Finish
     """Enter what a call has made; its cost is known. Raises the budget error if its outputs exceed it."""
-    enter_results: Finish
-    """Enter the outputs of a call that the caller has admitted and counted itself."""
-    enter: Callable[[Any, Operation], Version]
-    """Return the version of a new storage that an operation has made."""
     adopt: Adopt
     """Enter a storage that no recorded operator made, as a constant; pin: why it can't be evicted."""
 

@@ -41,31 +41,6 @@ class Rematerializer {
     for (Version* one : missing) one->cost = std::max(one->cost, cost);
   }
 
-  // Locks versions, which are added to `taken`, and brings back those that are evicted. Raises the budget error; then none of them
-  // stays locked.
-  void lock(const std::vector<Version*>& versions, std::vector<VersionRef>& taken) {
-    bool resident = true;
-    for (Version* one : versions) {
-      one->locks++;
-      taken.emplace_back(one);
-      one->last_access = ledger_.clock;
-      resident = resident && one->resident;
-    }
-    if (resident) return;
-    try {
-      Targets targets;
-      for (Version* one : versions) targets.emplace_back(one);
-      materialize(targets, true);
-    } catch (...) {
-      unlock(taken);
-      throw;
-    }
-  }
-  static void unlock(std::vector<VersionRef>& taken) {
-    for (const VersionRef& one : taken) one->locks--;
-    taken.clear();
-  }
-
   // The bytes that a run of an operation needs whose inputs are locked, without a workspace.
   int64_t needs(const Recorded* maker) const { return needs(maker, uses_of(maker), true); }
 

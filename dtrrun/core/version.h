@@ -133,6 +133,14 @@ struct Signature {
     if (calls == 0 || measured < cost) cost = measured;
     calls++;
   }
+  // Its results take `nbytes`: what is expected of the next call, or the most if that varies. opaque: one result is a workspace.
+  // measured: the expectation has other workspaces, too, and takes precedence.
+  void learn_bytes(int64_t nbytes, bool opaque, bool varies, bool measured) {
+    if (!guessed && nbytes == output_bytes) return;
+    bool lower = !measured && (guessed || opaque) && !varies;
+    guessed = false;
+    if (nbytes > output_bytes || lower) output_bytes = nbytes;
+  }
 };
 
 // One of an operation's tensors: a version, or what it overwrites completely without reading it (`core.graph.Overwritten`).

@@ -23,7 +23,7 @@ class SessionBackend final : public PythonBackend {
     Replays& replays;
     const Device& device;
     PyObject* slow_path;
-    Slot next_tick;
+    Slot next_tick, waiting;  // waiting: how many threads wait until an operator of another one ends
     int64_t mask;
   };
   void connect(const Native& native) { native_.emplace(native); }
@@ -56,13 +56,21 @@ class SessionBackend final : public PythonBackend {
     Ref storage = referent(one), on_death = checked(make_on_death(ledger_, nullptr));
     return VersionRef(node_of(dtrrun::version_over(storage.get(), on_death.get()).get()));
   }
+  int64_t size_of(Storage* storage) const override {
+    if (!native_) return PythonBackend::size_of(storage);
+    auto size = static_cast<int64_t>(as_impl(storage)->nbytes());
+    return (size - 1 - native_->mask) & native_->mask;
+  }
   void empty(Storage* storage) override { dtrrun::empty(as_impl(storage)); }
   void refill(Storage* emptied, Storage* source) override { swap_memory(*as_impl(emptied), *as_impl(source)); }
   bool holds(Storage* storage, int64_t nbytes) const override {
-    auto size = static_cast<int64_t>(as_impl(storage)->nbytes());
-    if (native_) return ((size - 1 - native_->mask) & native_->mask) == nbytes;
+    if (native_) return size_of(storage) == nbytes;
     Ref object = checked(storage_object(storage)), memory = attribute(ledger_, "memory");
     return checked(PyObject_CallMethod(memory.get(), "holds", "OL", object.get(), static_cast<long long>(nbytes))).get() == Py_True;
+  }
+
+  void room_given_back() override {
+    if (!native_ || native_->waiting.number(native_->slow_path) != 0) PythonBackend::room_given_back();
   }
 
   // -- operations --

@@ -38,7 +38,7 @@ class Body {
       each_tensor(stack[first + place], [&](const at::Tensor& tensor) {
         const c10::StorageImpl* storage = storage_of(tensor);
         if (storage == nullptr || known_.count(storage) != 0 || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return;
-        PyObject* found = versions.at(storage);
+        Version* found = versions.at(storage);
         if (found == nullptr) {
           // Nothing that the session has met: a module's own tensor from before, or what the kernel has made without an operator.
           // That will be gone when it has ended.
@@ -49,7 +49,7 @@ class Body {
         reads_unseen_ = true;
         if (!writes && told_.count(storage) != 0) return;
         told_.insert(storage);
-        checked(PyObject_CallFunctionObjArgs(touch_, Ref::copy(found).get(), writes ? Py_True : Py_False, nullptr));
+        checked(PyObject_CallFunctionObjArgs(touch_, Ref::copy(as_object(found)).get(), writes ? Py_True : Py_False, nullptr));
       });
     }
   }

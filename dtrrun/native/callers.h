@@ -252,7 +252,7 @@ class Anchors {
   Anchors(const TensorVersions& versions, const std::vector<uintptr_t>& words, const c10::StorageImpl* but = nullptr) {
     if (words.empty()) return;
     for (Version* one = versions.ledger.versions.first(); one != nullptr; one = one->after) {
-      ImplRef storage = one->constant() ? ImplRef() : TensorVersions::storage_of(as_object(one));
+      ImplRef storage = one->constant() ? ImplRef() : TensorVersions::storage_of(one);
       if (!storage || storage.get() == but || storage->device_type() != c10::DeviceType::CPU) continue;
       auto begin = reinterpret_cast<uintptr_t>(storage->data_ptr().get());
       auto word = std::lower_bound(words.begin(), words.end(), begin);
@@ -266,7 +266,7 @@ class Anchors {
     for (const Held& one : held_) {
       one.version->locks--;
       if (one.claim.first == 0) continue;
-      ImplRef storage = TensorVersions::storage_of(as_object(one.version.get()));
+      ImplRef storage = TensorVersions::storage_of(one.version.get());
       bool is_back = storage && !is_empty(storage.get()) && !one.version->escaped;
       if (is_back && !Placeholders::own().is_memory(one.claim)) Placeholders::own().make_memory(one.claim, storage.get());
       Placeholders::own().release(one.claim);

@@ -21,14 +21,17 @@ class Describer {
   // Finds the signature of a call that has been described, or makes it for a first one. missed: receives the key of that.
   // Returns false if that is for Python.
   bool find_signature(FastCall& call, Key& missed) {
-    call.signature = Ref::copy(signatures.find(key_));  // the table may be cleared while the operator runs
-    if (call.signature) return true;
+    if (PyObject* known = signatures.find(key_)) {
+      call.set_signature(Ref::copy(known));  // the table may be cleared while the operator runs
+      return true;
+    }
     call.is_first = true;
     std::swap(missed, key_);
     const IValue* values = call.stack->data() + call.first;
-    call.signature = first_calls_.signature_of(call.info, call.op, values, call.inputs, call.statistics);
-    if (!call.signature) return false;
-    call.unpriced = first_calls_.unpriced(call.info, call.op, values, call.inputs, call.statistics);
+    Ref made = first_calls_.signature_of(call.info, call.op, values, call.versions.size(), !call.statistics.empty());
+    if (!made) return false;
+    call.set_signature(std::move(made));
+    call.unpriced = first_calls_.unpriced(call.info, call.op, values, call.versions);
     return true;
   }
   // That call has run.
@@ -47,6 +50,7 @@ class Describer {
     call.excludes = info.statistics[0] >= 0 && (has(info.statistics[0]) || has(info.statistics[1])) &&
                     (info.trains < 0 || call.argument(info.trains) == IValue(true));
     key_.clear();
+    if (!written_.empty()) written_.clear();
     // For a recipe, or for observers.
     offsets_matter_ = info.makes_tensors || info.handler != HandlerKind::PLAIN;
     key_.add(reinterpret_cast<uint64_t>(&info));
@@ -61,8 +65,7 @@ class Describer {
         auto tensors = value.toTensorVector();
         key_.add_list(tensors.size());
         for (size_t item = 0; item < tensors.size(); item++) {
-          if (writes) call.written.push_back({place, item, call.inputs.size()});
-          if (!read(call, tensors[item])) return false;
+          if (!read(call, tensors[item]) || (writes && !write(call, place, item, tensors[item]))) return false;
         }
         call.holes[place] = static_cast<int>(tensors.size());
       } else if (value.isOptionalTensorList()) {  // indices
@@ -82,12 +85,18 @@ class Describer {
     }
     key_.add(static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())) |
              static_cast<uint64_t>(info.opaque && c10::GradMode::is_enabled()) << 8);
+    call.updates_statistics = info.updates && !call.statistics.empty();
+    for (size_t place = 0; place < call.writes.size(); place++) {
+      const Version* target = call.written[place].target;
+      auto times = [&] { return std::count(call.versions.begin(), call.versions.end(), target); };
+      call.writes[place].overwrites = overwrites_all(info, call.tensor(call.writes[place]), target, times);
+    }
     return true;
   }
 
-  // The version of a tensor's storage, entered as a constant if it is new: borrowed, or null if that is for Python.
-  PyObject* known_or_adopted(const at::Tensor& tensor) {
-    if (PyObject* known = versions_.of(tensor)) return known;
+  // The version of a tensor's storage, entered as a constant if it is new; null if that is for Python.
+  Version* known_or_adopted(const at::Tensor& tensor) {
+    if (Version* known = versions_.of(tensor)) return known;
     if (!tensor.unsafeGetTensorImpl()->has_storage() || !is_plain_kind(tensor, device_) || tensor.requires_grad() ||
         tensor.is_conj() || tensor.is_neg())
       return nullptr;
@@ -128,27 +137,44 @@ class Describer {
     } else if (kwarg_only && !writes) {
       return false;
     } else if (call.excludes && (is_place(info.statistics[0]) || is_place(info.statistics[1]))) {
-      PyObject* found = plain(tensor) ? versions_.of(tensor) : nullptr;
-      if (found == nullptr || version.escaped.is_true(found) || !version.resident.is_true(found)) return false;
-      if (!call.statistics.empty() && call.statistics[0].get() == found) return false;  // both in one storage
+      Version* found = plain(tensor) ? versions_.of(tensor) : nullptr;
+      if (found == nullptr || found->escaped || !found->resident) return false;
+      if (!call.statistics.empty() && call.versions[call.statistics[0]] == found) return false;  // both in one storage
       key_.add(tensor);
       call.holes[place] = STATISTICS;
-      call.statistics.push_back(Ref::copy(found));
+      call.statistics.push_back(call.versions.size());
+      call.add(found);
     } else {
-      if (writes) call.written.push_back({place, 0, call.inputs.size()});
-      if (!read(call, tensor)) return false;
+      if (!read(call, tensor) || (writes && !write(call, place, 0, tensor))) return false;
       call.holes[place] = TENSOR;
     }
     return true;
   }
+  // The last tensor that has been read is written to.
+  bool write(FastCall& call, size_t place, size_t item, const at::Tensor& tensor) {
+    size_t hole = call.versions.size() - 1;
+    Version* target = call.versions[hole];
+    bool leaf = is_leaf(tensor);
+    if (leaf && target->pin == nullptr) return false;  // Python meets it
+    if (call.written.size() < FEW) {
+      for (const Call::Write& one : call.written)
+        if (one.target == target) return true;
+    } else {
+      if (written_.empty())
+        for (const Call::Write& one : call.written) written_.insert(one.target);
+      if (!written_.insert(target).second) return true;
+    }
+    call.written.push_back({target, hole});
+    call.writes.push_back({place, item, leaf});
+    return true;
+  }
   bool read(FastCall& call, const at::Tensor& tensor) {
     if (!plain(tensor) || !device_.has(tensor.device())) return false;
-    PyObject* found = known_or_adopted(tensor);
+    Version* found = known_or_adopted(tensor);
     if (found == nullptr || versions_.fingerprints.is_workspace(found)) return false;
-    if (version.escaped.is_true(found) && call.info.handler != HandlerKind::VIEW) return false;
-    version.last_access.set_number(found, call.clock);
+    if (found->escaped && call.info.handler != HandlerKind::VIEW) return false;
     key_.add(tensor, offsets_matter_);
-    call.inputs.push_back(Ref::copy(found));
+    call.add(found);
     return true;
   }
 
@@ -157,7 +183,8 @@ class Describer {
   TensorVersions& versions_;
   Ledger& ledger_;
   FirstCalls& first_calls_;
-  VersionFields version;
+  static constexpr size_t FEW = 8;
+  std::unordered_set<const Version*> written_;  // by the present call, if these are many
   Key key_;
   bool offsets_matter_ = true;
 };

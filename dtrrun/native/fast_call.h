@@ -1,7 +1,10 @@
-// One call on the fast path (`Interposer::fast`), on its way through `describe.h`, `writes.h`, `record.h` and `run_kernel.h`.
+// One call on the fast path (`Interposer::fast`), on its way through `describe.h`, `admission.h`, `record.h` and `run_kernel.h`: what
+// the core asks of it (`core/operator.h`), and what these find out.
 #pragma once
 
+#include <memory>
 #include <optional>
+#include <unordered_set>
 
 #include "device.h"
 #include "first_calls.h"
@@ -13,10 +16,8 @@
 
 namespace dtrrun {
 
-// Some recipe reads the inputs of this operation.
-inline void mark_used(PyObject* maker) {
-  for (PyObject* source : OperationFields::inputs(maker)) VersionFields().used.set(source, true);
-}
+class Anchors;
+class Observed;
 
 // Python looks at these, and knows what to do with those that are not plain tensors over a storage.
 inline bool is_plain_kind(const at::Tensor& tensor, const Device& device) {
@@ -25,53 +26,142 @@ inline bool is_plain_kind(const at::Tensor& tensor, const Device& device) {
          !keys.has(DispatchKey::ZeroTensor) && device.has(tensor.device());
 }
 
-struct FastCall {
+// Whether overwriting this tensor leaves nothing that can be known of what its storage held (`TensorCall.overwrites`).
+// target: its version. times: how many of the call's tensors have it.
+template <class Count>
+bool overwrites_all(const OperatorInfo& info, const at::Tensor& tensor, const Version* target, const Count& times) {
+  if (info.blank && target->pin == pins::UNINITIALISED) return true;
+  return info.overwrites && tensor.nbytes() == tensor.storage().nbytes() && tensor.is_non_overlapping_and_dense() && times() == 1;
+}
+
+struct FastCall final : Call {
+  FastCall(OperatorInfo& info, const OperatorHandle& op, Stack* stack, Turn& turn, const TensorVersions& tensor_versions,
+           const Device& device)
+      : info(info), op(op), stack(stack), turn(turn), tensor_versions(tensor_versions), device(device) {
+    id = reinterpret_cast<int64_t>(this);
+    replayable = info.replayable;
+    reserves = turn.shared();
+    untouching = info.untouching;
+    uninitialised = info.uninitialised;
+    shrinks = info.mutates.empty() || info.grows;
+  }
+  ~FastCall() {
+    for (Version* one : versions) objects.versions.let_go(one);
+  }
+  FastCall(const FastCall&) = delete;
+
+  // -- for the core --
+
+  c10::SmallVector<Version*, 6> versions;  // kept
+  c10::SmallVector<Write, 2> written;
+  c10::SmallVector<size_t, 2> statistics;
+  static inline const std::vector<VersionRef> handed_out;
+  bool locked = false;
+  c10::SmallVector<Version*, 2> changing;
+
+  bool is_leaf(size_t place) const { return writes[place].leaf; }
+  bool overwrites(size_t place) const { return writes[place].overwrites; }
+  // `addbmm_` may resize what it writes to, and `out` may be. Those on lists never do, and have thousands of tensors.
+  std::optional<int64_t> resized(size_t, Version* version) const {
+    if (info.handler != HandlerKind::WRITES) return std::nullopt;
+    int64_t nbytes = size_of(as_stored(version)->storage);
+    return nbytes == version->nbytes ? std::nullopt : std::optional(nbytes);
+  }
+  void made(int64_t nbytes) {
+    if (info.makes_tensors) signature->learn_bytes(nbytes + counted, info.opaque, info.varies, !device.is_cpu());
+  }
+  template <class Entries>
+  OperationRef record(const Entries& entries) {
+    OperationObject* one = as_operation(maker.get());
+    if (excludes) {  // the replay has a signature of its own
+      Signature& again = *one->operation.signature;
+      again.cost = signature->cost;
+      again.guessed = signature->guessed;
+      again.output_bytes = signature->output_bytes;
+    }
+    std::unordered_set<const Version*> seen;
+    auto is_new = [&](const Version* version) {
+      if (versions.size() > FEW) return seen.insert(version).second;
+      return one->operation.reads_of(version) == 0;
+    };
+    bool is_plain = true;  // it reads each of its tensors, and no version twice
+    auto read = [&](Version* version) {
+      if (is_new(version))
+        add_read(one, Ref::copy(as_object(version)).release());
+      else
+        is_plain = false;  // as in `x * x`: it is locked, and counts as read, only once
+    };
+    entries(read, [&](size_t) { is_plain = false; });
+    if (!is_plain) one->operation.tensors = std::make_unique<std::vector<TensorEntry>>(tensors_of(entries));
+    return OperationRef(&one->operation);
+  }
+  void admitted() {}
+  void abandoned() {}
+  void failed() {}
+  inline void finished();
+  inline std::unique_ptr<Anchors> about_to_shrink();
+
+  // -- what is found out --
+
   OperatorInfo& info;
   const OperatorHandle& op;
   Stack* stack;
   Turn& turn;
   size_t count = op.schema().arguments().size(), first = stack->size() - count;  // of its arguments
-  int64_t clock = 0;                               // when it came
-  c10::SmallVector<Ref, 6> inputs;                 // the versions of its tensors; afterwards the recipe's
-  bool inputs_resident = false;
+  const TensorVersions& tensor_versions;
+  const Device& device;
+  Observed* observed = nullptr;
   bool excludes = false;                           // it updates running statistics, which a replay leaves out
   c10::SmallVector<int, 8> holes = c10::SmallVector<int, 8>(count, VALUE);  // as in `Recipe`
   c10::SmallVector<std::pair<size_t, IValue>, 1> gaps;  // which items of a list of tensors there are
-  Ref signature, state;
-  c10::SmallVector<Ref, 2> statistics;  // the versions of running statistics, which are not among the inputs
-  struct Write {
-    size_t place, item, input;  // of the argument, and in it, if that is a list; of the version among the inputs
-    bool overwrites = false;    // all of it, without reading it
-    PyObject* target = nullptr;
+  Ref its_signature, state;
+  struct Written {
+    size_t place, item;  // of the argument, and in it, if that is a list
+    bool leaf = false, overwrites = false;
   };
-  c10::SmallVector<Write, 2> written;  // what it writes to; several tensors may be over one storage
-  c10::SmallVector<Write, 2> targets;  // once it is certain that it will: one for each version
-  bool recordable = true;              // these can be computed again afterwards
+  c10::SmallVector<Written, 2> writes;  // in the order of `written`
   Ref maker;                       // its recipe, if it will have one
-  c10::SmallVector<std::pair<Py_ssize_t, Ref>, 2> made;  // the versions that this makes, and where; unless it is only one
-  c10::SmallVector<Ref, 2> overwritten;  // what it does not read
   Ref rng;                         // the state of the generator that it draws from
-  Ref outputs;                     // those that Python has entered
+  Ref outputs;                     // those that Python has classified
+  int64_t counted = 0;             // bytes of results without a plain storage
   bool is_first = false;           // of its signature
   std::optional<FirstCalls::Unpriced> unpriced;  // until it has run
 
   const IValue& argument(size_t place) const { return (*stack)[first + place]; }
-  at::Tensor tensor(const Write& one) const {
+  at::Tensor tensor(const Written& one) const {
     const IValue& value = argument(one.place);
     return value.isTensor() ? value.toTensor() : value.toListRef()[one.item].toTensor();
   }
-
-  // Whether what the call makes, or writes to, can be computed again.
-  bool has_recipe() const {
-    return targets.empty() || recordable;
+  void add(Version* version) {
+    objects.versions.hold(version);
+    versions.push_back(version);
   }
-  // Calls `function` with each version that a call reads, also after `record`.
-  template <class Function>
-  void each_input(const Function& function) const {
-    for (const Ref& one : inputs) function(one.get());
-    if (!maker) return;  // which has taken them
-    for (PyObject* one : OperationFields::inputs(maker.get())) function(one);
+  void set_signature(Ref found) {
+    its_signature = std::move(found);
+    signature = &as_signature(its_signature.get())->figures;
+  }
+
+ private:
+  static constexpr size_t FEW = 16;
+
+  int64_t size_of(const c10::StorageImpl* storage) const {
+    return tensor_versions.rounded(static_cast<int64_t>(storage->nbytes()));
+  }
+  // Its tensors, as its recipe has them.
+  template <class Entries>
+  std::vector<TensorEntry> tensors_of(const Entries& entries) const {
+    std::vector<TensorEntry> found;
+    std::unordered_map<size_t, int64_t> blank;  // where each that is overwritten comes first
+    auto overwritten = [&](size_t place) {
+      auto [first, is_first] = blank.emplace(place, static_cast<int64_t>(found.size()));
+      const Version* target = written[place].target;
+      auto size = static_cast<int64_t>(as_stored(target)->storage->nbytes());
+      found.push_back({nullptr, target->nbytes, size, is_first ? -1 : first->second});
+    };
+    entries([&](Version* version) { found.push_back({version}); }, overwritten);
+    return found;
   }
 };
+static_assert(IsCall<FastCall>);
 
 }  // namespace dtrrun

@@ -15,22 +15,19 @@ class FirstCalls {
         signature_class_(attribute(attribute(versions.ledger_object(), "graph").get(), "signature")),
         size_class_(attribute(python, "size_class")), is_modelled_(truth(signatures, "modelled")), versions_(versions) {}
 
-  // Null if that is for Python. inputs: the versions of the call's tensors. statistics: those of running statistics, if a
-  // replay omits them.
-  template <class Inputs, class Statistics>
-  Ref signature_of(const OperatorInfo& info, const c10::OperatorHandle& op, const IValue* values, const Inputs& inputs,
-                   const Statistics& statistics) const {
+  // Null if that is for Python. tensors: their number. excludes: whether a replay omits running statistics.
+  Ref signature_of(const OperatorInfo& info, const c10::OperatorHandle& op, const IValue* values, size_t tensors,
+                   bool excludes) const {
     if (!info.first_calls) return Ref();
     size_t count = op.schema().arguments().size();
     auto nbytes = predicted(info, values, count);
     if (!nbytes) return Ref();
     Ref geometries = geometries_of(values, count, nullptr);
-    size_t tensors = inputs.size() + statistics.size();
     if (PyTuple_GET_SIZE(geometries.get()) != static_cast<Py_ssize_t>(tensors)) return Ref();
     Ref made = blank(info, std::move(geometries));
     signature_.output_bytes.set_number(made.get(), *nbytes);
     signature_.guessed.set(made.get(), info.makes_tensors);
-    if (!statistics.empty())
+    if (excludes)
       signature_.replayed_as.take(made.get(), blank(info, geometries_of(values, count, info.statistics)).release());
     return made;
   }
@@ -40,16 +37,15 @@ class FirstCalls {
     Ref args, kwargs;
     int64_t read = 0;  // bytes
   };
-  template <class Inputs, class Statistics>
+  template <class Versions>
   std::optional<Unpriced> unpriced(const OperatorInfo& info, const c10::OperatorHandle& op, const IValue* values,
-                                   const Inputs& inputs, const Statistics& statistics) const {
+                                   const Versions& versions) const {
     if (!is_modelled_) return std::nullopt;
     auto [args, kwargs] = to_arguments(op.schema(), values, PyTuple_New, [&](size_t place) {
       return to_python(values[place], (*info.enumerations)[place]);
     });
     Unpriced call{std::move(args), std::move(kwargs)};
-    for (const Ref& input : inputs) call.read += VersionFields().nbytes.number(input.get());
-    for (const Ref& input : statistics) call.read += VersionFields().nbytes.number(input.get());
+    for (const Version* one : versions) call.read += one->nbytes;
     return call;
   }
   // It has run, and its results are on the top of the stack.

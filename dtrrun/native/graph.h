@@ -1,5 +1,5 @@
 // A session's nodes: what they have beside what `bindings/nodes.h` says. A version knows its storage, and an operation that the
-// fast path records has a recipe, which stands behind it, as do the versions that it reads. What the slow path records has
+// fast path records has a recipe, which stands behind it, and behind that the versions that it reads. What the slow path records has
 // Python's objects instead.
 #pragma once
 
@@ -32,16 +32,20 @@ inline void delete_version(PyObject* self) {
 }
 
 inline Recipe* recipe_of(OperationObject* one) {
-  return one->has_recipe ? reinterpret_cast<Recipe*>(one->operation.end()) : nullptr;
+  return one->has_recipe ? reinterpret_cast<Recipe*>(one + 1) : nullptr;
 }
 // Null if the slow path has recorded it.
 inline const Recipe* recipe_of(PyObject* operation) { return recipe_of(as_operation(operation)); }
 
-// An operation on the fast path, which gets so many versions and a recipe of so many arguments.
-inline Ref blank_recorded_operation(size_t reads, size_t arguments) {
-  Ref made = blank_operation(reads * sizeof(Node*) + Recipe::nbytes(arguments));
+// An operation on the fast path, with a recipe that is made of `given` and the number of its arguments. reads: the most versions
+// that it will read.
+template <class... Given>
+Ref recorded_operation(size_t reads, uint32_t arguments, const Given&... given) {
+  Ref made = blank_operation(Recipe::nbytes(arguments) + reads * sizeof(Node*));
   OperationObject* one = as_operation(made.get());
-  one->operation.reads = reinterpret_cast<Node**>(one + 1);
+  new (one + 1) Recipe(given..., arguments);
+  one->has_recipe = true;
+  one->operation.reads = reinterpret_cast<Node**>(reinterpret_cast<char*>(one + 1) + Recipe::nbytes(arguments));
   one->is_fixed = true;
   return made;
 }

@@ -1,12 +1,13 @@
 // Handles the operators of one session: most of them on the fast path, and the rest in Python (the `Interposer` of
 // `runtime/dispatch/interposer.py`).
 //
-// `fast` does for plain operators, views and in-place operators what `runtime/dispatch/slow_path.py` does, on the same graph,
-// and must always have the same effect. Everything else goes to Python, whole.
+// `fast` does for plain operators and in-place operators what `runtime/dispatch/slow_path.py` does for any: both let the core admit
+// and finish them (`core/operator.h`). `view` does what little a view needs. Everything else goes to Python, whole.
 #pragma once
 
 #include <memory>
 
+#include "admission.h"
 #include "bodies.h"
 #include "describe.h"
 #include "device.h"
@@ -14,13 +15,11 @@
 #include "observed.h"
 #include "operator_table.h"
 #include "pytorch.h"
-#include "ready.h"
 #include "record.h"
 #include "run_kernel.h"
 #include "stopwatch.h"
 #include "turns.h"
 #include "way_in.h"
-#include "writes.h"
 
 namespace dtrrun {
 
@@ -52,18 +51,18 @@ class Interposer {
         versions_(ledger_.get(), as_number(attribute(python, "mask").get())), core_(versions_.core), ledger(core_.ledger),
         lock_(slow_path_.get()),
         replays_(python, ambient_, operators_, this->device),
-        readiness_(slow_path_.get(), lock_, versions_), lists_(python, versions_),
+        admission_(slow_path_.get(), lock_, versions_), lists_(python, versions_),
         first_calls_(python, attribute(slow_path_.get(), "signatures").get(), versions_),
-        describer_(slow_path_.get(), this->device, versions_, first_calls_), writes_(versions_, shared_),
+        describer_(slow_path_.get(), this->device, versions_, first_calls_),
         recording_(python, slow_path_.get(), this->device, versions_),
-        kernel_(python, slow_path_.get(), this->device, versions_, first_calls_, waiting_),
+        kernel_(python, this->device, versions_, first_calls_),
         observation_(slow_path_.get(), versions_, first_calls_),
         any_reason_(type_of(classes, "Reasons"), "any"),
         home_(type_of(classes, "SlowPath"), "home"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
         waiting_(type_of(classes, "SlowPath"), "waiting") {
     Ref executor = attribute(attribute(ledger_.get(), "dtr").get(), "executor");
     if (truth(executor.get(), "in_python")) return;
-    backend_of(core_).connect(SessionBackend::Native{replays_, this->device, slow_path_.get(), next_tick_,
+    backend_of(core_).connect(SessionBackend::Native{replays_, this->device, slow_path_.get(), next_tick_, waiting_,
                                                      as_number(attribute(python, "mask").get())});
   }
   ~Interposer() { backend_of(core_).disconnect(); }
@@ -117,15 +116,14 @@ class Interposer {
   bool is_updated_constant(const at::Tensor& tensor) {
     if (!device.has(tensor.device())) return false;
     ledger.some_died();  // so that the table knows
-    PyObject* found = versions_.of(tensor);
-    return found == nullptr || (version.operation.is_none(found) && node_of(found)->pin != pins::UNINITIALISED);
+    const Version* found = versions_.of(tensor);
+    return found == nullptr || (found->constant() && found->pin != pins::UNINITIALISED);
   }
   // Keeps what a constant holds, for the recipes that read it: it is about to change. Returns false if that is not possible.
   bool keep_copy_of(const at::Tensor& constant) {
     Off off;
-    PyObject* found = describer_.known_or_adopted(constant);
-    if (found == nullptr) return false;
-    Version* one = node_of(found);
+    Version* one = describer_.known_or_adopted(constant);
+    if (one == nullptr) return false;
     if (one->copy) return true;
     return !one->escaped && one->resident && ledger.paused == 0 && core_.copies.make(one);
   }
@@ -143,7 +141,7 @@ class Interposer {
   Ref known_signature(const Underway& underway) {
     Stack values(underway.values, underway.values + underway.count);
     Turn turn(lock_, false);  // Python has the lock
-    FastCall call{operators_.of(*underway.op), *underway.op, &values, turn};
+    FastCall call(operators_.of(*underway.op), *underway.op, &values, turn, versions_, device);
     return Ref::copy(describer_.known_signature(call));
   }
 
@@ -167,9 +165,9 @@ class Interposer {
   // Code that is not an operator touches the memory of an evicted storage, and waits for it (`Access.touched`). words: what it has
   // at hand. Returns false if the storage is none of the session's.
   bool touched(const Placeholders::Claim& claim, const std::vector<uintptr_t>& words) {
-    PyObject* found = versions_.at(claim.storage);
+    Version* found = versions_.at(claim.storage);
     if (found == nullptr || !TensorVersions::has_storage(found)) return false;
-    Ref kept = Ref::copy(found);
+    Ref kept = Ref::copy(as_object(found));
     auto* outer = std::exchange(touched_, &claim);
     struct Ends {
       const Placeholders::Claim* outer;
@@ -181,7 +179,7 @@ class Interposer {
   }
   // Moves its memory to where that code looks for it. Returns false if the system has none.
   bool settle() {
-    PyObject* found = touched_ == nullptr ? nullptr : versions_.at(touched_->storage);
+    Version* found = touched_ == nullptr ? nullptr : versions_.at(touched_->storage);
     ImplRef storage = found == nullptr ? ImplRef() : TensorVersions::storage_of(found);
     if (!storage || is_empty(storage.get())) return false;
     return Placeholders::own().is_memory(*touched_) || Placeholders::own().make_memory(*touched_, storage.get());
@@ -198,11 +196,11 @@ class Interposer {
     if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // since it waits
     FastPathScope inside(*this);
     ledger.collect_dead();
-    PyObject* found = versions_.of(gradient);
-    if (found == nullptr || !version.resident.is_true(found) || !version.needed_by.is_none(found)) return false;
-    core_.recipes.make_constant(node_of(found), pins::GRADIENT);
-    version.last_access.set_number(found, ledger.clock);
-    version.pin.set(found, pins::GRADIENT);
+    Version* found = versions_.of(gradient);
+    if (found == nullptr || !found->resident || found->needed_by) return false;
+    core_.recipes.make_constant(found, pins::GRADIENT);
+    found->last_access = ledger.clock;
+    found->pin = pins::GRADIENT;
     return true;
   }
 
@@ -282,8 +280,7 @@ class Interposer {
       return versions_.observers.any() ? observed_view(info, op, keys, stack, watch, missed, turn)
                                        : view(info, op, keys, stack, watch);
     if (info.handler != HandlerKind::LISTS) return fast(info, op, keys, stack, gil, watch, missed, turn);
-    return update_lists(info, op, keys, stack, gil, watch) ||
-           (info.recorded && lists_.recomputable && fast(info, op, keys, stack, gil, watch, missed, turn));
+    return update_lists(info, op, keys, stack, gil, watch) || fast(info, op, keys, stack, gil, watch, missed, turn);
   }
 
   // -- an operator in Python -----------------------------------------------------------------------
@@ -391,9 +388,9 @@ class Interposer {
     ledger.collect_dead();
     const IValue& first = (*stack)[stack->size() - op.schema().arguments().size()];
     if (!first.isTensor() || !Describer::plain(first.toTensor())) return false;
-    PyObject* found = describer_.known_or_adopted(first.toTensor());
-    if (found == nullptr || !(version.resident.is_true(found) || info.untouching)) return false;
-    version.last_access.set_number(found, ledger.clock);
+    Version* found = describer_.known_or_adopted(first.toTensor());
+    if (found == nullptr || !(found->resident || info.untouching)) return false;
+    found->last_access = ledger.clock;
     int64_t started = watch.is_on() ? now_ns() : 0;
     op.redispatchBoxed(keys & way_in.below, stack);  // too short to give up the GIL for
     if (watch.is_on()) operators_ns += Stopwatch::EACH * (now_ns() - started);
@@ -407,11 +404,10 @@ class Interposer {
   bool observed_view(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Stopwatch& watch,
                      Key& missed, Turn& turn) {
     ledger.collect_dead();
-    FastCall call{info, op, stack, turn};
-    call.clock = ledger.clock;
+    FastCall call(info, op, stack, turn, versions_, device);
     if (!describer_.describe(call)) return false;
     if (!describer_.find_signature(call, missed)) return false;
-    PyObject* found = call.signature.get();
+    PyObject* found = call.its_signature.get();
     Observed observed(observation_, info, op, *stack, found);
     observed.runs(true);
     int64_t started = now_ns();
@@ -433,8 +429,8 @@ class Interposer {
     const IValue& first = (*stack)[stack->size() - op.schema().arguments().size()];
     if (!first.isTensor() || !Describer::plain(first.toTensor())) return false;
     ledger.some_died();  // so that the table knows
-    PyObject* found = versions_.of(first.toTensor());
-    if (found == nullptr || !(version.resident.is_true(found) || info.untouching)) return false;
+    const Version* found = versions_.of(first.toTensor());
+    if (found == nullptr || !(found->resident || info.untouching)) return false;
     op.redispatchBoxed(keys & way_in.below, stack);
     info.native_calls++;
     return true;
@@ -451,7 +447,7 @@ class Interposer {
     int64_t started = now_ns(), ended = 0;
     try {
       {
-        Unkept unkept;
+        Shortage::Kernel kernel(false);
         Gil::Released released(gil);
         op.redispatchBoxed(keys & way_in.below, stack);
       }
@@ -482,31 +478,25 @@ class Interposer {
   bool fast(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, Stopwatch& watch,
             Key& missed, Turn& turn) {
     ledger.collect_dead();
-    FastCall call{info, op, stack, turn};
-    call.clock = ledger.clock;
     if (info.opaque && versions_.fingerprints.are_taken()) return false;  // one of its results is a workspace
-    if (!describer_.describe(call)) return false;
-    // Only now: room is made for a constant that has just been met, and the inputs before it have not been locked.
-    call.inputs_resident = are_resident(call.inputs);
-    if (!are_resident(call.statistics)) return false;
-    if (!describer_.find_signature(call, missed)) return false;
-    PyObject* found = call.signature.get();
+    FastCall call(info, op, stack, turn, versions_, device);
+    if (!describer_.describe(call) || !describer_.find_signature(call, missed) || !recording_.knows_replay(call)) return false;
     call.state = Ref::copy(ambient_.read(info.family.get(), info.state, info.general));
-    Observed observed(observation_, info, op, *stack, found);
-    if (info.handler == HandlerKind::WRITES && !writes_.prepare_writes(call)) return false;
-    if (info.updates && !writes_.prepare_statistics(call)) return false;
-    auto taken = make_ready(call);
-    if (!taken) return false;
-    watch.leave_out(*taken);
-    if (!are_resident(call.statistics)) return false;  // which were not locked while room was made
-    if (info.updates && !writes_.are_free(call.statistics)) return false;
-    if (info.handler == HandlerKind::WRITES && !writes_.find_targets(call)) return false;
-    if (info.handler == HandlerKind::LISTS && !writes_.find_list(call)) return false;
-    if (!recording_.record(call)) return false;
+    Observed observed(observation_, info, op, *stack, call.its_signature.get());
+    call.observed = &observed;
+    auto admitted = admission_.admit(call);
+    if (!admitted) return false;
+    watch.leave_out(admitted->all);
+    bookkeeping_ns += admitted->all - admitted->elsewhere;
     Stack arguments;  // the kernel takes those on the stack
     if (!device.is_cpu()) arguments.assign(stack->begin() + call.first, stack->end());
-    bool settled = signature.calls.number(found) >= Signature::SETTLED;
-    bool brief = settled && signature.cost.number(found) < BRIEF_NS, timed = watch.is_on() || !brief;
+    try {
+      recording_.prepare(call);
+    } catch (...) {
+      core_.operators.abandon(call);
+      throw;
+    }
+    bool brief = call.signature->calls >= Signature::SETTLED && call.signature->cost < BRIEF_NS, timed = watch.is_on() || !brief;
     int64_t waited = turn.waited_ns, started = timed ? now_ns() : 0, ended = 0;
     observed.runs(true);
     if (!kernel_.run(call, keys, gil, started, ended)) {  // out of memory
@@ -515,17 +505,9 @@ class Interposer {
       stack->insert(stack->end(), arguments.begin(), arguments.end());
       return false;
     }
-    if (call.targets.empty() || info.makes_tensors) recording_.enter(call, found);
-    call.made.clear();
-    observed.finished(call.outputs.get());
+    finish(call);
     call_observer_.called();
-    if (ledger.resident_bytes > ledger.limit) {
-      c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
-      Ref result = results(op.schema(), *stack);
-      Anchors anchors(versions_, Words::of_foreign_code());
-      checked(PyObject_CallMethod(slow_path_.get(), "shrink", "OO", info.operator_.get(), result.get()));
-    }
-    if (call.is_first) describer_.remember(missed, found);
+    if (call.is_first) describer_.remember(missed, call.its_signature.get());
     if (timed) {
       left_ = now_ns();
       operators_ns += (brief ? Stopwatch::EACH : 1) * (ended - started);
@@ -536,24 +518,18 @@ class Interposer {
     return true;
   }
 
-  template <class Versions>
-  bool are_resident(const Versions& all) const {
-    return std::all_of(all.begin(), all.end(), [&](const Ref& one) { return version.resident.is_true(one.get()); });
-  }
-
-  // Brings the inputs back, and makes room. Returns the time in ns that this has taken, which is accounted for, or nothing if
-  // that is for Python.
-  std::optional<int64_t> make_ready(const FastCall& call) {
-    PyObject* found = call.signature.get();
-    bool inputs_resident = are_resident(call.inputs);  // what is written to may have been rescued since
-    if (inputs_resident && readiness_.is_ready(found)) return 0;
+  // Its kernel has run.
+  void finish(FastCall& call) {
     c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
-    int64_t began = now_ns();
-    auto elsewhere = readiness_.make_ready(call.inputs, inputs_resident, found, call.turn.shared());
-    if (!elsewhere) return elsewhere;
-    int64_t taken = now_ns() - began;
-    bookkeeping_ns += taken - *elsewhere;
-    return taken;
+    Recording::Outputs outputs;
+    try {
+      bool plain = recording_.outputs_of(call, outputs);
+      core_.operators.finish(call, outputs, plain);
+      recording_.note_extents(call, outputs);
+    } catch (...) {
+      core_.operators.fail(call);
+      admission_.refuse(call);
+    }
   }
 
   static inline thread_local const Placeholders::Claim* touched_ = nullptr;  // what this thread waits for
@@ -568,16 +544,13 @@ class Interposer {
   unsigned long inside_ = 0;             // the thread that is on the fast path
   std::vector<unsigned long> visitors_;  // on a GPU: the threads whose operators are here
   std::shared_ptr<int> ticket_ = std::make_shared<int>();  // of threads other than the session's own
-  VersionFields version;
-  SignatureFields signature;
   OperatorTable operators_;
   Lock lock_;
   Replays replays_;
-  Readiness readiness_;
+  Admission admission_;
   ListUpdates lists_;
   FirstCalls first_calls_;
   Describer describer_;
-  Writes writes_;
   Recording recording_;
   KernelRun kernel_;
   Observation observation_;

@@ -10,9 +10,7 @@ class ListUpdates {
  public:
   // python: the `Interposer` of Python.
   ListUpdates(PyObject* python, TensorVersions& versions)
-      : updates_(attribute(python, "updates")),        versions_(versions), core_(versions.core), ledger(versions.ledger) {}
-
-  bool recomputable = false;  // the last call is special in that all that it writes to can be recomputed
+      : updates_(attribute(python, "updates")), versions_(versions), core_(versions.core), ledger(versions.ledger) {}
 
   // Finds what the call reads and writes. Returns false if something about it is special: without effect, but for what
   // has been rescued.
@@ -31,7 +29,7 @@ class ListUpdates {
     ledger.ran(as_signature(signature_.get())->figures, cost);
     for (const Ref& target : targets_)
       if (version.used.is_true(target.get()) && !version.superseded.is_true(target.get()))
-        versions_.supersede(target.get(), nullptr, 0);
+        core_.recipes.supersede(node_of(target.get()), nullptr, 0);
     forget();
   }
   // It has failed, and may have written something.
@@ -45,7 +43,6 @@ class ListUpdates {
   bool look(const OperatorInfo& info, const c10::FunctionSchema& schema, const IValue* values) {
     ledger.collect_dead();
     loose_.clear();
-    recomputable = false;
     int64_t nbytes = 0;
     uint64_t dtypes = 0;
     int64_t clock = ledger.clock;
@@ -72,14 +69,13 @@ class ListUpdates {
       version.last_access.set_number(one, clock);
     }
     for (size_t i = 0; i < targets_.size(); i++) {
-      if (versions_.may_be_copied(targets_[i].get())) return false;
+      if (may_be_copied(node_of(targets_[i].get()))) return false;
       Mutation::no_longer_blank(node_of(targets_[i].get()));
       if (version.operation.is_none(targets_[i].get())) continue;
       if (written_[i].requires_grad()) return false;
       loose_.push_back(targets_[i].get());
     }
-    recomputable = loose_.size() == targets_.size();
-    if (recomputable) return false;  // all may need a recipe
+    if (loose_.size() == targets_.size()) return false;  // all may need a recipe
     for (PyObject* one : loose_)
       core_.recipes.make_constant(node_of(one), pins::UPDATED_IN_PLACE);
     for (const Ref& target : targets_)
@@ -87,10 +83,18 @@ class ListUpdates {
     return true;
   }
 
+  // Whether what is about to be written to has a copy, or may be worth one.
+  bool may_be_copied(const Version* one) {
+    if (one->copy) return true;
+    if (!ledger.pressure || !one->used) return false;
+    return !one->constant() || core_.copies.wants(one);  // or it is about to become a constant
+  }
+
   bool add(const at::Tensor& tensor, bool writes, int64_t& nbytes, uint64_t& dtypes) {
     if (!tensor.defined() || tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python)) return false;
-    PyObject* one = versions_.of(tensor);
-    if (one == nullptr) return false;
+    Version* known = versions_.of(tensor);
+    if (known == nullptr) return false;
+    PyObject* one = as_object(known);
     found_.push_back(one);
     nbytes += version.nbytes.number(one);
     dtypes |= uint64_t{1} << static_cast<int>(tensor.scalar_type());

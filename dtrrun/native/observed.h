@@ -5,9 +5,8 @@
 
 #include <unordered_map>
 
-#include "first_calls.h"
+#include "fast_call.h"
 #include "replays.h"
-#include "writes.h"
 
 namespace dtrrun {
 
@@ -133,15 +132,15 @@ struct ObservedCall {
   // `TensorCall.overwrites`. written: the place among what is written to.
   bool overwrites(size_t written) const {
     if (info->handler != HandlerKind::WRITES) return false;
-    std::vector<PyObject*> targets;
+    std::vector<const Version*> targets;
     std::optional<bool> found;
     each_tensor([&](size_t place, const at::Tensor& tensor) {
-      PyObject* target = by->versions.of(tensor);
+      const Version* target = by->versions.of(tensor);
       if (!info->writes_to(place) || std::find(targets.begin(), targets.end(), target) != targets.end()) return;
       targets.push_back(target);
       if (targets.size() != written + 1) return;
       Items all(versions);
-      found = Writes::overwrites(*info, tensor, target, [&] { return std::count(all.begin(), all.end(), target); });
+      found = overwrites_all(*info, tensor, target, [&] { return std::count(all.begin(), all.end(), as_object(target)); });
     });
     return found.value_or(false);
   }
@@ -210,7 +209,7 @@ inline void Observed::admit(Observation& by, const OperatorInfo& info, const c10
   call->state = ObservedCall::ADMITTED;
   c10::SmallVector<Ref, 6> versions;
   call->each_tensor([&](size_t, const at::Tensor& tensor) {
-    versions.push_back(Ref::copy(by.versions.of(tensor)));
+    versions.push_back(Ref::copy(as_object(by.versions.of(tensor))));
   });
   call->versions = as_tuple(versions).release();
   call_ = std::move(made);
@@ -220,6 +219,10 @@ inline void Observed::admit(Observation& by, const OperatorInfo& info, const c10
     end();
     throw;
   }
+}
+
+inline void FastCall::finished() {
+  if (observed != nullptr) observed->finished(outputs.get());
 }
 
 inline void Observed::set_running(bool now) { get()->state = now ? ObservedCall::RUNNING : ObservedCall::ADMITTED; }

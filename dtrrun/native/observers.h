@@ -53,18 +53,15 @@ class Fingerprints {
 
   bool are_taken() const { return object_.get() != Py_None; }
   // Some operators allocate more than their result needs: the rest is never written.
-  void note(PyObject* one, const at::Tensor& tensor) const {
+  void note(Version* one, const at::Tensor& tensor) const {
     if (are_taken() && tensor.is_contiguous())
-      version_.extent.set_number(one, (tensor.storage_offset() + tensor.numel()) * static_cast<int64_t>(tensor.itemsize()));
+      one->extent = (tensor.storage_offset() + tensor.numel()) * static_cast<int64_t>(tensor.itemsize());
   }
   // Whether a version is a workspace, parts of which are never written: what reads it is for Python.
-  bool is_workspace(PyObject* one) const {
-    return are_taken() && version_.extent.number(one) == 0 && version_.nbytes.number(one) != 0;
-  }
+  bool is_workspace(const Version* one) const { return are_taken() && one->extent == 0 && one->nbytes != 0; }
 
  private:
   Ref object_;
-  VersionFields version_;
 };
 
 // `SlowPath.called`, or nobody.

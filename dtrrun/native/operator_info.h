@@ -45,7 +45,8 @@ struct OperatorInfo {
   bool opaque = false;  // one result is a workspace, which is there only if gradients may be computed
   bool blank = false;   // whether it overwrites memory that nothing has written to, of which it may write to a part only
   std::vector<size_t> mutates;  // the places of the tensors, or lists of them, that it writes to
-  bool recorded = false;        // for an operator on lists: it may have a recipe
+  bool replayable = false, grows = false;  // it may have a recipe; what it writes to may become larger
+  bool varies = false;          // what it allocates does, between calls of one signature
   int statistics[2] = {-1, -1}, trains = -1;  // places of running statistics, and of what says whether it trains (-1: it does)
   bool updates = false;                       // it writes to these
   Formula formula = Formula::UNKNOWN;  // of what it allocates

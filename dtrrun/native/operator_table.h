@@ -71,7 +71,6 @@ class OperatorTable {
     if (truth(learned.get(), "updates_lists")) {
       info.handler = HandlerKind::LISTS;
       info.mutates = written_by(op.schema(), learned.get());
-      info.recorded = info.mutates == std::vector<size_t>{0} && truth(learned.get(), "replayable");
     }
     info.foreign = truth(learned.get(), "foreign");
     info.random = truth(learned.get(), "random");
@@ -80,6 +79,9 @@ class OperatorTable {
     info.makes_tensors = truth(learned.get(), "makes_tensors");
     info.sized_by_numbers = truth(learned.get(), "sized_by_numbers");
     info.uninitialised = truth(learned.get(), "uninitialised");
+    info.replayable = truth(learned.get(), "replayable") && !info.uninitialised;
+    info.grows = truth(learned.get(), "grows");
+    info.varies = info.grows || truth(learned.get(), "dynamic");
     Ref statistics = attribute(learned.get(), "statistics");
     if (statistics.get() != Py_None) {
       if (!PyArg_ParseTuple(attribute(statistics.get(), "positions").get(), "ii", info.statistics, info.statistics + 1))

@@ -29,7 +29,8 @@ class Recipe {
   }
   ~Recipe() { std::destroy_n(values(), count); }
   Recipe(const Recipe&) = delete;
-  static size_t nbytes(size_t count) { return sizeof(Recipe) + count * (sizeof(IValue) + sizeof(int)); }
+  // A multiple of what pointers are aligned to.
+  static size_t nbytes(size_t count) { return (sizeof(Recipe) + count * (sizeof(IValue) + sizeof(int)) + 7) / 8 * 8; }
 
   const c10::OperatorHandle handle;
   const std::vector<Enumeration>* enumerations;  // of the operator's; never freed

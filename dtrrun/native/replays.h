@@ -14,6 +14,7 @@
 #include "../bindings/backend.h"
 #include "ambient.h"
 #include "device.h"
+#include "graph.h"
 #include "operator_table.h"
 #include "pytorch.h"
 

@@ -2,7 +2,7 @@
 // it, and it is asked again.
 //
 // It may happen in the middle of an operator, whose kernel goes on afterwards: nothing runs twice. `runtime/shortage.py`
-// evicts. What the kernel reads stays, and nothing comes to depend on what it writes to.
+// evicts. What the kernel reads is locked, and nothing comes to depend on what it writes to.
 #pragma once
 
 #include <atomic>
@@ -17,20 +17,17 @@ class Shortage {
  public:
   static constexpr int ATTEMPTS = 5;
 
-  // A kernel that runs in this thread without that the ledger keeps its tensors: that takes time, and is done on demand.
+  // A kernel that runs in this thread. locked: whether its tensors are. If not, nothing is evicted for it.
   class Kernel {
    public:
-    Kernel() : outer_(innermost) { innermost = this; }
-    virtual ~Kernel() { innermost = outer_; }
+    explicit Kernel(bool locked) : outer_(std::exchange(all_locked, all_locked && locked)) {}
+    ~Kernel() { all_locked = outer_; }
     Kernel(const Kernel&) = delete;
-
-    // Keeps them, or no longer. Returns false if it cannot.
-    virtual bool keep(bool on) = 0;
 
    private:
     friend class Shortage;
-    Kernel* outer_;
-    static inline thread_local Kernel* innermost = nullptr;
+    bool outer_;
+    static inline thread_local bool all_locked = true;  // those of all kernels in this thread
   };
 
   // The process's own, which is never destroyed.
@@ -49,23 +46,17 @@ class Shortage {
   // The system refuses so many bytes. Returns whether to ask it again. In other threads, such as those that share the work of
   // a kernel, nothing is done: the one that they work for may have the GIL.
   bool relieve(size_t nbytes, int attempt) {
-    if (attempt >= ATTEMPTS || !listening_ || busy_ || (Off::none() && !Outside::is_outside())) return false;
+    if (attempt >= ATTEMPTS || !listening_ || busy_ || !Kernel::all_locked || (Off::none() && !Outside::is_outside())) return false;
     Gil gil;
     if (!release_) return false;
     busy_ = true;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    Kernel* last = Kernel::innermost;
-    bool kept = true, freed = false;
-    for (; kept && last != nullptr; last = kept ? last->outer_ : last) kept = last->keep(true);
-    if (kept) {
-      Ref release = Ref::copy(release_.get());
-      Ref found(PyObject_CallFunction(release.get(), "ni", static_cast<Py_ssize_t>(nbytes), attempt));
-      freed = found.get() == Py_True;
-      if (!found && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
-      if (!found) PyErr_Clear();
-    }
-    for (Kernel* one = Kernel::innermost; one != last; one = one->outer_) one->keep(false);
+    Ref release = Ref::copy(release_.get());
+    Ref found(PyObject_CallFunction(release.get(), "ni", static_cast<Py_ssize_t>(nbytes), attempt));
+    bool freed = found.get() == Py_True;
+    if (!found && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
+    if (!found) PyErr_Clear();
     PyErr_Restore(type, value, traceback);
     busy_ = false;
     return freed;

@@ -168,16 +168,19 @@ def test_hardly_an_operator_goes_to_python(name):
     assert share < (0.02 if name in ("one tensor at a time", "parts") else 0.1), native.python_calls()
 
 
-def test_what_is_brought_back_stays_out_of_python(monkeypatch):
+def test_what_is_brought_back_stays_out_of_python():
     *_, peak = inside("words", None)[1]
     with dtrrun.budget(int(0.6 * peak), cost="model") as session:
         train("words", steps=3)
-        calls = []
-        make_ready = session.slow_path.make_ready
-        session.slow_path.make_ready = lambda *args: (calls.append(args), make_ready(*args))[1]
-        before = session.report()["rematerializations"]
+        calls, native = [], session._native
+        beneath = session.dtr.rematerializer.beneath
+        session.dtr.rematerializer.beneath = lambda function: (calls.append(function), beneath(function))[1]
+        before, age = session.report()["rematerializations"], session.ledger.age
+        python_calls = sum(native.python_calls().values())
         train("words", steps=10)
         assert session.report()["rematerializations"] > before
+        in_python = sum(native.python_calls().values()) - python_calls
+        assert in_python < 0.02 * (session.ledger.age - age), native.python_calls()
     assert len(calls) == 0
 
 

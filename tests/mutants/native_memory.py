@@ -115,8 +115,6 @@ native(
     ("small storages are searched, too", "if (pressure && «one->nbytes >= least_bytes») policy->insert",
      "true", ""),
     ("operators are not counted", "clock += signature.cost; «age++;»", "", ""),
-    ("the clock stands still", "«clock += signature.cost;» age++;", "",
-     "rematerialization::dear_inputs_of_a_cheap_evicted_storage_outlive_their_release"),
 )
 native(
     "mutation", "core/mutation.h",
@@ -126,7 +124,7 @@ native(
     ("what is small and held over a step keeps what it was computed from",
      "if («one->resident && !one->constant()» && one->readers == 0", "false",
      "hazards_mutation::a_loss_that_is_held_over_a_step_does_not_hold_the_logits"),
-    ("the slow path rescues nothing before a constant changes",
+    ("what is in memory alone is rescued",
      "«if (settle(constant, found)) return;» int64_t nbytes", "return;",
      "hazards_mutation::weights_change_while_what_they_made_is_evicted"),
     ("what depends on a constant through others is not rescued", "«stack.emplace_back(node);»", "",
@@ -159,8 +157,8 @@ native(
      "hazards_escapes::writes"),
 )
 native(
-    "mutation", "tensor_versions.h",
-    ("no weight is worth a copy", "return !one->constant() || «core.copies.wants(one)»;", "false",
+    "mutation", "core/mutation.h",
+    ("no weight is worth a copy", "return constant->copy || («wants(constant)» && make(constant));", "false",
      "hazards_constants::a_graph_that_is_held_while_its_weights_change_stays_recomputable"),
 )
 native(
@@ -208,9 +206,8 @@ native(
      "outside::an_optimizer_s_state_is_copied_inside_the_budget"),
 )
 native(
-    "shortage", "run_kernel.h",
-    ("what a kernel reads is evicted for it",
-     "auto lock = [&](PyObject* one) { «runner_.version.locks.add(one, on ? 1 : -1);» };", "", ""),
+    "shortage", "shortage.h",
+    ("what a kernel reads is evicted for it", "busy_ || «!Kernel::all_locked» ||", "false", ""),
 )
 native(
     "placeholders", "faults.h",
@@ -221,7 +218,7 @@ native(
     ("errno is lost", "{ «errno = error_number;» return; }", "", ""),
 )
 native(
-    "placeholders", "ready.h",
+    "placeholders", "admission.h",
     ("addresses on the stack of a library are not looked for",
      "Anchors anchors(versions_, «Words::of_foreign_code()»);", "std::vector<uintptr_t>()", ""),
 )

@@ -8,24 +8,28 @@ from native import native
 # fmt: off
 
 native(
-    "making ready", "ready.h",
-    ("inputs are not locked while room is made", "«VersionFields().locks.add(one.get(), 1);»", "",
-     "interposer::what_was_brought_back_for_an_operator_stays_until_it_has_run"),
-    ("inputs stay locked",
-     "~Locked() { for (const Ref& one : inputs_) «VersionFields().locks.add(one.get(), -1);» }", "",
+    "making ready", "core/operator.h",
+    ("inputs stay locked", "call.locked = false; for (Version* one : call.versions) «one->locks--;»", "",
      "hazards_process::failing_operators_leave_no_locks"),
     ("inputs that were brought back count as stale",
-     "«VersionFields().last_access.set_number(one.get(), clock);»", "",
-     ""),
+     "«one->last_access = ledger_.clock;» resident = resident", "",
+     "decisions/decisions::a_block_of_the_sample[7]"),
+)
+native(
+    "making ready", "core/eviction.h",
+    ("room is promised to several at once", "return fits(nbytes + «ledger_.reserved_bytes»);", "0",
+     "hazards_room::on_the_fast_path_room_that_another_has_been_promised_is_none"),
+)
+native(
+    "making ready", "admission.h",
     ("the program is refused memory that garbage takes",
      "if («!found_garbage(began)») refuse", "true",
      "garbage::memory_that_is_refused_while_inputs_are_brought_back_is_garbage_s"),
     ("nobody waits for others' room",
-     "if («shared && ledger_.any_reserved()») return std::nullopt;", "false",
+     "if («call.reserves && ledger_.any_reserved()») return std::nullopt;", "false",
      "hazards_room::who_finds_no_room_waits_for_the_others"),
-    ("room is promised to several at once",
-     "return ledger_.resident_bytes + «ledger_.reserved_bytes» + signature_", "int64_t{0}",
-     "hazards_room::on_the_fast_path_room_that_another_has_been_promised_is_none"),
+    ("addresses on the stack of a library are never looked for",
+     "if («core_.operators.is_ready(call)») {", "true", ""),
 )
 native(
     "observers", "observed.h",
@@ -51,112 +55,105 @@ native(
 )
 native(
     "operators", "core/operator.h",
-    ("the slow path gives a mutation no version",
+    ("a mutation gets no version",
      "«version = recipes_.supersede(version.get(), operation, call.cost);»", "",
      "hazards_mutation::foreach_operators hazards_mutation::out_arguments"),
-    ("the slow path's mutated constant has no new version", "} else if («version->used») {", "false",
-     "hazards_mutation::weights_change_while_what_they_made_is_evicted"),
-    ("the slow path gives running statistics no later version",
+    ("a mutated constant has no new version", "} else if («version->used») {", "false",
+     "hazards_mutation::weights_change_while_what_they_made_is_evicted "
+     "hazards_constants::mutation_of_a_buffer_on_the_short_cut"),
+    ("running statistics get no later version",
      "if («call.updates_statistics») for (size_t hole : call.statistics) if (call.versions[hole]->used)",
      "false", "hazards_constants::what_statistics_made_is_evicted_after_their_update"),
-    ("the slow path does not rescue what running statistics made",
-     "if («call.updates_statistics») { std::vector<Version*> statistics;", "false",
-     "hazards_constants::statistics_are_read_before_they_are_updated"),
+    ("what running statistics made is not rescued",
+     "if («call.updates_statistics») { for (size_t hole : call.statistics) recipes_.make_constant", "false",
+     "hazards_constants::statistics_are_read_before_they_are_updated "
+     "hazards_constants::what_statistics_made_outlives_an_update_on_the_fast_path"),
     ("what a sparse tensor is made from stays evictable", "if («!plain && !call.view») {", "false",
      "hazards_layouts::sparse_and_quantized"),
     ("small constants go at once", "«backend.keep_small(storage);»", "",
      "hazards_constants::what_was_made_from_a_small_constant_can_be_evicted"),
+    ("what recipes read is not known to be used",
+     "for (Node* read : operation) «as_version(read)->used = true;»", "",
+     "hazards_lists::recipes_name_the_version_that_they_read"),
+    ("nothing is evicted for what is larger than foreseen",
+     "if («ledger_.resident_bytes > ledger_.limit» && call.shrinks", "false",
+     "native_first_calls::what_is_larger_than_a_formula_says_is_corrected_and_made_room_for"),
+    ("the clock stands still", "if (!call.view) «ledger_.clock += call.cost;» //", "",
+     "rematerialization::dear_inputs_of_a_cheap_evicted_storage_outlive_their_release"),
+    ("results of an operator that has several are all the first one's",
+     "version = enter(output.storage, operation); where = «output.where»;", "int64_t{0}",
+     "hazards_values::several_outputs_of_which_some_are_dropped"),
+    ("what has grown counts as before",
+     "call.resized(write.hole, version.get())) «ledger_.backend.resized(version.get(), *nbytes);» // Another",
+     "", "hazards_sizes::an_operator_in_place_enlarges_what_it_writes_to"),
 )
 native(
     "failing operators", "core/operator.h",
-    ("locks are not released", "void fail(Call& call) { «unlock(call);»", "",
+    ("locks are not released", "void fail(C& call) { «unlock(call);»", "",
      "hazards_process::failing_operators_leave_no_locks"),
+    ("what was half written keeps its recipe", "VersionRef version = «recipes_.half_written(write.target)»;",
+     "VersionRef()", "hazards_mutation::mutation_that_fails_half_way"),
+)
+native(
+    "operators", "core/version.h",
+    ("a guess is not corrected", "«if (nbytes > output_bytes || lower) output_bytes = nbytes;»", "",
+     "native_first_calls::what_is_larger_than_a_formula_says_is_corrected_and_made_room_for"),
 )
 native(
     "operators", "interposer.h",
-    ("nothing is evicted for what is larger than foreseen",
-     "if («ledger.resident_bytes > ledger.limit») { c10::impl::ExcludeDispatchKeyGuard", "false",
-     "native_first_calls::what_is_larger_than_a_formula_says_is_corrected_and_made_room_for"),
     ("looking at a view is no use of its storage",
-     "«version.last_access.set_number(found, ledger.clock);» int64_t started = watch", "",
+     "«found->last_access = ledger.clock;» int64_t started = watch", "",
      "decisions/decisions::a_block_of_the_sample[7]"),
-    ("gradients may be evicted", "«core_.recipes.make_constant(node_of(found), pins::GRADIENT);»", "",
+    ("gradients may be evicted", "«core_.recipes.make_constant(found, pins::GRADIENT);»", "",
      "hazards_gradients::gradients_stay_in_memory"),
     ("the session's reasons are not looked at",
      "if (device.is_cpu()) return «!any_reason_.is_true(reasons_.get())» && (shared_ || is_home());", "true",
      "native_first_calls::python_knows_what_is_known_natively"),
     ("nothing of what is evicted makes a view wait",
-     "if (found == nullptr || !(«version.resident.is_true(found)» || info.untouching)) return false; "
-     "version.last_access.set_number(found", "true",
+     "if (found == nullptr || !(«found->resident» || info.untouching)) return false; found->last_access",
+     "true",
      "rematerialization::a_view_is_a_use_of_what_it_shows_unless_it_is_for_autograd_alone"),
 )
 native(
     "operators", "fast_call.h",
-    ("what recipes read is not known to be used",
-     "for (PyObject* source : OperationFields::inputs(maker)) «VersionFields().used.set(source, true);»", "",
-     "hazards_lists::recipes_name_the_version_that_they_read"),
-)
-native(
-    "operators", "writes.h",
     ("a part is taken for the whole",
      "«tensor.nbytes() == tensor.storage().nbytes()» && tensor.is_non_overlapping", "true",
      "interposer::what_is_overwritten_stays_out_of_python"),
     ("what is transposed is no whole",
-     "== tensor.storage().nbytes() && «tensor.is_non_overlapping_and_dense()»;", "tensor.is_contiguous()",
+     "== tensor.storage().nbytes() && «tensor.is_non_overlapping_and_dense()» &&", "tensor.is_contiguous()",
      "interposer::what_is_overwritten_stays_out_of_python"),
-    ("what is overwritten is not read beside it",
-     "return info.overwrites && «times() == 1» &&", "true",
+    ("what is overwritten is not read beside it", "&& «times() == 1»;", "true",
      "interposer::what_is_overwritten_stays_out_of_python"),
-    ("parameters that are overwritten are no constants any more",
-     "!leaf && «!(constant && Mutation::is_sticky(node_of(one.target)->pin))» && overwrites(", "true",
+    ("what is read twice is locked twice", "if («is_new(version)») add_read", "true",
      "interposer::what_is_overwritten_stays_out_of_python"),
-    ("what running statistics made is not rescued",
-     "if (!«core_.rescue.resident_dependents_of(node_of(one.get()))») return false;", "true",
-     "hazards_constants::what_statistics_made_outlives_an_update_on_the_fast_path"),
-    ("a leaf that changes is no parameter",
-     "bool leaf = «is_leaf(tensor)», constant", "false",
+    ("uninitialised memory has a recipe", "replayable = «info.replayable»;", "true",
+     "native_first_calls::once_a_family_is_known_first_calls_are_native[normalised]"),
+)
+native(
+    "operators", "describe.h",
+    ("a leaf that changes is no parameter", "bool leaf = «is_leaf(tensor)»;", "false",
      "decisions/decisions::a_block_of_the_sample[7]"),
 )
 native(
-    "operators", "record.h",
-    ("what is read twice is locked twice", "bool repeats = «reads_twice(call.inputs)»;", "false",
+    "operators", "core/mutation.h",
+    ("parameters that are overwritten are no constants any more",
+     "return version->constant() ? «!is_sticky(version->pin)» && overwrites()", "true",
      "interposer::what_is_overwritten_stays_out_of_python"),
+)
+native(
+    "operators", "record.h",
     ("a replay updates the running statistics again",
      "if («call.holes[place] == VALUE») recipe->values()",
      "call.holes[place] == VALUE || call.holes[place] == STATISTICS",
      "hazards_constants::a_replay_of_the_fast_path_updates_no_statistics"),
     ("the state of generators is not captured",
-     "if («info.random && (call.has_recipe() || !device_.is_cpu())») {", "false",
+     "if («info.random && (call.recordable || !device_.is_cpu())») {", "false",
      "hazards_values::random_operators_and_their_generators"),
     ("what a given generator draws counts as drawn from the default one",
      "Ref generator = «generator_of(call)»;", "Ref::copy(Py_None)",
      "interposer::draws_from_a_generator_stay_out_of_python"),
-    ("uninitialised memory has a recipe",
-     "PyObject* maker = «info.uninitialised ? nullptr : call.maker.get()»;", "call.maker.get()",
-     "native_first_calls::once_a_family_is_known_first_calls_are_native[normalised]"),
-    ("a guess is not corrected", "} else if («signature.guessed.is_true(found)» || (!single", "false",
-     "native_first_calls::what_is_larger_than_a_formula_says_is_corrected_and_made_room_for"),
-    ("results of an operator that has several are all the first one's",
-     "if (!single) call.made.emplace_back(«static_cast<Py_ssize_t>(place)», std::move(made));",
-     "Py_ssize_t{0}", "hazards_values::several_outputs_of_which_some_are_dropped"),
-    ("the fast path takes every result for new memory", "if («versions_.at(storage) != nullptr») continue;",
-     "false", ""),
-)
-native(
-    "operators", "run_kernel.h",
-    ("mutations have no recipe", "if («call.maker && call.has_recipe()») { mark_used", "false",
-     "decisions/decisions::a_block_of_the_sample[7]"),
-    ("a constant that changes has no new version",
-     "if («version.used.is_true(one.target)») versions_.supersede(one.target, nullptr, 0);", "false",
-     "hazards_constants::mutation_of_a_buffer_on_the_short_cut"),
-    ("running statistics have no later version",
-     "if («call.info.updates») for (const Ref& one : call.statistics) if (version.used", "false",
-     "hazards_constants::what_statistics_made_outlives_an_update_on_the_fast_path"),
-    ("what was half written keeps its recipe", "if (retried) return false; «half_written(call);»", "",
-     "hazards_mutation::mutation_that_fails_half_way"),
-    ("what has grown counts as before",
-     "for (const c10::StorageImpl* storage : written) «note_size(storage);»", "",
-     "hazards_sizes::an_operator_in_place_enlarges_what_it_writes_to"),
+    ("the fast path takes every result for new memory",
+     "bool is_known = «versions_.at(as_impl(storage)) != nullptr» ||", "false", ""),
 )
 native(
     "threads", "interposer.h",
@@ -170,27 +167,26 @@ native(
      "if («!interposer.shared_») interposer.inside_ = PyThread_get_thread_ident();", "false", ""),
 )
 native(
-    "threads", "writes.h",
-    ("what another thread uses is written to",
-     "return «shared_ && version.locks.number(one) != 0»;", "false",
+    "threads", "core/operator.h",
+    ("what another thread uses is written to", "if («target->locks != 0») mutation_.escape", "false",
      "hazards_room::what_another_thread_uses_stays_when_it_is_written_to"),
 )
 native(
-    "threads", "run_kernel.h",
-    ("no room is reserved while others have their turns",
-     "«runner.ledger_.reserve(reinterpret_cast<int64_t>(&call), PyThread_get_thread_ident(), "
-     "runner.signature.output_bytes.number(call.signature.get()));»", "",
+    "threads", "fast_call.h",
+    ("no room is reserved while others have their turns", "reserves = «turn.shared()»;", "false",
      "hazards_room::a_kernel_of_the_fast_path_keeps_its_room_and_tells_when_it_has_ended"),
-    ("others evict what a kernel reads",
-     "call.each_input([&](PyObject* one) { «runner_.version.locks.add(one, 1);» });", "",
-     "hazards_threads::long_kernels_of_several_threads_inside_a_small_budget"),
-    ("others read what is half written",
-     "may_go_on_ = call.turn.shared() && «call.targets.empty()» &&", "true",
+)
+native(
+    "threads", "run_kernel.h",
+    ("others read what is half written", "may_go_on_(call.turn.shared() && «call.written.empty()» &&", "true",
      "hazards_threads::what_is_half_written_natively_is_not_read_either"),
-    ("others draw while an operator does", "&& «!call.info.random»; if (!may_go_on_)", "true",
+    ("others draw while an operator does", "&& «!call.info.random»)", "true",
      "hazards_threads::threads_that_share_the_default_generator"),
+)
+native(
+    "threads", "backend.h",
     ("nobody is told that room has come back",
-     "if («runner_.waiting_.number(runner_.slow_path_.get()) == 0») return;", "true",
+     "if («!native_ || native_->waiting.number(native_->slow_path) != 0») PythonBackend::", "false",
      "hazards_room::a_kernel_of_the_fast_path_keeps_its_room_and_tells_when_it_has_ended"),
 )
 native(
@@ -225,7 +221,7 @@ native(
 native(
     "lists", "lists.h",
     ("what lists write to gets no version",
-     "«versions_.supersede(target.get(), nullptr, 0);» forget();", "",
+     "«core_.recipes.supersede(node_of(target.get()), nullptr, 0);» forget();", "",
      "hazards_lists::recipes_name_the_version_that_they_read"),
     ("what relies on the old values is not rescued",
      "if (!«core_.rescue.resident_dependents_of(node_of(target.get()))») return false;", "true",
@@ -242,7 +238,7 @@ native(
     ("what lists make needs no room",
      "if («made != 0 && ledger.resident_bytes + made > ledger.limit») return false;", "false", ""),
     ("which weights are worth a copy is not asked",
-     "if («versions_.may_be_copied(targets_[i].get())») return false;", "false", ""),
+     "if («may_be_copied(node_of(targets_[i].get()))») return false;", "false", ""),
 )
 native(
     "first calls", "formulas.h",

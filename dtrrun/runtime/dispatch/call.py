@@ -214,24 +214,11 @@ class TensorCall(Call):
         return signature.replayed_as
 
     def made(self, nbytes: int) -> None:
-        """Predict for the next call what this one has allocated, or the maximum if that varies.
-
-        On a GPU, measurements take precedence.
-        """
-        signature = self.signature
-        nbytes += self.counted
-        if signature.guessed or nbytes != signature.output_bytes:
-            learn(signature, self.operator, nbytes, measured=self.measured)
+        operator = self.operator
+        varies = operator.dynamic or operator.grows
+        self.signature.learn_bytes(nbytes + self.counted, operator.opaque_output >= 0, varies, self.measured)
         if self.statistics:
             self.replay_signature()
-
-
-def learn(signature: Signature, operator: Operator, nbytes: int, *, measured: bool) -> None:
-    """The results of a call of that signature take `nbytes`. measured: the prediction has workspaces, too."""
-    lower = not measured and (signature.guessed or operator.opaque_output >= 0)
-    signature.guessed = False
-    if nbytes > signature.output_bytes or (lower and not (operator.dynamic or operator.grows)):
-        signature.output_bytes = nbytes
 
 
 def is_number(tensor: torch.Tensor) -> bool:

@@ -17,7 +17,6 @@ import torch
 from dtrrun.core.graph import TENSOR_SLOT, Overwritten, Signature, Version
 from dtrrun.runtime import formulas, rng, storage
 from dtrrun.runtime.cost_model import modelled_ns
-from dtrrun.runtime.dispatch.call import learn
 from dtrrun.runtime.dispatch.slow_path import Reasons, SlowPath
 from dtrrun.runtime.dispatch.threads import Threads, joins, wait_while
 from dtrrun.runtime.guards import without_our_key
@@ -138,10 +137,6 @@ class Interposer:
             nbytes += signature.output_bytes
         signature.cost = modelled_ns(func, args, kwargs or NO_KEYWORDS, result, nbytes)
         signature.calls = Signature.SETTLED
-
-    def learn(self, signature: Signature, operator: Operator, nbytes: int) -> None:
-        """A call with several results has made `nbytes` bytes."""
-        learn(signature, operator, nbytes, measured=self.slow_path.device is not None)
 
     def capture(self, nbytes: int, generator: torch.Generator | None) -> Any:
         """Return the state of the generator from which an operator is about to draw `nbytes` bytes.

@@ -18,11 +18,10 @@ from typing import Any, Protocol
 import torch
 
 from dtrrun.core.dtr import DTR
-from dtrrun.core.graph import Operation, Signature, Version, distinct
-from dtrrun.core.locks import Locks
+from dtrrun.core.graph import Signature, Version
 from dtrrun.core.operator import Output
 from dtrrun.runtime import rng
-from dtrrun.runtime.ambient import DEFAULT_DTYPE, Ambient, State
+from dtrrun.runtime.ambient import DEFAULT_DTYPE, Ambient
 from dtrrun.runtime.dispatch.arguments import (
     flatten_into,
     geometry_of,
@@ -32,7 +31,7 @@ from dtrrun.runtime.dispatch.arguments import (
     parts_of,
 )
 from dtrrun.runtime.dispatch.bodies import Body, has_python_kernel
-from dtrrun.runtime.dispatch.call import TensorCall, learn
+from dtrrun.runtime.dispatch.call import TensorCall
 from dtrrun.runtime.dispatch.outputs import new_storages
 from dtrrun.runtime.dispatch.signatures import Signatures, list_key
 from dtrrun.runtime.errors import BudgetError
@@ -40,7 +39,6 @@ from dtrrun.runtime.guards import below, program_autocast
 from dtrrun.runtime.operators import PACKED_NAMESPACES, Operator, operator_of
 from dtrrun.runtime.patches.passing import until_return
 from dtrrun.runtime.storage import (
-    device_type_of,
     is_for_shapes,
     is_held,
     place_of,
@@ -549,28 +547,6 @@ class SlowPath:
             key.append(torch.is_grad_enabled())
         return tuple(key)
 
-    def make_ready(self, inputs: Sequence[Version], signature: Signature) -> int:
-        """Bring the inputs back and make room for the outputs.
-
-        Returns the time in ns that is accounted for elsewhere. Raises BudgetError.
-        """
-        eviction, rematerializer = self._eviction, self._rematerializer
-        accounted = eviction.making_room_ns + rematerializer.operators_ns
-        began = now_ns()
-        with self.lock:
-            locks = Locks()
-            while True:
-                try:
-                    with locks:
-                        self._rematerializer.lock(inputs, locks)
-                        self._eviction.make_room(signature.output_bytes, signature.operator.name)
-                    break
-                except BudgetError as error:
-                    if not self.found_garbage(began):
-                        self.refuse(error, inputs, signature)
-                        raise
-        return eviction.making_room_ns + rematerializer.operators_ns - accounted
-
     def refuse(self, error: BudgetError, inputs: Sequence[Version], signature: Signature) -> None:
         """The program is about to get this error, because of a call that there is no room for.
 
@@ -580,77 +556,17 @@ class SlowPath:
         error.called_bytes = self._eviction.least_bytes_with(inputs) + signature.output_bytes
         self.too_small(error, inputs, signature)
 
-    def enter(
-        self,
-        result: Any,
-        func: Any,
-        operator: Operator,
-        signature: Signature,
-        template: list[Any],
-        kwargs: dict[str, Any] | None,
-        versions: list[Version],
-        state: State,
-        rng: Any = None,
-    ) -> Sequence[Output]:
-        """Enter outputs of the fast path other than a single plain tensor.
+    def classify(self, result: Any, operator: Operator) -> tuple[Sequence[Output], int, bool]:
+        """Look at results of the fast path that are no plain tensors. Its inputs are locked: this may evict.
 
-        versions: those of the call's tensors. rng: as `TensorCall.rng`. Returns those of which more has to be
-        known than that they are new.
+        Returns the new storages, the bytes of results without a plain storage, and whether there are no such.
         """
-        if type(result) in (tuple, list) and self.ledger.fingerprints is None and not operator.takes_storage:
-            try:
-                storages = [storage_of(tensor) for tensor in result if tensor is not None]
-            except (NotImplementedError, RuntimeError, TypeError):  # sparse, opaque, a number or a list
-                storages = []
-            ours = self.ledger.device_type
-            # On a GPU, states of generators are on the host.
-            if storages and (self.device is None or all(device_type_of(one) == ours for one in storages)):
-                recorded = func, template, kwargs, rng, state, ()
-                operation = self.ledger.graph.new_operation(recorded, signature, versions, distinct(versions))
-                self._enter_several(storages, operation, operator)
-                return ()
-        call = TensorCall(func, operator, self.ledger.device_type)
-        call.template, call.kwargs, call.versions = template, kwargs or {}, versions
-        call.state, call.signature, call.result, call.rng = state, signature, result, rng
-        call.measured = self.device is not None
-        call.cost = signature.cost
-        with self.lock, Locks() as locks:
-            locks.take(versions)  # counting a tensor may evict
+        with self.lock:
             ledger = self.ledger
             if ledger.dead:
                 ledger.collect_dead()
             outputs, unplain = new_storages(result, operator, ledger)
-            call.counted = sum([self._count_new(tensor) for tensor in unplain])
-            self._operators.enter_results(call, outputs, plain=not unplain)
-            if ledger.fingerprints is not None:
-                self._note_extents(call, outputs)
-            return outputs
-
-    def _enter_several(
-        self, storages: list[torch.UntypedStorage], operation: Operation, operator: Operator
-    ) -> None:
-        """Like `Operators.enter_results`, without the cases that the fast path excludes."""
-        for version in operation.inputs:
-            version.used = True
-        made = []
-        total = 0
-        for where, storage in enumerate(storages):
-            if self.ledger.version_of(storage) is None:
-                version = self._operators.enter(storage, operation)
-                total += version.nbytes
-                made.append((where, version))
-        operation.outputs = made
-        signature = operation.signature
-        learn(signature, operator, total, measured=self.device is not None)
-
-    def shrink(self, operator: Operator, result: Any) -> None:
-        """The operator allocated more than predicted: evict as much now. Raises BudgetError."""
-        if operator.view or (operator.mutates and not operator.grows):
-            return
-        tensors = outputs_of(result, [])
-        made = [version for tensor in tensors if (version := self.version_of(tensor)) is not None]
-        with self.telling():
-            self._eviction.shrink(made, operator.name)
+            return outputs, sum([self._count_new(tensor) for tensor in unplain]), not unplain
 
     # -- waiting for others ----------------------------------------------------------------------
 

@@ -1,0 +1,93 @@
+// Admits a call on the fast path (`Operators::admit`), as `SlowPath._run` in runtime/dispatch/slow_path.py does for others.
+#pragma once
+
+#include "backend.h"
+#include "callers.h"
+#include "fast_call.h"
+
+namespace dtrrun {
+
+class Admission {
+ public:
+  Admission(PyObject* slow_path, const Lock& lock, TensorVersions& versions)
+      : slow_path_(Ref::copy(slow_path)), lock_(lock), versions_(versions), core_(versions.core), ledger_(core_.ledger) {}
+
+  // Times that admitting a call has taken, in ns. elsewhere: the part that is accounted for elsewhere.
+  struct Times {
+    int64_t all = 0, elsewhere = 0;
+  };
+
+  // Returns nothing, having released all, if Python has to wait until an operator of another thread ends. Raises the budget error.
+  std::optional<Times> admit(FastCall& call) {
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
+    if (core_.operators.is_ready(call)) {
+      attempt(call);
+      return Times{};
+    }
+    int64_t before = accounted(), began = now_ns();
+    // Kernels run without the GIL, and another thread's slow path must wait until all is carried out.
+    Held held(lock_);
+    Anchors anchors(versions_, Words::of_foreign_code());
+    while (true) {
+      Ref error;
+      try {
+        attempt(call);
+        return Times{now_ns() - began, accounted() - before};
+      } catch (const python_error&) {
+        if (!core_.backend->is_budget_error()) throw;
+        if (call.reserves && ledger_.any_reserved()) return std::nullopt;
+        error = as_error(std::current_exception());
+      }
+      if (!found_garbage(began)) refuse(std::move(error), call);
+    }
+  }
+
+  // The program gets the budget error that is being handled.
+  [[noreturn]] void refuse(FastCall& call) {
+    if (!core_.backend->is_budget_error()) throw;
+    refuse(as_error(std::current_exception()), call);
+  }
+
+ private:
+  void attempt(FastCall& call) {
+    try {
+      core_.operators.admit(call);
+    } catch (...) {
+      core_.operators.abandon(call);
+      throw;
+    }
+  }
+  [[noreturn]] void refuse(Ref error, const FastCall& call) {
+    if (!truth(error.get(), "explained")) {
+      Ref versions = checked(PyList_New(0));
+      for (Version* one : call.versions)
+        if (PyList_Append(versions.get(), as_object(one)) < 0) raise();
+      checked(PyObject_CallMethod(slow_path_.get(), "refuse", "OOO", error.get(), versions.get(), call.its_signature.get()));
+    }
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
+    raise();
+  }
+
+  int64_t accounted() const { return core_.eviction.making_room_ns + ledger_.recomputed_ns; }
+
+  // Whether a garbage collection gives reason to try once more what the program has asked for since this time, in ns.
+  bool found_garbage(int64_t since) {
+    int64_t started = now_ns();
+    Ref garbage = attribute(attribute(versions_.ledger_object(), "dtr").get(), "garbage");
+    Ref found = checked(PyObject_CallMethod(garbage.get(), "before_refusing", "L", static_cast<long long>(since)));
+    core_.eviction.making_room_ns += now_ns() - started;
+    return found.get() == Py_True;
+  }
+
+  Ref slow_path_;
+  const Lock& lock_;
+  TensorVersions& versions_;
+  Core& core_;
+  Ledger& ledger_;
+};
+
+inline std::unique_ptr<Anchors> FastCall::about_to_shrink() {
+  return std::make_unique<Anchors>(tensor_versions, Words::of_foreign_code());
+}
+
+}  // namespace dtrrun
