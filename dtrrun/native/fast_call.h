@@ -114,7 +114,8 @@ struct FastCall final : Call {
   bool excludes = false;                           // it updates running statistics, which a replay leaves out
   c10::SmallVector<int, 8> holes = c10::SmallVector<int, 8>(count, VALUE);  // as in `Recipe`
   c10::SmallVector<std::pair<size_t, IValue>, 1> gaps;  // which items of a list of tensors there are
-  Ref its_signature, state;
+  Ref its_signature;
+  const KernelState* state = nullptr;  // the settings that its kernel sees
   struct Written {
     size_t place, item;  // of the argument, and in it, if that is a list
     bool leaf = false, overwrites = false;

@@ -434,7 +434,32 @@ PyObject* share(PyObject*, PyObject*) {
 
 PyObject* is_inside(PyObject*, PyObject*) { return PyBool_FromLong(interposer && interposer->is_inside()); }
 
+PyObject* present_state(PyObject*, PyObject* args) {
+  int general, on_cpu;
+  if (!PyArg_ParseTuple(args, "pp", &general, &on_cpu)) return nullptr;
+  return guarded([&] { return PyLong_FromVoidPtr(const_cast<KernelState*>(KernelState::now(general != 0, on_cpu != 0))); });
+}
+
+PyObject* restore_state(PyObject*, PyObject* state) {
+  return guarded([&] {
+    const KernelState* before = static_cast<const KernelState*>(PyLong_AsVoidPtr(state))->restore();
+    return PyLong_FromVoidPtr(const_cast<KernelState*>(before));
+  });
+}
+
+PyObject* silently(PyObject*, PyObject* function) {
+  return guarded([&] {
+    Silent silent;
+    return checked(PyObject_CallNoArgs(function)).release();
+  });
+}
+
 PyMethodDef methods[] = {
+    {"present_state", present_state, METH_VARARGS,
+     "present_state(general, on_cpu): the settings that kernels read, as a number that is the same for equal ones.\n"
+     "general: without those that only some read."},
+    {"restore_state", restore_state, METH_O, "restore_state(state): make these the present settings. Returns those before."},
+    {"silently", silently, METH_O, "silently(function): call it, without the warnings that its operators give."},
     {"compiled_kernel", CompiledKernel::make, METH_VARARGS,
      "compiled_kernel(name, kernel, plain, arguments): what to call in place of a kernel that torch.compile has generated.\n"
      "kernel: as an operator calls it; plain: as it is called without a session. arguments: a letter for each: r and w for a\n"

@@ -47,10 +47,9 @@ class Interposer {
         ledger_(attribute(slow_path_.get(), "ledger")), call_observer_(slow_path_.get()),
         reasons_(attribute(slow_path_.get(), "reasons")),
         kernels_(attribute(slow_path_.get(), "kernels")), operators_(python),
-        ambient_(attribute(attribute(slow_path_.get(), "ambient").get(), "readers").get(), this->device.is_cpu()),
         versions_(ledger_.get(), as_number(attribute(python, "mask").get())), core_(versions_.core), ledger(core_.ledger),
         lock_(slow_path_.get()),
-        replays_(python, ambient_, operators_, this->device),
+        replays_(python, operators_, this->device),
         admission_(slow_path_.get(), lock_, versions_), lists_(python, versions_),
         first_calls_(python, attribute(slow_path_.get(), "signatures").get(), versions_),
         describer_(slow_path_.get(), this->device, versions_, first_calls_),
@@ -481,15 +480,15 @@ class Interposer {
     if (info.opaque && versions_.fingerprints.are_taken()) return false;  // one of its results is a workspace
     FastCall call(info, op, stack, turn, versions_, device);
     if (!describer_.describe(call) || !describer_.find_signature(call, missed) || !recording_.knows_replay(call)) return false;
-    call.state = Ref::copy(ambient_.read(info.family.get(), info.state, info.general));
+    call.state = KernelState::now(info.general, device.is_cpu(), info.states);
     Observed observed(observation_, info, op, *stack, call.its_signature.get());
     call.observed = &observed;
+    Stack arguments;  // the kernel takes those on the stack
+    if (!device.is_cpu()) arguments.assign(stack->begin() + call.first, stack->end());
     auto admitted = admission_.admit(call);
     if (!admitted) return false;
     watch.leave_out(admitted->all);
     bookkeeping_ns += admitted->all - admitted->elsewhere;
-    Stack arguments;  // the kernel takes those on the stack
-    if (!device.is_cpu()) arguments.assign(stack->begin() + call.first, stack->end());
     try {
       recording_.prepare(call);
     } catch (...) {
@@ -537,7 +536,6 @@ class Interposer {
   Ref python_, handle_, slow_path_, ledger_;
   CallObserver call_observer_;
   Ref reasons_, kernels_;
-  Ambient ambient_;
   TensorVersions versions_;
   Core& core_;
   Ledger& ledger;

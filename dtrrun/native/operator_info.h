@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "ambient.h"
 #include "arguments.h"
+#include "kernel_settings.h"
 
 namespace dtrrun {
 
@@ -52,11 +52,11 @@ struct OperatorInfo {
   Formula formula = Formula::UNKNOWN;  // of what it allocates
   bool first_calls = false;            // they may be handled here
   Ref replay;  // what is run again, without the statistics
-  Ambient::State state;
+  KernelState::Recent states;  // of its last calls
   bool writes_to(size_t place) const { return std::find(mutates.begin(), mutates.end(), place) != mutates.end(); }
-  bool general = true;  // its family of settings is the general one
+  bool general = true;  // of the settings, its kernels read the general ones only
   int64_t python_calls = 0, native_calls = 0;
-  Ref func, operator_, family;
+  Ref func, operator_;
   std::vector<Enumeration>* enumerations = new std::vector<Enumeration>();  // never freed: recipes refer to it
 };
 

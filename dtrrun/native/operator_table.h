@@ -96,8 +96,7 @@ class OperatorTable {
     if (formula.get() != Py_None) info.formula = formula_named(PyUnicode_AsUTF8(formula.get()));
     Ref first_calls = checked(PyObject_CallMethod(python_.get(), "has_native_first_calls", nullptr));
     info.first_calls = first_calls.get() == Py_True;
-    info.family = attribute(learned.get(), "family");
-    info.general = PyUnicode_CompareWithASCIIString(info.family.get(), "general") == 0;
+    info.general = truth(learned.get(), "general");
     bool numbers = takes_numbers(op.operator_name());
     for (const auto& argument : op.schema().arguments()) info.enumerations->push_back(enumeration_of(argument, numbers));
     info.operator_ = std::move(learned);

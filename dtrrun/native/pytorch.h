@@ -93,18 +93,40 @@ void fill_object(Object* object, const c10::Storage& storage) {
 
 // -- the precision of float32 ----------------------------------------------------------------------------------
 
-// Writes the precision of a backend's matrix products, convolutions and recurrent layers, and the one that they inherit, as
-// numbers. Returns where to go on.
-inline int* add_precisions(at::Context& context, bool cuda, int* next) {
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
-  using at::Float32Op, at::Float32Backend;
-  for (Float32Op op : {Float32Op::MATMUL, Float32Op::CONV, Float32Op::RNN, Float32Op::ALL})
-    *next++ = static_cast<int>(context.float32Precision(cuda ? Float32Backend::CUDA : Float32Backend::MKLDNN, op));
-#else
-  for (const char* op : {"matmul", "conv", "rnn", "all"})  // "ieee", "tf32", "bf16" or "none"
-    *next++ = context.float32Precision(cuda ? "cuda" : "mkldnn", op)[0];
-#endif
-  return next;
+// What an option of cuBLAS for sums in half precision allows.
+inline bool reduces_precision(int option) {
+  return option == static_cast<int>(at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK);
 }
+inline bool splits_k(int option) {
+  return option != static_cast<int>(at::CuBLASReductionOption::DisallowReducedPrecisionDisallowSplitK);
+}
+
+// The precision of a backend's matrix products, convolutions or recurrent layers, as a number. kind: 0, 1 or 2.
+inline int read_precision(at::Context& context, bool cuda, int kind);
+// Sets it. What is equal to the one that all of them inherit is inherited.
+inline void write_precision(at::Context& context, bool cuda, int kind, int value);
+
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
+inline constexpr at::Float32Op PRECISE[] = {at::Float32Op::MATMUL, at::Float32Op::CONV, at::Float32Op::RNN};
+inline int read_precision(at::Context& context, bool cuda, int kind) {
+  return static_cast<int>(context.float32Precision(cuda ? at::Float32Backend::CUDA : at::Float32Backend::MKLDNN, PRECISE[kind]));
+}
+inline void write_precision(at::Context& context, bool cuda, int kind, int value) {
+  auto backend = cuda ? at::Float32Backend::CUDA : at::Float32Backend::MKLDNN;
+  auto wanted = static_cast<at::Float32Precision>(value);
+  bool inherits = wanted == context.float32Precision(backend, at::Float32Op::ALL);
+  context.setFloat32Precision(backend, PRECISE[kind], inherits ? at::Float32Precision::NONE : wanted);
+}
+#else
+inline constexpr const char *PRECISE[] = {"matmul", "conv", "rnn"}, *PRECISIONS[] = {"ieee", "tf32", "bf16", "none"};
+inline int read_precision(at::Context& context, bool cuda, int kind) {
+  return context.float32Precision(cuda ? "cuda" : "mkldnn", PRECISE[kind])[0];
+}
+inline void write_precision(at::Context& context, bool cuda, int kind, int value) {
+  const char* backend = cuda ? "cuda" : "mkldnn";
+  std::string wanted = *std::find_if(PRECISIONS, PRECISIONS + 4, [&](const char* one) { return one[0] == value; });
+  context.setFloat32Precision(backend, PRECISE[kind], wanted == context.float32Precision(backend, "all") ? "none" : wanted);
+}
+#endif
 
 }  // namespace dtrrun

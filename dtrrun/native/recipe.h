@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "arguments.h"
+#include "kernel_settings.h"
 
 namespace dtrrun {
 
@@ -22,9 +23,9 @@ inline IValue to_keep(const IValue& value) {
 // Of so many arguments. Followed by their values and holes, in one piece of memory: most operators have few.
 class Recipe {
  public:
-  Recipe(const c10::OperatorHandle& handle, const std::vector<Enumeration>* enumerations, PyObject* func, PyObject* state,
-         uint32_t count)
-      : handle(handle), enumerations(enumerations), func(Ref::copy(func)), state(Ref::copy(state)), count(count) {
+  Recipe(const c10::OperatorHandle& handle, const std::vector<Enumeration>* enumerations, PyObject* func,
+         const KernelState* state, uint32_t count)
+      : handle(handle), enumerations(enumerations), func(Ref::copy(func)), state(state), count(count) {
     std::uninitialized_default_construct_n(values(), count);
   }
   ~Recipe() { std::destroy_n(values(), count); }
@@ -34,7 +35,8 @@ class Recipe {
 
   const c10::OperatorHandle handle;
   const std::vector<Enumeration>* enumerations;  // of the operator's; never freed
-  Ref func, state, rng;
+  Ref func, rng;
+  const KernelState* const state;  // the settings that it saw
   const uint32_t count;
 
   // Where tensors were, None or which items of a list there are.
@@ -67,9 +69,9 @@ inline Ref as_sequence(const Recipe& recipe) {
     if (recipe.holes()[place] != VALUE) shown[place] = IValue(at::Tensor());
   auto [args, kwargs] =
       to_arguments(schema, shown.data(), PyList_New, [&](size_t place) { return template_of(recipe, place); });
-  Ref nothing(PyTuple_New(0));
+  Ref nothing(PyTuple_New(0)), state = checked(PyLong_FromVoidPtr(const_cast<KernelState*>(recipe.state)));
   return Ref(PyTuple_Pack(6, recipe.func.get(), args.get(), kwargs ? kwargs.get() : Py_None,
-                          recipe.rng ? recipe.rng.get() : Py_None, recipe.state.get(), nothing.get()));
+                          recipe.rng ? recipe.rng.get() : Py_None, state.get(), nothing.get()));
 }
 
 }  // namespace dtrrun

@@ -27,7 +27,7 @@ class Recording {
     if (!call.recordable) return;
     PyObject* func = (call.excludes ? info.replay : info.func).get();
     call.maker = recorded_operation(call.versions.size(), static_cast<uint32_t>(call.count), call.op, info.enumerations, func,
-                                    call.state.get());
+                                    call.state);
     OperationObject* maker = as_operation(call.maker.get());
     PyObject* found = call.its_signature.get();
     set_signature(maker, call.excludes ? signature.replayed_as.get(found) : found);

@@ -12,7 +12,6 @@
 #include <unordered_map>
 
 #include "../bindings/backend.h"
-#include "ambient.h"
 #include "device.h"
 #include "graph.h"
 #include "operator_table.h"
@@ -80,8 +79,8 @@ inline bool can_retry(PyObject* python, PyObject* operator_, PyObject* rng = nul
 class Replays {
  public:
   // python: the `Interposer` of Python.
-  Replays(PyObject* python, Ambient& ambient, OperatorTable& operators, const Device& device)
-      : python_(Ref::copy(python)), device_(device), ambient_(ambient), operators_(operators) {}
+  Replays(PyObject* python, OperatorTable& operators, const Device& device)
+      : python_(Ref::copy(python)), device_(device), operators_(operators) {}
 
   void forget() { geometries_.clear(); }
 
@@ -99,12 +98,6 @@ class Replays {
     if (geometries == nullptr || geometries->size() != run.uses.size()) return false;
     for (Node* source : maker)
       if (as_version(source)->escaped) return false;
-    PyObject* state = ambient_.read(info.family.get(), info.state, info.general);
-    if (state != recipe.state.get()) {
-      int equal = PyObject_RichCompareBool(state, recipe.state.get(), Py_EQ);
-      if (equal < 0) raise();
-      if (equal == 0) return false;
-    }
     bool allocates =
         std::any_of(run.uses.begin(), run.uses.end(), [](Use use) { return use == Use::COPY || use == Use::BLANK; });
     if (!device_.is_cpu() && (allocates || recipe.rng)) return false;
@@ -112,6 +105,7 @@ class Replays {
     Stack stack = arguments(recipe, *geometries, run, targets);
     int64_t started = now_ns();
     try {
+      Restored settings(*recipe.state);
       Drawing drawing(python_.get(), recipe);
       call(recipe, *maker.signature, &stack);
       drawing.end();
@@ -242,7 +236,6 @@ class Replays {
 
   Ref python_;
   const Device& device_;
-  Ambient& ambient_;
   OperatorTable& operators_;
   std::unordered_map<PyObject*, std::pair<Ref, std::shared_ptr<const std::vector<Geometry>>>> geometries_;
 };

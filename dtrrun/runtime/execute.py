@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from time import perf_counter_ns as now_ns
 from typing import Any
 
 import torch
 
 from dtrrun.core.graph import Operation, Overwritten
-from dtrrun.runtime.ambient import Ambient
 from dtrrun.runtime.dispatch.arguments import fill, outputs_of, over
-from dtrrun.runtime.guards import autocasting
+from dtrrun.runtime.guards import autocasting, silently
 from dtrrun.runtime.rng import replaying
-from dtrrun.runtime.silence import silently
 
 
 class Executor:
@@ -26,10 +25,10 @@ class Executor:
     in_python = False
     """For tests: in new sessions, C++ leaves all of them to this."""
 
-    def __init__(self, ambient: Ambient, memory: Any, device: Any, between: Callable[[], None]) -> None:
-        """memory: see `core.backend`. device: the session's. between: called between operators that run
-        again."""
-        self._ambient, self._memory, self._device, self.between = ambient, memory, device, between
+    def __init__(self, native: Any, memory: Any, device: Any, between: Callable[[], None]) -> None:
+        """native: the extension. memory: see `core.backend`. device: the session's. between: called between
+        operators that run again."""
+        self._native, self._memory, self._device, self.between = native, memory, device, between
 
     def below(self) -> AbstractContextManager[None]:
         """A context beneath autograd and all modes, where the operators first ran."""
@@ -38,7 +37,7 @@ class Executor:
 
     def quietly(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` without the warnings that its operators give."""
-        return silently(function, *args)
+        return silently(partial(function, *args))
 
     def execute(self, operation: Operation, taken: set[int]) -> tuple[list[Any], int]:
         """Run an operator again; see `core.backend`."""
@@ -91,15 +90,15 @@ class Executor:
     def _call(self, operation: Operation, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Run the operator with the settings and the random state of its first run."""
         func, _, _, rng, state, autocast = operation.recorded
-        family = operation.signature.operator.family
-        if not (rng or autocast) and self._ambient.readers[family]() == state:
-            return func(*args, **kwargs)
-        with (
-            self._ambient.restored(family, state),
-            replaying(rng) if rng else nullcontext(),
-            autocasting(autocast) if autocast else nullcontext(),
-        ):
-            return func(*args, **kwargs)
+        before = self._native.restore_state(state)
+        try:
+            with (
+                replaying(rng) if rng else nullcontext(),
+                autocasting(autocast) if autocast else nullcontext(),
+            ):
+                return func(*args, **kwargs)
+        finally:
+            self._native.restore_state(before)
 
     def copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
         """Return a new storage with the same content, or None if the system has no memory for it."""

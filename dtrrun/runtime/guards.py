@@ -7,7 +7,7 @@ excluded for the replay. Uses PyTorch's internal key guard, as PyTorch's own mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -69,9 +69,19 @@ class _WayIn:
     keys = _keys()  # it alone, or none
 
 
-def use_key(name: str) -> None:
-    """Operators come to the extension at this dispatch key, for as long as the process lives."""
-    _WayIn.key, _WayIn.keys = _C._dispatch_key_parse(name), _keys(name)
+_extension: Any = None
+
+
+def use_extension(native: Any) -> None:
+    """Operators come to this extension at its dispatch key, for as long as the process lives."""
+    global _extension
+    _extension = native
+    _WayIn.key, _WayIn.keys = _C._dispatch_key_parse(native.key()), _keys(native.key())
+
+
+def silently(function: Callable[[], Any]) -> Any:
+    """Call a function that runs operators, without the warnings that they give: the program had these."""
+    return _extension.silently(function)
 
 
 def without_our_key(keys: Any) -> Any:

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dtrrun.runtime.ambient import family_of
-
 aten = torch.ops.aten
 
 # Outputs are uninitialised, or a part of them is: no recipe until something overwrites them completely.
@@ -122,6 +120,11 @@ _REDUCES_LAST = {
 _SIZED_BY_NUMBERS = {"aten::arange", "aten::range"}
 
 
+_MATMULS = {
+    *("mm", "bmm", "addmm", "addbmm", "baddbmm", "addmv", "addr", "mv", "dot", "vdot"),
+    *("_addmm_activation", "_int_mm", "_trilinear", "_euclidean_dist", "_cdist_forward", "_cdist_backward"),
+}
+
 # Their kernels take another path if the same tensor is given twice, and then compute different bits.
 _COMPARES_TENSORS = {"aten::_native_multi_head_attention"}
 
@@ -196,9 +199,9 @@ class Operator:
         "composite",
         "described",
         "dynamic",
-        "family",
         "foreach",
         "foreign",
+        "general",
         "generator",
         "grows",
         "higher_order",
@@ -287,7 +290,7 @@ class Operator:
         self.overwrites_blank = into_out or namespace == KERNELS
         self.pointwise = torch.Tag.pointwise in tags and namespace == "aten" and not self.foreach
         self.untouching = name in _UNTOUCHING
-        self.family = family_of(namespace, name.partition("::")[2])
+        self.general = not reads_backends(namespace, name.partition("::")[2])
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.calls_others = self.foreign or name in _CALLS_OTHERS
         self.generator = next(
@@ -371,6 +374,15 @@ class Operator:
 def operator_of(func: Any) -> Operator:
     """Return the facts about `func`, which sessions share."""
     return Operator(func)
+
+
+def reads_backends(namespace: str, name: str) -> bool:
+    """Return whether an operator's kernels may read settings of backends, such as a precision.
+
+    name: without its namespace and overload. Operators of others may read anything.
+    """
+    parts = ("linear", "_dot_product_", "conv", "rnn", "lstm", "gru", "linalg")
+    return namespace != "aten" or name in _MATMULS or any(part in name for part in parts)
 
 
 def _takes_objects(schema: Any) -> bool:

@@ -21,7 +21,6 @@ from dtrrun.core.graph import Signature, Version
 from dtrrun.runtime import device as devices
 from dtrrun.runtime import optional, shapes, storage
 from dtrrun.runtime.access import Access
-from dtrrun.runtime.ambient import Ambient
 from dtrrun.runtime.costs import Costs, read_costs
 from dtrrun.runtime.dispatch import native
 from dtrrun.runtime.dispatch.signatures import Signatures
@@ -85,12 +84,11 @@ class Session:
         self._native = native.load(settings)
         storage.use_extension(self._native)
         self._heap = self._make_heap()
-        ambient = Ambient(self.device.type)
         self.dtr = DTR(
             native.policy(self._native, settings),
             graph_of(self._native),
             self.device.memory,
-            Executor(ambient, self.device.memory, self.device, self._between_replays),
+            Executor(self._native, self.device.memory, self.device, self._between_replays),
             budget_bytes=settings.budget_bytes,
             budget_error=BudgetError,
             out_of_memory=torch.OutOfMemoryError,
@@ -110,7 +108,6 @@ class Session:
         kernels: dict[Any, Any] = {}
         self.slow_path = SlowPath(
             self.dtr,
-            ambient,
             Signatures(
                 self.ledger,
                 self.device.operators,

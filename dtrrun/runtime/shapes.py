@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from time import perf_counter_ns as now_ns
 from typing import Any
 
@@ -11,10 +12,9 @@ import torch
 
 from dtrrun.core.graph import Geometry
 from dtrrun.runtime.dispatch.arguments import fill, outputs_of
-from dtrrun.runtime.guards import below
+from dtrrun.runtime.guards import below, silently
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.rng import unmoved
-from dtrrun.runtime.silence import silently
 from dtrrun.runtime.storage import rounded, size_of, storage_of
 
 _MASKS = (torch.bool, torch.uint8)  # as indices: how many elements they select depends on data
@@ -101,7 +101,7 @@ def by_shape_function(
             if named.get("pin_memory"):
                 named["pin_memory"] = False
             with unmoved() if operator.foreign else nullcontext():
-                result = silently(func, *args, **named)
+                result = silently(partial(func, *args, **named))
             made = made_by(result, {storage_of(tensor)._cdata for tensor in tensors})
             nbytes = sum(size_of(storage_of(tensor)) for tensor in made)
             if operator.reduces:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutant import no, nothing, row
+from mutant import nothing, row
 
 # What is switched off, and how; below it, who must notice. A table, whose lines no formatter shall break.
 # fmt: off
@@ -11,9 +11,4 @@ row(
     "accounting",
     ("a storage that grew counts as before", "core.ledger:Ledger.resized", nothing,
      "hazards_constants::storages_that_grow_and_shrink_are_counted"),
-)
-row(
-    "replays",
-    ("a replay raises where the first run only warned", "runtime.ambient:_get_warn_only", no,
-     "hazards_ambient::a_replay_is_as_strict_about_determinism_as_the_first_run"),
 )

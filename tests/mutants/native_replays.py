@@ -109,8 +109,6 @@ native(
     ("a replayed mutation writes into the old version",
      "targets[place] = «copy_of(memory_of(run, place))»;", "memory_of(run, place)",
      "hazards_mutation::chain_of_mutations_whose_old_versions_are_needed"),
-    ("replays run with the settings of the moment", "if («equal == 0») return false;", "false",
-     "hazards_ambient::a_replay_has_the_settings_of_the_first_run"),
     ("every output is the first one", "results[«where»].storage()", "0",
      "hazards_values::several_outputs_of_which_some_are_dropped"),
     ("random operators draw anew",
@@ -135,13 +133,12 @@ native(
      "hazards_warnings::a_replay_of_a_kernel_that_the_program_has_replaced_is_silent"),
 )
 native(
-    "replays", "ambient.h",
-    ("grad mode is no setting", "Settings found{«c10::GradMode::is_enabled()»,", "true", ""),
-    ("determinism is no setting", "«context.deterministicAlgorithms()»,", "false",
+    "replays", "kernel_settings.h",
+    ("settings are not restored", "if («present != this») write(*present);", "false",
+     "hazards_ambient::a_replay_has_the_settings_of_the_first_run "
      "hazards_ambient::a_replay_is_as_strict_about_determinism_as_the_first_run"),
-    ("the default dtype is no setting",
-     "«static_cast<int>(c10::typeMetaToScalarType(c10::get_default_dtype()))»};", "0",
-     "hazards_ambient::a_replay_has_the_default_dtype_of_the_first_run"),
-    ("flushing denormal numbers is no setting", "«flushes_denormal()»,", "false",
+    ("settings stay as they were restored", "if («changed_») before_->restore();", "false",
      "hazards_ambient::a_replay_has_the_settings_of_the_first_run"),
+    ("the settings of backends are not read", "if («general») return found;", "true",
+     "unit/kernel_settings::settings_of_backends_are_read_where_they_matter"),
 )

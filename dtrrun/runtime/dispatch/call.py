@@ -9,7 +9,6 @@ import torch
 
 from dtrrun.core.graph import TENSOR_SLOT, Geometry, Overwritten, Signature, Version
 from dtrrun.core.operator import Call
-from dtrrun.runtime.ambient import State
 from dtrrun.runtime.dispatch.arguments import covers, geometry_of, holes_in, is_leaf, outputs_of
 from dtrrun.runtime.guards import Autocast, below
 from dtrrun.runtime.operators import Operator
@@ -53,8 +52,8 @@ class TensorCall(Call):
     tensors: list[torch.Tensor]
     writes: Sequence[list[int]]
     """The values of `written`."""
-    state: State
-    """The settings that its kernel sees."""
+    state: int
+    """The settings that its kernel sees, as the extension tells them apart."""
     autocast: Autocast
     """The autocast state of operators that its kernel calls."""
     generators: Sequence[torch.Generator]

@@ -32,7 +32,7 @@ def _take_way_in(extension: ModuleType) -> None:
         extension.use_way(extension.way() or ways_in.choose(torch))
     except (ways_in.Closed, ValueError) as error:
         raise RuntimeError(f"dtrrun: {error}") from None
-    guards.use_key(extension.key())
+    guards.use_extension(extension)
 
 
 def policy(extension: ModuleType, settings: RuntimeSettings, heuristic: str | None = None) -> Policy:

@@ -21,7 +21,6 @@ from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Signature, Version
 from dtrrun.core.operator import Output
 from dtrrun.runtime import rng
-from dtrrun.runtime.ambient import DEFAULT_DTYPE, Ambient
 from dtrrun.runtime.dispatch.arguments import (
     flatten_into,
     geometry_of,
@@ -96,7 +95,6 @@ class SlowPath:
     def __init__(
         self,
         dtr: DTR,
-        ambient: Ambient,
         signatures: Signatures,
         lock: threading.RLock,
         ended: threading.Condition,
@@ -117,7 +115,7 @@ class SlowPath:
         self.dtr, self.ledger = dtr, dtr.ledger
         self._operators, self._eviction = dtr.operators, dtr.eviction
         self._rematerializer = dtr.rematerializer
-        self.ambient, self.signatures, self.lock, self._ended = ambient, signatures, lock, ended
+        self.signatures, self.lock, self._ended = signatures, lock, ended
         self.device, self.kernels = device, kernels
         self.tick, self._met_leaf, self._met_thread = tick, met_leaf, met_thread
         self.too_small = too_small
@@ -451,9 +449,10 @@ class SlowPath:
             key += [arg for arg in (*args, *kwargs.values()) if isinstance(arg, (float, complex))]
         if operator.random or operator.foreign:
             call.generators = operator.generators_of(args, kwargs)
-        call.state = self.ambient.readers[operator.family]()
-        if call.state[DEFAULT_DTYPE] is not torch.float32:
-            key.append(call.state[DEFAULT_DTYPE])  # the dtype of results without an explicit one
+        call.state = self._native.present_state(operator.general, self.device is None)
+        dtype = torch.get_default_dtype()
+        if dtype is not torch.float32:
+            key.append(dtype)  # of results without an explicit one
         if operator.calls_others:
             call.autocast = program_autocast(self._native)
         geometries = self._look_up(call)
@@ -539,7 +538,7 @@ class SlowPath:
             flatten_into(chain.from_iterable(kwargs.items()), key, [])
         if operator.sized_by_numbers:
             key += [arg for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, (float, complex))]
-        dtype = self.ambient.readers[operator.family]()[DEFAULT_DTYPE]
+        dtype = torch.get_default_dtype()
         if dtype is not torch.float32:
             key.append(dtype)
         key.extend(geometries)
