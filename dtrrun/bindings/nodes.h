@@ -55,11 +55,11 @@ struct Link {
 
 struct OperationObject {
   PyObject_HEAD
-  Recorded operation;   // what it reads: versions, to which it has references
-  PyObject* signature;  // a `SignatureObject`
-  PyObject* inputs;     // as a sequence, once Python has asked for it, or from Python
-  PyObject* tensors;    // null: the same
-  PyObject* recorded;  // from Python
+  Recorded operation;  // it has references to the versions that it reads, and to its signature
+  struct Shown {
+    PyObject *inputs, *tensors;  // as sequences
+    PyObject* recorded;
+  }* shown;  // what Python has asked for, or given
   bool is_fixed;    // what it reads stands behind it, and stays
   bool has_recipe;  // a session's, which stands behind that
 };
@@ -73,6 +73,10 @@ inline PyObject* as_object(const Operation* operation) {
                                      offsetof(OperationObject, operation));
 }
 
+inline OperationObject::Shown& shown_of(OperationObject* one) {
+  if (one->shown == nullptr) one->shown = new OperationObject::Shown{};
+  return *one->shown;
+}
 inline Recorded* recorded_in(PyObject* operation) { return &as_operation(operation)->operation; }
 
 // What only a session's operations have.
@@ -228,13 +232,6 @@ struct VersionFields {
   Link<V, &V::uses> uses;
 };
 
-struct OperationFields {
-  using O = OperationObject;
-  Link<O, &O::signature> signature;
-  Link<O, &O::tensors> tensors;  // None: the inputs
-  static Reads inputs(PyObject* operation) { return Reads(as_operation(operation)->operation); }
-};
-
 // -- signatures -----------------------------------------------------------------------------------------------
 
 struct SignatureObject {
@@ -279,8 +276,8 @@ struct SignatureFields {
 // Gives an operation its signature.
 inline void set_signature(OperationObject* one, PyObject* borrowed) {
   Py_INCREF(borrowed);
-  Py_XSETREF(one->signature, borrowed);
-  one->operation.signature = &as_signature(borrowed)->figures;
+  Signature* before = std::exchange(one->operation.signature, &as_signature(borrowed)->figures);
+  if (before != nullptr) Py_DECREF(as_object(before));
 }
 
 // Whether the program holds the storage that a version has or had. Set by each extension.
@@ -383,7 +380,11 @@ inline void delete_operation(PyObject* self) {
   OperationObject* one = as_operation(self);
   if (one->has_recipe) arguments_of_calls.destroy(one);
   let_go_of_reads(one);
-  for (PyObject** link : {&one->recorded, &one->inputs, &one->tensors, &one->signature}) Py_CLEAR(*link);
+  if (auto* shown = std::exchange(one->shown, nullptr)) {
+    for (PyObject* link : {shown->inputs, shown->tensors, shown->recorded}) Py_XDECREF(link);
+    delete shown;
+  }
+  if (one->operation.signature != nullptr) Py_DECREF(as_object(one->operation.signature));
   one->operation.~Recorded();
   living_operations--;
   deallocate(self);
@@ -526,7 +527,8 @@ inline PyTypeObject* make_version_type(const VersionType& kind) {
 inline PyObject* get_recorded(PyObject* self, void*) {
   OperationObject* one = as_operation(self);
   if (one->has_recipe) return arguments_of_calls.show(one);
-  return Ref::copy(one->recorded == nullptr ? Py_None : one->recorded).release();
+  PyObject* recorded = one->shown == nullptr ? nullptr : one->shown->recorded;
+  return Ref::copy(recorded == nullptr ? Py_None : recorded).release();
 }
 
 inline int set_recorded(PyObject* self, PyObject* value, void*) {
@@ -534,19 +536,20 @@ inline int set_recorded(PyObject* self, PyObject* value, void*) {
   if (one->has_recipe) arguments_of_calls.destroy(one);
   one->has_recipe = false;
   Py_XINCREF(value);
-  Py_XSETREF(one->recorded, value);
+  Py_XSETREF(shown_of(one).recorded, value);
   return 0;
 }
 
 inline PyObject* get_inputs(PyObject* self, void*) {
   OperationObject* one = as_operation(self);
-  if (one->inputs == nullptr) {
+  PyObject*& inputs = shown_of(one).inputs;
+  if (inputs == nullptr) {
     Reads reads(one->operation);
-    one->inputs = PyTuple_New(reads.size());
-    if (one->inputs == nullptr) return nullptr;
-    for (Py_ssize_t i = 0; i < reads.size(); i++) PyTuple_SET_ITEM(one->inputs, i, Ref::copy(reads[i]).release());
+    inputs = PyTuple_New(reads.size());
+    if (inputs == nullptr) return nullptr;
+    for (Py_ssize_t i = 0; i < reads.size(); i++) PyTuple_SET_ITEM(inputs, i, Ref::copy(reads[i]).release());
   }
-  return Ref::copy(one->inputs).release();
+  return Ref::copy(inputs).release();
 }
 
 inline PyObject* overwritten_stand_in = nullptr;  // makes a core.graph.Overwritten
@@ -554,7 +557,7 @@ inline PyObject* overwritten_stand_in = nullptr;  // makes a core.graph.Overwrit
 // What an operator overwrites has a stand-in, made when it is asked for.
 inline PyObject* get_tensors(PyObject* self, void* closure) {
   OperationObject* one = as_operation(self);
-  if (one->tensors != nullptr) return Ref::copy(one->tensors).release();
+  if (one->shown != nullptr && one->shown->tensors != nullptr) return Ref::copy(one->shown->tensors).release();
   if (!one->operation.tensors) return get_inputs(self, closure);
   return guarded([&] {
     Ref list = checked(PyList_New(0));
@@ -568,7 +571,7 @@ inline PyObject* get_tensors(PyObject* self, void* closure) {
         made = checked(PyObject_CallFunction(overwritten_stand_in, "LL", entry.nbytes, entry.size));
       if (PyList_Append(list.get(), made.get()) < 0) raise();
     }
-    one->tensors = Ref::copy(list.get()).release();
+    shown_of(one).tensors = Ref::copy(list.get()).release();
     return list.release();
   });
 }
@@ -607,7 +610,7 @@ inline int set_inputs(PyObject* self, PyObject* value, void*) {
   std::vector<Version*> reads;
   for (PyObject* one : items) reads.push_back(node_of(one));
   set_reads(as_operation(self), reads);
-  Py_XSETREF(as_operation(self)->inputs, sequence.release());
+  Py_XSETREF(shown_of(as_operation(self)).inputs, sequence.release());
   return 0;
 }
 
@@ -624,7 +627,7 @@ inline void take_tensors(OperationObject* one, Ref tensors) {
     entries->push_back({nullptr, attribute_number(entry, "nbytes"), attribute_number(entry, "size"), first < place ? first : -1});
   }
   one->operation.tensors = std::move(entries);
-  Py_XSETREF(one->tensors, tensors.release());
+  Py_XSETREF(shown_of(one).tensors, tensors.release());
 }
 
 inline int set_tensors(PyObject* self, PyObject* value, void*) {
@@ -691,9 +694,10 @@ inline PyObject* versions_made(PyObject* self, PyObject* one) {
   });
 }
 
-template <std::vector<StorageRef> Recorded::*member>
+template <std::vector<StorageRef> Recorded::Held::*member>
 PyObject* get_storages(PyObject* self, void*) {
-  return guarded([&] { return as_tuple(recorded_in(self)->*member).release(); });
+  const Recorded* one = recorded_in(self);
+  return guarded([&] { return (one->held ? as_tuple(one->held.get()->*member) : Ref::copy(nothing)).release(); });
 }
 
 inline PyTypeObject* make_operation_type(const char* name) {
@@ -706,7 +710,10 @@ inline PyTypeObject* make_operation_type(const char* name) {
       {"recorded", get_recorded, set_recorded, nullptr, nullptr},
       {"inputs", get_inputs, set_inputs, nullptr, nullptr},
       {"tensors", get_tensors, set_tensors, nullptr, nullptr},
-      {"signature", [](PyObject* self, void*) { return Ref::copy(OperationFields().signature.get(self)).release(); },
+      {"signature", [](PyObject* self, void*) {
+         const Signature* found = recorded_in(self)->signature;
+         return Ref::copy(found == nullptr ? Py_None : as_object(found)).release();
+       },
        [](PyObject* self, PyObject* value, void*) {
          if (value == nullptr || !PyObject_TypeCheck(value, signature_type)) {
            PyErr_SetString(PyExc_TypeError, "an operation has a Signature of its extension");
@@ -718,8 +725,8 @@ inline PyTypeObject* make_operation_type(const char* name) {
        nullptr, nullptr},
       {"outputs", get_outputs, set_outputs, nullptr, nullptr},
       {"places", get_places, nullptr, nullptr, nullptr},
-      {"constants", get_storages<&Recorded::constants>, nullptr, nullptr, nullptr},
-      {"kept_inputs", get_storages<&Recorded::kept_inputs>, nullptr, nullptr, nullptr},
+      {"constants", get_storages<&Recorded::Held::constants>, nullptr, nullptr, nullptr},
+      {"kept_inputs", get_storages<&Recorded::Held::kept_inputs>, nullptr, nullptr, nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr},
   };
   auto make = [](PyTypeObject*, PyObject*, PyObject*) -> PyObject* {

@@ -86,7 +86,7 @@ class PythonCall final : public Call {
     entries(read, overwritten);
     Ref made = blank_operation();
     OperationObject* operation = as_operation(made.get());
-    operation->recorded = checked(PyObject_CallMethod(call_, "recorded", nullptr)).release();
+    shown_of(operation).recorded = checked(PyObject_CallMethod(call_, "recorded", nullptr)).release();
     set_signature(operation, checked(PyObject_CallMethod(call_, "replay_signature", nullptr)).get());
     if (static_cast<Py_ssize_t>(reads.size()) != PyList_GET_SIZE(tensors.get())) take_tensors(operation, std::move(tensors));
     set_reads(operation, reads);

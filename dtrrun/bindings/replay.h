@@ -1,7 +1,7 @@
 // A replay as an object of Python, for `simulator/replay.py`.
 #pragma once
 
-#include "../core/replay/replay.h"
+#include "../core/paper/semantics.h"
 #include "policy.h"
 
 namespace dtrrun {

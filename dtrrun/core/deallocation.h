@@ -32,9 +32,9 @@ class Deallocation {
       pending[i]->each_dependent([&](Version* reader) {
         Recorded* maker = maker_of(reader);
         if (maker == nullptr || !seen.insert(reader).second) return;
-        if (!maker->kept_inputs.empty()) {
+        if (maker->held && !maker->held->kept_inputs.empty()) {
           std::vector<StorageRef> others;
-          for (const StorageRef& content : maker->kept_inputs)
+          for (const StorageRef& content : maker->held->kept_inputs)
             if (reinterpret_cast<int64_t>(content.get()) != one->key) others.push_back(content);
           maker->keep(std::move(others));
         }
@@ -45,14 +45,14 @@ class Deallocation {
 
   // The output of an operation is in memory again, so its inputs need not be kept any longer.
   void came_back(Recorded* maker) {
-    if (!maker->kept_inputs.empty()) came_back_.emplace_back(OperationRef(maker), maker->times_kept);
+    if (maker->held && !maker->held->kept_inputs.empty()) came_back_.emplace_back(OperationRef(maker), maker->held->times_kept);
   }
   // Releases these. No rematerialization that may read them is in progress. An output that was evicted again meanwhile has a new
   // set of kept inputs.
   void release_kept_inputs() {
     if (came_back_.empty()) return;
     for (auto& [maker, times_kept] : std::exchange(came_back_, {}))
-      if (maker->times_kept == times_kept) maker->keep({});
+      if (maker->held->times_kept == times_kept) maker->keep({});
     ledger_.collect_dead();
   }
 

@@ -1,6 +1,6 @@
 """Dynamic Tensor Rematerialization, put together.
 
-    dtr = DTR(make_policy("h_dtr_eq"), memory, executor, budget_bytes=6 << 30, budget_error=BudgetError)
+    dtr = DTR(policy, graph, memory, executor, budget_bytes=6 << 30, budget_error=BudgetError)
     dtr.operators.admit(call)      # before an operator of the program runs
     dtr.operators.finish(call, outputs)
 

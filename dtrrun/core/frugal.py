@@ -6,8 +6,7 @@ little memory would make them. Operations run in the program's order. When memor
 for its size and needed last, as far as the plans say, may be evicted, targets included. If it is missing when
 it is needed, a plan for it is carried out first. So hardly more has to be in memory than one operation takes.
 
-Nothing of this is asked for unless the alternative is the budget error. In a native session it is
-Python's, too.
+Nothing of this is asked for unless the alternative is the budget error: so it is in Python.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ namespace dtrrun {
 // for as long as a recipe reads them: the old version of each gets its copy as its memory when it is superseded.
 //
 // An ordinary step refers to its loss and its outputs when the weights change, which takes a fraction of what the weights do, so
-// nothing is copied for it. To find that out takes a look at what the program has, and sometimes at all recipes. So a look counts
-// for as many operators as it has looked at versions.
+// nothing is copied for it. To find that out takes a look at what the program has, and sometimes at all recipes. So the answer is
+// kept for as many operators as versions have been looked at: then a look costs an operator no more than one version does.
 class Copies {
  public:
   Copies(Ledger& ledger, Eviction& eviction) : ledger_(ledger), eviction_(eviction) {}

@@ -18,7 +18,7 @@ class Recipes {
       StorageRef content = ledger_.memory_of(one);
       one->each_dependent([&](Version* node) {
         Recorded* maker = maker_of(node);
-        if (maker != nullptr && maker->secured) maker->constants.push_back(content);
+        if (maker != nullptr && maker->secured) maker->hold().constants.push_back(content);
       });
       ledger_.decided(Decision::PINNED, one);
       if (ledger_.pressure) ledger_.policy->discard(one);
@@ -127,7 +127,8 @@ class Recipes {
     for (Version* one : ledger_.known()) {
       if (Recorded* maker = maker_of(one)) {
         if (!seen.insert(maker).second) continue;
-        maker->constants.clear();
+        if (!maker->held) continue;
+        maker->held->constants.clear();
         maker->keep({});
       } else {
         Ledger::give_back_copy(one);
@@ -142,7 +143,7 @@ class Recipes {
  private:
   // Everything that an operation reads stays replayable: so does what it makes.
   static void settle(Version* node, Recorded* maker, std::vector<StorageRef> constants) {
-    maker->constants = std::move(constants);
+    if (!constants.empty()) maker->hold().constants = std::move(constants);
     maker->each_made(node, [&](int64_t, Version* output) {
       for (Node* read : *maker) note_dependent(as_version(read), output);
     });

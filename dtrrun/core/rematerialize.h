@@ -73,7 +73,7 @@ class Rematerializer {
 
  private:
   static constexpr int MAX_RELAXATIONS = 10;  // per rematerialization, or inputs that never fit together would alternate forever
-  static constexpr int TURNED = 6;  // the same when inputs that did not fit in one order are brought back in the other, once
+  static constexpr int TURNED = 6;  // with so many relaxations left, inputs are brought back in the opposite order, for once
   static constexpr size_t MOST_ALONE = 4;  // operations without a plan, for each of the first plan's,
   static constexpr size_t FEW_ALONE = 64;  // and some more
 

@@ -162,16 +162,24 @@ struct Recorded : Operation {
   int64_t where = 0;                                  // of its only output, unless there are
   std::unique_ptr<std::vector<Output>> outputs;       // several
   std::unique_ptr<std::vector<TensorEntry>> tensors;  // null: what it reads
-  std::vector<StorageRef> constants;    // kept alive because something evicted is computed from them
-  std::vector<StorageRef> kept_inputs;  // of inputs that were resident when the output was evicted
-  int64_t times_kept = 0;               // how often these have been set
+  // What lives for its sake, once something that it makes has been evicted.
+  struct Held {
+    std::vector<StorageRef> constants;    // that something evicted is computed from
+    std::vector<StorageRef> kept_inputs;  // of inputs that were resident when the output was evicted
+    int64_t times_kept = 0;               // how often these have been set
+  };
+  std::unique_ptr<Held> held;
 
   Recorded() : Operation{nullptr, 0} {}
   Recorded(const Recorded&) = delete;
 
+  Held& hold() {
+    if (!held) held = std::make_unique<Held>();
+    return *held;
+  }
   void keep(std::vector<StorageRef> inputs) {
-    std::swap(kept_inputs, inputs);
-    times_kept++;
+    std::swap(hold().kept_inputs, inputs);
+    held->times_kept++;
   }
   size_t tensor_count() const { return tensors ? tensors->size() : count; }
   TensorEntry tensor(size_t place) const { return tensors ? (*tensors)[place] : TensorEntry{as_version(reads[place])}; }

@@ -34,7 +34,7 @@ class DeadVersions {
     waiting_.pop_front();
     return first;
   }
-  // Appends one whose storage's turn it is.
+  // Appends one, after all deaths before it have been told.
   void add(Version* one) { waiting_.emplace_back(one); }
 
  private:

@@ -9,7 +9,7 @@
 #include "placeholders.h"
 #include "replays.h"
 #include "silence.h"
-#include "versions.h"
+#include "stored_versions.h"
 #include "way_in.h"
 
 namespace dtrrun {

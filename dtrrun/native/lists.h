@@ -1,4 +1,5 @@
-// In-place operators on lists of tensors, as `runtime/dispatch/lists.py` runs them: an optimizer's step.
+// An optimizer's operators on lists of tensors, as long as nothing about them is special: all that they read is in memory, and what
+// they write to stays there, without recipes.
 #pragma once
 
 #include "operator_info.h"

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "observers.h"
-#include "versions.h"
+#include "stored_versions.h"
 
 namespace dtrrun {
 

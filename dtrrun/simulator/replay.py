@@ -1,6 +1,6 @@
 """Replay of a schedule under a budget, with the paper's semantics (App. C.4 and C.5).
 
-`core/replay/replay.h` runs it.
+`core/paper/semantics.h` runs it.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class Schedule:
 
     @cached_property
     def core(self) -> Any:
-        """Return what `core/replay/replay.h` needs of this, once it is complete. Raises CannotBuild."""
+        """Return what `core/paper/semantics.h` needs of this, once it is complete. Raises CannotBuild."""
         return load().Schedule(self.nbytes, self.storage_of, self.roots, self.operators, CONSTANT)
 
     @cached_property

@@ -41,7 +41,7 @@ native(
     ("a chain of recipes is searched by recursion", "if («below->secured») continue;",
      "below->secured || secure(source)", ""),
     ("what reads a new constant does not keep it",
-     "if (maker != nullptr && maker->secured) «maker->constants.push_back(content);»", "",
+     "if (maker != nullptr && maker->secured) «maker->hold().constants.push_back(content);»", "",
      "hazards_constants::what_is_evicted_outlives_what_it_was_made_from_and_the_constant_below"),
     ("what is lost keeps its recipe", "ledger_.drop_scratch(one); } «set_operation(one, nullptr);»", "",
      "hazards_lists::an_operator_that_fails_half_way"),
@@ -190,7 +190,7 @@ native(
     ("long chains are freed by recursion", "if («depth == DEEPEST»)", "false", ""),
 )
 native(
-    "storages", "versions.h",
+    "storages", "stored_versions.h",
     ("deaths are not told", "for (Ledger* ledger : ledgers) «storage_died(*ledger, storage);»", "",
      "native_graph::a_death_while_an_error_passes"),
     ("storages get objects that PyTorch knows",

@@ -79,12 +79,12 @@ struct Evicted {
   Evicted(Node* one, Dead dead) : cost(one->cost), node(one), dead(std::move(dead)) {}
   virtual ~Evicted() = default;
 
-  // Makes it what its node is among the evicted.
+  // Its node refers to it from now on.
   void enter() {
     node->evicted = this;
     references++;
   }
-  // The same node is nothing among them any more.
+  // A node is no longer evicted, or dies.
   static void leave(Node* node) {
     Evicted* evicted = std::exchange(node->evicted, nullptr);
     evicted->node = nullptr;
