@@ -110,10 +110,10 @@ class PythonBackend : public Backend {
   void take_fingerprint(Version* version) override {
     if (!has(links().fingerprints)) return;
     PyObject* one = as_object(version);
-    VersionFields().fingerprint.take(one, checked(PyObject_CallMethod(links().fingerprints, "of", "O", one)).release());
+    Py_XSETREF(as_version(one)->fingerprint, checked(PyObject_CallMethod(links().fingerprints, "of", "O", one)).release());
   }
   void compare_fingerprint(Version* version) override {
-    if (has(links().fingerprints) && !VersionFields().fingerprint.is_none(as_object(version)))
+    if (has(links().fingerprints) && has(as_version(as_object(version))->fingerprint))
       call(links().fingerprints, "compare", version);
   }
   void changes(Change change, Version* version, Pin why, bool escapes) override {
@@ -168,7 +168,7 @@ class PythonBackend : public Backend {
       PyList_SetItem(counts, i, PyLong_FromLongLong(as_number(PyList_GET_ITEM(counts, i)) + more[i]));
   }
   void superseded(Version* old, Version*) override {
-    VersionFields().uses.set(as_object(old), nothing);  // the program will not use it again
+    Py_XSETREF(as_version(as_object(old))->uses, Ref::copy(nothing).release());  // the program will not use it again
   }
 
  protected:

@@ -17,40 +17,6 @@
 
 namespace dtrrun {
 
-// -- fields: what C++ reads and writes of an object, by name ------------------------------------------------
-
-template <class Object, int64_t Object::*member>
-struct Number {
-  static int64_t number(PyObject* object) { return reinterpret_cast<Object*>(object)->*member; }
-  static void set_number(PyObject* object, int64_t number) { reinterpret_cast<Object*>(object)->*member = number; }
-  static void add(PyObject* object, int64_t more) { reinterpret_cast<Object*>(object)->*member += more; }
-};
-
-template <class Object, bool Object::*member>
-struct Flag {
-  static bool is_true(PyObject* object) { return reinterpret_cast<Object*>(object)->*member; }
-  static void set(PyObject* object, bool value) { reinterpret_cast<Object*>(object)->*member = value; }
-};
-
-// A reference to an object of Python; null is None.
-template <class Object, PyObject* Object::*member>
-struct Link {
-  static PyObject* get(PyObject* object) {
-    PyObject* found = reinterpret_cast<Object*>(object)->*member;
-    return found == nullptr ? Py_None : found;
-  }
-  static bool is_none(PyObject* object) { return get(object) == Py_None; }
-  static void set(PyObject* object, PyObject* borrowed) {
-    Py_INCREF(borrowed);
-    take(object, borrowed);
-  }
-  static void take(PyObject* object, PyObject* owned) {
-    PyObject* before = std::exchange(reinterpret_cast<Object*>(object)->*member, owned);
-    Py_XDECREF(before);
-  }
-  static void clear(PyObject* object) { take(object, nullptr); }
-};
-
 // -- operations -----------------------------------------------------------------------------------------------
 
 struct OperationObject {
@@ -145,93 +111,6 @@ inline Pin as_pin(PyObject* text) {
   return as_pin(std::string_view(first, static_cast<size_t>(size)));
 }
 
-// The versions that an operation reads, as objects: borrowed.
-class Reads {
- public:
-  class Iterator {
-   public:
-    using iterator_category = std::random_access_iterator_tag;
-    using value_type = PyObject*;
-    using difference_type = ptrdiff_t;
-    using pointer = PyObject**;
-    using reference = PyObject*;
-    explicit Iterator(Node** place) : place_(place) {}
-    PyObject* operator*() const { return as_object(*place_); }
-    Iterator& operator++() {
-      ++place_;
-      return *this;
-    }
-    bool operator==(const Iterator& other) const { return place_ == other.place_; }
-    bool operator!=(const Iterator& other) const { return place_ != other.place_; }
-    difference_type operator-(const Iterator& other) const { return place_ - other.place_; }
-
-   private:
-    Node** place_;
-  };
-
-  explicit Reads(const Operation& operation) : operation_(operation) {}
-  Iterator begin() const { return Iterator(operation_.begin()); }
-  Iterator end() const { return Iterator(operation_.end()); }
-  PyObject* operator[](Py_ssize_t place) const { return as_object(operation_.reads[place]); }
-  Py_ssize_t size() const { return operation_.count; }
-
- private:
-  Operation operation_;
-};
-
-template <auto member>
-struct NodeNumber {
-  static int64_t number(PyObject* version) { return node_of(version)->*member; }
-  static void set_number(PyObject* version, int64_t number) { node_of(version)->*member = number; }
-  static void add(PyObject* version, int64_t more) { node_of(version)->*member += more; }
-};
-
-template <auto member>
-struct NodeFlag {
-  static bool is_true(PyObject* version) { return node_of(version)->*member; }
-  static void set(PyObject* version, bool value) { node_of(version)->*member = value; }
-};
-
-struct VersionFields {
-  using V = VersionObject;
-  NodeNumber<&Version::key> key;
-  NodeNumber<&Node::nbytes> nbytes;
-  NodeNumber<&Node::cost> cost;
-  NodeNumber<&Node::last_access> last_access;
-  NodeNumber<&Node::age> age;
-  NodeNumber<&Version::mutations> mutations;
-  NodeNumber<&Version::extent> extent;
-  NodeNumber<&Version::locks> locks;
-  NodeFlag<&Version::superseded> superseded;
-  NodeFlag<&Version::used> used;
-  NodeFlag<&Version::escaped> escaped;
-  NodeFlag<&Node::resident> resident;
-  struct PoolId {
-    static bool is_none(PyObject* version) { return node_of(version)->pool_id == 0; }
-  } pool_id;
-  // An `OperationObject`, or None.
-  struct Maker {
-    static PyObject* get(PyObject* version) {
-      Operation* found = node_of(version)->operation;
-      return found == nullptr ? Py_None : as_object(found);
-    }
-    static bool is_none(PyObject* version) { return node_of(version)->operation == nullptr; }
-    static void set(PyObject* version, PyObject* borrowed) {
-      set_operation(node_of(version), &as_operation(borrowed)->operation);
-    }
-  } operation;
-  struct PinField {
-    static Pin get(PyObject* version) { return node_of(version)->pin; }
-    static bool is_none(PyObject* version) { return node_of(version)->pin == nullptr; }
-    static void set(PyObject* version, Pin pin) { node_of(version)->pin = pin; }
-  } pin;
-  struct NeededBy {
-    static bool is_none(PyObject* version) { return !node_of(version)->needed_by; }
-  } needed_by;
-  Link<V, &V::fingerprint> fingerprint;
-  Link<V, &V::uses> uses;
-};
-
 // -- signatures -----------------------------------------------------------------------------------------------
 
 struct SignatureObject {
@@ -252,26 +131,11 @@ inline PyObject* operator_of(const Signature* signature) {
 }
 inline PyObject* operator_of(const Recorded* operation) { return operator_of(operation->signature); }
 
-template <auto member>
-struct SignatureNumber {
-  static int64_t number(PyObject* object) { return as_signature(object)->figures.*member; }
-  static void set_number(PyObject* object, int64_t number) { as_signature(object)->figures.*member = number; }
-};
-
-struct SignatureFields {
-  using S = SignatureObject;
-  SignatureNumber<&Signature::calls> calls;
-  SignatureNumber<&Signature::cost> cost;
-  SignatureNumber<&Signature::output_bytes> output_bytes;
-  SignatureNumber<&Signature::workspace> workspace;
-  struct Guessed {
-    static bool is_true(PyObject* object) { return as_signature(object)->figures.guessed; }
-    static void set(PyObject* object, bool value) { as_signature(object)->figures.guessed = value; }
-  } guessed;
-  Link<S, &S::geometries> geometries;
-  Link<S, &S::operator_> operator_;
-  Link<S, &S::replayed_as> replayed_as;
-};
+// The signature of replays that omit some of the tensors: borrowed, or null if there is none.
+inline PyObject* replayed_as(PyObject* signature) {
+  PyObject* found = as_signature(signature)->replayed_as;
+  return found == Py_None ? nullptr : found;
+}
 
 // Gives an operation its signature.
 inline void set_signature(OperationObject* one, PyObject* borrowed) {
@@ -420,7 +284,7 @@ inline int set_maker(PyObject* self, PyObject* value, void*) {
     PyErr_SetString(PyExc_TypeError, "a version has an Operation");
     return -1;
   }
-  VersionFields::Maker::set(self, value);
+  set_operation(node_of(self), &as_operation(value)->operation);
   return 0;
 }
 
@@ -469,8 +333,10 @@ inline PyTypeObject* make_version_type(const VersionType& kind) {
       {nullptr, 0, 0, 0, nullptr},
   };
   static PyGetSetDef computed[] = {
-      {"operation", [](PyObject* self, void*) { return Ref::copy(VersionFields::Maker::get(self)).release(); }, set_maker,
-       nullptr, nullptr},
+      {"operation", [](PyObject* self, void*) {
+         const Operation* found = node_of(self)->operation;
+         return Ref::copy(found == nullptr ? Py_None : as_object(found)).release();
+       }, set_maker, nullptr, nullptr},
       {"pin", [](PyObject* self, void*) { return guarded([&] { return as_object(node_of(self)->pin).release(); }); },
        [](PyObject* self, PyObject* value, void*) {
          Ref done(guarded([&] {
@@ -544,10 +410,10 @@ inline PyObject* get_inputs(PyObject* self, void*) {
   OperationObject* one = as_operation(self);
   PyObject*& inputs = shown_of(one).inputs;
   if (inputs == nullptr) {
-    Reads reads(one->operation);
-    inputs = PyTuple_New(reads.size());
+    const Operation& reads = one->operation;
+    inputs = PyTuple_New(reads.count);
     if (inputs == nullptr) return nullptr;
-    for (Py_ssize_t i = 0; i < reads.size(); i++) PyTuple_SET_ITEM(inputs, i, Ref::copy(reads[i]).release());
+    for (uint32_t i = 0; i < reads.count; i++) PyTuple_SET_ITEM(inputs, i, Ref::copy(as_object(reads.reads[i])).release());
   }
   return Ref::copy(inputs).release();
 }

@@ -133,6 +133,12 @@ struct Signature {
     if (calls == 0 || measured < cost) cost = measured;
     calls++;
   }
+  // Replays of such calls, which omit some of the tensors, cost and make what these do.
+  void resemble(const Signature& other) {
+    cost = other.cost;
+    output_bytes = other.output_bytes;
+    guessed = other.guessed;
+  }
   // Its results take `nbytes`: what is expected of the next call, or the most if that varies. opaque: one result is a workspace.
   // measured: the expectation has other workspaces, too, and takes precedence.
   void learn_bytes(int64_t nbytes, bool opaque, bool varies, bool measured) {

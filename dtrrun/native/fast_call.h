@@ -73,12 +73,7 @@ struct FastCall final : Call {
   template <class Entries>
   OperationRef record(const Entries& entries) {
     OperationObject* one = as_operation(maker.get());
-    if (excludes) {  // the replay has a signature of its own
-      Signature& again = *one->operation.signature;
-      again.cost = signature->cost;
-      again.guessed = signature->guessed;
-      again.output_bytes = signature->output_bytes;
-    }
+    if (excludes) one->operation.signature->resemble(*signature);  // the replay has one of its own
     std::unordered_set<const Version*> seen;
     auto is_new = [&](const Version* version) {
       if (versions.size() > FEW) return seen.insert(version).second;

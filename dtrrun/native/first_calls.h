@@ -25,10 +25,10 @@ class FirstCalls {
     Ref geometries = geometries_of(values, count, nullptr);
     if (PyTuple_GET_SIZE(geometries.get()) != static_cast<Py_ssize_t>(tensors)) return Ref();
     Ref made = blank(info, std::move(geometries));
-    signature_.output_bytes.set_number(made.get(), *nbytes);
-    signature_.guessed.set(made.get(), info.makes_tensors);
-    if (excludes)
-      signature_.replayed_as.take(made.get(), blank(info, geometries_of(values, count, info.statistics)).release());
+    SignatureObject* one = as_signature(made.get());
+    one->figures.output_bytes = *nbytes;
+    one->figures.guessed = info.makes_tensors;
+    if (excludes) one->replayed_as = blank(info, geometries_of(values, count, info.statistics)).release();
     return made;
   }
 
@@ -59,11 +59,10 @@ class FirstCalls {
 
   // That call has run, and its results are known.
   void made(PyObject* signature) {
-    if (PyObject* replay = signature_.replayed_as.get(signature); replay != Py_None) {
-      signature_.calls.set_number(replay, signature_.calls.number(signature));
-      signature_.cost.set_number(replay, signature_.cost.number(signature));
-      signature_.output_bytes.set_number(replay, signature_.output_bytes.number(signature));
-      signature_.guessed.set(replay, signature_.guessed.is_true(signature));
+    if (PyObject* replay = replayed_as(signature)) {
+      const Signature& figures = as_signature(signature)->figures;
+      as_signature(replay)->figures.calls = figures.calls;
+      as_signature(replay)->figures.resemble(figures);
     }
     if (PyList_GET_SIZE(made_.get()) >= static_cast<Py_ssize_t>(Signatures::LIMIT))
       checked(PyObject_CallMethod(signatures_.get(), "forget", nullptr));
@@ -120,8 +119,8 @@ class FirstCalls {
     auto* type = reinterpret_cast<PyTypeObject*>(signature_class_.get());
     Ref made = checked(type->tp_alloc(type, 0));
     PyObject_GC_UnTrack(made.get());
-    signature_.operator_.set(made.get(), info.operator_.get());
-    signature_.geometries.take(made.get(), geometries.release());
+    as_signature(made.get())->operator_ = Ref::copy(info.operator_.get()).release();
+    as_signature(made.get())->geometries = geometries.release();
     return made;
   }
 
@@ -140,7 +139,6 @@ class FirstCalls {
   bool is_modelled_;
   const TensorVersions& versions_;
   Formulas formulas_;
-  SignatureFields signature_;
 };
 
 }  // namespace dtrrun

@@ -28,15 +28,13 @@ class ListUpdates {
   // The operator has run.
   void finish(int64_t cost) {
     ledger.ran(as_signature(signature_.get())->figures, cost);
-    for (const Ref& target : targets_)
-      if (version.used.is_true(target.get()) && !version.superseded.is_true(target.get()))
-        core_.recipes.supersede(node_of(target.get()), nullptr, 0);
+    for (const VersionRef& target : targets_)
+      if (target->used && !target->superseded) core_.recipes.supersede(target.get(), nullptr, 0);
     forget();
   }
   // It has failed, and may have written something.
   void fail() {
-    for (const Ref& target : targets_)
-      core_.recipes.half_written(node_of(target.get()));
+    for (const VersionRef& target : targets_) core_.recipes.half_written(target.get());
     forget();
   }
 
@@ -62,25 +60,25 @@ class ListUpdates {
       }
     }
     signature_ = find(info, nbytes, dtypes);
-    if (!signature_ || signature.calls.number(signature_.get()) == 0) return false;
-    int64_t made = signature.output_bytes.number(signature_.get());
+    if (!signature_ || as_signature(signature_.get())->figures.calls == 0) return false;
+    int64_t made = as_signature(signature_.get())->figures.output_bytes;
     if (made != 0 && ledger.resident_bytes + made > ledger.limit) return false;
-    for (PyObject* one : found_) {
-      if (!version.resident.is_true(one)) return false;
-      version.last_access.set_number(one, clock);
+    for (Version* one : found_) {
+      if (!one->resident) return false;
+      one->last_access = clock;
     }
     for (size_t i = 0; i < targets_.size(); i++) {
-      if (may_be_copied(node_of(targets_[i].get()))) return false;
-      Mutation::no_longer_blank(node_of(targets_[i].get()));
-      if (version.operation.is_none(targets_[i].get())) continue;
+      Version* target = targets_[i].get();
+      if (may_be_copied(target)) return false;
+      Mutation::no_longer_blank(target);
+      if (target->constant()) continue;
       if (written_[i].requires_grad()) return false;
-      loose_.push_back(targets_[i].get());
+      loose_.push_back(target);
     }
     if (loose_.size() == targets_.size()) return false;  // all may need a recipe
-    for (PyObject* one : loose_)
-      core_.recipes.make_constant(node_of(one), pins::UPDATED_IN_PLACE);
-    for (const Ref& target : targets_)
-      if (!core_.rescue.resident_dependents_of(node_of(target.get()))) return false;
+    for (Version* one : loose_) core_.recipes.make_constant(one, pins::UPDATED_IN_PLACE);
+    for (const VersionRef& target : targets_)
+      if (!core_.rescue.resident_dependents_of(target.get())) return false;
     return true;
   }
 
@@ -93,15 +91,14 @@ class ListUpdates {
 
   bool add(const at::Tensor& tensor, bool writes, int64_t& nbytes, uint64_t& dtypes) {
     if (!tensor.defined() || tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python)) return false;
-    Version* known = versions_.of(tensor);
-    if (known == nullptr) return false;
-    PyObject* one = as_object(known);
+    Version* one = versions_.of(tensor);
+    if (one == nullptr) return false;
     found_.push_back(one);
-    nbytes += version.nbytes.number(one);
+    nbytes += one->nbytes;
     dtypes |= uint64_t{1} << static_cast<int>(tensor.scalar_type());
     if (!writes) return true;
     written_.push_back(tensor);
-    targets_.push_back(Ref::copy(one));
+    targets_.emplace_back(one);
     return true;
   }
   // The signature under `list_key` (runtime/dispatch/signatures.py).
@@ -125,11 +122,9 @@ class ListUpdates {
   Ref updates_, signature_;
   TensorVersions& versions_;
   Core& core_;
-  VersionFields version;
-  SignatureFields signature;
   Ledger& ledger;
-  std::vector<PyObject*> found_, loose_;  // of all its tensors, and those that are written to and have a recipe
-  std::vector<Ref> targets_;              // of those that are written to
+  std::vector<Version*> found_, loose_;  // of all its tensors, and those that are written to and have a recipe
+  std::vector<VersionRef> targets_;       // of those that are written to
   std::vector<at::Tensor> written_;
 };
 

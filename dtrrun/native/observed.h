@@ -110,7 +110,7 @@ struct ObservedCall {
   Ref operator_() const { return Ref::copy(info->operator_.get()); }
   Ref its_signature() const { return Ref::copy(signature); }
   Ref its_versions() const { return Ref::copy(versions); }
-  Ref cost() const { return Ref(PyLong_FromLongLong(SignatureFields().cost.number(signature))); }
+  Ref cost() const { return Ref(PyLong_FromLongLong(as_signature(signature)->figures.cost)); }
   Ref handed_out() const { return Ref::copy(nothing); }
   bool never() const { return false; }
   bool view() const { return info->handler == HandlerKind::VIEW; }

@@ -30,7 +30,7 @@ class Recording {
                                     call.state);
     OperationObject* maker = as_operation(call.maker.get());
     PyObject* found = call.its_signature.get();
-    set_signature(maker, call.excludes ? signature.replayed_as.get(found) : found);
+    set_signature(maker, call.excludes ? replayed_as(found) : found);
     Recipe* recipe = recipe_of(maker);
     for (size_t place = 0; place < call.count; place++) {
       if (call.holes[place] == VALUE) recipe->values()[place] = to_keep(call.argument(place));
@@ -41,7 +41,7 @@ class Recording {
   }
   // Whether the signature that such a recipe has is known (`TensorCall.replay_signature`).
   bool knows_replay(const FastCall& call) const {
-    return !call.excludes || !signature.replayed_as.is_none(call.its_signature.get());
+    return !call.excludes || replayed_as(call.its_signature.get()) != nullptr;
   }
 
   using Outputs = c10::SmallVector<NewStorage, 2>;
@@ -100,7 +100,6 @@ class Recording {
   Ref python_, slow_path_;
   const Device& device_;
   TensorVersions& versions_;
-  SignatureFields signature;
 };
 
 }  // namespace dtrrun

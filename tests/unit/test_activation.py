@@ -14,6 +14,7 @@ def started(monkeypatch):
     calls = []
     monkeypatch.setattr(runtime, "activate", calls.append)
     monkeypatch.setattr(activation, "_started_in", None)
+    monkeypatch.setattr(activation.dynamo, "put_off", lambda: None)  # it would last
     return calls
 
 
