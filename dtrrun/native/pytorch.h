@@ -93,12 +93,20 @@ void fill_object(Object* object, const c10::Storage& storage) {
 
 // -- the precision of float32 ----------------------------------------------------------------------------------
 
-// What an option of cuBLAS for sums in half precision allows.
-inline bool reduces_precision(int option) {
-  return option == static_cast<int>(at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK);
+// Sets how cuBLAS may sum in half precision. option: a `CuBLASReductionOption`; before 2.10, whether it may.
+template <class Context>
+void set_fp16_sums(Context& context, int option) {
+  if constexpr (requires { context.setAllowFP16ReductionCuBLAS(true, true); })
+    context.setAllowFP16ReductionCuBLAS(option == 0, option != 2);
+  else
+    context.setAllowFP16ReductionCuBLAS(option != 0);
 }
-inline bool splits_k(int option) {
-  return option != static_cast<int>(at::CuBLASReductionOption::DisallowReducedPrecisionDisallowSplitK);
+template <class Context>
+void set_bf16_sums(Context& context, int option) {
+  if constexpr (requires { context.setAllowBF16ReductionCuBLAS(true, true); })
+    context.setAllowBF16ReductionCuBLAS(option == 0, option != 2);
+  else
+    context.setAllowBF16ReductionCuBLAS(option != 0);
 }
 
 // The precision of a backend's matrix products, convolutions or recurrent layers, as a number. kind: 0, 1 or 2.
