@@ -87,11 +87,13 @@ class Operators {
     for (const Version* one : call.versions)
       if (!one->resident) return false;
     if (!eviction_.has_room(call.signature->output_bytes)) return false;
+    bool recordable = true;  // if not, all that is written to becomes a constant
     for (size_t place = 0; place < call.written.size(); place++) {
       const Version* one = call.written[place].target;
-      if (one->needed_by || (ledger_.pressure && one->used && (one->constant() || call.is_leaf(place) || !mutation_.is_recent(one))))
-        return false;
+      recordable = recordable && !one->constant() && !call.is_leaf(place) && mutation_.is_recent(one);
     }
+    for (const Call::Write& write : call.written)
+      if (write.target->needed_by || (ledger_.pressure && write.target->used && !recordable)) return false;
     if (call.updates_statistics)
       for (size_t hole : call.statistics)
         if (call.versions[hole]->needed_by || (ledger_.pressure && call.versions[hole]->used)) return false;
@@ -109,23 +111,29 @@ class Operators {
     lock(call);
     if (call.opaque)
       for (Version* one : call.versions) mutation_.escape(one, pins::SHARED);
-    if (!call.written.empty()) prepare_writes(call);
-    if (call.updates_statistics) {
+    if (call.updates_statistics) {  // such an operator writes to nothing else
       for (size_t hole : call.statistics) recipes_.make_constant(call.versions[hole], pins::RUNNING_STATISTICS);
       auto each = [&](const auto& function) {
         for (size_t hole : call.statistics) function(call.versions[hole]);
       };
       mutation_.about_to_change(each, call.changing);
     }
-    eviction_.make_room(call.signature->output_bytes, call.signature);
+    bool recordable = call.recordable;
+    do {  // rescues, and evictions that make room, may make constants of what will be written to
+      call.recordable = recordable;
+      if (!call.written.empty()) prepare_writes(call);
+      eviction_.make_room(call.signature->output_bytes, call.signature);
+    } while (std::any_of(call.written.begin(), call.written.end(),
+                         [](const Call::Write& write) { return write.constant != write.target->constant(); }));
     if (call.reserves) ledger_.reserve(call.id, backend.thread(), call.signature->output_bytes);
   }
 
   // Releases what a call has taken, when it does not run.
   template <IsCall C>
   void abandon(C& call) {
-    unlock(call);
+    bool reserved = unlock(call);
     call.abandoned();
+    if (reserved) ledger_.backend.room_given_back();
   }
 
   // -- after it ran --
@@ -137,12 +145,12 @@ class Operators {
     ledger_.age++;
     if (!call.view) ledger_.clock += call.cost;  // a view comes back with its storage
     ledger_.collect_dead();
-    unlock(call);
+    bool reserved = unlock(call);
     if (call.updates_statistics)
       for (size_t hole : call.statistics)
-        if (call.versions[hole]->used) recipes_.supersede(call.versions[hole], nullptr, 0);
-    // Meanwhile, by another thread.
-    for (const Call::Write& write : call.written) call.recordable = call.recordable && !write.target->superseded;
+        if (call.versions[hole]->used && is_present(call.versions[hole])) recipes_.supersede(call.versions[hole], nullptr, 0);
+    // Another thread may have written to it meanwhile, or nobody have it any more.
+    for (const Call::Write& write : call.written) call.recordable = call.recordable && is_present(write.target);
     bool makes_nothing = call.view && !call.reshapes && call.written.empty();
     OperationRef operation = call.recordable && !makes_nothing ? record(call) : OperationRef();
     Made made;
@@ -157,6 +165,7 @@ class Operators {
     if (!call.view || call.reshapes) enter_outputs(call, operation.get(), outputs, made);
     if (operation) made.tell(*operation.get());
     call.finished();
+    if (reserved) ledger_.backend.room_given_back();
     if (ledger_.resident_bytes > ledger_.limit && call.shrinks && made.any()) {  // it has allocated more than predicted
       [[maybe_unused]] auto meanwhile = call.about_to_shrink();
       std::vector<VersionRef> spared = std::move(made).all();
@@ -168,7 +177,7 @@ class Operators {
   // A call has raised: the program gets its error, and nothing stays locked.
   template <IsCall C>
   void fail(C& call) {
-    unlock(call);
+    bool reserved = unlock(call);
     for (const Call::Write& write : call.written) {
       VersionRef version = recipes_.half_written(write.target);
       if (!version) continue;
@@ -177,6 +186,7 @@ class Operators {
     if (call.updates_statistics)
       for (size_t hole : call.statistics) recipes_.half_written(call.versions[hole]);
     call.failed();
+    if (reserved) ledger_.backend.room_given_back();
   }
 
   // Enters a storage that no recorded operator made, as a constant. pin: why it can't be evicted.
@@ -282,10 +292,14 @@ class Operators {
     rematerializer_.materialize(targets, true);
   }
 
+  // Whether a version is that which its storage has.
+  bool is_present(const Version* version) const { return ledger_.versions.find(version->key) == version; }
+
   // Decides whether an operator that writes gets a recipe, for all that it writes to; if not, what depends on their content is
   // rescued.
   template <IsCall C>
   void prepare_writes(C& call) {
+    release_changing(call);
     bool recordable = call.recordable && !call.reshapes;
     for (size_t place = 0; place < call.written.size(); place++) {
       auto overwrites = [&] { return recordable && call.overwrites(place); };
@@ -306,15 +320,22 @@ class Operators {
     mutation_.about_to_change(each, call.changing);
   }
 
-  // Releases what a call has taken.
   template <IsCall C>
-  void unlock(C& call) {
-    if (call.reserves && ledger_.give_back(call.id)) ledger_.backend.room_given_back();
+  static void release_changing(C& call) {
     for (auto& one : call.changing) one->escaped = false;
     call.changing.clear();
-    if (!call.locked) return;
-    call.locked = false;
-    for (Version* one : call.versions) one->locks--;
+  }
+  // Releases what a call has taken. Returns whether room was reserved for it: those who wait for room are told last, by code of
+  // Python's, which an interrupt may end.
+  template <IsCall C>
+  bool unlock(C& call) {
+    bool reserved = call.reserves && ledger_.give_back(call.id);
+    release_changing(call);
+    if (call.locked) {
+      call.locked = false;
+      for (Version* one : call.versions) one->locks--;
+    }
+    return reserved;
   }
 
   template <IsCall C>
@@ -348,7 +369,9 @@ class Operators {
   template <IsCall C>
   void enter_write(C& call, const Call::Write& write, Recorded* operation, Made& made) {
     Version* target = write.target;
-    VersionRef version(target->superseded ? ledger_.versions.find(target->key) : target);
+    if (!target->superseded && !is_present(target)) return;  // it died with the operator's arguments
+    VersionRef version(ledger_.versions.find(target->key));
+    if (!version) return;
     std::optional<int64_t> where;
     if (operation != nullptr) {
       version = recipes_.supersede(version.get(), operation, call.cost);

@@ -89,7 +89,10 @@ class Describer {
     for (size_t place = 0; place < call.writes.size(); place++) {
       const Version* target = call.written[place].target;
       auto times = [&] { return std::count(call.versions.begin(), call.versions.end(), target); };
-      call.writes[place].overwrites = overwrites_all(info, call.tensor(call.writes[place]), target, times);
+      FastCall::Written& one = call.writes[place];
+      at::Tensor tensor = call.tensor(one);
+      one.overwrites = overwrites_all(info, tensor, target, times);
+      if (one.overwrites && info.overwrites) one.whole = std::move(tensor);
     }
     return true;
   }
@@ -165,7 +168,7 @@ class Describer {
       if (!written_.insert(target).second) return true;
     }
     call.written.push_back({target, hole});
-    call.writes.push_back({place, item, leaf});
+    call.writes.push_back({place, item, leaf, false, {}});
     return true;
   }
   bool read(FastCall& call, const at::Tensor& tensor) {

@@ -26,12 +26,16 @@ inline bool is_plain_kind(const at::Tensor& tensor, const Device& device) {
          !keys.has(DispatchKey::ZeroTensor) && device.has(tensor.device());
 }
 
+// Whether a tensor has all of its storage.
+inline bool covers(const at::Tensor& tensor) {
+  return tensor.nbytes() == tensor.storage().nbytes() && tensor.is_non_overlapping_and_dense();
+}
 // Whether overwriting this tensor leaves nothing that can be known of what its storage held (`TensorCall.overwrites`).
 // target: its version. times: how many of the call's tensors have it.
 template <class Count>
 bool overwrites_all(const OperatorInfo& info, const at::Tensor& tensor, const Version* target, const Count& times) {
   if (info.blank && target->pin == pins::UNINITIALISED) return true;
-  return info.overwrites && tensor.nbytes() == tensor.storage().nbytes() && tensor.is_non_overlapping_and_dense() && times() == 1;
+  return info.overwrites && covers(tensor) && times() == 1;
 }
 
 struct FastCall final : Call {
@@ -60,7 +64,11 @@ struct FastCall final : Call {
   c10::SmallVector<Version*, 2> changing;
 
   bool is_leaf(size_t place) const { return writes[place].leaf; }
-  bool overwrites(size_t place) const { return writes[place].overwrites; }
+  // Once its kernel has run, too: that makes an `out` smaller that is too large, and leaves the rest of its storage.
+  bool overwrites(size_t place) const {
+    const Written& one = writes[place];
+    return one.overwrites && (!one.whole.defined() || covers(one.whole));
+  }
   // `addbmm_` may resize what it writes to, and `out` may be. Those on lists never do, and have thousands of tensors.
   std::optional<int64_t> resized(size_t, Version* version) const {
     if (info.handler != HandlerKind::WRITES) return std::nullopt;
@@ -114,6 +122,7 @@ struct FastCall final : Call {
   struct Written {
     size_t place, item;  // of the argument, and in it, if that is a list
     bool leaf = false, overwrites = false;
+    at::Tensor whole = {};  // what it overwrites, unless nothing has been written there
   };
   c10::SmallVector<Written, 2> writes;  // in the order of `written`
   Ref maker;                       // its recipe, if it will have one
@@ -152,7 +161,7 @@ struct FastCall final : Call {
       auto [first, is_first] = blank.emplace(place, static_cast<int64_t>(found.size()));
       const Version* target = written[place].target;
       auto size = static_cast<int64_t>(as_stored(target)->storage->nbytes());
-      found.push_back({nullptr, target->nbytes, size, is_first ? -1 : first->second});
+      found.push_back({nullptr, size_of(as_stored(target)->storage), size, is_first ? -1 : first->second});
     };
     entries([&](Version* version) { found.push_back({version}); }, overwritten);
     return found;

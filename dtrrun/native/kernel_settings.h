@@ -97,11 +97,13 @@ class KernelState {
     return recent.last;
   }
 
-  // Makes these the present ones. Returns those that are the present ones.
+  // The present values of the same settings.
+  const KernelState* present() const { return now(general_, on_cpu_); }
+  // Makes these the present ones. Returns those before.
   const KernelState* restore() const {
-    const KernelState* present = now(general_, on_cpu_);
-    if (present != this) write(*present);
-    return present;
+    const KernelState* before = present();
+    if (before != this) write(*before);
+    return before;
   }
 
  private:
@@ -127,7 +129,7 @@ class KernelState {
   static void read(at::Context& context, int* values, std::index_sequence<places...>) {
     ((values[places] = settings[places].read(context)), ...);
   }
-  // Of those that are not as in `present`.
+  // Of those that are not as in `present`, which are the present ones.
   void write(const KernelState& present) const {
     for (size_t place = 0; place < GENERAL; place++) write(GENERAL_SETTINGS[place], present, place);
     if (general_) return;

@@ -90,8 +90,9 @@ class Executor:
     def _call(self, operation: Operation, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Run the operator with the settings and the random state of its first run."""
         func, _, _, rng, state, autocast = operation.recorded
-        before = self._native.restore_state(state)
+        before = self._native.present_like(state)  # before anything changes: an interrupt may come
         try:
+            self._native.restore_state(state)
             with (
                 replaying(rng) if rng else nullcontext(),
                 autocasting(autocast) if autocast else nullcontext(),

@@ -446,3 +446,58 @@ def test_a_workspace_that_an_operator_leaves_changed_beside_its_results(monkeypa
             return kept
 
         check(program)
+
+
+def test_what_is_overwritten_becomes_a_constant_while_room_is_made():
+    """Its own input is gone, and what was computed from it is evicted for the operator that changes it."""
+
+    def program(source, copied):
+        for _ in range(2):  # so that C++ knows the calls
+            warm = torch.ones(1000) * 2
+            warm.mul_(2.0).add_(1.0)
+            torch.ones(1000).copy_(warm)
+        copied.sum().item()
+        changed = source.pop() * 2
+        changed.mul_(2.0)
+        copied.copy_(changed)
+        changed.add_(1.0)
+        return changed.sum().item(), copied.sum().item()
+
+    source, copied = torch.rand(1000), torch.rand(1000)
+    expected = program([source.clone()], copied.clone())
+    for budget in (1, 4000, 8000):
+        given = [source.clone()], copied.clone()
+        with dtrrun.budget(budget, over_budget="warn", quiet=True):
+            assert program(*given) == expected
+
+
+def test_of_several_that_are_overwritten_one_was_computed_from_another():
+    def program():
+        rows = torch.rand(64, 1000)
+        values = torch.rand(1000)
+        for _ in range(3):
+            torch.max(rows, 0, out=(torch.rand(1000), torch.zeros(1000, dtype=torch.long)))
+        places = (values * 1000).long()
+        tripled = places * 3
+        after = tripled + 1
+        total = rows.exp().sum()
+        torch.max(rows, 0, out=(values, places))
+        return tripled, after, values, places, total
+
+    check_stress(program)
+
+
+@pytest.mark.parametrize("operator", [torch.add, torch.mul])
+def test_an_out_that_is_too_large_keeps_its_rest(operator):
+    def program():
+        base = torch.rand(3000)
+        made = []
+        for step in range(4):
+            out = torch.cat([base, base * 3]) + step
+            rest = out[3000:]
+            operator(base * 1.5, base + 2, out=out)
+            made += [out, rest, base.exp().sin()]
+        return made
+
+    with pytest.warns(UserWarning, match="resized"):
+        check(program)

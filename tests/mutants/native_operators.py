@@ -62,10 +62,10 @@ native(
      "hazards_mutation::weights_change_while_what_they_made_is_evicted "
      "hazards_constants::mutation_of_a_buffer_on_the_short_cut"),
     ("running statistics get no later version",
-     "if («call.updates_statistics») for (size_t hole : call.statistics) if (call.versions[hole]->used)",
+     "if («call.updates_statistics») for (size_t hole : call.statistics) if (call.versions[hole]->used",
      "false", "hazards_constants::what_statistics_made_is_evicted_after_their_update"),
     ("what running statistics made is not rescued",
-     "if («call.updates_statistics») { for (size_t hole : call.statistics) recipes_.make_constant", "false",
+     "if («call.updates_statistics») { // such an operator writes to nothing else for", "false",
      "hazards_constants::statistics_are_read_before_they_are_updated "
      "hazards_constants::what_statistics_made_outlives_an_update_on_the_fast_path"),
     ("what a sparse tensor is made from stays evictable", "if («!plain && !call.view») {", "false",
@@ -79,7 +79,7 @@ native(
      "if («ledger_.resident_bytes > ledger_.limit» && call.shrinks", "false",
      "native_first_calls::what_is_larger_than_a_formula_says_is_corrected_and_made_room_for"),
     ("the clock stands still", "if (!call.view) «ledger_.clock += call.cost;» //", "",
-     "rematerialization::dear_inputs_of_a_cheap_evicted_storage_outlive_their_release"),
+     "decisions/decisions::a_block_of_the_sample[7]"),
     ("results of an operator that has several are all the first one's",
      "version = enter(output.storage, operation); where = «output.where»;", "int64_t{0}",
      "hazards_values::several_outputs_of_which_some_are_dropped"),
@@ -89,7 +89,7 @@ native(
 )
 native(
     "failing operators", "core/operator.h",
-    ("locks are not released", "void fail(C& call) { «unlock(call);»", "",
+    ("locks are not released", "void fail(C& call) { bool reserved = «unlock(call)»;", "false",
      "hazards_process::failing_operators_leave_no_locks"),
     ("what was half written keeps its recipe", "VersionRef version = «recipes_.half_written(write.target)»;",
      "VersionRef()", "hazards_mutation::mutation_that_fails_half_way"),
@@ -117,10 +117,10 @@ native(
 native(
     "operators", "fast_call.h",
     ("a part is taken for the whole",
-     "«tensor.nbytes() == tensor.storage().nbytes()» && tensor.is_non_overlapping", "true",
+     "return «tensor.nbytes() == tensor.storage().nbytes()» && tensor.is_non_overlapping", "true",
      "interposer::what_is_overwritten_stays_out_of_python"),
     ("what is transposed is no whole",
-     "== tensor.storage().nbytes() && «tensor.is_non_overlapping_and_dense()» &&", "tensor.is_contiguous()",
+     "== tensor.storage().nbytes() && «tensor.is_non_overlapping_and_dense()»;", "tensor.is_contiguous()",
      "interposer::what_is_overwritten_stays_out_of_python"),
     ("what is overwritten is not read beside it", "&& «times() == 1»;", "true",
      "interposer::what_is_overwritten_stays_out_of_python"),
@@ -138,7 +138,7 @@ native(
     "operators", "core/mutation.h",
     ("parameters that are overwritten are no constants any more",
      "return version->constant() ? «!is_sticky(version->pin)» && overwrites()", "true",
-     "interposer::what_is_overwritten_stays_out_of_python"),
+     ""),
 )
 native(
     "operators", "record.h",
@@ -243,7 +243,7 @@ native(
 native(
     "first calls", "formulas.h",
     ("all elements take a byte", "«(*numels)[i] *= itemsizes->second[i];»", "",
-     "native_first_calls::what_is_known_of_first_calls[stack-1GB]"),
+     "unit/formulas::as_the_shape_function_and_as_pytorch"),
     ("a formula that does not fit is used again",
      "«info.formula = Formula::UNKNOWN;» // it does not fit", "",
      "native_first_calls::a_formula_that_does_not_fit_is_not_used_again"),
@@ -260,6 +260,5 @@ native(
     ("what the model says of a first call is not asked",
      "if («!is_modelled_») return std::nullopt;", "true",
      "native_first_calls::what_is_known_of_first_calls[softmax-None]"),
-    ("first calls are no guesses", "one->figures.guessed = «info.makes_tensors»;", "false",
-     "native_first_calls::what_is_larger_than_a_formula_says_is_corrected_and_made_room_for"),
+    ("first calls are no guesses", "one->figures.guessed = «info.makes_tensors»;", "false", ""),
 )

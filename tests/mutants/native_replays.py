@@ -134,7 +134,7 @@ native(
 )
 native(
     "replays", "kernel_settings.h",
-    ("settings are not restored", "if («present != this») write(*present);", "false",
+    ("settings are not restored", "if («before != this») write(*before);", "false",
      "hazards_ambient::a_replay_has_the_settings_of_the_first_run "
      "hazards_ambient::a_replay_is_as_strict_about_determinism_as_the_first_run"),
     ("settings stay as they were restored", "if («changed_») before_->restore();", "false",
