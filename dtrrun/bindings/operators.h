@@ -10,8 +10,7 @@ class PythonCall final : public Call {
  public:
   // outputs: of `Operators.finish`; or null.
   PythonCall(PyObject* ledger, PyObject* call, PyObject* outputs = nullptr)
-      : taken_(core_of(ledger).taken[reinterpret_cast<int64_t>(call)]), locked(taken_.locked), changing(taken_.changing),
-        ledger_(ledger), call_(call), outputs_(outputs) {
+      : PythonCall(core_of(ledger).taken[reinterpret_cast<int64_t>(call)], ledger, call, outputs) {
     id = reinterpret_cast<int64_t>(call);
     signature_ = attribute(call, "signature");
     if (!PyObject_TypeCheck(signature_.get(), signature_type)) {
@@ -41,10 +40,6 @@ class PythonCall final : public Call {
     if (!locked && changing.empty()) core_of(ledger_).taken.erase(id);
   }
 
- private:
-  Core::Taken& taken_;
-
- public:
   std::vector<Version*> versions;
   std::vector<Write> written;
   std::vector<size_t> statistics;
@@ -103,6 +98,9 @@ class PythonCall final : public Call {
   std::nullptr_t about_to_shrink() { return nullptr; }
 
  private:
+  // taken: what it has taken so far, which outlives this.
+  PythonCall(Core::Taken& taken, PyObject* ledger, PyObject* call, PyObject* outputs)
+      : locked(taken.locked), changing(taken.changing), ledger_(ledger), call_(call), outputs_(outputs) {}
   void tell(const char* what) {
     each_observer([&](PyObject* one) { return PyObject_CallMethod(one, what, "O", call_); });
   }

@@ -111,17 +111,12 @@ class Operators {
     lock(call);
     if (call.opaque)
       for (Version* one : call.versions) mutation_.escape(one, pins::SHARED);
-    if (call.updates_statistics) {  // such an operator writes to nothing else
-      for (size_t hole : call.statistics) recipes_.make_constant(call.versions[hole], pins::RUNNING_STATISTICS);
-      auto each = [&](const auto& function) {
-        for (size_t hole : call.statistics) function(call.versions[hole]);
-      };
-      mutation_.about_to_change(each, call.changing);
-    }
     bool recordable = call.recordable;
     do {  // rescues, and evictions that make room, may make constants of what will be written to
+      release_changing(call);
       call.recordable = recordable;
       if (!call.written.empty()) prepare_writes(call);
+      if (call.updates_statistics) prepare_statistics(call);
       eviction_.make_room(call.signature->output_bytes, call.signature);
     } while (std::any_of(call.written.begin(), call.written.end(),
                          [](const Call::Write& write) { return write.constant != write.target->constant(); }));
@@ -168,7 +163,7 @@ class Operators {
     if (reserved) ledger_.backend.room_given_back();
     if (ledger_.resident_bytes > ledger_.limit && call.shrinks && made.any()) {  // it has allocated more than predicted
       [[maybe_unused]] auto meanwhile = call.about_to_shrink();
-      std::vector<VersionRef> spared = std::move(made).all();
+      std::vector<VersionRef> spared = made.all();
       Locked locked(spared);
       eviction_.make_room(0, call.signature);
     }
@@ -246,9 +241,9 @@ class Operators {
       });
       set_outputs(operation, std::move(outputs));
     }
-    std::vector<VersionRef> all() && {
+    std::vector<VersionRef> all() const {
       std::vector<VersionRef> found;
-      each([&](One& one) { found.push_back(std::move(one.version)); });
+      each([&](const One& one) { found.emplace_back(one.version.get()); });
       return found;
     }
 
@@ -257,10 +252,6 @@ class Operators {
       VersionRef version;
       std::optional<int64_t> where;
     };
-    template <class Function>
-    void each(const Function& function) {
-      for (size_t i = 0; i < count_; i++) function(i < first_.size() ? first_[i] : more_[i - first_.size()]);
-    }
     template <class Function>
     void each(const Function& function) const {
       for (size_t i = 0; i < count_; i++) function(i < first_.size() ? first_[i] : more_[i - first_.size()]);
@@ -299,7 +290,6 @@ class Operators {
   // rescued.
   template <IsCall C>
   void prepare_writes(C& call) {
-    release_changing(call);
     bool recordable = call.recordable && !call.reshapes;
     for (size_t place = 0; place < call.written.size(); place++) {
       auto overwrites = [&] { return recordable && call.overwrites(place); };
@@ -316,6 +306,16 @@ class Operators {
     auto each = [&](const auto& function) {
       for (const Call::Write& write : call.written)
         if (write.constant) function(write.target);
+    };
+    mutation_.about_to_change(each, call.changing);
+  }
+
+  // The same for running statistics, which a replay leaves alone.
+  template <IsCall C>
+  void prepare_statistics(C& call) {
+    for (size_t hole : call.statistics) recipes_.make_constant(call.versions[hole], pins::RUNNING_STATISTICS);
+    auto each = [&](const auto& function) {
+      for (size_t hole : call.statistics) function(call.versions[hole]);
     };
     mutation_.about_to_change(each, call.changing);
   }

@@ -58,8 +58,7 @@ class SessionBackend final : public PythonBackend {
   }
   int64_t size_of(Storage* storage) const override {
     if (!native_) return PythonBackend::size_of(storage);
-    auto size = static_cast<int64_t>(as_impl(storage)->nbytes());
-    return (size - 1 - native_->mask) & native_->mask;
+    return rounded(static_cast<int64_t>(as_impl(storage)->nbytes()), native_->mask);
   }
   void empty(Storage* storage) override { dtrrun::empty(as_impl(storage)); }
   void refill(Storage* emptied, Storage* source) override { swap_memory(*as_impl(emptied), *as_impl(source)); }

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "device.h"
@@ -159,9 +160,8 @@ struct FastCall final : Call {
     std::unordered_map<size_t, int64_t> blank;  // where each that is overwritten comes first
     auto overwritten = [&](size_t place) {
       auto [first, is_first] = blank.emplace(place, static_cast<int64_t>(found.size()));
-      const Version* target = written[place].target;
-      auto size = static_cast<int64_t>(as_stored(target)->storage->nbytes());
-      found.push_back({nullptr, size_of(as_stored(target)->storage), size, is_first ? -1 : first->second});
+      const c10::StorageImpl* storage = as_stored(written[place].target)->storage;
+      found.push_back({nullptr, size_of(storage), static_cast<int64_t>(storage->nbytes()), is_first ? -1 : first->second});
     };
     entries([&](Version* version) { found.push_back({version}); }, overwritten);
     return found;

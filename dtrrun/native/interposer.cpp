@@ -440,17 +440,12 @@ PyObject* present_state(PyObject*, PyObject* args) {
   return guarded([&] { return PyLong_FromVoidPtr(const_cast<KernelState*>(KernelState::now(general != 0, on_cpu != 0))); });
 }
 
-PyObject* present_like(PyObject*, PyObject* state) {
+PyObject* with_state(PyObject*, PyObject* args) {
+  PyObject *state, *function;
+  if (!PyArg_ParseTuple(args, "O!O", &PyLong_Type, &state, &function)) return nullptr;
   return guarded([&] {
-    const KernelState* present = static_cast<const KernelState*>(PyLong_AsVoidPtr(state))->present();
-    return PyLong_FromVoidPtr(const_cast<KernelState*>(present));
-  });
-}
-
-PyObject* restore_state(PyObject*, PyObject* state) {
-  return guarded([&] {
-    const KernelState* before = static_cast<const KernelState*>(PyLong_AsVoidPtr(state))->restore();
-    return PyLong_FromVoidPtr(const_cast<KernelState*>(before));
+    Restored settings(*static_cast<const KernelState*>(PyLong_AsVoidPtr(state)));
+    return checked(PyObject_CallNoArgs(function)).release();
   });
 }
 
@@ -465,8 +460,7 @@ PyMethodDef methods[] = {
     {"present_state", present_state, METH_VARARGS,
      "present_state(general, on_cpu): the settings that kernels read, as a number that is the same for equal ones.\n"
      "general: without those that only some read."},
-    {"present_like", present_like, METH_O, "present_like(state): the present values of the same settings."},
-    {"restore_state", restore_state, METH_O, "restore_state(state): make these the present settings. Returns those before."},
+    {"with_state", with_state, METH_VARARGS, "with_state(state, function): call it with these settings, and put back those of now."},
     {"silently", silently, METH_O, "silently(function): call it, without the warnings that its operators give."},
     {"compiled_kernel", CompiledKernel::make, METH_VARARGS,
      "compiled_kernel(name, kernel, plain, arguments): what to call in place of a kernel that torch.compile has generated.\n"

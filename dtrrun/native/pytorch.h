@@ -94,20 +94,10 @@ void fill_object(Object* object, const c10::Storage& storage) {
 // -- the precision of float32 ----------------------------------------------------------------------------------
 
 // Sets how cuBLAS may sum in half precision. option: a `CuBLASReductionOption`; before 2.10, whether it may.
-template <class Context>
-void set_fp16_sums(Context& context, int option) {
-  if constexpr (requires { context.setAllowFP16ReductionCuBLAS(true, true); })
-    context.setAllowFP16ReductionCuBLAS(option == 0, option != 2);
-  else
-    context.setAllowFP16ReductionCuBLAS(option != 0);
+inline void set_sums(at::Context& context, void (at::Context::*set)(bool, bool), int option) {
+  (context.*set)(option == 0, option != 2);
 }
-template <class Context>
-void set_bf16_sums(Context& context, int option) {
-  if constexpr (requires { context.setAllowBF16ReductionCuBLAS(true, true); })
-    context.setAllowBF16ReductionCuBLAS(option == 0, option != 2);
-  else
-    context.setAllowBF16ReductionCuBLAS(option != 0);
-}
+inline void set_sums(at::Context& context, void (at::Context::*set)(bool), int option) { (context.*set)(option != 0); }
 
 // The precision of a backend's matrix products, convolutions or recurrent layers, as a number. kind: 0, 1 or 2.
 inline int read_precision(at::Context& context, bool cuda, int kind);

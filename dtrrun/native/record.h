@@ -1,8 +1,6 @@
 // Takes down the recipe of a call on the fast path, and finds out what it has made.
 #pragma once
 
-#include <unordered_map>
-
 #include "fast_call.h"
 #include "observers.h"
 #include "replays.h"

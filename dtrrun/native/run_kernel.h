@@ -43,8 +43,10 @@ class KernelRun {
         core_.operators.fail(call);
         throw;
       }
-      if (!retried) core_.operators.fail(call);
-      if (!retried) throw;
+      if (!retried) {
+        core_.operators.fail(call);
+        throw;
+      }
       core_.operators.abandon(call);
       return false;
     }

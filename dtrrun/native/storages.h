@@ -15,6 +15,9 @@ namespace dtrrun {
 
 using ImplRef = c10::intrusive_ptr<c10::StorageImpl>;
 
+// Bytes as an allocator rounds them. mask: minus the size of its pieces, a power of 2.
+inline int64_t rounded(int64_t nbytes, int64_t mask) { return (nbytes - 1 - mask) & mask; }
+
 // The storages that have died, in order, until a thread that has the GIL tells the sessions. Their addresses may have
 // been used again by then. Without a lock, which a process forked meanwhile would find taken.
 class Deaths {

@@ -19,7 +19,7 @@ class TensorVersions {
   Fingerprints fingerprints;
 
   PyObject* ledger_object() const { return object_.get(); }
-  int64_t rounded(int64_t nbytes) const { return (nbytes - 1 - mask_) & mask_; }
+  int64_t rounded(int64_t nbytes) const { return dtrrun::rounded(nbytes, mask_); }
 
   // The version of a tensor's storage, or null.
   Version* of(const at::Tensor& tensor) const {

@@ -90,16 +90,15 @@ class Executor:
     def _call(self, operation: Operation, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Run the operator with the settings and the random state of its first run."""
         func, _, _, rng, state, autocast = operation.recorded
-        before = self._native.present_like(state)  # before anything changes: an interrupt may come
-        try:
-            self._native.restore_state(state)
+
+        def run() -> Any:
             with (
                 replaying(rng) if rng else nullcontext(),
                 autocasting(autocast) if autocast else nullcontext(),
             ):
                 return func(*args, **kwargs)
-        finally:
-            self._native.restore_state(before)
+
+        return self._native.with_state(state, run)
 
     def copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
         """Return a new storage with the same content, or None if the system has no memory for it."""

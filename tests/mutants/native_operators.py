@@ -65,7 +65,7 @@ native(
      "if («call.updates_statistics») for (size_t hole : call.statistics) if (call.versions[hole]->used",
      "false", "hazards_constants::what_statistics_made_is_evicted_after_their_update"),
     ("what running statistics made is not rescued",
-     "if («call.updates_statistics») { // such an operator writes to nothing else for", "false",
+     "if («call.updates_statistics») prepare_statistics(call);", "false",
      "hazards_constants::statistics_are_read_before_they_are_updated "
      "hazards_constants::what_statistics_made_outlives_an_update_on_the_fast_path"),
     ("what a sparse tensor is made from stays evictable", "if («!plain && !call.view») {", "false",

@@ -35,9 +35,10 @@ def test_a_setting_is_restored_and_put_back(name, native):
     try:
         changed = native.present_state(False, True)
         assert changed != before
-        assert native.restore_state(before) == changed
-        assert native.present_state(False, True) == before
-        assert native.restore_state(changed) == before
+        assert native.with_state(before, lambda: native.present_state(False, True)) == before
+        assert native.present_state(False, True) == changed
+        with pytest.raises(ZeroDivisionError):
+            native.with_state(before, lambda: 1 / 0)
         assert native.present_state(False, True) == changed
     finally:
         write(usual)
@@ -61,9 +62,18 @@ def test_settings_of_a_gpu_are_restored(native):
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     changed = native.present_state(False, False)
-    assert native.restore_state(before) == changed
-    assert not torch.backends.cudnn.benchmark
-    assert torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+
+    def look():
+        matmul = torch.backends.cuda.matmul
+        flags = torch.backends.cudnn.benchmark, matmul.allow_fp16_reduced_precision_reduction
+        return flags, native.present_state(False, False)
+
+    try:
+        assert native.with_state(before, look) == ((False, True), before)
+        assert look() == ((True, False), changed)
+    finally:
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
     assert native.present_state(False, False) == before
 
 
