@@ -35,10 +35,10 @@ class PythonBackend : public Backend {
     if (has(links().outside)) checked(PyObject_CallMethod(links().outside, "met", "O", as_python(storage).get()));
   }
   std::vector<VersionRef> overlapped(Version* version, Storage* storage) override {
-    return versions_in(checked(PyObject_CallMethod(foreign().get(), "adopted", "OO", as_object(version), as_python(storage).get())).get());
+    return versions_in(checked(PyObject_CallMethod(foreign().get(), "adopted", "OO", as_object(version).get(), as_python(storage).get())).get());
   }
   void resized(Version* version, int64_t nbytes) override {
-    checked(PyObject_CallMethod(ledger_, "resized", "OL", as_object(version), static_cast<long long>(nbytes)));
+    checked(PyObject_CallMethod(ledger_, "resized", "OL", as_object(version).get(), static_cast<long long>(nbytes)));
   }
   int64_t size_of(Storage* storage) const override {
     return as_number(checked(PyObject_CallMethod(memory().get(), "size_of", "O", as_python(storage).get())).get());
@@ -58,7 +58,7 @@ class PythonBackend : public Backend {
   // -- memory of others --
 
   bool trusts(const Version* version) const override {
-    return checked(PyObject_CallMethod(foreign().get(), "trusts", "O", as_object(version))).get() == Py_True;
+    return checked(PyObject_CallMethod(foreign().get(), "trusts", "O", as_object(version).get())).get() == Py_True;
   }
   void escaped_changes(Version* version) override { call(foreign().get(), "about_to_change", version); }
   void give_up(Version* version) override { call(foreign().get(), "give_up", version); }
@@ -109,11 +109,11 @@ class PythonBackend : public Backend {
 
   void take_fingerprint(Version* version) override {
     if (!has(links().fingerprints)) return;
-    PyObject* one = as_object(version);
-    Py_XSETREF(as_version(one)->fingerprint, checked(PyObject_CallMethod(links().fingerprints, "of", "O", one)).release());
+    Ref digest = call(links().fingerprints, "of", version);
+    Py_XSETREF(object_of(version)->fingerprint, digest.release());
   }
   void compare_fingerprint(Version* version) override {
-    if (has(links().fingerprints) && has(as_version(as_object(version))->fingerprint))
+    if (has(links().fingerprints) && has(object_of(version)->fingerprint))
       call(links().fingerprints, "compare", version);
   }
   void changes(Change change, Version* version, Pin why, bool escapes) override {
@@ -123,29 +123,29 @@ class PythonBackend : public Backend {
       Ref facts = change == Change::WRITTEN_OUTSIDE
                       ? checked(Py_BuildValue("{sOsO}", "why", reason.get(), "exposes", escapes ? Py_True : Py_False))
                       : checked(Py_BuildValue("{sO}", "why", reason.get()));
-      Ref given = checked(Py_BuildValue("(sO)", names[static_cast<int>(change)], dtrrun::as_object(version)));
+      Ref given = checked(Py_BuildValue("(sO)", names[static_cast<int>(change)], dtrrun::as_object(version).get()));
       return PyObject_Call(method.get(), given.get(), facts.get());
     });
   }
   void room_given_back() override { checked(PyObject_CallMethod(part("operators").get(), "room_given_back", nullptr)); }
   void died(Version* version) override {
-    each_in(links().observers, [&](PyObject* one) { return PyObject_CallMethod(one, "died", "O", as_object(version)); });
+    each_in(links().observers, [&](PyObject* one) { return PyObject_CallMethod(one, "died", "O", as_object(version).get()); });
   }
   int64_t begins() const override { return any(links().decision_observers) ? now_ns() : 0; }
   void searched(Version* victim, int64_t began) override {
     each_in(links().decision_observers, [&](PyObject* one) {
-      PyObject* found = victim == nullptr ? Py_None : as_object(victim);
-      return PyObject_CallMethod(one, "searched", "OL", found, static_cast<long long>(began));
+      Ref found = victim == nullptr ? Ref::copy(Py_None) : as_object(victim);
+      return PyObject_CallMethod(one, "searched", "OL", found.get(), static_cast<long long>(began));
     });
   }
   void evicted(Version* version, int64_t began) override {
     each_in(links().decision_observers, [&](PyObject* one) {
-      return PyObject_CallMethod(one, "evicted", "OL", as_object(version), static_cast<long long>(began));
+      return PyObject_CallMethod(one, "evicted", "OL", as_object(version).get(), static_cast<long long>(began));
     });
   }
   void rematerialized(const Run& run, int64_t began) override {
     each_in(links().decision_observers, [&](PyObject* one) {
-      return PyObject_CallMethod(one, "rematerialized", "OOLL", as_object(run.wanted), as_object(run.maker),
+      return PyObject_CallMethod(one, "rematerialized", "OOLL", as_object(run.wanted).get(), as_object(run.maker).get(),
                                  static_cast<long long>(began), static_cast<long long>(run.cost));
     });
   }
@@ -168,7 +168,7 @@ class PythonBackend : public Backend {
       PyList_SetItem(counts, i, PyLong_FromLongLong(as_number(PyList_GET_ITEM(counts, i)) + more[i]));
   }
   void superseded(Version* old, Version*) override {
-    Py_XSETREF(as_version(as_object(old))->uses, Ref::copy(nothing).release());  // the program will not use it again
+    Py_XSETREF(object_of(old)->uses, Ref::copy(nothing).release());  // the program will not use it again
   }
 
  protected:
@@ -180,7 +180,7 @@ class PythonBackend : public Backend {
   static Ref as_python(Storage* storage) { return checked(storage_object(storage)); }
   Ref foreign() const { return attribute(part("recipes").get(), "foreign"); }
   static Ref call(PyObject* object, const char* method, Version* version) {
-    return checked(PyObject_CallMethod(object, method, "O", as_object(version)));
+    return checked(PyObject_CallMethod(object, method, "O", as_object(version).get()));
   }
   static Ref as_objects(const std::vector<VersionRef>& versions) {
     return checked(PyList_AsTuple(Ref(as_list(versions)).get()));

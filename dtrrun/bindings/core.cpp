@@ -32,17 +32,17 @@ class PythonError {
 
 // -- for Python -----------------------------------------------------------------------------------------------
 
-PyObject* new_version(PyTypeObject*, PyObject* args, PyObject*) {
+PyObject* make_version(PyTypeObject*, PyObject* args, PyObject*) {
   PyObject *storage, *on_death;
   if (!PyArg_ParseTuple(args, "OO", &storage, &on_death)) return nullptr;
-  return guarded([&] { return version_of_stand_in(storage, on_death).release(); });
+  return guarded([&] { return as_object(version_of_stand_in(storage, on_death).get()).release(); });
 }
 
-void delete_version(PyObject* self) {
-  forget_content(node_of(self));
-  delete as_stand_in(node_of(self))->told;
-  end_version(self);
-  deallocate(self);
+void delete_version(Node* node) {
+  StandInVersion* one = as_stand_in(as_version(node));
+  forget_content(&one->node);
+  delete one->told;
+  free_version(one);
 }
 
 PyObject* referent(PyObject* self, PyObject*, PyObject*) {
@@ -112,11 +112,13 @@ void set_python_error() {
 PyMODINIT_FUNC PyInit__dtrrun_core() {
   using namespace dtrrun;
   nothing = PyTuple_New(0);
-  keep_objects([](Storage* one) { Py_INCREF(as_python(one)); }, [](Storage* one) { Py_DECREF(as_python(one)); });
+  free_node = delete_version;
+  free_operation = delete_operation;
+  storages = {[](Storage* one) { Py_INCREF(as_python(one)); }, [](Storage* one) { Py_DECREF(as_python(one)); }};
   storage_object = [](Storage* one) { return Ref::copy(as_python(one)).release(); };
   storage_in = as_storage_of;
   const std::string name = "_dtrrun_core";
-  version_type = make_version_type({"_dtrrun_core.Version", sizeof(StandInVersion), new_version, delete_version, referent});
+  version_type = make_version_type({"_dtrrun_core.Version", sizeof(StandInVersion), make_version, referent});
   program_has = [](const VersionObject* one) { return has_stand_in(static_cast<const StandInVersion*>(one)); };
   operation_type = make_operation_type("_dtrrun_core.Operation");
   policy_type = make_policy_type("_dtrrun_core.Policy");

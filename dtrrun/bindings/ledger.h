@@ -93,8 +93,8 @@ inline PyObject* next_version(PyObject* self) {
   Version* one = view->next;
   if (one == nullptr) return nullptr;
   view->next = view->backward ? one->before : one->after;
-  if (view->items) return Py_BuildValue("(LO)", static_cast<long long>(one->key), as_object(one));
-  return Ref::copy(as_object(one)).release();
+  if (view->items) return Py_BuildValue("(LO)", static_cast<long long>(one->key), as_object(one).get());
+  return as_object(one).release();
 }
 
 inline bool make_view_types(const std::string& module) {
@@ -147,7 +147,7 @@ inline PyTypeObject* make_versions_type(const std::string& module) {
   auto length = [](PyObject* self) { return static_cast<Py_ssize_t>(versions_of(self).size()); };
   auto contains = [](PyObject* self, PyObject* key) -> int { return versions_of(self).find(as_number(key)) != nullptr; };
   auto get = [](PyObject* self, PyObject* key) -> PyObject* {
-    if (Version* found = versions_of(self).find(as_number(key))) return Ref::copy(as_object(found)).release();
+    if (Version* found = versions_of(self).find(as_number(key))) return as_object(found).release();
     PyErr_SetObject(PyExc_KeyError, key);
     return nullptr;
   };
@@ -168,7 +168,7 @@ inline PyTypeObject* make_versions_type(const std::string& module) {
   static PyMethodDef methods[] = {
       {"get", [](PyObject* self, PyObject* key) -> PyObject* {
          Version* found = versions_of(self).find(as_number(key));
-         return Ref::copy(found == nullptr ? Py_None : as_object(found)).release();
+         return (found == nullptr ? Ref::copy(Py_None) : as_object(found)).release();
        }, METH_O, nullptr},
       {"values", [](PyObject* self, PyObject*) { return make_view(view_type, self, false, false); }, METH_NOARGS, nullptr},
       {"items", [](PyObject* self, PyObject*) { return make_view(view_type, self, true, false); }, METH_NOARGS, nullptr},
@@ -233,7 +233,7 @@ inline PyObject* make_on_death(PyObject* self, void*) {
 
 inline PyObject* as_list(const std::vector<VersionRef>& versions) {
   Ref list = checked(PyList_New(static_cast<Py_ssize_t>(versions.size())));
-  for (size_t i = 0; i < versions.size(); i++) PyList_SET_ITEM(list.get(), i, Ref::copy(as_object(versions[i].get())).release());
+  for (size_t i = 0; i < versions.size(); i++) PyList_SET_ITEM(list.get(), i, as_object(versions[i].get()).release());
   return list.release();
 }
 
@@ -246,7 +246,7 @@ PyObject* of_version(PyObject* self, PyObject* version) {
 
 inline PyObject* as_list(const VersionList& versions) {
   Ref list = checked(PyList_New(static_cast<Py_ssize_t>(versions.size())));
-  for (size_t i = 0; i < versions.size(); i++) PyList_SET_ITEM(list.get(), i, Ref::copy(as_object(versions[i])).release());
+  for (size_t i = 0; i < versions.size(); i++) PyList_SET_ITEM(list.get(), i, as_object(versions[i]).release());
   return list.release();
 }
 

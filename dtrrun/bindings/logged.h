@@ -59,9 +59,8 @@ class LoggedCall final : public Call {
   void made(int64_t) {}
   template <class Entries>
   OperationRef record(const Entries& entries) {
-    Ref made = blank_operation();
-    OperationObject* operation = as_operation(made.get());
-    set_signature(operation, of_.again.get());
+    OperationRef made = blank_operation();
+    set_signature(object_of(made.get()), of_.again.get());
     auto tensors = std::make_unique<std::vector<TensorEntry>>();
     std::vector<Version*> reads;
     std::unordered_set<Version*> seen;
@@ -75,9 +74,9 @@ class LoggedCall final : public Call {
       tensors->push_back({nullptr, *found(of_.overwritten, place), 0, is_first ? -1 : first->second});
     };
     entries(read, overwritten);
-    if (reads.size() != tensors->size()) operation->operation.tensors = std::move(tensors);
-    set_reads(operation, reads);
-    return OperationRef(&operation->operation);
+    if (reads.size() != tensors->size()) made->tensors = std::move(tensors);
+    set_reads(made.get(), reads);
+    return made;
   }
 
   void admitted() {}
@@ -359,7 +358,7 @@ struct LoggedRunObject {
     if (watch == nullptr || watch == Py_None || of.view) return;
     Ref name = attribute(operator_of(call.signature), "name"), list = checked(PyList_New(0));
     for (Version* one : call.versions)
-      if (PyList_Append(list.get(), as_object(one)) < 0) raise();
+      if (PyList_Append(list.get(), as_object(one).get()) < 0) raise();
     checked(PyObject_CallFunction(watch, "OLO", name.get(), static_cast<long long>(of.cost), list.get()));
   }
   void fail(const LoggedOperator& of) {
@@ -409,7 +408,7 @@ inline PyTypeObject* make_logged_run_type(const std::string& module) {
       {"go", [](PyObject* self, PyObject*) -> PyObject* { return done([&] { as_run(self)->go(); }); }, METH_NOARGS,
        "Run all instructions. Raises what an operator or an event raises."},
       {"version", [](PyObject* self, PyObject* number) -> PyObject* {
-         return guarded([&] { return Ref::copy(as_object(as_run(self)->version(number_of(number)))).release(); });
+         return guarded([&] { return as_object(as_run(self)->version(number_of(number))).release(); });
        }, METH_O, "version(number): that of a storage now. Raises KeyError."},
       {"put", [](PyObject* self, PyObject* args) -> PyObject* {
          long long number;

@@ -1,18 +1,22 @@
-// The nodes of the graph as objects of Python: versions of storages, and the operations that made them.
+// The nodes of the graph, versions of storages and the operations that made them, and how Python sees them.
 //
-// They keep numbers as numbers. What they can do besides is in `core.graph`: `bindings/nodes.py` gives them its methods. What a
-// session's nodes have in addition is in `native/graph.h`.
+// A node is C++'s, which counts who keeps it. The object that Python has for it is a part of it, and asleep as long as Python has
+// no reference to it: `as_object` wakes it, and keeps the node until Python lets go of the last one. So a node always has the
+// same object, but most nodes never need one, and are made and freed without Python.
+//
+// What nodes can do in Python besides is in `core.graph`, whose methods they get (`bindings/__init__.py`). What a session's nodes
+// have in addition is in `native/graph.h`.
 //
 // References run from dependents to inputs only, so there are no cycles, and the garbage collector need not know them.
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <vector>
 
 #include "../core/policy/evicted.h"
 #include "../core/version.h"
+#include "node_memory.h"
 #include "python.h"
 
 namespace dtrrun {
@@ -20,13 +24,14 @@ namespace dtrrun {
 // -- operations -----------------------------------------------------------------------------------------------
 
 struct OperationObject {
-  PyObject_HEAD
+  PyObject_HEAD  // asleep if it has no references
   Recorded operation;  // it has references to the versions that it reads, and to its signature
   struct Shown {
     PyObject *inputs, *tensors;  // as sequences
     PyObject* recorded;
   }* shown;  // what Python has asked for, or given
-  bool is_fixed;    // what it reads stands behind it, and stays
+  size_t nbytes;  // with what stands behind it
+  bool is_fixed;  // what it reads stands behind it, and stays
   bool has_recipe;  // a session's, which stands behind that
 };
 
@@ -34,9 +39,9 @@ inline PyTypeObject* operation_type = nullptr;
 inline PyObject* nothing = nullptr;  // an empty tuple
 
 inline OperationObject* as_operation(PyObject* object) { return reinterpret_cast<OperationObject*>(object); }
-inline PyObject* as_object(const Operation* operation) {
-  return reinterpret_cast<PyObject*>(reinterpret_cast<char*>(const_cast<Operation*>(operation)) -
-                                     offsetof(OperationObject, operation));
+inline OperationObject* object_of(const Operation* operation) {
+  return reinterpret_cast<OperationObject*>(reinterpret_cast<char*>(const_cast<Operation*>(operation)) -
+                                            offsetof(OperationObject, operation));
 }
 
 inline OperationObject::Shown& shown_of(OperationObject* one) {
@@ -52,11 +57,22 @@ struct Arguments {
 };
 inline Arguments arguments_of_calls;
 
+// Python's object for what it is a part of, which wakes up if it is asleep.
+template <class Part>
+Ref wake(PyObject* object, PyTypeObject* type, Part* part) {
+  if (Py_REFCNT(object) != 0) return Ref::copy(object);
+  keep(part);
+  return Ref(PyObject_Init(object, type));
+}
+inline Ref as_object(const Operation* operation) {
+  OperationObject* one = object_of(operation);
+  return wake(reinterpret_cast<PyObject*>(one), operation_type, static_cast<Operation*>(&one->operation));
+}
+
 // -- versions -------------------------------------------------------------------------------------------------
 
 struct VersionObject {
-  PyObject_HEAD
-  PyObject* weak_references;
+  PyObject_HEAD  // asleep if it has no references
   Version node;
   PyObject* watch;  // a weak reference to what it is a version of, which tells its death
   PyObject *fingerprint, *uses;
@@ -67,8 +83,12 @@ inline int64_t living_versions = 0, living_operations = 0;
 
 inline VersionObject* as_version(PyObject* object) { return reinterpret_cast<VersionObject*>(object); }
 inline Version* node_of(PyObject* version) { return &as_version(version)->node; }
-inline PyObject* as_object(const Node* node) {
-  return reinterpret_cast<PyObject*>(reinterpret_cast<char*>(const_cast<Node*>(node)) - offsetof(VersionObject, node));
+inline VersionObject* object_of(const Node* node) {
+  return reinterpret_cast<VersionObject*>(reinterpret_cast<char*>(const_cast<Node*>(node)) - offsetof(VersionObject, node));
+}
+inline Ref as_object(const Node* node) {
+  VersionObject* one = object_of(node);
+  return wake(reinterpret_cast<PyObject*>(one), version_type, static_cast<Node*>(&one->node));
 }
 
 // Throws if it is not a version.
@@ -149,130 +169,112 @@ inline bool (*program_has)(const VersionObject*) = nullptr;
 
 // -- their lives ----------------------------------------------------------------------------------------------
 
-// An object that is all zeros. more_bytes: for what the caller puts behind it.
+// A version that is resident and has no recipe. Object: what it is a part of, which is all zeros otherwise.
 template <class Object>
-Ref allocate(PyTypeObject* type, size_t more_bytes = 0) {
-  void* memory = PyObject_Malloc(sizeof(Object) + more_bytes);
-  if (memory == nullptr) {
-    PyErr_NoMemory();
-    raise();
-  }
-  std::memset(memory, 0, sizeof(Object));
-  return Ref(PyObject_Init(static_cast<PyObject*>(memory), type));
-}
-
-inline void deallocate(PyObject* object) {
-  PyTypeObject* type = Py_TYPE(object);
-  PyObject_Free(object);
-  Py_DECREF(type);
-}
-
-// Lets go of an operation. What only that has kept is freed as well, and what that has been computed from, and so on: of
-// a long chain not all at once, which would need a long stack.
-inline void let_go_of_operation(PyObject* operation) {
-  constexpr int DEEPEST = 50;
-  static std::vector<PyObject*>& waiting = *new std::vector<PyObject*>;
-  static int depth = 0;
-  if (depth == DEEPEST) {
-    waiting.push_back(operation);
-    return;
-  }
-  depth++;
-  Py_DECREF(operation);
-  depth--;
-  while (depth == 0 && !waiting.empty()) {
-    PyObject* next = waiting.back();
-    waiting.pop_back();
-    depth++;
-    Py_DECREF(next);
-    depth--;
-  }
-}
-
-// Lets the core keep these objects. hold_storage, let_go_of_storage: see `Objects`.
-inline void keep_objects(void (*hold_storage)(Storage*), void (*let_go_of_storage)(Storage*)) {
-  objects.versions = {[](Node* node) { Py_INCREF(as_object(node)); }, [](Node* node) { Py_DECREF(as_object(node)); }};
-  objects.hold_operation = [](Operation* one) { Py_INCREF(as_object(one)); };
-  objects.let_go_of_operation = [](Operation* one) { let_go_of_operation(as_object(one)); };
-  objects.hold_storage = hold_storage;
-  objects.let_go_of_storage = let_go_of_storage;
-}
-
-// Begins a version that is resident and has no recipe.
-inline void begin_version(VersionObject* one) {
-  new (&one->node) Version();
+VersionRef new_version() {
   living_versions++;
+  return VersionRef(&(new (NodeMemory::take(sizeof(Object))) Object())->node);
 }
 
-// Lets go of all that a version refers to.
-inline void end_version(PyObject* self) {
-  VersionObject* one = as_version(self);
-  if (one->weak_references != nullptr) PyObject_ClearWeakRefs(self);
+// Frees a version, and lets go of all that it refers to.
+template <class Object>
+void free_version(Object* one) {
+  one->node.leave_weak_references();  // first, since what follows may run code of Python's
   Py_CLEAR(one->watch);
   one->node.forget_policy();
   for (PyObject** link : {&one->uses, &one->fingerprint}) Py_CLEAR(*link);
   set_operation(&one->node, nullptr);
-  one->node.~Version();
+  one->~Object();
+  NodeMemory::give_back(one, sizeof(Object));
   living_versions--;
 }
 
-// As `Graph.new_operation` makes it, without anything yet. more_bytes: as for `allocate`.
-inline Ref blank_operation(size_t more_bytes = 0) {
-  Ref made = allocate<OperationObject>(operation_type, more_bytes);
-  new (&as_operation(made.get())->operation) Recorded();
+// As `Graph.new_operation` makes it, without anything yet. more_bytes: for what the caller puts behind it.
+inline OperationRef blank_operation(size_t more_bytes = 0) {
+  size_t nbytes = sizeof(OperationObject) + more_bytes;
+  auto* one = new (NodeMemory::take(nbytes)) OperationObject();
+  one->nbytes = nbytes;
   living_operations++;
-  return made;
+  return OperationRef(&one->operation);
 }
 
-// Adds a version to what an operation reads, for which there is place. version: owned.
-inline void add_read(OperationObject* one, PyObject* version) {
-  node_of(version)->readers++;
-  one->operation.reads[one->operation.count++] = node_of(version);
+// Adds a version to what an operation reads, for which there is place.
+inline void add_read(Recorded* operation, Version* version) {
+  keep(version);
+  version->readers++;
+  operation->reads[operation->count++] = version;
 }
-inline void let_go_of_reads(OperationObject* one) {
-  Operation reads{one->operation.reads, one->operation.count};
-  one->operation.reads = nullptr;
-  one->operation.count = 0;
+inline void let_go_of(const Operation& reads) {
   for (Node* read : reads) {
     as_version(read)->readers--;
-    Py_DECREF(as_object(read));
+    let_go(read);
   }
-  if (!one->is_fixed) delete[] reads.reads;
 }
 
-inline void delete_operation(PyObject* self) {
-  OperationObject* one = as_operation(self);
+inline void delete_operation(Operation* operation) {
+  OperationObject* one = object_of(operation);
   if (one->has_recipe) arguments_of_calls.destroy(one);
-  let_go_of_reads(one);
+  Operation reads{std::exchange(one->operation.reads, nullptr), std::exchange(one->operation.count, 0)};
+  let_go_of(reads);
+  if (!one->is_fixed) delete[] reads.reads;
   if (auto* shown = std::exchange(one->shown, nullptr)) {
     for (PyObject* link : {shown->inputs, shown->tensors, shown->recorded}) Py_XDECREF(link);
     delete shown;
   }
   if (one->operation.signature != nullptr) Py_DECREF(as_object(one->operation.signature));
-  one->operation.~Recorded();
+  size_t nbytes = one->nbytes;
+  one->~OperationObject();
+  NodeMemory::give_back(one, nbytes);
   living_operations--;
-  deallocate(self);
+}
+
+// What Python calls once it has no reference to an object.
+inline void version_falls_asleep(PyObject* self) {
+  Py_DECREF(Py_TYPE(self));
+  let_go(static_cast<Node*>(node_of(self)));
+}
+inline void operation_falls_asleep(PyObject* self) {
+  Py_DECREF(Py_TYPE(self));
+  let_go(static_cast<Operation*>(recorded_in(self)));
 }
 
 // -- for Python ------------------------------------------------------------------------------------------------
 
+// A reference to a version that does not keep it, as an object.
+inline Ref weak_capsule(Version* version) {
+  auto one = std::make_unique<WeakVersion>(version);
+  Ref capsule = checked(PyCapsule_New(one.get(), nullptr, [](PyObject* object) {
+    delete static_cast<WeakVersion*>(PyCapsule_GetPointer(object, nullptr));
+  }));
+  one.release();
+  return capsule;
+}
+// The version, or None.
+inline Ref referent_of(PyObject* capsule) {
+  Version* version = static_cast<WeakVersion*>(PyCapsule_GetPointer(capsule, nullptr))->get();
+  return version == nullptr ? Ref::copy(Py_None) : as_object(version);
+}
+
+inline PyObject* weak_reference(PyObject* self, PyObject*) {
+  static PyMethodDef look = {"weak", [](PyObject* capsule, PyObject*) { return referent_of(capsule).release(); }, METH_NOARGS, nullptr};
+  return guarded([&] { return PyCFunction_New(&look, weak_capsule(node_of(self)).get()); });
+}
+
 // As `core.graph.Version(storage, on_death)`, of an object that is watched.
-inline void watch_death(PyObject* self, PyObject* storage, PyObject* on_death) {
-  VersionObject* one = as_version(self);
-  one->node.key = reinterpret_cast<int64_t>(storage);
+inline void watch_death(Version* version, PyObject* storage, PyObject* on_death) {
+  version->key = reinterpret_cast<int64_t>(storage);
   static PyMethodDef tell = {"tell", [](PyObject* both, PyObject*) -> PyObject* {
-                               PyObject* version = PyWeakref_GetObject(PyTuple_GET_ITEM(both, 0));
-                               if (version == Py_None) Py_RETURN_NONE;
-                               return PyObject_CallOneArg(PyTuple_GET_ITEM(both, 1), version);
+                               Ref dead = referent_of(PyTuple_GET_ITEM(both, 0));
+                               if (dead.get() == Py_None) Py_RETURN_NONE;
+                               return PyObject_CallOneArg(PyTuple_GET_ITEM(both, 1), dead.get());
                              },
                              METH_O, nullptr};
   Ref callback;
   if (on_death != Py_None) {
-    Ref weak = checked(PyWeakref_NewRef(self, nullptr));
-    Ref both = checked(PyTuple_Pack(2, weak.get(), on_death));
+    Ref both = checked(PyTuple_Pack(2, weak_capsule(version).get(), on_death));
     callback = checked(PyCFunction_New(&tell, both.get()));
   }
-  one->watch = checked(PyWeakref_NewRef(storage, callback.get())).release();
+  object_of(version)->watch = checked(PyWeakref_NewRef(storage, callback.get())).release();
 }
 
 inline int set_maker(PyObject* self, PyObject* value, void*) {
@@ -294,7 +296,7 @@ inline PyObject* dependents_of_version(PyObject* self, void*) {
     if (!node_of(self)->needed_by) return Ref::copy(Py_None).release();
     Ref found = checked(PyList_New(0));
     node_of(self)->each_dependent([&](Version* one) {
-      if (PyList_Append(found.get(), as_object(one)) < 0) raise();
+      if (PyList_Append(found.get(), as_object(one).get()) < 0) raise();
     });
     return found.release();
   });
@@ -305,7 +307,6 @@ struct VersionType {
   const char* name;
   int size;
   newfunc make;          // Version(storage, on_death)
-  destructor destroy;
   ternaryfunc referent;  // as a weak reference: the storage, or None
 };
 
@@ -329,13 +330,12 @@ inline PyTypeObject* make_version_type(const VersionType& kind) {
       {"escaped", T_BOOL, NODE + offsetof(Version, escaped), 0, nullptr},
       {"fingerprint", T_OBJECT, offsetof(V, fingerprint), 0, nullptr},
       {"uses", T_OBJECT, offsetof(V, uses), 0, nullptr},
-      {"__weaklistoffset__", T_PYSSIZET, offsetof(V, weak_references), READONLY, nullptr},
       {nullptr, 0, 0, 0, nullptr},
   };
   static PyGetSetDef computed[] = {
       {"operation", [](PyObject* self, void*) {
          const Operation* found = node_of(self)->operation;
-         return Ref::copy(found == nullptr ? Py_None : as_object(found)).release();
+         return (found == nullptr ? Ref::copy(Py_None) : as_object(found)).release();
        }, set_maker, nullptr, nullptr},
       {"pin", [](PyObject* self, void*) { return guarded([&] { return as_object(node_of(self)->pin).release(); }); },
        [](PyObject* self, PyObject* value, void*) {
@@ -366,6 +366,7 @@ inline PyTypeObject* make_version_type(const VersionType& kind) {
       {nullptr, nullptr, nullptr, nullptr, nullptr},
   };
   static PyMethodDef methods[] = {
+      {"weak", weak_reference, METH_NOARGS, "A function that returns the version, or None once it has gone."},
       {"forget_dependents", [](PyObject* self, PyObject*) -> PyObject* {
          node_of(self)->needed_by.reset();
          Py_RETURN_NONE;
@@ -379,7 +380,7 @@ inline PyTypeObject* make_version_type(const VersionType& kind) {
   PyType_Slot slots[] = {
       {Py_tp_new, reinterpret_cast<void*>(kind.make)},
       {Py_tp_call, reinterpret_cast<void*>(kind.referent)},
-      {Py_tp_dealloc, reinterpret_cast<void*>(kind.destroy)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(version_falls_asleep)},
       {Py_tp_members, members},
       {Py_tp_getset, computed},
       {Py_tp_methods, methods},
@@ -413,7 +414,7 @@ inline PyObject* get_inputs(PyObject* self, void*) {
     const Operation& reads = one->operation;
     inputs = PyTuple_New(reads.count);
     if (inputs == nullptr) return nullptr;
-    for (uint32_t i = 0; i < reads.count; i++) PyTuple_SET_ITEM(inputs, i, Ref::copy(as_object(reads.reads[i])).release());
+    for (uint32_t i = 0; i < reads.count; i++) PyTuple_SET_ITEM(inputs, i, as_object(reads.reads[i]).release());
   }
   return Ref::copy(inputs).release();
 }
@@ -430,7 +431,7 @@ inline PyObject* get_tensors(PyObject* self, void* closure) {
     for (const TensorEntry& entry : *one->operation.tensors) {
       Ref made;
       if (entry.version != nullptr)
-        made = Ref::copy(as_object(entry.version));
+        made = as_object(entry.version);
       else if (entry.same >= 0)
         made = Ref::copy(PyList_GET_ITEM(list.get(), entry.same));
       else
@@ -452,15 +453,12 @@ inline Ref new_sequence(PyObject* self, PyObject* value) {
 }
 
 // Sets what an operation reads.
-inline void set_reads(OperationObject* one, const std::vector<Version*>& versions) {
-  Operation before{one->operation.reads, one->operation.count};
-  one->operation.reads = versions.empty() ? nullptr : new Node*[versions.size()];
-  one->operation.count = 0;
-  for (Version* read : versions) add_read(one, Ref::copy(as_object(read)).release());
-  for (Node* read : before) {
-    as_version(read)->readers--;
-    Py_DECREF(as_object(read));
-  }
+inline void set_reads(Recorded* operation, const std::vector<Version*>& versions) {
+  Operation before{operation->reads, operation->count};
+  operation->reads = versions.empty() ? nullptr : new Node*[versions.size()];
+  operation->count = 0;
+  for (Version* read : versions) add_read(operation, read);
+  let_go_of(before);
   delete[] before.reads;
 }
 
@@ -475,7 +473,7 @@ inline int set_inputs(PyObject* self, PyObject* value, void*) {
   }
   std::vector<Version*> reads;
   for (PyObject* one : items) reads.push_back(node_of(one));
-  set_reads(as_operation(self), reads);
+  set_reads(recorded_in(self), reads);
   Py_XSETREF(shown_of(as_operation(self)).inputs, sequence.release());
   return 0;
 }
@@ -515,7 +513,7 @@ inline PyObject* get_outputs(PyObject* self, void*) {
     for (const Output& output : *one.outputs) {
       Version* version = output.version.get();
       if (version == nullptr) continue;
-      Ref pair = checked(Py_BuildValue("(LO)", static_cast<long long>(output.where), as_object(version)));
+      Ref pair = checked(Py_BuildValue("(LO)", static_cast<long long>(output.where), as_object(version).get()));
       if (PyList_Append(list.get(), pair.get()) < 0) raise();
     }
     return PyList_AsTuple(list.get());
@@ -553,7 +551,7 @@ inline PyObject* versions_made(PyObject* self, PyObject* one) {
   return guarded([&] {
     Ref list = checked(PyList_New(0));
     recorded_in(self)->each_made(native_node(one), [&](int64_t where, Version* version) {
-      Ref pair = checked(Py_BuildValue("(LO)", static_cast<long long>(where), as_object(version)));
+      Ref pair = checked(Py_BuildValue("(LO)", static_cast<long long>(where), as_object(version).get()));
       if (PyList_Append(list.get(), pair.get()) < 0) raise();
     });
     return list.release();
@@ -596,7 +594,7 @@ inline PyTypeObject* make_operation_type(const char* name) {
       {nullptr, nullptr, nullptr, nullptr, nullptr},
   };
   auto make = [](PyTypeObject*, PyObject*, PyObject*) -> PyObject* {
-    return guarded([] { return blank_operation().release(); });
+    return guarded([] { return as_object(blank_operation().get()).release(); });
   };
   static PyMethodDef methods[] = {
       {"made", versions_made, METH_O, "made(one): pairs of where and each version that it makes, `one` among them."},
@@ -605,7 +603,7 @@ inline PyTypeObject* make_operation_type(const char* name) {
   PyType_Slot slots[] = {
       {Py_tp_new, reinterpret_cast<void*>(+make)},
       {Py_tp_methods, methods},
-      {Py_tp_dealloc, reinterpret_cast<void*>(delete_operation)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(operation_falls_asleep)},
       {Py_tp_members, members},
       {Py_tp_getset, computed},
       {Py_tp_doc, const_cast<char*>("A `core.graph.Operation`.")},

@@ -55,7 +55,7 @@ class PythonCall final : public Call {
   bool is_leaf(size_t place) { return ask("is_leaf", place).get() == Py_True; }
   bool overwrites(size_t place) { return ask("overwrites", place).get() == Py_True; }
   std::optional<int64_t> resized(size_t hole, Version* version) {
-    Ref found = checked(PyObject_CallMethod(call_, "resized", "nO", static_cast<Py_ssize_t>(hole), as_object(version)));
+    Ref found = checked(PyObject_CallMethod(call_, "resized", "nO", static_cast<Py_ssize_t>(hole), as_object(version).get()));
     if (found.get() == Py_None) return std::nullopt;
     return as_number(found.get());
   }
@@ -70,7 +70,7 @@ class PythonCall final : public Call {
       if (PyList_Append(tensors.get(), one) < 0) raise();
     };
     auto read = [&](Version* version) {
-      add(as_object(version));
+      add(as_object(version).get());
       if (seen.insert(version).second) reads.push_back(version);
     };
     auto overwritten = [&](size_t place) {
@@ -79,13 +79,13 @@ class PythonCall final : public Call {
       add(stand_in.get());
     };
     entries(read, overwritten);
-    Ref made = blank_operation();
-    OperationObject* operation = as_operation(made.get());
+    OperationRef made = blank_operation();
+    OperationObject* operation = object_of(made.get());
     shown_of(operation).recorded = checked(PyObject_CallMethod(call_, "recorded", nullptr)).release();
     set_signature(operation, checked(PyObject_CallMethod(call_, "replay_signature", nullptr)).get());
     if (static_cast<Py_ssize_t>(reads.size()) != PyList_GET_SIZE(tensors.get())) take_tensors(operation, std::move(tensors));
-    set_reads(operation, reads);
-    return OperationRef(&operation->operation);
+    set_reads(made.get(), reads);
+    return made;
   }
 
 

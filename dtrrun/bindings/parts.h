@@ -77,7 +77,7 @@ inline PyTypeObject* make_part_type(const std::string& name, PyMethodDef* method
   return Base<PartObject, &PartObject::ledger>::make(name, new_part, none, methods, computed, nullptr);
 }
 
-inline PyObject* or_none(const VersionRef& one) { return Ref::copy(one ? as_object(one.get()) : Py_None).release(); }
+inline PyObject* or_none(const VersionRef& one) { return (one ? as_object(one.get()) : Ref::copy(Py_None)).release(); }
 
 inline PyTypeObject* make_recipes_type(const std::string& module) {
   static PyMethodDef methods[] = {

@@ -106,7 +106,7 @@ inline PyObject* new_policy(PyTypeObject* type, PyObject* args, PyObject* named)
     return nullptr;
   return guarded([&]() -> PyObject* {
     Policy::Options options{latest != 0, scan != 0, ignore_small, as_sample(sample)};
-    auto made = std::make_unique<Policy>(as_heuristic(heuristic), objects.versions, std::move(options));
+    auto made = std::make_unique<Policy>(as_heuristic(heuristic), std::move(options));
     Ref self = checked(type->tp_alloc(type, 0));
     as_policy(self.get())->policy = made.release();
     as_policy(self.get())->heuristic = Ref::copy(heuristic).release();
@@ -130,7 +130,7 @@ inline Ref nodes_in(const Pool& pool) {
   std::vector<int64_t> numbers = pool.numbers();
   Ref list = checked(PyList_New(static_cast<Py_ssize_t>(numbers.size())));
   for (size_t i = 0; i < numbers.size(); i++)
-    PyList_SET_ITEM(list.get(), i, Ref::copy(as_object(pool.items.at(numbers[i]).node.get())).release());
+    PyList_SET_ITEM(list.get(), i, as_object(pool.items.at(numbers[i]).node.get()).release());
   return list;
 }
 
@@ -155,11 +155,11 @@ inline PyTypeObject* make_policy_type(const char* name) {
          if (!PyArg_ParseTuple(args, "LO", &now, &evictable)) return nullptr;
          return guarded([&]() -> PyObject* {
            KeptNode chosen = policy_of(self).select(now, [&](Node* node) {
-             int is_true = PyObject_IsTrue(checked(PyObject_CallOneArg(evictable, as_object(node))).get());
+             int is_true = PyObject_IsTrue(checked(PyObject_CallOneArg(evictable, as_object(node).get())).get());
              if (is_true < 0) raise();
              return is_true == 1;
            });
-           return Ref::copy(chosen ? as_object(chosen.get()) : Py_None).release();
+           return (chosen ? as_object(chosen.get()) : Ref::copy(Py_None)).release();
          });
        },
        METH_VARARGS, nullptr},
@@ -191,7 +191,6 @@ inline PyTypeObject* make_policy_type(const char* name) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(as_policy(self)->heuristic);
     if (as_policy(self)->policy == nullptr) return 0;
-    for (const auto& [number, item] : policy_of(self).pool().items) Py_VISIT(as_object(item.node.get()));
     return as_policy(self)->foresight == nullptr ? 0 : as_policy(self)->foresight->traverse(visit, arg);
   };
   auto clear = [](PyObject* self) -> int {

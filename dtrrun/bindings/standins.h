@@ -26,7 +26,7 @@ inline PyTypeObject* content_type = nullptr;
 inline ContentObject* as_content(PyObject* object) { return reinterpret_cast<ContentObject*>(object); }
 inline ContentObject* as_content(Storage* storage) { return reinterpret_cast<ContentObject*>(storage); }
 inline StandInVersion* as_stand_in(const Version* version) {
-  return static_cast<StandInVersion*>(as_version(as_object(version)));
+  return static_cast<StandInVersion*>(object_of(version));
 }
 inline PyObject* as_python(Storage* storage) { return reinterpret_cast<PyObject*>(storage); }
 inline Storage* as_storage_of(PyObject* object) { return reinterpret_cast<Storage*>(object); }
@@ -48,12 +48,11 @@ inline StorageRef new_content(int64_t nbytes, Place place = Place::OURS) {
 }
 
 // A version of a stand-in, or of any object to which there can be weak references. on_death: as `make_on_death` makes it, or None.
-inline Ref version_of_stand_in(PyObject* storage, PyObject* on_death) {
-  Ref made = allocate<StandInVersion>(version_type);
-  begin_version(as_version(made.get()));
-  Version* version = node_of(made.get());
+inline VersionRef version_of_stand_in(PyObject* storage, PyObject* on_death) {
+  VersionRef made = new_version<StandInVersion>();
+  Version* version = made.get();
   if (Py_TYPE(storage) != content_type) {
-    watch_death(made.get(), storage, on_death);
+    watch_death(version, storage, on_death);
     return made;
   }
   as_content(storage)->versions->push_back(version);
@@ -83,7 +82,7 @@ class StandIns final : public PythonBackend {
   }
   VersionRef version_over(Storage* storage) override {
     if (!on_death_) on_death_ = checked(make_on_death(ledger_, nullptr));
-    return VersionRef(node_of(version_of_stand_in(dtrrun::as_python(storage), on_death_.get()).get()));
+    return version_of_stand_in(dtrrun::as_python(storage), on_death_.get());
   }
   VersionRef successor(Version* version) override { return version_over(storage_of(version).get()); }
   int64_t size_of(Storage* storage) const override { return content_of(storage)->nbytes; }

@@ -11,9 +11,8 @@ Nothing of this is asked for unless the alternative is the budget error: so it i
 
 from __future__ import annotations
 
-import weakref
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dtrrun.core.graph import Operation, Version
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 MOST_TURNS = 6  # plans for the inputs of one operation, of which each may evict what the last one made
 MOST_REPEATS, FEW = 8, 300  # operations in all, for each of the first plan's, and some more
 
-Reference = weakref.ref[Version]
+Reference = Callable[[], Version | None]
 """Weak, because references are counted to tell what is still read."""
 
 
@@ -239,7 +238,7 @@ class _Run:
                     elif id(source) not in seen:
                         seen.add(id(source))
                         pending.append(source)
-            known.made.append(weakref.ref(version))
+            known.made.append(version.weak())
         ordered = _in_order(steps)
         cost = 0
         for step in ordered:
@@ -337,7 +336,7 @@ class _Run:
 
     def _lock(self, version: Version) -> None:
         if id(version) not in self._locked:
-            self._locked[id(version)] = weakref.ref(version)
+            self._locked[id(version)] = version.weak()
             version.locks += 1
 
     def _unlock(self, key: int, *, idle: bool = False) -> None:

@@ -51,6 +51,10 @@ class Version:
         """Return the storage, or None if it is gone."""
         raise NotImplementedError
 
+    def weak(self) -> Callable[[], Version | None]:
+        """Return a function that returns this version, or None once it has gone."""
+        raise NotImplementedError
+
     def forget_policy(self) -> None:
         """Another policy takes over: this is in no pool, and neither evicted nor released."""
         raise NotImplementedError

@@ -9,22 +9,19 @@ namespace dtrrun {
 
 struct Storage;  // of a type that only the extension knows
 
-// How each extension keeps its objects. Set when it is loaded.
-struct Objects {
-  Lifetime versions{};
-  void (*hold_operation)(Operation*) = nullptr;
-  void (*let_go_of_operation)(Operation*) = nullptr;
-  void (*hold_storage)(Storage*) = nullptr;
-  void (*let_go_of_storage)(Storage*) = nullptr;
+// How each extension keeps its storages. Set when it is loaded.
+struct StorageLifetime {
+  void (*keep)(Storage*) = nullptr;
+  void (*let_go)(Storage*) = nullptr;
 };
-inline Objects objects;
+inline StorageLifetime storages;
 
 // A reference to a storage, which lives as long as there is one.
 class StorageRef {
  public:
   StorageRef() = default;
   static StorageRef copy(Storage* borrowed) {
-    if (borrowed != nullptr) objects.hold_storage(borrowed);
+    if (borrowed != nullptr) storages.keep(borrowed);
     return StorageRef(borrowed);
   }
   static StorageRef take(Storage* owned) { return StorageRef(owned); }
@@ -36,7 +33,7 @@ class StorageRef {
   }
   ~StorageRef() { reset(); }
   void reset() {
-    if (Storage* before = std::exchange(storage_, nullptr)) objects.let_go_of_storage(before);
+    if (Storage* before = std::exchange(storage_, nullptr)) storages.let_go(before);
   }
   Storage* get() const { return storage_; }
   explicit operator bool() const { return storage_ != nullptr; }

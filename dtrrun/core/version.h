@@ -73,9 +73,13 @@ struct Version : Node {
   Version(const Version&) = delete;
   ~Version() {
     if (debts) debts->copied_bytes += nbytes;
+    leave_weak_references();
+  }
+  // It is about to be freed: nobody finds it any more.
+  void leave_weak_references() {
     if (cell_ == nullptr) return;
     cell_->version = nullptr;
-    WeakVersion::let_go(cell_);
+    WeakVersion::let_go(std::exchange(cell_, nullptr));
   }
 
   void set_scratch(StorageRef storage) {
@@ -108,7 +112,7 @@ inline const Version* as_version(const Node* node) { return static_cast<const Ve
 class VersionRef {
  public:
   VersionRef() = default;
-  explicit VersionRef(Version* borrowed) : kept_(borrowed == nullptr ? KeptNode() : KeptNode(borrowed, objects.versions)) {}
+  explicit VersionRef(Version* borrowed) : kept_(borrowed) {}
   explicit VersionRef(KeptNode kept) : kept_(std::move(kept)) {}
   VersionRef(VersionRef&&) noexcept = default;
   VersionRef& operator=(VersionRef&&) noexcept = default;
@@ -218,12 +222,40 @@ inline void set_outputs(Recorded& one, std::vector<Output> outputs) {
 
 inline Recorded* maker_of(const Version* version) { return static_cast<Recorded*>(version->operation); }
 
+// Frees an operation that nobody keeps any more. Set by the extension.
+inline void (*free_operation)(Operation*) = nullptr;
+
+inline void keep(Operation* operation) { operation->kept++; }
+
+// Lets go of an operation. What only that has kept is freed as well, and what that has been computed from, and so on: of
+// a long chain not all at once, which would need a long stack.
+inline void let_go(Operation* operation) {
+  constexpr int DEEPEST = 50;
+  static std::vector<Operation*>& waiting = *new std::vector<Operation*>;
+  static int depth = 0;
+  if (--operation->kept != 0) return;
+  if (depth == DEEPEST) {
+    waiting.push_back(operation);
+    return;
+  }
+  depth++;
+  free_operation(operation);
+  depth--;
+  while (depth == 0 && !waiting.empty()) {
+    Operation* next = waiting.back();
+    waiting.pop_back();
+    depth++;
+    free_operation(next);
+    depth--;
+  }
+}
+
 // An operation that is kept.
 class OperationRef {
  public:
   OperationRef() = default;
   explicit OperationRef(Recorded* borrowed) : operation_(borrowed) {
-    if (borrowed != nullptr) objects.hold_operation(borrowed);
+    if (borrowed != nullptr) keep(borrowed);
   }
   OperationRef(OperationRef&& other) noexcept : operation_(std::exchange(other.operation_, nullptr)) {}
   OperationRef& operator=(OperationRef&& other) noexcept {
@@ -231,7 +263,7 @@ class OperationRef {
     return *this;
   }
   ~OperationRef() {
-    if (operation_ != nullptr) objects.let_go_of_operation(operation_);
+    if (operation_ != nullptr) let_go(operation_);
   }
   Recorded* get() const { return operation_; }
   Recorded* operator->() const { return operation_; }
@@ -243,8 +275,8 @@ class OperationRef {
 
 // Gives a version its recipe. operation: null, so that it is a constant from now on.
 inline void set_operation(Version* version, Operation* operation) {
-  if (operation != nullptr) objects.hold_operation(operation);
-  if (Operation* before = std::exchange(version->operation, operation)) objects.let_go_of_operation(before);
+  if (operation != nullptr) keep(operation);
+  if (Operation* before = std::exchange(version->operation, operation)) let_go(before);
 }
 
 // -- the program ----------------------------------------------------------------------------------------------

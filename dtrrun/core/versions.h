@@ -61,17 +61,17 @@ class Versions {
   void put(Version* made) {
     if (Version* old = find(made->key)) {
       if (old == made) return;
-      objects.versions.hold(made);
+      keep(made);
       made->before = old->before;
       made->after = old->after;
       (made->before == nullptr ? first_ : made->before->after) = made;
       (made->after == nullptr ? last_ : made->after->before) = made;
       cells_[place_of(made->key)].version = made;
       changes_++;  // an iterator may be at the old one
-      let_go(old);
+      leave(old);
       return;
     }
-    objects.versions.hold(made);
+    keep(made);
     if (4 * (count_ + 1) > 3 * cells_.size()) grow();
     size_t place = home(made->key);
     while (cells_[place].version != nullptr) place = (place + 1) & mask_;
@@ -99,7 +99,7 @@ class Versions {
     (one->after == nullptr ? last_ : one->after->before) = one->before;
     count_--;
     changes_++;
-    let_go(one);
+    leave(one);
     return true;
   }
 
@@ -123,10 +123,10 @@ class Versions {
     Version* version = nullptr;  // kept
   };
 
-  void let_go(Version* one) {
+  void leave(Version* one) {
     forget_(one);
     one->before = one->after = nullptr;
-    objects.versions.let_go(one);
+    let_go(one);
   }
   size_t home(int64_t key) const {  // addresses are 16 bytes apart
     return static_cast<size_t>((static_cast<uint64_t>(key) >> 4) * 0x9E3779B97F4A7C15ull >> 20) & mask_;

@@ -61,7 +61,7 @@ class Admission {
     if (!truth(error.get(), "explained")) {
       Ref versions = checked(PyList_New(0));
       for (Version* one : call.versions)
-        if (PyList_Append(versions.get(), as_object(one)) < 0) raise();
+        if (PyList_Append(versions.get(), as_object(one).get()) < 0) raise();
       checked(PyObject_CallMethod(slow_path_.get(), "refuse", "OOO", error.get(), versions.get(), call.its_signature.get()));
     }
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());

@@ -39,22 +39,22 @@ class SessionBackend final : public PythonBackend {
   }
   VersionRef version_over(Storage* storage) override {
     if (WatchedStorage::can_watch(as_impl(storage))) {
-      Ref made = blank_version();
+      VersionRef made = new_version<StoredVersion>();
       take_storage(as_stored(made.get()), as_impl(storage));
-      return VersionRef(node_of(made.get()));
+      return made;
     }
     Ref on_death = checked(make_on_death(ledger_, nullptr));
-    return VersionRef(node_of(dtrrun::version_over(as_python(storage).get(), on_death.get()).get()));
+    return dtrrun::version_over(as_python(storage).get(), on_death.get());
   }
   VersionRef successor(Version* version) override {
     const StoredVersion* one = as_stored(version);
     if (one->watch == nullptr) {
-      Ref made = blank_version();
+      VersionRef made = new_version<StoredVersion>();
       take_storage(as_stored(made.get()), one->storage);
-      return VersionRef(node_of(made.get()));
+      return made;
     }
     Ref storage = referent(one), on_death = checked(make_on_death(ledger_, nullptr));
-    return VersionRef(node_of(dtrrun::version_over(storage.get(), on_death.get()).get()));
+    return dtrrun::version_over(storage.get(), on_death.get());
   }
   int64_t size_of(Storage* storage) const override {
     if (!native_) return PythonBackend::size_of(storage);
@@ -116,11 +116,11 @@ class SessionBackend final : public PythonBackend {
     Ref taken = checked(PySet_New(nullptr));
     for (size_t place = 0; place < run.uses.size(); place++) {
       if (run.uses[place] != Use::TAKE) continue;
-      Ref id = checked(PyLong_FromVoidPtr(as_object(run.maker->tensor(place).version)));
+      Ref id = checked(PyLong_FromVoidPtr(object_of(run.maker->tensor(place).version)));
       if (PySet_Add(taken.get(), id.get()) < 0) raise();
     }
     Ref executor = attribute(or_none(links().dtr), "executor");
-    Ref result = checked(PyObject_CallMethod(executor.get(), "execute", "OO", as_object(run.maker), taken.get()));
+    Ref result = checked(PyObject_CallMethod(executor.get(), "execute", "OO", as_object(run.maker).get(), taken.get()));
     PyObject *made;
     long long cost;
     if (!PyArg_ParseTuple(result.get(), "OL", &made, &cost)) raise();

@@ -49,7 +49,7 @@ class Body {
         reads_unseen_ = true;
         if (!writes && told_.count(storage) != 0) return;
         told_.insert(storage);
-        checked(PyObject_CallFunctionObjArgs(touch_, Ref::copy(as_object(found)).get(), writes ? Py_True : Py_False, nullptr));
+        checked(PyObject_CallFunctionObjArgs(touch_, as_object(found).get(), writes ? Py_True : Py_False, nullptr));
       });
     }
   }

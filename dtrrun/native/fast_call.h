@@ -51,7 +51,7 @@ struct FastCall final : Call {
     shrinks = info.mutates.empty() || info.grows;
   }
   ~FastCall() {
-    for (Version* one : versions) objects.versions.let_go(one);
+    for (Version* one : versions) let_go(one);
   }
   FastCall(const FastCall&) = delete;
 
@@ -81,23 +81,23 @@ struct FastCall final : Call {
   }
   template <class Entries>
   OperationRef record(const Entries& entries) {
-    OperationObject* one = as_operation(maker.get());
-    if (excludes) one->operation.signature->resemble(*signature);  // the replay has one of its own
+    Recorded* one = maker.get();
+    if (excludes) one->signature->resemble(*signature);  // the replay has one of its own
     std::unordered_set<const Version*> seen;
     auto is_new = [&](const Version* version) {
       if (versions.size() > FEW) return seen.insert(version).second;
-      return one->operation.reads_of(version) == 0;
+      return one->reads_of(version) == 0;
     };
     bool is_plain = true;  // it reads each of its tensors, and no version twice
     auto read = [&](Version* version) {
       if (is_new(version))
-        add_read(one, Ref::copy(as_object(version)).release());
+        add_read(one, version);
       else
         is_plain = false;  // as in `x * x`: it is locked, and counts as read, only once
     };
     entries(read, [&](size_t) { is_plain = false; });
-    if (!is_plain) one->operation.tensors = std::make_unique<std::vector<TensorEntry>>(tensors_of(entries));
-    return OperationRef(&one->operation);
+    if (!is_plain) one->tensors = std::make_unique<std::vector<TensorEntry>>(tensors_of(entries));
+    return std::move(maker);
   }
   void admitted() {}
   void abandoned() {}
@@ -126,7 +126,7 @@ struct FastCall final : Call {
     at::Tensor whole = {};  // what it overwrites, unless nothing has been written there
   };
   c10::SmallVector<Written, 2> writes;  // in the order of `written`
-  Ref maker;                       // its recipe, if it will have one
+  OperationRef maker;              // its recipe, if it will have one
   Ref rng;                         // the state of the generator that it draws from
   Ref outputs;                     // those that Python has classified
   int64_t counted = 0;             // bytes of results without a plain storage
@@ -139,7 +139,7 @@ struct FastCall final : Call {
     return value.isTensor() ? value.toTensor() : value.toListRef()[one.item].toTensor();
   }
   void add(Version* version) {
-    objects.versions.hold(version);
+    keep(version);
     versions.push_back(version);
   }
   void set_signature(Ref found) {

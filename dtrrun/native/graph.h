@@ -16,33 +16,26 @@ struct StoredVersion : VersionObject {
 };
 
 inline StoredVersion* as_stored(PyObject* object) { return static_cast<StoredVersion*>(as_version(object)); }
-inline StoredVersion* as_stored(const Version* version) { return as_stored(as_object(version)); }
+inline StoredVersion* as_stored(const Version* version) { return static_cast<StoredVersion*>(object_of(version)); }
 
-// A version whose storage is not known yet.
-inline Ref blank_version() {
-  Ref made = allocate<StoredVersion>(version_type);
-  begin_version(as_version(made.get()));
-  return made;
-}
-
-inline void delete_version(PyObject* self) {
-  let_go(std::exchange(as_stored(self)->storage, nullptr));
-  end_version(self);
-  deallocate(self);
+inline void delete_version(Node* node) {
+  StoredVersion* one = as_stored(as_version(node));
+  let_go(std::exchange(one->storage, nullptr));
+  free_version(one);
 }
 
 inline Recipe* recipe_of(OperationObject* one) {
   return one->has_recipe ? reinterpret_cast<Recipe*>(one + 1) : nullptr;
 }
 // Null if the slow path has recorded it.
-inline const Recipe* recipe_of(PyObject* operation) { return recipe_of(as_operation(operation)); }
+inline const Recipe* recipe_of(const Recorded* operation) { return recipe_of(object_of(operation)); }
 
 // An operation on the fast path, with a recipe that is made of `given` and the number of its arguments. reads: the most versions
 // that it will read.
 template <class... Given>
-Ref recorded_operation(size_t reads, uint32_t arguments, const Given&... given) {
-  Ref made = blank_operation(Recipe::nbytes(arguments) + reads * sizeof(Node*));
-  OperationObject* one = as_operation(made.get());
+OperationRef recorded_operation(size_t reads, uint32_t arguments, const Given&... given) {
+  OperationRef made = blank_operation(Recipe::nbytes(arguments) + reads * sizeof(Node*));
+  OperationObject* one = object_of(made.get());
   new (one + 1) Recipe(given..., arguments);
   one->has_recipe = true;
   one->operation.reads = reinterpret_cast<Node**>(reinterpret_cast<char*>(one + 1) + Recipe::nbytes(arguments));
@@ -50,7 +43,10 @@ Ref recorded_operation(size_t reads, uint32_t arguments, const Given&... given) 
   return made;
 }
 
-inline void keep_recipes() {
+// Lets the core free nodes, and recipes with them.
+inline void count_nodes() {
+  free_node = delete_version;
+  free_operation = delete_operation;
   arguments_of_calls.destroy = [](OperationObject* one) { recipe_of(one)->~Recipe(); };
   arguments_of_calls.show = [](OperationObject* one) {
     return guarded([&] { return as_sequence(*recipe_of(one)).release(); });

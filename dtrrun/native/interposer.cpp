@@ -538,16 +538,16 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_dtrrun_native", nullptr, -1, meth
 PyMODINIT_FUNC PyInit__dtrrun_native() {
   using namespace dtrrun;
   nothing = PyTuple_New(0);
-  keep_objects([](Storage* one) { ImplRef::reclaim_copy(as_impl(one)).release(); },
-               [](Storage* one) { ImplRef::reclaim(as_impl(one)); });
+  storages = {[](Storage* one) { ImplRef::reclaim_copy(as_impl(one)).release(); },
+              [](Storage* one) { ImplRef::reclaim(as_impl(one)); }};
+  count_nodes();
   storage_object = [](Storage* one) { return object_of(as_torch(StorageRef::copy(one))).release(); };
   storage_in = [](PyObject* object) {
     if (!is_storage(object)) throw c10::TypeError({__func__, __FILE__, 0}, "a storage is wanted");
     return as_storage(THPStorage_Unpack(object).unsafeGetStorageImpl());
   };
   settle_deaths = tell_deaths;
-  keep_recipes();
-  version_type = make_version_type({"_dtrrun_native.Version", sizeof(StoredVersion), make_version, delete_version, call_version});
+  version_type = make_version_type({"_dtrrun_native.Version", sizeof(StoredVersion), make_version, call_version});
   program_has = [](const VersionObject* one) { return has_storage(static_cast<const StoredVersion*>(one)); };
   operation_type = make_operation_type("_dtrrun_native.Operation");
   policy_type = make_policy_type("_dtrrun_native.Policy");

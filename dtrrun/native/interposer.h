@@ -166,7 +166,7 @@ class Interposer {
   bool touched(const Placeholders::Claim& claim, const std::vector<uintptr_t>& words) {
     Version* found = versions_.at(claim.storage);
     if (found == nullptr || !TensorVersions::has_storage(found)) return false;
-    Ref kept = Ref::copy(as_object(found));
+    Ref kept = as_object(found);
     auto* outer = std::exchange(touched_, &claim);
     struct Ends {
       const Placeholders::Claim* outer;

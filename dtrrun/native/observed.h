@@ -140,7 +140,7 @@ struct ObservedCall {
       targets.push_back(target);
       if (targets.size() != written + 1) return;
       Items all(versions);
-      found = overwrites_all(*info, tensor, target, [&] { return std::count(all.begin(), all.end(), as_object(target)); });
+      found = overwrites_all(*info, tensor, target, [&] { return std::count(all.begin(), all.end(), as_object(target).get()); });
     });
     return found.value_or(false);
   }
@@ -209,7 +209,7 @@ inline void Observed::admit(Observation& by, const OperatorInfo& info, const c10
   call->state = ObservedCall::ADMITTED;
   c10::SmallVector<Ref, 6> versions;
   call->each_tensor([&](size_t, const at::Tensor& tensor) {
-    versions.push_back(Ref::copy(as_object(by.versions.of(tensor))));
+    versions.push_back(as_object(by.versions.of(tensor)));
   });
   call->versions = as_tuple(versions).release();
   call_ = std::move(made);

@@ -87,7 +87,7 @@ class Replays {
   // Runs an operation; see `Backend::execute`. Returns false, with nothing changed, if that is for Python.
   bool execute(Run& run) {
     const Recorded& maker = *run.maker;
-    const Recipe* known_recipe = recipe_of(as_object(run.maker));
+    const Recipe* known_recipe = recipe_of(run.maker);
     if (known_recipe == nullptr) return false;
     const Recipe& recipe = *known_recipe;
     OperatorInfo* known = operators_.find(recipe.handle);

@@ -81,8 +81,8 @@ inline int64_t key_of(PyObject* storage) {
 }
 
 // As `core.graph.Version(storage, on_death)`. The ledger is told the death of PyTorch's storages; others are watched.
-inline Ref version_over(PyObject* storage, PyObject* on_death) {
-  Ref made = blank_version();
+inline VersionRef version_over(PyObject* storage, PyObject* on_death) {
+  VersionRef made = new_version<StoredVersion>();
   if (is_storage(storage)) {
     c10::StorageImpl* impl = THPStorage_Unpack(storage).unsafeGetStorageImpl();
     if (WatchedStorage::can_watch(impl)) {
@@ -91,13 +91,13 @@ inline Ref version_over(PyObject* storage, PyObject* on_death) {
     }
   }
   watch_death(made.get(), storage, on_death);
-  node_of(made.get())->key = key_of(storage);
+  made->key = key_of(storage);
   return made;
 }
 inline PyObject* make_version(PyTypeObject*, PyObject* args, PyObject*) {
   PyObject *storage, *on_death;
   if (!PyArg_ParseTuple(args, "OO", &storage, &on_death)) return nullptr;
-  return guarded([&] { return version_over(storage, on_death).release(); });
+  return guarded([&] { return as_object(version_over(storage, on_death).get()).release(); });
 }
 
 inline bool has_storage(const StoredVersion* one) {

@@ -70,6 +70,34 @@ def test_nodes_begin_as_the_simulators_do(graph):
         assert version() is storage
 
 
+def test_python_has_the_same_object_for_a_version_whenever_it_looks(graph, extension):
+    policy = make_policy("h_dtr_eq", extension=extension)
+    before = extension.living()
+    version = graph.new_version(torch.UntypedStorage(8), None, 64, 3, 500)
+    version.operation = graph.new_operation(None, graph.signature(None, ()), [], [])
+    version.uses, address, look = (1, 2), id(version), version.weak()
+    policy.insert(version)  # from now on C++ keeps it, too
+    del version
+    assert (id(look()), look().uses, look().nbytes) == (address, (1, 2), 64)
+    policy.discard(look())
+    assert look() is None
+    assert extension.living() == before
+
+
+def test_nobody_finds_a_version_that_is_being_freed(graph):
+    found = []
+
+    class Recorded:
+        def __del__(self) -> None:
+            found.append(look())
+
+    version = graph.new_version(torch.UntypedStorage(8), None, 64, 3, 500)
+    version.operation = graph.new_operation(Recorded(), graph.signature(None, ()), [], [])
+    look = version.weak()
+    del version
+    assert found == [None]
+
+
 def test_a_signature_is_pythons_with_its_figures_elsewhere(graph):
     signature = graph.signature("operator", ("geometry",))
     assert isinstance(signature, Signature)

@@ -184,10 +184,12 @@ native(
     "graph", "core/version.h",
     ("recipes do not count as readers of what they read",
      "const { return «std::count(begin(), end(), static_cast<const Node*>(version))»; }", "int64_t{0}", ""),
+    ("long chains are freed by recursion", "if («depth == DEEPEST»)", "false", ""),
 )
 native(
     "graph", "bindings/nodes.h",
-    ("long chains are freed by recursion", "if («depth == DEEPEST»)", "false", ""),
+    ("what is being freed is found", "«one->node.leave_weak_references();»", "",
+     "native_graph::nobody_finds_a_version_that_is_being_freed"),
 )
 native(
     "storages", "stored_versions.h",

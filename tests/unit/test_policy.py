@@ -177,11 +177,11 @@ def test_nodes_die_as_soon_as_nobody_else_holds_them(policy: Policy) -> None:
     policy.select(5, anything)
     policy.evicted(child)
     policy.select(6, anything)
-    seen = weakref.ref(child)
+    seen = child.weak()
     del child, node
     assert seen() is None
     policy.discard(parent)
-    seen = weakref.ref(parent)
+    seen = parent.weak()
     del parent
     assert seen() is None
 

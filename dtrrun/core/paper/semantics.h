@@ -40,6 +40,7 @@ class Replay {
     Numbers readers;                       // the tensors that are computed from it
 
     Storage(Number name, int64_t bytes) : Node{}, name(name) {
+      kept = 1;  // by the replay
       nbytes = bytes;
       operation = &recipe;
     }
@@ -75,8 +76,10 @@ class Replay {
   using Observer = std::function<void(Event, Number)>;
 
   Replay(Heuristic heuristic, Policy::Options search, Options options, Observer observer)
-      : policy(std::move(heuristic), {[](Node*) {}, [](Node*) {}}, std::move(search)), options_(options),
+      : policy(std::move(heuristic), std::move(search)), options_(options),
         observer_(std::move(observer)) {}
+  ~Replay() { policy.clear(); }  // which keeps storages
+  Replay(const Replay&) = delete;
 
   Policy policy;
   int64_t memory = 0, peak_bytes = 0, clock = 0;

@@ -53,7 +53,7 @@ class HeapSearch final : public Search {
       if (candidates.empty()) break;
       Candidate candidate = pop(candidates);
       if (Item* item = pool_.find(candidate.number)) {
-        KeptNode node(item->node.get(), pool_.lifetime);
+        KeptNode node(item->node.get());
         if (node->resident && evictable(node.get())) {
           chosen = std::move(node);
           least = candidate.score;

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 namespace dtrrun {
 
@@ -13,10 +14,11 @@ struct Evicted;
 class Numbers;
 struct EvictedDependents;
 
-// The recipe of a node. It keeps alive what it reads: deps(S), where a node may occur twice.
+// The recipe of a node. It keeps what it reads: deps(S), where a node may occur twice.
 struct Operation {
   Node** reads;
   uint32_t count;
+  uint32_t kept = 0;     // by so many
   bool secured = false;  // the recipe stays replayable, whatever the program releases
 
   Node** begin() const { return reads; }
@@ -24,8 +26,9 @@ struct Operation {
 };
 
 // The owner sets all but the last four members, and tells the policy what happens to the node. All zeros: a constant that has
-// no memory.
+// no memory, and that nobody keeps.
 struct Node {
+  int64_t kept;          // by so many: see `keep`
   int64_t nbytes;        // size(S), in bytes; fixed while the node is in the pool
   int64_t cost;          // cost(S), the c_0 of Sec. 2, in units of the clock; fixed while the node is evicted
   int64_t last_access;   // last_access(S), a value of the clock; never decreases
@@ -46,29 +49,28 @@ struct Node {
   inline void forget_policy();
 };
 
-// How an owner keeps a node from being freed.
-struct Lifetime {
-  void (*hold)(Node*);
-  void (*let_go)(Node*);
-};
+// Frees a node that nobody keeps any more. Set by the extension whose nodes are counted.
+inline void (*free_node)(Node*) = nullptr;
+
+inline void keep(Node* node) { node->kept++; }
+inline void let_go(Node* node) {
+  if (--node->kept == 0) free_node(node);
+}
 
 // A node that is kept for as long as this.
 class KeptNode {
  public:
   KeptNode() = default;
-  KeptNode(Node* node, const Lifetime& lifetime) : node_(node), lifetime_(&lifetime) { lifetime.hold(node); }
-  KeptNode(KeptNode&& other) noexcept : node_(other.node_), lifetime_(other.lifetime_) { other.node_ = nullptr; }
+  explicit KeptNode(Node* node) : node_(node) {
+    if (node != nullptr) keep(node);
+  }
+  KeptNode(KeptNode&& other) noexcept : node_(std::exchange(other.node_, nullptr)) {}
   KeptNode& operator=(KeptNode&& other) noexcept {
-    Node* node = node_;
-    const Lifetime* lifetime = lifetime_;
-    node_ = other.node_;
-    lifetime_ = other.lifetime_;
-    other.node_ = node;
-    other.lifetime_ = lifetime;
+    std::swap(node_, other.node_);
     return *this;
   }
   ~KeptNode() {
-    if (node_ != nullptr) lifetime_->let_go(node_);
+    if (node_ != nullptr) let_go(node_);
   }
   Node* get() const { return node_; }
   Node* operator->() const { return node_; }
@@ -76,7 +78,6 @@ class KeptNode {
 
  private:
   Node* node_ = nullptr;
-  const Lifetime* lifetime_ = nullptr;
 };
 
 }  // namespace dtrrun

@@ -18,8 +18,8 @@ class Policy {
     Scan::Sample sample;
   };
 
-  Policy(Heuristic heuristic, const Lifetime& lifetime, Options options)
-      : heuristic_(std::move(heuristic)), pool_(lifetime, options.latest), foresight_(std::make_unique<Foresight>()),
+  Policy(Heuristic heuristic, Options options)
+      : heuristic_(std::move(heuristic)), pool_(options.latest), foresight_(std::make_unique<Foresight>()),
         neighbourhood_(make_neighbourhood()), search_(make_search(std::move(options))) {}
 
   size_t size() const { return pool_.items.size(); }
@@ -43,13 +43,13 @@ class Policy {
   // It can no longer be evicted: it died or was pinned.
   void discard(Node* node) { pool_.discard(node); }
   void evicted(Node* node) {
-    KeptNode kept(node, pool_.lifetime);
+    KeptNode kept(node);
     pool_.discard(node);
     if (!node->constant()) neighbourhood_->evicted(node);
   }
   // The program released it and its memory is freed, while something evictable depends on it.
   void released(Node* node) {
-    KeptNode kept(node, pool_.lifetime);
+    KeptNode kept(node);
     pool_.discard(node);
     if (!node->constant()) neighbourhood_->released(node);
   }

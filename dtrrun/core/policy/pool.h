@@ -34,9 +34,8 @@ struct Item {
 class Pool {
  public:
   // latest: of equal scores, that of the node inserted last is the least, not that of the first.
-  Pool(const Lifetime& lifetime, bool latest) : lifetime(lifetime), step_(latest ? -1 : 1) {}
+  explicit Pool(bool latest) : step_(latest ? -1 : 1) {}
 
-  const Lifetime lifetime;
   int64_t nbytes = 0;
   std::unordered_map<int64_t, Item> items;
   std::vector<int64_t> due;  // numbers whose score must be computed before the next choice
@@ -58,7 +57,7 @@ class Pool {
     last_number_ += step_;
     node->pool_id = last_number_;
     Item& item = items[last_number_];
-    item.node = KeptNode(node, lifetime);
+    item.node = KeptNode(node);
     nbytes += node->nbytes;
     make_due(last_number_, item);
   }

@@ -102,13 +102,13 @@ class Scan final : public Search {
       std::pop_heap(scored.begin(), scored.end(), later);
       Item* item = pool_.find(scored.back().second);
       if (item == nullptr) continue;
-      KeptNode node(item->node.get(), pool_.lifetime);
+      KeptNode node(item->node.get());
       if (node->resident && evictable(node.get())) return node;
     }
     return KeptNode();
   }
   double score(Item& item, int64_t number, int64_t now) {
-    KeptNode node(item.node.get(), pool_.lifetime);
+    KeptNode node(item.node.get());
     int64_t staleness = std::max<int64_t>(now - node->last_access, 1), next = NEVER;
     int64_t cost = neighbourhood_.projected_cost(node.get(), number, item);
     if (heuristic_.function) return heuristic_.function(node->nbytes, staleness, node->cost, cost);
