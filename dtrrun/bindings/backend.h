@@ -35,7 +35,8 @@ class PythonBackend : public Backend {
     if (has(links().outside)) checked(PyObject_CallMethod(links().outside, "met", "O", as_python(storage).get()));
   }
   std::vector<VersionRef> overlapped(Version* version, Storage* storage) override {
-    return versions_in(checked(PyObject_CallMethod(foreign().get(), "adopted", "OO", as_object(version).get(), as_python(storage).get())).get());
+    Ref one = as_object(version), object = as_python(storage);
+    return versions_in(checked(PyObject_CallMethod(foreign().get(), "adopted", "OO", one.get(), object.get())).get());
   }
   void resized(Version* version, int64_t nbytes) override {
     checked(PyObject_CallMethod(ledger_, "resized", "OL", as_object(version).get(), static_cast<long long>(nbytes)));
@@ -110,10 +111,10 @@ class PythonBackend : public Backend {
   void take_fingerprint(Version* version) override {
     if (!has(links().fingerprints)) return;
     Ref digest = call(links().fingerprints, "of", version);
-    Py_XSETREF(object_of(version)->fingerprint, digest.release());
+    Py_XSETREF(enclosing(version)->fingerprint, digest.release());
   }
   void compare_fingerprint(Version* version) override {
-    if (has(links().fingerprints) && has(object_of(version)->fingerprint))
+    if (has(links().fingerprints) && has(enclosing(version)->fingerprint))
       call(links().fingerprints, "compare", version);
   }
   void changes(Change change, Version* version, Pin why, bool escapes) override {
@@ -134,8 +135,7 @@ class PythonBackend : public Backend {
   int64_t begins() const override { return any(links().decision_observers) ? now_ns() : 0; }
   void searched(Version* victim, int64_t began) override {
     each_in(links().decision_observers, [&](PyObject* one) {
-      Ref found = victim == nullptr ? Ref::copy(Py_None) : as_object(victim);
-      return PyObject_CallMethod(one, "searched", "OL", found.get(), static_cast<long long>(began));
+      return PyObject_CallMethod(one, "searched", "OL", as_object(victim).get(), static_cast<long long>(began));
     });
   }
   void evicted(Version* version, int64_t began) override {
@@ -168,7 +168,7 @@ class PythonBackend : public Backend {
       PyList_SetItem(counts, i, PyLong_FromLongLong(as_number(PyList_GET_ITEM(counts, i)) + more[i]));
   }
   void superseded(Version* old, Version*) override {
-    Py_XSETREF(object_of(old)->uses, Ref::copy(nothing).release());  // the program will not use it again
+    Py_XSETREF(enclosing(old)->uses, Ref::copy(nothing).release());  // the program will not use it again
   }
 
  protected:

@@ -51,7 +51,7 @@ class RecordedForesight : public Foresight {
 
  protected:
   // Where it is kept when the node is used, behind what the program was doing when that was looked up: (), never again.
-  virtual PyObject*& place_of(Node* node) const { return object_of(node)->uses; }
+  virtual PyObject*& place_of(Node* node) const { return enclosing(node)->uses; }
 
  private:
   PyObject* latest() const { return PyList_GET_ITEM(stretches_.get(), PyList_GET_SIZE(stretches_.get()) - 1); }

@@ -167,8 +167,7 @@ inline PyTypeObject* make_versions_type(const std::string& module) {
   };
   static PyMethodDef methods[] = {
       {"get", [](PyObject* self, PyObject* key) -> PyObject* {
-         Version* found = versions_of(self).find(as_number(key));
-         return (found == nullptr ? Ref::copy(Py_None) : as_object(found)).release();
+         return as_object(versions_of(self).find(as_number(key))).release();
        }, METH_O, nullptr},
       {"values", [](PyObject* self, PyObject*) { return make_view(view_type, self, false, false); }, METH_NOARGS, nullptr},
       {"items", [](PyObject* self, PyObject*) { return make_view(view_type, self, true, false); }, METH_NOARGS, nullptr},

@@ -60,7 +60,7 @@ class LoggedCall final : public Call {
   template <class Entries>
   OperationRef record(const Entries& entries) {
     OperationRef made = blank_operation();
-    set_signature(object_of(made.get()), of_.again.get());
+    set_signature(enclosing(made.get()), of_.again.get());
     auto tensors = std::make_unique<std::vector<TensorEntry>>();
     std::vector<Version*> reads;
     std::unordered_set<Version*> seen;

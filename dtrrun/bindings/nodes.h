@@ -39,7 +39,8 @@ inline PyTypeObject* operation_type = nullptr;
 inline PyObject* nothing = nullptr;  // an empty tuple
 
 inline OperationObject* as_operation(PyObject* object) { return reinterpret_cast<OperationObject*>(object); }
-inline OperationObject* object_of(const Operation* operation) {
+// The structure that it is a part of.
+inline OperationObject* enclosing(const Operation* operation) {
   return reinterpret_cast<OperationObject*>(reinterpret_cast<char*>(const_cast<Operation*>(operation)) -
                                             offsetof(OperationObject, operation));
 }
@@ -57,15 +58,17 @@ struct Arguments {
 };
 inline Arguments arguments_of_calls;
 
-// Python's object for what it is a part of, which wakes up if it is asleep.
+// An object that holds such a part, for Python: it wakes up if it is asleep.
 template <class Part>
 Ref wake(PyObject* object, PyTypeObject* type, Part* part) {
   if (Py_REFCNT(object) != 0) return Ref::copy(object);
   keep(part);
   return Ref(PyObject_Init(object, type));
 }
+// Null: None, like the others of this name.
 inline Ref as_object(const Operation* operation) {
-  OperationObject* one = object_of(operation);
+  if (operation == nullptr) return Ref::copy(Py_None);
+  OperationObject* one = enclosing(operation);
   return wake(reinterpret_cast<PyObject*>(one), operation_type, static_cast<Operation*>(&one->operation));
 }
 
@@ -83,11 +86,12 @@ inline int64_t living_versions = 0, living_operations = 0;
 
 inline VersionObject* as_version(PyObject* object) { return reinterpret_cast<VersionObject*>(object); }
 inline Version* node_of(PyObject* version) { return &as_version(version)->node; }
-inline VersionObject* object_of(const Node* node) {
+inline VersionObject* enclosing(const Node* node) {
   return reinterpret_cast<VersionObject*>(reinterpret_cast<char*>(const_cast<Node*>(node)) - offsetof(VersionObject, node));
 }
 inline Ref as_object(const Node* node) {
-  VersionObject* one = object_of(node);
+  if (node == nullptr) return Ref::copy(Py_None);
+  VersionObject* one = enclosing(node);
   return wake(reinterpret_cast<PyObject*>(one), version_type, static_cast<Node*>(&one->node));
 }
 
@@ -142,11 +146,12 @@ struct SignatureObject {
 inline PyTypeObject* signature_type = nullptr;  // a base class: Python's own, which brings everything else, is derived from it
 
 inline SignatureObject* as_signature(PyObject* object) { return reinterpret_cast<SignatureObject*>(object); }
-inline PyObject* as_object(const Signature* signature) {
-  return reinterpret_cast<PyObject*>(reinterpret_cast<char*>(const_cast<Signature*>(signature)) - offsetof(SignatureObject, figures));
+inline SignatureObject* enclosing(const Signature* signature) {
+  return reinterpret_cast<SignatureObject*>(reinterpret_cast<char*>(const_cast<Signature*>(signature)) -
+                                            offsetof(SignatureObject, figures));
 }
 inline PyObject* operator_of(const Signature* signature) {
-  PyObject* found = as_signature(as_object(signature))->operator_;
+  PyObject* found = enclosing(signature)->operator_;
   return found == nullptr ? Py_None : found;
 }
 inline PyObject* operator_of(const Recorded* operation) { return operator_of(operation->signature); }
@@ -161,7 +166,7 @@ inline PyObject* replayed_as(PyObject* signature) {
 inline void set_signature(OperationObject* one, PyObject* borrowed) {
   Py_INCREF(borrowed);
   Signature* before = std::exchange(one->operation.signature, &as_signature(borrowed)->figures);
-  if (before != nullptr) Py_DECREF(as_object(before));
+  if (before != nullptr) Py_DECREF(enclosing(before));
 }
 
 // Whether the program holds the storage that a version has or had. Set by each extension.
@@ -212,7 +217,7 @@ inline void let_go_of(const Operation& reads) {
 }
 
 inline void delete_operation(Operation* operation) {
-  OperationObject* one = object_of(operation);
+  OperationObject* one = enclosing(operation);
   if (one->has_recipe) arguments_of_calls.destroy(one);
   Operation reads{std::exchange(one->operation.reads, nullptr), std::exchange(one->operation.count, 0)};
   let_go_of(reads);
@@ -221,7 +226,7 @@ inline void delete_operation(Operation* operation) {
     for (PyObject* link : {shown->inputs, shown->tensors, shown->recorded}) Py_XDECREF(link);
     delete shown;
   }
-  if (one->operation.signature != nullptr) Py_DECREF(as_object(one->operation.signature));
+  if (one->operation.signature != nullptr) Py_DECREF(enclosing(one->operation.signature));
   size_t nbytes = one->nbytes;
   one->~OperationObject();
   NodeMemory::give_back(one, nbytes);
@@ -251,12 +256,12 @@ inline Ref weak_capsule(Version* version) {
 }
 // The version, or None.
 inline Ref referent_of(PyObject* capsule) {
-  Version* version = static_cast<WeakVersion*>(PyCapsule_GetPointer(capsule, nullptr))->get();
-  return version == nullptr ? Ref::copy(Py_None) : as_object(version);
+  return as_object(static_cast<WeakVersion*>(PyCapsule_GetPointer(capsule, nullptr))->get());
 }
 
 inline PyObject* weak_reference(PyObject* self, PyObject*) {
-  static PyMethodDef look = {"weak", [](PyObject* capsule, PyObject*) { return referent_of(capsule).release(); }, METH_NOARGS, nullptr};
+  auto referent = [](PyObject* capsule, PyObject*) { return referent_of(capsule).release(); };
+  static PyMethodDef look = {"weak", referent, METH_NOARGS, nullptr};
   return guarded([&] { return PyCFunction_New(&look, weak_capsule(node_of(self)).get()); });
 }
 
@@ -274,7 +279,7 @@ inline void watch_death(Version* version, PyObject* storage, PyObject* on_death)
     Ref both = checked(PyTuple_Pack(2, weak_capsule(version).get(), on_death));
     callback = checked(PyCFunction_New(&tell, both.get()));
   }
-  object_of(version)->watch = checked(PyWeakref_NewRef(storage, callback.get())).release();
+  enclosing(version)->watch = checked(PyWeakref_NewRef(storage, callback.get())).release();
 }
 
 inline int set_maker(PyObject* self, PyObject* value, void*) {
@@ -334,8 +339,7 @@ inline PyTypeObject* make_version_type(const VersionType& kind) {
   };
   static PyGetSetDef computed[] = {
       {"operation", [](PyObject* self, void*) {
-         const Operation* found = node_of(self)->operation;
-         return (found == nullptr ? Ref::copy(Py_None) : as_object(found)).release();
+         return as_object(node_of(self)->operation).release();
        }, set_maker, nullptr, nullptr},
       {"pin", [](PyObject* self, void*) { return guarded([&] { return as_object(node_of(self)->pin).release(); }); },
        [](PyObject* self, PyObject* value, void*) {
@@ -576,7 +580,7 @@ inline PyTypeObject* make_operation_type(const char* name) {
       {"tensors", get_tensors, set_tensors, nullptr, nullptr},
       {"signature", [](PyObject* self, void*) {
          const Signature* found = recorded_in(self)->signature;
-         return Ref::copy(found == nullptr ? Py_None : as_object(found)).release();
+         return Ref::copy(found == nullptr ? Py_None : reinterpret_cast<PyObject*>(enclosing(found))).release();
        },
        [](PyObject* self, PyObject* value, void*) {
          if (value == nullptr || !PyObject_TypeCheck(value, signature_type)) {

@@ -80,14 +80,13 @@ class PythonCall final : public Call {
     };
     entries(read, overwritten);
     OperationRef made = blank_operation();
-    OperationObject* operation = object_of(made.get());
+    OperationObject* operation = enclosing(made.get());
     shown_of(operation).recorded = checked(PyObject_CallMethod(call_, "recorded", nullptr)).release();
     set_signature(operation, checked(PyObject_CallMethod(call_, "replay_signature", nullptr)).get());
     if (static_cast<Py_ssize_t>(reads.size()) != PyList_GET_SIZE(tensors.get())) take_tensors(operation, std::move(tensors));
     set_reads(made.get(), reads);
     return made;
   }
-
 
   void admitted() { tell("admitted"); }
   void abandoned() { tell("abandoned"); }
@@ -196,7 +195,8 @@ inline PyTypeObject* make_operators_type(const std::string& module) {
          if (!PyArg_ParseTupleAndKeywords(args, named, "O|$O", const_cast<char**>(names), &storage, &pin)) return nullptr;
          return guarded([&] {
            StorageRef kept = as_storage(storage);
-           return or_none(core_of_part(self).operators.adopt(kept.get(), pin == nullptr ? pins::CONSTANT : as_pin(pin)));
+           Pin why = pin == nullptr ? pins::CONSTANT : as_pin(pin);
+           return as_object(core_of_part(self).operators.adopt(kept.get(), why).get()).release();
          });
        }), METH_VARARGS | METH_KEYWORDS,
        "adopt(storage, *, pin=\"constant\"): enter a storage that no recorded operator made, as a constant, and return its version.\n\n"

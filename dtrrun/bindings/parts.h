@@ -77,8 +77,6 @@ inline PyTypeObject* make_part_type(const std::string& name, PyMethodDef* method
   return Base<PartObject, &PartObject::ledger>::make(name, new_part, none, methods, computed, nullptr);
 }
 
-inline PyObject* or_none(const VersionRef& one) { return (one ? as_object(one.get()) : Ref::copy(Py_None)).release(); }
-
 inline PyTypeObject* make_recipes_type(const std::string& module) {
   static PyMethodDef methods[] = {
       {"make_constant", with_pin<&Core::recipes, &Recipes::make_constant>, METH_VARARGS,
@@ -95,13 +93,13 @@ inline PyTypeObject* make_recipes_type(const std::string& module) {
          if (!PyArg_ParseTuple(args, "OOL", &version, &operation, &cost)) return nullptr;
          return guarded([&] {
            Recorded* maker = operation == Py_None ? nullptr : native_operation(operation);
-           return or_none(core_of_part(self).recipes.supersede(native_node(version), maker, cost));
+           return as_object(core_of_part(self).recipes.supersede(native_node(version), maker, cost).get()).release();
          });
        }, METH_VARARGS,
        "supersede(version, operation, cost): make a new version that takes over the storage of one that has been mutated, and return "
        "it. operation: the mutation as a recipe, or None if there is none. cost: that of the operation, in ns."},
       {"half_written", [](PyObject* self, PyObject* version) -> PyObject* {
-         return guarded([&] { return or_none(core_of_part(self).recipes.half_written(native_node(version))); });
+         return guarded([&] { return as_object(core_of_part(self).recipes.half_written(native_node(version)).get()).release(); });
        }, METH_O,
        "A failed operator may have written to the storage. Return the version that it has now, a constant, or None; the old version "
        "keeps its recipe."},

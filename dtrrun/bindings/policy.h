@@ -159,7 +159,7 @@ inline PyTypeObject* make_policy_type(const char* name) {
              if (is_true < 0) raise();
              return is_true == 1;
            });
-           return (chosen ? as_object(chosen.get()) : Ref::copy(Py_None)).release();
+           return as_object(chosen.get()).release();
          });
        },
        METH_VARARGS, nullptr},

@@ -26,7 +26,7 @@ inline PyTypeObject* content_type = nullptr;
 inline ContentObject* as_content(PyObject* object) { return reinterpret_cast<ContentObject*>(object); }
 inline ContentObject* as_content(Storage* storage) { return reinterpret_cast<ContentObject*>(storage); }
 inline StandInVersion* as_stand_in(const Version* version) {
-  return static_cast<StandInVersion*>(object_of(version));
+  return static_cast<StandInVersion*>(enclosing(version));
 }
 inline PyObject* as_python(Storage* storage) { return reinterpret_cast<PyObject*>(storage); }
 inline Storage* as_storage_of(PyObject* object) { return reinterpret_cast<Storage*>(object); }

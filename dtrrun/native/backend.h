@@ -116,7 +116,7 @@ class SessionBackend final : public PythonBackend {
     Ref taken = checked(PySet_New(nullptr));
     for (size_t place = 0; place < run.uses.size(); place++) {
       if (run.uses[place] != Use::TAKE) continue;
-      Ref id = checked(PyLong_FromVoidPtr(object_of(run.maker->tensor(place).version)));
+      Ref id = checked(PyLong_FromVoidPtr(enclosing(run.maker->tensor(place).version)));
       if (PySet_Add(taken.get(), id.get()) < 0) raise();
     }
     Ref executor = attribute(or_none(links().dtr), "executor");

@@ -16,7 +16,7 @@ struct StoredVersion : VersionObject {
 };
 
 inline StoredVersion* as_stored(PyObject* object) { return static_cast<StoredVersion*>(as_version(object)); }
-inline StoredVersion* as_stored(const Version* version) { return static_cast<StoredVersion*>(object_of(version)); }
+inline StoredVersion* as_stored(const Version* version) { return static_cast<StoredVersion*>(enclosing(version)); }
 
 inline void delete_version(Node* node) {
   StoredVersion* one = as_stored(as_version(node));
@@ -28,14 +28,14 @@ inline Recipe* recipe_of(OperationObject* one) {
   return one->has_recipe ? reinterpret_cast<Recipe*>(one + 1) : nullptr;
 }
 // Null if the slow path has recorded it.
-inline const Recipe* recipe_of(const Recorded* operation) { return recipe_of(object_of(operation)); }
+inline const Recipe* recipe_of(const Recorded* operation) { return recipe_of(enclosing(operation)); }
 
 // An operation on the fast path, with a recipe that is made of `given` and the number of its arguments. reads: the most versions
 // that it will read.
 template <class... Given>
 OperationRef recorded_operation(size_t reads, uint32_t arguments, const Given&... given) {
   OperationRef made = blank_operation(Recipe::nbytes(arguments) + reads * sizeof(Node*));
-  OperationObject* one = object_of(made.get());
+  OperationObject* one = enclosing(made.get());
   new (one + 1) Recipe(given..., arguments);
   one->has_recipe = true;
   one->operation.reads = reinterpret_cast<Node**>(reinterpret_cast<char*>(one + 1) + Recipe::nbytes(arguments));

@@ -5,7 +5,8 @@
 // result of another dtype. So every recipe keeps the settings that its operator saw, and a replay restores those that differ.
 //
 // The general ones are read for every operator of the program, and those of backends only for operators whose kernels may use them
-// (those that are not `Operator.general`). Seeds and states of random generators are in `runtime/rng.py`; autocast is in `runtime/guards.py`.
+// (those that are not `Operator.general`). Seeds and states of random generators are in `runtime/rng.py`; autocast is in
+// `runtime/guards.py`.
 #pragma once
 
 #include <ATen/Context.h>
@@ -67,8 +68,10 @@ inline constexpr KernelSetting CUDA_SETTINGS[] = {
     DTRRUN_SETTING(read_precision(context, true, 0), write_precision(context, true, 0, value)),
     DTRRUN_SETTING(read_precision(context, true, 1), write_precision(context, true, 1, value)),
     DTRRUN_SETTING(read_precision(context, true, 2), write_precision(context, true, 2, value)),
-    DTRRUN_SETTING(static_cast<int>(context.allowFP16ReductionCuBLAS()), set_sums(context, &at::Context::setAllowFP16ReductionCuBLAS, value)),
-    DTRRUN_SETTING(static_cast<int>(context.allowBF16ReductionCuBLAS()), set_sums(context, &at::Context::setAllowBF16ReductionCuBLAS, value)),
+    DTRRUN_SETTING(static_cast<int>(context.allowFP16ReductionCuBLAS()),
+                   set_sums(context, &at::Context::setAllowFP16ReductionCuBLAS, value)),
+    DTRRUN_SETTING(static_cast<int>(context.allowBF16ReductionCuBLAS()),
+                   set_sums(context, &at::Context::setAllowBF16ReductionCuBLAS, value)),
     DTRRUN_SETTING(context.userEnabledCuDNN(), context.setUserEnabledCuDNN(value != 0)),
     DTRRUN_SETTING(context.deterministicCuDNN(), context.setDeterministicCuDNN(value != 0)),
     DTRRUN_SETTING(context.benchmarkCuDNN(), context.setBenchmarkCuDNN(value != 0)),

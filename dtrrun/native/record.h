@@ -26,7 +26,7 @@ class Recording {
     PyObject* func = (call.excludes ? info.replay : info.func).get();
     call.maker = recorded_operation(call.versions.size(), static_cast<uint32_t>(call.count), call.op, info.enumerations, func,
                                     call.state);
-    OperationObject* maker = object_of(call.maker.get());
+    OperationObject* maker = enclosing(call.maker.get());
     PyObject* found = call.its_signature.get();
     set_signature(maker, call.excludes ? replayed_as(found) : found);
     Recipe* recipe = recipe_of(maker);

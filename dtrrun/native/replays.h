@@ -93,7 +93,7 @@ class Replays {
     OperatorInfo* known = operators_.find(recipe.handle);
     if (known == nullptr || known->func.get() != recipe.func.get()) return false;
     OperatorInfo& info = *known;
-    PyObject* found = as_object(maker.signature);
+    auto* found = reinterpret_cast<PyObject*>(enclosing(maker.signature));
     auto geometries = geometries_of(found);
     if (geometries == nullptr || geometries->size() != run.uses.size()) return false;
     for (Node* source : maker)
