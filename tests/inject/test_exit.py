@@ -148,7 +148,10 @@ def test_ctrl_c_three_times_ends_a_target_that_does_not_hear(program, plain):
         "waits.py",
         "import os, signal, time\n"
         "presses = []\n"
-        "signal.signal(signal.SIGINT, lambda *_: presses.append(os.write(1, b'ready\\n')))\n"
+        "def hear(*_):\n"
+        "    time.sleep(0.1)  # or else all are over before a busy launcher has seen three\n"
+        "    presses.append(os.write(1, b'ready\\n'))\n"
+        "signal.signal(signal.SIGINT, hear)\n"
         "print('ready', flush=True)\n"
         "while len(presses) < 50:\n"
         "    time.sleep(0.05)\n",
