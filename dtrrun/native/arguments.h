@@ -146,18 +146,17 @@ std::pair<Ref, Ref> to_arguments(const c10::FunctionSchema& schema, const IValue
   return {std::move(args), std::move(kwargs)};
 }
 
-// What Python returned for an operator, as its results on the stack.
-inline void push_results(const c10::FunctionSchema& schema, PyObject* result, Stack* stack) {
+// What Python returned for an operator, as its results.
+inline Stack results_from(const c10::FunctionSchema& schema, PyObject* result) {
   const auto& returns = schema.returns();
-  if (returns.empty()) return;
-  if (returns.size() == 1) {
-    stack->push_back(torch::jit::toIValue(result, returns[0].real_type(), std::nullopt));
-    return;
-  }
+  if (returns.empty()) return {};
+  if (returns.size() == 1) return {torch::jit::toIValue(result, returns[0].real_type(), std::nullopt)};
+  Stack results;
   Ref items = checked(PySequence_Fast(result, "dtrrun: an operator with several results returned one"));
   for (size_t place = 0; place < returns.size(); place++)
-    stack->push_back(torch::jit::toIValue(PySequence_Fast_GET_ITEM(items.get(), place), returns[place].real_type(),
-                                          std::nullopt));
+    results.push_back(torch::jit::toIValue(PySequence_Fast_GET_ITEM(items.get(), place), returns[place].real_type(),
+                                           std::nullopt));
+  return results;
 }
 
 // A tensor to be looked at: the program's gets no Python object, which PyTorch may be about to give it itself
@@ -171,11 +170,19 @@ inline IValue shown(const IValue& value) {
   return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true));
 }
 
-inline Ref results(const c10::FunctionSchema& schema, const Stack& stack);
+// An operator's results, as Python returns them.
+inline Ref results(const Stack& all) {
+  if (all.empty()) return Ref::copy(Py_None);
+  if (all.size() == 1) return to_python(all[0], Enumeration::TENSOR);
+  Ref tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(all.size())));
+  for (size_t place = 0; place < all.size(); place++)
+    PyTuple_SET_ITEM(tuple.get(), place, to_python(all[place], Enumeration::TENSOR).release());
+  return tuple;
+}
 
-inline Ref shown_results(const c10::FunctionSchema& schema, const Stack& stack) {
+inline Ref shown_results(const Stack& all) {
   Stack shown_ones;
-  for (const IValue& value : stack) {
+  for (const IValue& value : all) {
     if (value.isTensorList()) {
       c10::List<at::Tensor> list;
       for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(shown(tensor).toTensor());
@@ -184,18 +191,7 @@ inline Ref shown_results(const c10::FunctionSchema& schema, const Stack& stack) 
       shown_ones.push_back(shown(value));
     }
   }
-  return results(schema, shown_ones);
-}
-
-// The results on the top of the stack, as Python returns them.
-inline Ref results(const c10::FunctionSchema& schema, const Stack& stack) {
-  size_t count = schema.returns().size(), first = stack.size() - count;
-  if (count == 0) return Ref::copy(Py_None);
-  if (count == 1) return to_python(stack[first], Enumeration::TENSOR);
-  Ref tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(count)));
-  for (size_t place = 0; place < count; place++)
-    PyTuple_SET_ITEM(tuple.get(), place, to_python(stack[first + place], Enumeration::TENSOR).release());
-  return tuple;
+  return results(shown_ones);
 }
 
 }  // namespace dtrrun

@@ -29,13 +29,12 @@ class Body {
   static inline thread_local Body* innermost = nullptr;
 
   // The kernel is about to call an operator. Raises the budget error.
-  void calls(const c10::OperatorHandle& op, const Stack& stack, const TensorVersions& versions) {
-    const auto& arguments = op.schema().arguments();
-    size_t first = stack.size() - arguments.size();
-    bool is_new = op.schema().name() == "aten::lift_fresh";  // `torch.tensor`: it has just been made
+  void calls(Arrival& arrival, const TensorVersions& versions) {
+    const auto& arguments = arrival.schema().arguments();
+    bool is_new = arrival.schema().name() == "aten::lift_fresh";  // `torch.tensor`: it has just been made
     for (size_t place = 0; place < arguments.size(); place++) {
       bool writes = arguments[place].alias_info() != nullptr && arguments[place].alias_info()->isWrite();
-      each_tensor(stack[first + place], [&](const at::Tensor& tensor) {
+      each_tensor(arrival.values()[place], [&](const at::Tensor& tensor) {
         const c10::StorageImpl* storage = storage_of(tensor);
         if (storage == nullptr || known_.count(storage) != 0 || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return;
         Version* found = versions.at(storage);
@@ -54,13 +53,11 @@ class Body {
     }
   }
   // It has returned. What it has made is the kernel's.
-  void made(const c10::OperatorHandle& op, const Stack& stack) {
-    size_t count = op.schema().returns().size();
-    for (size_t place = stack.size() - count; place < stack.size(); place++)
-      each_tensor(stack[place], [&](const at::Tensor& tensor) {
-        const c10::StorageImpl* storage = storage_of(tensor);
-        if (told_.count(storage) == 0) known_.insert(storage);
-      });
+  void made(const Arrival& arrival) {
+    for (const at::Tensor& tensor : arrival.tensors()) {
+      const c10::StorageImpl* storage = storage_of(tensor);
+      if (told_.count(storage) == 0) known_.insert(storage);
+    }
   }
 
   // Whether it has read something that lives longer than it did. results: what it has returned.

@@ -213,7 +213,8 @@ struct CompiledKernel {
       if (key == DispatchKey::Undefined) return PyObject_Vectorcall(one->kernel, given, count, names);
       UpdatedConstants updated(*one->arguments, all);
       Stack stack = one->op->packed(std::move(all));
-      arrive(one->op->handle(), DispatchKeySet(key), &stack);
+      BoxedArrival arrival(one->op->handle(), DispatchKeySet(key), &stack);
+      arrive(arrival);
       updated.finish();
       Py_RETURN_NONE;
     });

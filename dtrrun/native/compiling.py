@@ -22,7 +22,11 @@ BINARIES = "binaries"
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
-COMMON = ("-O2", "-std=c++20", "-fPIC", "-shared", "-w")
+COMMON = (
+    *("-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-shared", "-w"),
+    # No other library replaces functions of an extension's: it need not look for them when it calls its own.
+    *("-fno-semantic-interposition", "-Wl,-Bsymbolic-functions", "-fno-plt"),
+)
 
 
 def core_flags(python: str) -> list[str]:

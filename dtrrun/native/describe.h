@@ -27,11 +27,11 @@ class Describer {
     }
     call.is_first = true;
     std::swap(missed, key_);
-    const IValue* values = call.stack->data() + call.first;
-    Ref made = first_calls_.signature_of(call.info, call.op, values, call.versions.size(), !call.statistics.empty());
+    const OperatorHandle& op = call.arrival.op;
+    Ref made = first_calls_.signature_of(call.info, op, call.values, call.versions.size(), !call.statistics.empty());
     if (!made) return false;
     call.set_signature(std::move(made));
-    call.unpriced = first_calls_.unpriced(call.info, call.op, values, call.versions);
+    call.unpriced = first_calls_.unpriced(call.info, op, call.values, call.versions);
     return true;
   }
   // That call has run.
@@ -45,7 +45,7 @@ class Describer {
   // fast path.
   bool describe(FastCall& call) {
     const OperatorInfo& info = call.info;
-    const auto& arguments = call.op.schema().arguments();
+    const auto& arguments = call.arrival.schema().arguments();
     auto has = [&](int place) { return call.argument(place).isTensor() && call.argument(place).toTensor().defined(); };
     call.excludes = info.statistics[0] >= 0 && (has(info.statistics[0]) || has(info.statistics[1])) &&
                     (info.trains < 0 || call.argument(info.trains) == IValue(true));

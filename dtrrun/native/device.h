@@ -55,9 +55,9 @@ class Device {
     return false;
   }
 
- private:
   static bool is_elsewhere(const at::Tensor& tensor) { return tensor.defined() && !tensor.device().is_cpu(); }
 
+ private:
   c10::Device ours_;
   std::optional<c10::impl::VirtualGuardImpl> guard_;
   std::optional<c10::Stream> home_;

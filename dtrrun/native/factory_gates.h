@@ -7,20 +7,14 @@
 
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/arange_ops.h>
-#include <ATen/ops/empty_ops.h>
-#include <ATen/ops/empty_strided_ops.h>
-#include <ATen/ops/full_ops.h>
-#include <ATen/ops/ones_ops.h>
-#include <ATen/ops/rand_ops.h>
-#include <ATen/ops/randn_ops.h>
-#include <ATen/ops/zeros_ops.h>
 #include <c10/core/TensorOptions.h>
 
 #include <memory>
 #include <optional>
 #include <string_view>
 #include <tuple>
+
+#include "typed_kernels.h"
 
 namespace dtrrun {
 
@@ -45,11 +39,9 @@ class FactoryGates {
   template <class Factory, class Result, class... Args>
   class Gate<Factory, Result(Args...)> final : public c10::OperatorKernel {
    public:
-    explicit Gate(const c10::OperatorHandle& op) : op_(op) {}
+    explicit Gate(const c10::OperatorHandle& op) : kernel_(op, &Way::interpose) {}
     Result operator()(c10::DispatchKeySet keys, Args... args) {
-      if (Way::is_for_us(keys))
-        return c10::impl::BoxedKernelWrapper<Result(Args...)>::call(
-            c10::BoxedKernel::makeFromFunction<&Way::interpose>(), op_, keys, args...);
+      if (Way::is_for_us(keys)) return kernel_(keys, args...);
       return Factory::redispatch(c10::DispatchKeySet(backend(args...)), args...);
     }
 
@@ -60,7 +52,7 @@ class FactoryGates {
                                      std::get<const std::optional<at::Layout>&>(all),
                                      std::get<const std::optional<at::Device>&>(all));
     }
-    c10::OperatorHandle op_;
+    TypedKernels::Kernel<Result(Args...)> kernel_;
   };
 
   template <class... Factories>

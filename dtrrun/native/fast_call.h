@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "arrival.h"
 #include "device.h"
 #include "first_calls.h"
 #include "operator_table.h"
@@ -40,9 +41,8 @@ bool overwrites_all(const OperatorInfo& info, const at::Tensor& tensor, const Ve
 }
 
 struct FastCall final : Call {
-  FastCall(OperatorInfo& info, const OperatorHandle& op, Stack* stack, Turn& turn, const TensorVersions& tensor_versions,
-           const Device& device)
-      : info(info), op(op), stack(stack), turn(turn), tensor_versions(tensor_versions), device(device) {
+  FastCall(OperatorInfo& info, Arrival& arrival, Turn& turn, const TensorVersions& tensor_versions, const Device& device)
+      : info(info), arrival(arrival), turn(turn), tensor_versions(tensor_versions), device(device) {
     id = reinterpret_cast<int64_t>(this);
     replayable = info.replayable;
     reserves = turn.shared();
@@ -108,10 +108,10 @@ struct FastCall final : Call {
   // -- what is found out --
 
   OperatorInfo& info;
-  const OperatorHandle& op;
-  Stack* stack;
+  Arrival& arrival;
+  const IValue* const values = arrival.values();  // its arguments, until its kernel runs
+  const size_t count = arrival.count;
   Turn& turn;
-  size_t count = op.schema().arguments().size(), first = stack->size() - count;  // of its arguments
   const TensorVersions& tensor_versions;
   const Device& device;
   Observed* observed = nullptr;
@@ -133,7 +133,7 @@ struct FastCall final : Call {
   bool is_first = false;           // of its signature
   std::optional<FirstCalls::Unpriced> unpriced;  // until it has run
 
-  const IValue& argument(size_t place) const { return (*stack)[first + place]; }
+  const IValue& argument(size_t place) const { return values[place]; }
   at::Tensor tensor(const Written& one) const {
     const IValue& value = argument(one.place);
     return value.isTensor() ? value.toTensor() : value.toListRef()[one.item].toTensor();

@@ -48,11 +48,10 @@ class FirstCalls {
     for (const Version* one : versions) call.read += one->nbytes;
     return call;
   }
-  // It has run, and its results are on the top of the stack.
-  void price(PyObject* made, const OperatorInfo& info, const Unpriced& call, const c10::FunctionSchema& schema,
-             const Stack& stack) const {
+  // It has run.
+  void price(PyObject* made, const OperatorInfo& info, const Unpriced& call, const Arrival& arrival) const {
     Untraced untraced;
-    Ref results = shown_results(schema, Stack(stack.end() - static_cast<Py_ssize_t>(schema.returns().size()), stack.end()));
+    Ref results = shown_results(arrival.results());
     checked(PyObject_CallMethod(python_.get(), "price", "OOOOOL", made, info.func.get(), call.args.get(),
                                 call.kwargs ? call.kwargs.get() : Py_None, results.get(), static_cast<long long>(call.read)));
   }

@@ -31,17 +31,17 @@ std::atomic<bool> is_open{false};
 
 }  // namespace
 
-void arrive(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+void arrive(Arrival& arrival) {
   if (is_open) {
     Stopwatch watch;
     Gil gil;
     if (auto session = interposer) {  // kept by us, since another thread may end it while we run a kernel
-      session->handle(op, keys, stack, gil, watch);
+      session->handle(arrival, gil, watch);
       return;
     }
   }
   Off off;
-  op.redispatchBoxed(keys & way_in.below, stack);
+  arrival.run();
 }
 
 namespace {
@@ -130,15 +130,14 @@ PyObject* proceed(PyObject*, PyObject*) {
   return guarded([]() -> PyObject* {
     if (underway == nullptr) throw std::runtime_error("dtrrun: no operator is under way");
     Underway& call = *underway;
-    Stack& stack = call.results;
-    stack.assign(call.values, call.values + call.count);
+    call.results = Stack(call.values, call.values + call.count);
     {
       c10::impl::ForceDispatchKeyGuard program(call.program);
       WithoutGil released;
-      call.op->redispatchBoxed(call.keys & way_in.below, &stack);
+      call.arrival->op.redispatchBoxed(call.arrival->keys & way_in.below, &call.results);
     }
     call.done = true;
-    return shown_results(call.op->schema(), stack).release();
+    return shown_results(call.results).release();
   });
 }
 
@@ -162,7 +161,7 @@ PyObject* proceed_watched(PyObject*, PyObject* args) {
       seen.excluded_ = seen.excluded_ - way_in.own;
       c10::impl::ForceDispatchKeyGuard program(seen);
       WithoutGil released;
-      call.op->redispatchBoxed(call.keys & way_in.below, &stack);
+      call.arrival->op.redispatchBoxed(call.arrival->keys & way_in.below, &stack);
       reads_unseen = body.reads_unseen(stack);
     }
     call.done = true;
@@ -170,7 +169,7 @@ PyObject* proceed_watched(PyObject*, PyObject* args) {
     if (keeping)
       for (const at::Tensor& tensor : keeping->kept(stack))
         if (PyList_Append(kept.get(), to_python(shown(tensor), Enumeration::TENSOR).get()) < 0) raise();
-    return Py_BuildValue("(NOO)", shown_results(call.op->schema(), stack).release(), reads_unseen ? Py_True : Py_False,
+    return Py_BuildValue("(NOO)", shown_results(stack).release(), reads_unseen ? Py_True : Py_False,
                          kept.get());
   });
 }

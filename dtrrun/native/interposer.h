@@ -25,8 +25,7 @@ namespace dtrrun {
 
 // An operator that Python handles, for `proceed`: the innermost one of this thread.
 struct Underway {
-  const OperatorHandle* op;
-  DispatchKeySet keys;
+  Arrival* arrival;
   const IValue* values;
   size_t count;
   c10::impl::LocalDispatchKeySet program;  // as the operator would find it without us
@@ -66,49 +65,43 @@ class Interposer {
   }
   ~Interposer() { backend_of(core_).disconnect(); }
 
-  void handle(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, Stopwatch& watch) {
-    if (is_without_memory(op, *stack)) {
+  void handle(Arrival& arrival, const Gil& gil, Stopwatch& watch) {
+    if (is_without_memory(arrival) || !is_used_by(arrival)) {
       Off off;
       Gil::Released released(gil);
-      op.redispatchBoxed(keys & way_in.below, stack);
+      arrival.run();
       return;
     }
-    if (!device.is_cpu() && !is_used_by(op, *stack)) {
-      Off off;
-      Gil::Released released(gil);
-      op.redispatchBoxed(keys & way_in.below, stack);
-      return;
-    }
-    OperatorInfo& info = operators_.of(op);
+    OperatorInfo& info = operators_.of(arrival.op);
     Body* body = Body::innermost;
     if (info.composite || (body != nullptr && info.foreign)) {
-      take_apart(info, op, keys, stack, gil);
+      take_apart(info, arrival, gil);
       return;
     }
     Off off;
     if (body != nullptr) {
       ledger.collect_dead();
-      body->calls(op, *stack, versions_);
+      body->calls(arrival, versions_);
       {
         Gil::Released released(gil);
-        op.redispatchBoxed(keys & way_in.below, stack);
+        arrival.run();
       }
-      body->made(op, *stack);
+      body->made(arrival);
       return;
     }
     if (info.handler == HandlerKind::NO_TENSORS) {  // the profiler's marks, in every step of an optimizer
       info.native_calls++;
       Gil::Released released(gil);
-      op.redispatchBoxed(keys & way_in.below, stack);
+      arrival.run();
       return;
     }
     ActiveThreadGuard visit(*this);
     Key missed;  // of a call that is the first of its kind
-    if (info.handler != HandlerKind::PYTHON && may_be_fast() && in_turn(info, op, keys, stack, gil, watch, missed)) {
+    if (info.handler != HandlerKind::PYTHON && may_be_fast() && in_turn(info, arrival, gil, watch, missed)) {
       tick_after(left_);
       return;
     }
-    in_python(info, op, keys, stack, missed);
+    in_python(info, arrival, missed);
   }
 
   // Whether a tensor's memory is a constant of the session's with content, as far as is known.
@@ -138,21 +131,20 @@ class Interposer {
 
   // The signature that calls like the one in Python have here, or null. The slow path has met its tensors.
   Ref known_signature(const Underway& underway) {
-    Stack values(underway.values, underway.values + underway.count);
     Turn turn(lock_, false);  // Python has the lock
-    FastCall call(operators_.of(*underway.op), *underway.op, &values, turn, versions_, device);
+    FastCall call(operators_.of(underway.arrival->op), *underway.arrival, turn, versions_, device);
     return Ref::copy(describer_.known_signature(call));
   }
 
   // The bytes that the call in Python will allocate, if a formula says so.
   std::optional<int64_t> predicted(Underway& underway) {
-    auto found = first_calls_.predicted(operators_.of(*underway.op), underway.values, underway.count);
+    auto found = first_calls_.predicted(operators_.of(underway.arrival->op), underway.values, underway.count);
     underway.unpredicted = !found;
     return found;
   }
 
   bool has_numbers(const Underway& underway) {
-    const auto& enumerations = *operators_.of(*underway.op).enumerations;
+    const auto& enumerations = *operators_.of(underway.arrival->op).enumerations;
     for (size_t place = 0; place < underway.count; place++) {
       const IValue& value = underway.values[place];
       if (enumerations[place] != Enumeration::TENSOR) continue;
@@ -254,18 +246,16 @@ class Interposer {
   };
 
   // Returns false if that is for Python.
-  bool in_turn(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, Stopwatch& watch,
-               Key& missed) {
+  bool in_turn(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch, Key& missed) {
     if (shared_ && info.foreign) return false;  // it may wait for another thread
-    if (shared_ && info.handler == HandlerKind::VIEW && gil.held_before() && view_out_of_turn(info, op, keys, stack))
-      return true;
+    if (shared_ && info.handler == HandlerKind::VIEW && gil.held_before() && view_out_of_turn(info, arrival)) return true;
     Turn turn(lock_, shared_);
     watch.leave_out(turn.waited_ns);
     FastPathScope inside(*this);
     if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // since it waits
     bool done;
     try {
-      done = natively(info, op, keys, stack, gil, watch, missed, turn);
+      done = natively(info, arrival, gil, watch, missed, turn);
     } catch (...) {
       turn.raise_interrupt();
       throw;
@@ -273,31 +263,29 @@ class Interposer {
     turn.raise_interrupt();
     return done;
   }
-  bool natively(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
-                Stopwatch& watch, Key& missed, Turn& turn) {
+  bool natively(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch, Key& missed, Turn& turn) {
     if (info.handler == HandlerKind::VIEW)
-      return versions_.observers.any() ? observed_view(info, op, keys, stack, watch, missed, turn)
-                                       : view(info, op, keys, stack, watch);
-    if (info.handler != HandlerKind::LISTS) return fast(info, op, keys, stack, gil, watch, missed, turn);
-    return update_lists(info, op, keys, stack, gil, watch) || fast(info, op, keys, stack, gil, watch, missed, turn);
+      return versions_.observers.any() ? observed_view(info, arrival, watch, missed, turn) : view(info, arrival, watch);
+    if (info.handler != HandlerKind::LISTS) return fast(info, arrival, gil, watch, missed, turn);
+    return update_lists(info, arrival, gil, watch) || fast(info, arrival, gil, watch, missed, turn);
   }
 
   // -- an operator in Python -----------------------------------------------------------------------
 
   // missed: the key of its signature, which the fast path did not know; or empty.
-  void in_python(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Key& missed) {
+  void in_python(OperatorInfo& info, Arrival& arrival, const Key& missed) {
     info.python_calls++;
     Stack made;
     Ref signature;
-    size_t count = op.schema().arguments().size();
-    const IValue* values = stack->data() + (stack->size() - count);
-    auto [args, kwargs] = to_arguments(op.schema(), values, PyTuple_New, [&](size_t place) {
+    size_t count = arrival.count;
+    const IValue* values = arrival.values();
+    auto [args, kwargs] = to_arguments(arrival.schema(), values, PyTuple_New, [&](size_t place) {
       return to_python(values[place], (*info.enumerations)[place]);
     });
     Ref result;
     bool unpredicted;
     {
-      Underway call{&op, keys, values, count, c10::impl::tls_local_dispatch_key_set(), {}, false, {}, false, {}, underway};
+      Underway call{&arrival, values, count, c10::impl::tls_local_dispatch_key_set(), {}, false, {}, false, {}, underway};
       underway = &call;
       struct Ends {
         ~Ends() { underway = underway->outer; }
@@ -311,40 +299,41 @@ class Interposer {
       made = std::move(call.results);
       signature = std::move(call.signature);
       unpredicted = call.unpredicted;
-      if (!call.done) push_results(op.schema(), result.get(), &made);
+      if (!call.done) made = results_from(arrival.schema(), result.get());
     }
     bool may_be_added = missed.size() != 0 && signature && !any_reason_.is_true(reasons_.get());
     if (may_be_added) describer_.signatures.add(missed, signature.get());
     if (may_be_added || unpredicted) first_calls_.learn(info, values, count, made);
-    torch::jit::drop(*stack, count);
-    for (IValue& value : made) stack->push_back(std::move(value));
+    arrival.set_results(std::move(made));
   }
 
   // In inference mode composites arrive whole: their parts come to us.
-  void take_apart(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil) {
+  void take_apart(OperatorInfo& info, Arrival& arrival, const Gil& gil) {
     PyObject* kernel = PyDict_GetItemWithError(kernels_.get(), info.func.get());  // hashes it in Python
     if (kernel == nullptr && PyErr_Occurred()) raise();
     if (kernel == nullptr) {
       Gil::Released released(gil);
-      op.redispatchBoxed(keys & way_in.below, stack);
+      arrival.run();
       return;
     }
-    size_t count = op.schema().arguments().size();
-    const IValue* values = stack->data() + (stack->size() - count);
-    auto [args, kwargs] = to_arguments(op.schema(), values, PyTuple_New, [&](size_t place) {
+    const IValue* values = arrival.values();
+    auto [args, kwargs] = to_arguments(arrival.schema(), values, PyTuple_New, [&](size_t place) {
       return to_python(values[place], (*info.enumerations)[place]);
     });
     Ref result = checked(PyObject_Call(kernel, args.get(), kwargs.get()));
-    torch::jit::drop(*stack, count);
-    push_results(op.schema(), result.get(), stack);
+    arrival.set_results(results_from(arrival.schema(), result.get()));
   }
 
   // Whether a call computes nothing but shapes, on meta tensors: so does PyTorch's compiler. Its numbers may be symbols.
-  static bool is_without_memory(const OperatorHandle& op, const Stack& stack) {
+  static bool is_without_memory(Arrival& arrival) {
+    auto decides = [](const at::Tensor& tensor) {
+      return tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    };
+    if (const at::Tensor* first = arrival.first(); first != nullptr && decides(*first) && !first->is_meta()) return false;
     bool found = false;
-    for (const IValue& value : torch::jit::last(stack, op.schema().arguments().size())) {
+    for (const IValue& value : c10::ArrayRef<IValue>(arrival.values(), arrival.count)) {
       if (value.isTensor()) {
-        if (!value.toTensor().defined() || value.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) continue;
+        if (!decides(value.toTensor())) continue;
         if (!value.toTensor().is_meta()) return false;
         found = true;
       } else if (value.isTensorList()) {
@@ -359,9 +348,10 @@ class Interposer {
     return found;
   }
 
-  bool is_used_by(const OperatorHandle& op, const Stack& stack) const {
-    size_t count = op.schema().arguments().size();
-    return device.is_used_by(stack.data() + (stack.size() - count), count);
+  bool is_used_by(Arrival& arrival) const {
+    if (device.is_cpu()) return true;
+    const at::Tensor* first = arrival.first();
+    return (first != nullptr && Device::is_elsewhere(*first)) || device.is_used_by(arrival.values(), arrival.count);
   }
 
   bool may_be_fast() {
@@ -383,15 +373,15 @@ class Interposer {
 
   // -- views -----------------------------------------------------------------------------------------
 
-  bool view(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Stopwatch& watch) {
+  bool view(OperatorInfo& info, Arrival& arrival, const Stopwatch& watch) {
     ledger.collect_dead();
-    const IValue& first = (*stack)[stack->size() - op.schema().arguments().size()];
-    if (!first.isTensor() || !Describer::plain(first.toTensor())) return false;
-    Version* found = describer_.known_or_adopted(first.toTensor());
+    const at::Tensor* first = arrival.first();
+    if (first == nullptr || !Describer::plain(*first)) return false;
+    Version* found = describer_.known_or_adopted(*first);
     if (found == nullptr || !(found->resident || info.untouching)) return false;
     found->last_access = ledger.clock;
     int64_t started = watch.is_on() ? now_ns() : 0;
-    op.redispatchBoxed(keys & way_in.below, stack);  // too short to give up the GIL for
+    arrival.run();  // too short to give up the GIL for
     if (watch.is_on()) operators_ns += Stopwatch::EACH * (now_ns() - started);
     ledger.age++;
     bookkeeping_ns += watch.before(started);
@@ -400,21 +390,20 @@ class Interposer {
   }
 
   // The same while operators are observed: the view needs a signature, which says what it costs.
-  bool observed_view(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Stopwatch& watch,
-                     Key& missed, Turn& turn) {
+  bool observed_view(OperatorInfo& info, Arrival& arrival, const Stopwatch& watch, Key& missed, Turn& turn) {
     ledger.collect_dead();
-    FastCall call(info, op, stack, turn, versions_, device);
+    FastCall call(info, arrival, turn, versions_, device);
     if (!describer_.describe(call)) return false;
     if (!describer_.find_signature(call, missed)) return false;
     PyObject* found = call.its_signature.get();
-    Observed observed(observation_, info, op, *stack, found);
+    Observed observed(observation_, info, arrival, found);
     observed.runs(true);
     int64_t started = now_ns();
-    bool done = view(info, op, keys, stack, watch);
+    bool done = view(info, arrival, watch);
     observed.runs(done);
     if (!done) return false;
     int64_t taken = now_ns() - started;
-    if (call.unpriced) first_calls_.price(found, info, *call.unpriced, op.schema(), *stack);
+    if (call.unpriced) first_calls_.price(found, info, *call.unpriced, arrival);
     as_signature(found)->figures.learn_cost(taken);
     observed.finished();
     if (call.is_first) describer_.remember(missed, found);
@@ -424,31 +413,29 @@ class Interposer {
   // The same whoever's turn it is, without a trace. The caller has the GIL, as when it asks a view for its `grad_fn`, and may
   // have a mutex of PyTorch's, too. To wait for a turn gives up the GIL, and so may any Python code, to a thread that waits
   // for that mutex and keeps the GIL meanwhile.
-  bool view_out_of_turn(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    const IValue& first = (*stack)[stack->size() - op.schema().arguments().size()];
-    if (!first.isTensor() || !Describer::plain(first.toTensor())) return false;
+  bool view_out_of_turn(OperatorInfo& info, Arrival& arrival) {
+    const at::Tensor* first = arrival.first();
+    if (first == nullptr || !Describer::plain(*first)) return false;
     ledger.some_died();  // so that the table knows
-    const Version* found = versions_.of(first.toTensor());
+    const Version* found = versions_.of(*first);
     if (found == nullptr || !(found->resident || info.untouching)) return false;
-    op.redispatchBoxed(keys & way_in.below, stack);
+    arrival.run();
     info.native_calls++;
     return true;
   }
 
   // -- lists -----------------------------------------------------------------------------------------
 
-  bool update_lists(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil,
-                    const Stopwatch& watch) {
-    const IValue* values = stack->data() + (stack->size() - op.schema().arguments().size());
-    if (!lists_.prepare(info, op.schema(), values)) return false;
-    Observed observed(observation_, info, op, *stack, lists_.prepared());
+  bool update_lists(OperatorInfo& info, Arrival& arrival, const Gil& gil, const Stopwatch& watch) {
+    if (!lists_.prepare(info, arrival.schema(), arrival.values())) return false;
+    Observed observed(observation_, info, arrival, lists_.prepared());
     observed.runs(true);
     int64_t started = now_ns(), ended = 0;
     try {
       {
         Shortage::Kernel kernel(false);
         Gil::Released released(gil);
-        op.redispatchBoxed(keys & way_in.below, stack);
+        arrival.run();
       }
       ended = now_ns();
       lists_.finish(ended - started);
@@ -474,17 +461,15 @@ class Interposer {
 
   // -- the fast path ---------------------------------------------------------------------------------
 
-  bool fast(OperatorInfo& info, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, const Gil& gil, Stopwatch& watch,
-            Key& missed, Turn& turn) {
+  bool fast(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch, Key& missed, Turn& turn) {
     ledger.collect_dead();
     if (info.opaque && versions_.fingerprints.are_taken()) return false;  // one of its results is a workspace
-    FastCall call(info, op, stack, turn, versions_, device);
+    FastCall call(info, arrival, turn, versions_, device);
     if (!describer_.describe(call) || !describer_.find_signature(call, missed) || !recording_.knows_replay(call)) return false;
     call.state = KernelState::now(info.general, device.is_cpu(), info.states);
-    Observed observed(observation_, info, op, *stack, call.its_signature.get());
+    Observed observed(observation_, info, arrival, call.its_signature.get());
     call.observed = &observed;
-    Stack arguments;  // the kernel takes those on the stack
-    if (!device.is_cpu()) arguments.assign(stack->begin() + call.first, stack->end());
+    if (!device.is_cpu()) arrival.keep();
     auto admitted = admission_.admit(call);
     if (!admitted) return false;
     watch.leave_out(admitted->all);
@@ -498,10 +483,9 @@ class Interposer {
     bool brief = call.signature->calls >= Signature::SETTLED && call.signature->cost < BRIEF_NS, timed = watch.is_on() || !brief;
     int64_t waited = turn.waited_ns, started = timed ? now_ns() : 0, ended = 0;
     observed.runs(true);
-    if (!kernel_.run(call, keys, gil, started, ended)) {  // out of memory
+    if (!kernel_.run(call, gil, started, ended)) {  // out of memory
       observed.runs(false);
-      stack->resize(call.first);
-      stack->insert(stack->end(), arguments.begin(), arguments.end());
+      arrival.restore();
       return false;
     }
     finish(call);

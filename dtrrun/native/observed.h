@@ -28,9 +28,9 @@ class Observation {
 // An operator, from before room is made for it until it has run: tells observers, if there are any.
 class Observed {
  public:
-  // stack: with the operator's arguments on top. found: its signature.
-  Observed(Observation& by, const OperatorInfo& info, const c10::OperatorHandle& op, const Stack& stack, PyObject* found) {
-    if (by.versions.observers.any()) admit(by, info, op, stack, found);
+  // found: the operator's signature.
+  Observed(Observation& by, const OperatorInfo& info, Arrival& arrival, PyObject* found) {
+    if (by.versions.observers.any()) admit(by, info, arrival, found);
   }
   ~Observed() {
     if (call_) end();
@@ -41,13 +41,13 @@ class Observed {
   void runs(bool now) {
     if (call_) set_running(now);
   }
-  // Its results are on top of the stack, and in the ledger. outputs: those that are not plain, or null.
+  // Its results are in the ledger. outputs: those that are not plain, or null.
   void finished(PyObject* outputs = nullptr) {
     if (call_) finish(outputs == nullptr ? nothing : outputs);
   }
 
  private:
-  void admit(Observation& by, const OperatorInfo& info, const c10::OperatorHandle& op, const Stack& stack, PyObject* found);
+  void admit(Observation& by, const OperatorInfo& info, Arrival& arrival, PyObject* found);
   void set_running(bool now);
   void finish(PyObject* outputs);
   void end() noexcept;
@@ -60,15 +60,14 @@ struct ObservedCall {
   PyObject_HEAD
   Observation* by;  // null once it is over
   const OperatorInfo* info;
-  const c10::OperatorHandle* op;
-  const Stack* stack;
+  Arrival* arrival;
   PyObject *signature, *versions;
   enum State : uint8_t { ADMITTED, RUNNING, FINISHED } state;
 
-  size_t count() const { return op->schema().arguments().size(); }
+  size_t count() const { return arrival->count; }
   const IValue* values() const {
     expect(ADMITTED);  // the kernel takes them
-    return stack->data() + (stack->size() - count());
+    return arrival->values();
   }
   void expect(State expected) const {
     if (state != expected) throw std::runtime_error("dtrrun: internal error: an observer asks too early or too late");
@@ -161,7 +160,7 @@ struct ObservedCall {
   Ref identity() const {
     auto known = by->identities.find(signature);
     if (is_exact() && known != by->identities.end()) return Ref::copy(known->second.second.get());
-    auto [args, kwargs] = to_arguments(op->schema(), values(), PyList_New, [&](size_t place) { return template_at(place); });
+    auto [args, kwargs] = to_arguments(arrival->schema(), values(), PyList_New, [&](size_t place) { return template_at(place); });
     Ref made = checked(PyObject_CallMethod(by->slow_path.get(), "identity_of", "OOOO", info->operator_.get(), args.get(),
                                            kwargs ? kwargs.get() : Py_None, geometries().get()));
     if (is_exact()) by->identities[signature] = {Ref::copy(signature), Ref::copy(made.get())};
@@ -181,7 +180,7 @@ struct ObservedCall {
   Ref results() const {
     expect(FINISHED);
     Ref all = checked(PyList_New(0));
-    for (const at::Tensor& tensor : tensors_in(op->schema(), *stack)) {
+    for (const at::Tensor& tensor : arrival->tensors()) {
       Ref one = Ref::copy(Py_None);
       if (tensor.has_storage()) {
         Ref storage = object_of(tensor.storage()), geometry = by->first_calls.geometry_of(tensor);
@@ -195,15 +194,13 @@ struct ObservedCall {
 
 inline PyTypeObject* observed_call_type = nullptr;
 
-inline void Observed::admit(Observation& by, const OperatorInfo& info, const c10::OperatorHandle& op, const Stack& stack,
-                            PyObject* found) {
+inline void Observed::admit(Observation& by, const OperatorInfo& info, Arrival& arrival, PyObject* found) {
   auto* call = PyObject_New(ObservedCall, observed_call_type);
   if (call == nullptr) raise();
   Ref made(reinterpret_cast<PyObject*>(call));
   call->by = &by;
   call->info = &info;
-  call->op = &op;
-  call->stack = &stack;
+  call->arrival = &arrival;
   call->signature = Ref::copy(found).release();
   call->versions = nullptr;
   call->state = ObservedCall::ADMITTED;

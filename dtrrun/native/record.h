@@ -24,7 +24,7 @@ class Recording {
     }
     if (!call.recordable) return;
     PyObject* func = (call.excludes ? info.replay : info.func).get();
-    call.maker = recorded_operation(call.versions.size(), static_cast<uint32_t>(call.count), call.op, info.enumerations, func,
+    call.maker = recorded_operation(call.versions.size(), static_cast<uint32_t>(call.count), call.arrival.op, info.enumerations, func,
                                     call.state);
     OperationObject* maker = enclosing(call.maker.get());
     PyObject* found = call.its_signature.get();
@@ -47,7 +47,7 @@ class Recording {
   // Finds the new storages among the results. Returns whether all results have a plain one.
   bool outputs_of(FastCall& call, Outputs& outputs) {
     if (!call.info.makes_tensors) return true;
-    auto tensors = tensors_in(call.op.schema(), *call.stack);
+    auto tensors = call.arrival.tensors();
     bool plain = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
       const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
       return impl->has_storage() && is_plain_kind(tensor, device_) &&
@@ -65,7 +65,7 @@ class Recording {
   // For `--verify`: which part of what it has made is initialised.
   void note_extents(const FastCall& call, const Outputs& outputs) const {
     if (!versions_.fingerprints.are_taken() || outputs.empty()) return;
-    auto tensors = tensors_in(call.op.schema(), *call.stack);
+    auto tensors = call.arrival.tensors();
     for (const NewStorage& one : outputs) {
       Version* version = versions_.at(as_impl(one.storage));
       if (version != nullptr && !version->constant()) versions_.fingerprints.note(version, tensors[static_cast<size_t>(one.where)]);
@@ -83,7 +83,7 @@ class Recording {
   bool classified_in_python(FastCall& call, Outputs& outputs) {
     Untraced untraced;
     c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
-    Ref result = results(call.op.schema(), *call.stack);
+    Ref result = results(call.arrival.results());
     Ref found = checked(PyObject_CallMethod(slow_path_.get(), "classify", "OO", result.get(), call.info.operator_.get()));
     int plain;
     long long counted;

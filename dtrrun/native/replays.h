@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "../bindings/backend.h"
+#include "arrival.h"
 #include "device.h"
 #include "graph.h"
 #include "operator_table.h"
@@ -20,22 +21,6 @@
 namespace dtrrun {
 
 constexpr int64_t BRIEF_NS = 10'000;  // for such a kernel, giving up the GIL would take longer than it does
-
-// The tensors in an operator's results, in order (`outputs_of` in dispatch/arguments.py).
-inline c10::SmallVector<at::Tensor, 4> tensors_in(const c10::FunctionSchema& schema, const Stack& stack) {
-  c10::SmallVector<at::Tensor, 4> tensors;
-  size_t count = schema.returns().size(), first = stack.size() - count;
-  for (size_t place = 0; place < count; place++) {
-    const IValue& value = stack[first + place];
-    if (value.isTensor()) {
-      if (value.toTensor().defined()) tensors.push_back(value.toTensor());
-    } else if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorVector())
-        if (tensor.defined()) tensors.push_back(tensor);
-    }
-  }
-  return tensors;
-}
 
 // A tensor's place in its storage (`core.graph.Geometry`).
 struct Geometry {
@@ -114,7 +99,8 @@ class Replays {
       throw;
     }
     run.cost = now_ns() - started;
-    auto results = tensors_in(recipe.handle.schema(), stack);
+    Tensors results;
+    for (const IValue& value : stack) add_tensors(value, results);
     auto add = [&](int64_t where) { run.made.push_back(as_storage(where < 0 ? targets[~where] : results[where].storage())); };
     if (!maker.outputs)
       add(maker.where);

@@ -15,13 +15,13 @@ class KernelRun {
 
   // Runs the kernel of an admitted call. Returns false if it did not begin for want of a GPU's memory: then Python will run it
   // again. started: when it begins, or 0 if nobody wants to know when it ended.
-  bool run(FastCall& call, DispatchKeySet keys, const Gil& gil, int64_t started, int64_t& ended) {
+  bool run(FastCall& call, const Gil& gil, int64_t started, int64_t& ended) {
     Signature& figures = *call.signature;
     OwnTime own(figures.calls < Signature::SETTLED, started);
     bool has_run = false;
     auto run_kernel = [&] {
       Shortage::Kernel kernel(true);  // its tensors are locked
-      call.op.redispatchBoxed(keys & way_in.below, call.stack);
+      call.arrival.run();
       has_run = true;
       if (started != 0) ended = now_ns();
     };
@@ -33,7 +33,7 @@ class KernelRun {
         Gil::Released released(gil);
         run_kernel();
       }
-      if (call.unpriced) first_calls_.price(call.its_signature.get(), call.info, *call.unpriced, call.op.schema(), *call.stack);
+      if (call.unpriced) first_calls_.price(call.its_signature.get(), call.info, *call.unpriced, call.arrival);
     } catch (...) {
       bool retried = false;
       try {

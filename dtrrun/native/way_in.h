@@ -7,8 +7,9 @@
 //   way_in_fake.h        a fallback at `Fake`, as long as that key has no other one
 //   way_in_custom_rng.h  kernels of each operator at `CustomRNGKeyId`, which PyTorch uses for nothing
 //
-// A process takes one of them when its first session begins (`ways_in.py` chooses), and keeps it. Either one calls `arrive` for
-// each operator. Nothing else in this folder knows which it is.
+// Either one has kernels in front for the operators that programs call most (typed_kernels.h). A process takes one of them when
+// its first session begins (`ways_in.py` chooses), and keeps it. It calls `arrive` for each operator. Nothing else in this folder
+// knows which it is.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -40,8 +41,10 @@ struct WayIn {
 };
 inline WayIn way_in;
 
-// An operator has come. keys: those that it was called with, of which `way_in.below` are left to do. (interposer.cpp)
-void arrive(const OperatorHandle& op, DispatchKeySet keys, Stack* stack);
+class Arrival;
+
+// An operator has come: of the keys that it was called with, `way_in.below` are left to do. (interposer.cpp)
+void arrive(Arrival& arrival);
 
 // While an operator is here, what its kernel calls is not.
 class Off {

@@ -32,7 +32,7 @@
 #include "factory_gates.h"
 #include "python.h"
 #include "registrations.h"
-#include "way_in.h"
+#include "typed_kernels.h"
 
 namespace dtrrun {
 
@@ -51,13 +51,13 @@ class CustomRngWay {
       if (auto op = dispatcher.findSchema(name)) cover(*op, has_kernel_for_all_backends(*op));
   }
 
-  static void interpose(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  static void interpose_boxed(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    BoxedArrival arrival(op, keys, stack);
+    interpose(arrival);
+  }
+  static void interpose(Arrival& arrival) {
     if (Registrations::has_changes() || again_.load(std::memory_order_relaxed)) follow();
-    if (is_unseen()) {
-      op.redispatchBoxed(keys & way_in.below, stack);
-      return;
-    }
-    arrive(op, keys, stack);
+    is_unseen() ? arrival.run() : arrive(arrival);
   }
 
   // For a gate. keys: with ours, unless it is off, or the operator has come already.
@@ -74,7 +74,7 @@ class CustomRngWay {
       DispatchKey::NestedTensorCPU,  DispatchKey::NestedTensorCUDA, DispatchKey::NestedTensorMeta,
   };
 
-  static c10::KernelFunction kernel() { return c10::KernelFunction::makeFromBoxedFunction<&interpose>(); }
+  static c10::KernelFunction kernel() { return c10::KernelFunction::makeFromBoxedFunction<&interpose_boxed>(); }
 
   // `torch.tensor` makes a tensor by operators, and fills it by address. It hides them from modes of all kinds, but cannot know
   // of our key.
@@ -107,7 +107,7 @@ class CustomRngWay {
    public:
     using Stand::Stand;
     void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-      if (is_for_us(keys)) return interpose(op, keys, stack);
+      if (is_for_us(keys)) return interpose_boxed(op, keys, stack);
       Stand::operator()(op, keys, stack);
     }
   };
@@ -145,7 +145,11 @@ class CustomRngWay {
     for (DispatchKey key : GATES)
       if (!own.has(key) && op.hasKernelForDispatchKey(key) && !op.isKernelFallthroughKernel(key))
         if (auto gate = gate_for(op, key)) own.add(op, key, std::move(*gate));
-    if (!own.has(KEY) && for_all_backends) own.add(op, KEY, kernel());
+    if (own.has(KEY)) return;
+    if (auto typed = TypedKernels::made_for(op, &interpose))
+      own.add(op, KEY, std::move(*typed));
+    else if (for_all_backends)
+      own.add(op, KEY, kernel());
   }
 
   static void take_whole(const OperatorHandle& op) {

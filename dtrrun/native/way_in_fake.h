@@ -1,4 +1,5 @@
-// One way in: a fallback at the dispatch key `Fake`. It handles every operator, whatever kernels that has, and later ones too.
+// One way in: a fallback at the dispatch key `Fake`, which handles every operator, whatever kernels that has, and later ones
+// too; and in front of it a kernel for each of those that programs call most.
 //
 // PyTorch has no fallback there up to 2.15. It is going to register one for fake tensors in C++, and then this way is closed:
 // a key can have only one.
@@ -10,38 +11,51 @@
 
 #include <algorithm>
 
-#include "way_in.h"
+#include "typed_kernels.h"
 
 namespace dtrrun {
 
 class FakeWay {
  public:
-  // Registers the fallback, for as long as the process lives. Raises c10::Error if there is one.
+  // Registers the fallback and kernels, for as long as the process lives. Raises c10::Error if there is a fallback.
   static void install() {
-    // PyTorch shows this text to whoever wants to register another fallback there.
-    static auto& handle = *new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerFallback(
-        DispatchKey::Fake, c10::KernelFunction::makeFromBoxedFunction<&interpose>(),
-        "by dtrrun, which leaves this key alone with DTRRUN_WAY_IN=custom-rng"));
+    auto& dispatcher = c10::Dispatcher::singleton();
+    static auto& handles = *new std::vector<c10::RegistrationHandleRAII>;
+    auto fallback = c10::KernelFunction::makeFromBoxedFunction<&interpose_boxed>();
+    handles.push_back(dispatcher.registerFallback(DispatchKey::Fake, std::move(fallback), OURS));
+    for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+      auto op = dispatcher.findSchema(name);
+      if (!op || op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) continue;
+      if (auto kernel = TypedKernels::made_for(*op, &interpose))
+        handles.push_back(dispatcher.registerImpl(name, DispatchKey::Fake, std::move(*kernel), std::nullopt, nullptr, OURS));
+    }
     way_in = WayIn("fake", DispatchKey::Fake, after(DispatchKey::Fake).remove(DispatchKey::Python), IS_ABOVE_PYTHON);
   }
 
+  static void interpose(Arrival& arrival) {
+    if (IS_ABOVE_PYTHON && arrival.keys.has(DispatchKey::Python)) {
+      if (is_for_python(arrival)) return to_python_first(arrival);
+      arrival.keys = arrival.keys.remove(DispatchKey::Python);
+    }
+    arrive(arrival);
+  }
+
  private:
+  // PyTorch shows this text to whoever wants to register another fallback there.
+  static constexpr const char* OURS = "by dtrrun, which leaves this key alone with DTRRUN_WAY_IN=custom-rng";
   static constexpr bool IS_ABOVE_PYTHON = DispatchKey::Fake > DispatchKey::Python;  // before 2.13
 
   static constexpr DispatchKeySet after(DispatchKey key) { return DispatchKeySet(DispatchKeySet::FULL_AFTER, key); }
 
-  static void interpose(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    if (IS_ABOVE_PYTHON && keys.has(DispatchKey::Python)) {
-      if (is_for_python(op, *stack)) return to_python_first(op, keys, stack);
-      keys = keys.remove(DispatchKey::Python);
-    }
-    arrive(op, keys, stack);
+  static void interpose_boxed(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    BoxedArrival arrival(op, keys, stack);
+    interpose(arrival);
   }
 
   // Whether an operator is for a mode or for a subclass's `__torch_dispatch__`.
-  static bool is_for_python(const OperatorHandle& op, const Stack& stack) {
+  static bool is_for_python(Arrival& arrival) {
     if (c10::impl::TorchDispatchModeTLS::stack_len() > 0) return true;
-    auto values = torch::jit::last(stack, op.schema().arguments().size());
+    c10::ArrayRef<c10::IValue> values(arrival.values(), arrival.count);
     return std::any_of(values.begin(), values.end(), [](const c10::IValue& value) {
       if (value.isTensor()) return has_python_key(value.toTensor());
       if (!value.isTensorList() && !value.isOptionalTensorList()) return false;
@@ -54,9 +68,9 @@ class FakeWay {
 
   // Does what PyTorch's fallback for `Python` does, but leaves our key switched on. So what the program's mode or subclass
   // calls comes to us in turn.
-  static void to_python_first(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    if (op.hasKernelForDispatchKey(DispatchKey::Python)) {
-      op.redispatchBoxed(keys & after(DispatchKey::Fake), stack);
+  static void to_python_first(Arrival& arrival) {
+    if (arrival.op.hasKernelForDispatchKey(DispatchKey::Python)) {
+      arrival.run(arrival.keys & after(DispatchKey::Fake));
       return;
     }
     constexpr DispatchKeySet python(DispatchKey::Python);
@@ -64,8 +78,10 @@ class FakeWay {
         (DispatchKeySet(DispatchKeySet::FULL) ^ (after(DispatchKey::Python) | python)).remove(DispatchKey::Fake);
     c10::impl::ExcludeDispatchKeyGuard exclude(hidden);
     const char* name = c10::impl::TorchDispatchModeTLS::stack_len() > 0 ? "PythonDispatchMode" : "PythonSubclass";
-    RECORD_FUNCTION(name, torch::jit::last(*stack, op.schema().arguments().size()));
-    (*getPyInterpreter())->dispatch(op, stack);
+    Stack stack(arrival.values(), arrival.values() + arrival.count);
+    RECORD_FUNCTION(name, c10::ArrayRef<const c10::IValue>(stack.data(), stack.size()));
+    (*getPyInterpreter())->dispatch(arrival.op, &stack);
+    arrival.set_results(std::move(stack));
   }
 };
 

@@ -32,7 +32,7 @@ native(
 native(
     "shapes without memory", "interposer.h",
     ("a number makes a FakeTensor's operator the session's",
-     "|| «value.toTensor().unsafeGetTensorImpl()->is_wrapped_number()») continue;", "false", GUARDS),
+     "return tensor.defined() && !«tensor.unsafeGetTensorImpl()->is_wrapped_number()»; };", "false", GUARDS),
 )
 native(
     "shapes without memory", "placeholders.h",

@@ -115,6 +115,16 @@ native(
      "rematerialization::a_view_is_a_use_of_what_it_shows_unless_it_is_for_autograd_alone"),
 )
 native(
+    "operators", "typed_kernels.h",
+    ("a caller's tensors are let go of", "((places < built_ && !«is_borrowed<Args>» ?", "false",
+     "typed_kernels::a_kernel_for_each_type_computes_the_same_bits"),
+    ("what is handled in Python returns nothing new",
+     "result_.emplace(«unboxed(std::move(results), static_cast<Result*>(nullptr))»);", "Result()",
+     "typed_kernels::a_kernel_for_each_type_computes_the_same_bits"),
+    ("the second result comes first", "size_t place = «0»;", "1",
+     "typed_kernels::a_kernel_for_each_type_computes_the_same_bits"),
+)
+native(
     "operators", "fast_call.h",
     ("a part is taken for the whole",
      "return «tensor.nbytes() == tensor.storage().nbytes()» && tensor.is_non_overlapping", "true",

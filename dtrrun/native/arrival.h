@@ -1,0 +1,95 @@
+// An operator that has come: its arguments, its kernel and its results, as the dispatcher hands them over.
+//
+// A fallback has them on a stack (`BoxedArrival`); a kernel of an operator's own type has the caller's arguments
+// (`typed_kernels.h`). What handles operators does not know which.
+#pragma once
+
+#include <c10/util/SmallVector.h>
+
+#include <utility>
+
+#include "arguments.h"
+#include "way_in.h"
+
+namespace dtrrun {
+
+using Tensors = c10::SmallVector<at::Tensor, 4>;
+
+class Arrival {
+ public:
+  const OperatorHandle& op;
+  DispatchKeySet keys;  // those that it was called with
+  const size_t count;   // of its arguments
+
+  Arrival(const Arrival&) = delete;
+
+  // Its arguments, until its kernel runs.
+  virtual const IValue* values() = 0;
+  // The first one, if that is a tensor, or null.
+  virtual const at::Tensor* first() = 0;
+
+  // Runs its kernel, beneath these keys.
+  virtual void run(DispatchKeySet below) = 0;
+  void run() { run(keys & way_in.below); }
+  // To do that once more, after it has failed: keeps its arguments, and brings them back.
+  virtual void keep() = 0;
+  virtual void restore() = 0;
+
+  // What its kernel has returned: the tensors in it, and all of it.
+  virtual Tensors tensors() const = 0;
+  virtual Stack results() const = 0;
+  // It returns these instead of what its kernel does.
+  virtual void set_results(Stack&& results) = 0;
+
+  const c10::FunctionSchema& schema() const { return op.schema(); }
+
+ protected:
+  Arrival(const OperatorHandle& op, DispatchKeySet keys, size_t count) : op(op), keys(keys), count(count) {}
+  ~Arrival() = default;
+};
+
+// The tensors in results, in order (`outputs_of` in dispatch/arguments.py).
+inline void add_tensors(const IValue& value, Tensors& tensors) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) tensors.push_back(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector())
+      if (tensor.defined()) tensors.push_back(tensor);
+  }
+}
+
+class BoxedArrival final : public Arrival {
+ public:
+  // stack: with the arguments on top, where the results will be.
+  BoxedArrival(const OperatorHandle& op, DispatchKeySet keys, Stack* stack)
+      : Arrival(op, keys, op.schema().arguments().size()), stack_(stack), below_(stack->size() - count) {}
+
+  const IValue* values() override { return stack_->data() + below_; }
+  const at::Tensor* first() override {
+    return count != 0 && values()->isTensor() ? &values()->toTensor() : nullptr;
+  }
+  using Arrival::run;
+  void run(DispatchKeySet below) override { op.redispatchBoxed(below, stack_); }
+  void keep() override { kept_.assign(stack_->begin() + below_, stack_->end()); }
+  void restore() override {
+    stack_->resize(below_);
+    stack_->insert(stack_->end(), kept_.begin(), kept_.end());
+  }
+  Tensors tensors() const override {
+    Tensors found;
+    for (size_t place = below_; place < stack_->size(); place++) add_tensors((*stack_)[place], found);
+    return found;
+  }
+  Stack results() const override { return Stack(stack_->begin() + below_, stack_->end()); }
+  void set_results(Stack&& results) override {
+    stack_->resize(below_);
+    for (IValue& value : results) stack_->push_back(std::move(value));
+  }
+
+ private:
+  Stack* const stack_;
+  const size_t below_;  // so many of the stack's are not its
+  Stack kept_;
+};
+
+}  // namespace dtrrun

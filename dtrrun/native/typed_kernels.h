@@ -1,0 +1,232 @@
+// Kernels of ours that operators arrive by with the arguments of their callers, as C++ has them.
+//
+// Where an operator arrives by a fallback, PyTorch first puts its arguments on a stack, and takes them off again for its kernel:
+// a quarter of a microsecond, and more for lists of numbers. So those that programs call most get a kernel of their own type.
+// Types are given by one operator each, for all others of PyTorch's that have it. Lists of tensors are none of them: what works
+// on these takes longer, and is looked at one by one.
+#pragma once
+
+#include <ATen/Operators.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+
+#include "arrival.h"
+
+namespace dtrrun {
+
+// What an operator's kernel has returned, or something in its place.
+template <class Result>
+class Returning : public Arrival {
+ public:
+  Tensors tensors() const final {
+    Tensors found;
+    each(*result_, [&](const auto& one) {
+      using One = std::decay_t<decltype(one)>;
+      if constexpr (std::is_same_v<One, at::Tensor>) {
+        if (one.defined()) found.push_back(one);
+      } else if constexpr (std::is_same_v<One, std::vector<at::Tensor>>) {
+        for (const at::Tensor& tensor : one)
+          if (tensor.defined()) found.push_back(tensor);
+      }
+    });
+    return found;
+  }
+  Stack results() const final {
+    Stack all;
+    each(*result_, [&](const auto& one) { all.emplace_back(one); });
+    return all;
+  }
+  void set_results(Stack&& results) final { result_.emplace(unboxed(std::move(results), static_cast<Result*>(nullptr))); }
+  Result take() { return std::move(*result_); }
+
+ protected:
+  using Arrival::Arrival;
+  std::optional<Result> result_;
+
+ private:
+  template <class One, class Function>
+  static void each(const One& one, const Function& function) {
+    function(one);
+  }
+  template <class... Ones, class Function>
+  static void each(const std::tuple<Ones...>& all, const Function& function) {
+    std::apply([&](const auto&... ones) { (function(ones), ...); }, all);
+  }
+  template <class One>
+  static One unboxed(Stack&& results, One*) {
+    return std::move(results.at(0)).template to<One>();
+  }
+  template <class... Ones>
+  static std::tuple<Ones...> unboxed(Stack&& results, std::tuple<Ones...>*) {
+    size_t place = 0;
+    return {std::move(results.at(place++)).template to<Ones>()...};  // in order, since in braces
+  }
+};
+// It works in place, and returns its first argument, whatever its kernel does.
+template <>
+class Returning<at::Tensor&> : public Arrival {
+ public:
+  Tensors tensors() const final { return {*self_}; }
+  Stack results() const final { return {*self_}; }
+  void set_results(Stack&&) final {}
+  at::Tensor& take() { return *self_; }
+
+ protected:
+  using Arrival::Arrival;
+  at::Tensor* self_ = nullptr;
+};
+
+// The caller has the tensors for as long as they are needed, so these values do not count as holding them.
+inline IValue boxed(const at::Tensor& tensor) { return c10::MaybeOwnedTraits<at::Tensor>::createBorrow(tensor); }
+inline IValue boxed(const std::optional<at::Tensor>& tensor) { return tensor.has_value() ? boxed(*tensor) : IValue(); }
+template <class Type>
+IValue boxed(const Type& value) {
+  return IValue(value);
+}
+
+template <class Result, class... Args>
+class TypedArrival final : public Returning<Result> {
+ public:
+  using Handle = c10::TypedOperatorHandle<Result(Args...)>;
+
+  TypedArrival(const Handle& op, DispatchKeySet keys, Args&... args)
+      : Returning<Result>(op, keys, COUNT), handle_(op), args_(args...) {
+    if constexpr (std::is_reference_v<Result>) this->self_ = &std::get<0>(args_);
+  }
+  ~TypedArrival() { destroy(std::index_sequence_for<Args...>()); }
+
+  const IValue* values() override {
+    if (built_ == 0) build(std::index_sequence_for<Args...>());
+    return place(0);
+  }
+  const at::Tensor* first() override {
+    if constexpr (is<at::Tensor, std::tuple_element_t<0, std::tuple<Args...>>>) return &std::get<0>(args_);
+    return nullptr;
+  }
+  using Arrival::run;
+  void run(DispatchKeySet below) override {
+    auto call = [&](Args&... args) -> Result { return handle_.redispatch(below, args...); };
+    if constexpr (std::is_reference_v<Result>)
+      std::apply(call, args_);
+    else
+      this->result_.emplace(std::apply(call, args_));
+  }
+  void keep() override {}  // a kernel does not take them
+  void restore() override {}
+
+ private:
+  static constexpr size_t COUNT = sizeof...(Args);
+  template <class Type, class Argument>
+  static constexpr bool is = std::is_same_v<std::decay_t<Argument>, Type>;
+  template <class Argument>
+  static constexpr bool is_borrowed = is<at::Tensor, Argument> || is<std::optional<at::Tensor>, Argument>;
+
+  IValue* place(size_t place) { return reinterpret_cast<IValue*>(memory_) + place; }
+  template <size_t... places>
+  void build(std::index_sequence<places...>) {
+    ((new (place(places)) IValue(boxed(std::get<places>(args_))), built_++), ...);
+  }
+  template <size_t... places>
+  void destroy(std::index_sequence<places...>) {
+    ((places < built_ && !is_borrowed<Args> ? std::destroy_at(place(places)) : void()), ...);
+  }
+
+  const Handle& handle_;
+  std::tuple<Args&...> args_;
+  alignas(IValue) std::byte memory_[COUNT * sizeof(IValue)];
+  size_t built_ = 0;
+};
+
+// Makes kernels.
+class TypedKernels {
+ public:
+  using Interpose = void (*)(Arrival&);  // of a way in
+
+  // A kernel for one of PyTorch's operators; none if its type is not among those here.
+  static std::optional<c10::KernelFunction> made_for(const OperatorHandle& op, Interpose interpose) {
+    if (op.operator_name().getNamespace() != "aten") return std::nullopt;
+    static const auto& makers = *new std::unordered_map<std::string, Maker>(known());
+    auto found = makers.find(type_of(op.schema()));
+    if (found == makers.end()) return std::nullopt;
+    try {
+      return found->second(op, interpose);
+    } catch (const c10::Error&) {  // PyTorch compares the types
+      return std::nullopt;
+    }
+  }
+
+  template <class Type>
+  class Kernel;
+  template <class Result, class... Args>
+  class Kernel<Result(Args...)> final : public c10::OperatorKernel {
+   public:
+    Kernel(const OperatorHandle& op, Interpose interpose) : op_(op.typed<Result(Args...)>()), interpose_(interpose) {}
+    Result operator()(DispatchKeySet keys, Args... args) {
+      TypedArrival<Result, Args...> arrival(op_, keys, args...);
+      interpose_(arrival);
+      return arrival.take();
+    }
+
+   private:
+    const c10::TypedOperatorHandle<Result(Args...)> op_;
+    const Interpose interpose_;
+  };
+
+ private:
+  using Maker = c10::KernelFunction (*)(const OperatorHandle&, Interpose);
+
+  template <class Type>
+  static c10::KernelFunction made(const OperatorHandle& op, Interpose interpose) {
+    return c10::KernelFunction::makeFromUnboxedFunctor<false, Kernel<Type>>(std::make_unique<Kernel<Type>>(op, interpose));
+  }
+
+  static std::string type_of(const c10::FunctionSchema& schema) {
+    std::string all;
+    auto add = [&](const c10::Argument& one) {
+      all += one.real_type()->str();
+      if (one.alias_info() != nullptr && one.alias_info()->isWrite()) all += '!';
+      if (one.N() && all.rfind("bool[]") == all.size() - 6) all += std::to_string(*one.N());  // an array
+      all += ';';
+    };
+    for (const c10::Argument& one : schema.arguments()) add(one);
+    all += ">";
+    for (const c10::Argument& one : schema.returns()) add(one);
+    return all;
+  }
+
+  template <class... Examples>
+  static std::unordered_map<std::string, Maker> types_of() {
+    std::unordered_map<std::string, Maker> all;
+    auto add = [&](const char* name, const char* overload, Maker maker) {
+      if (auto op = c10::Dispatcher::singleton().findSchema({name, overload})) all.emplace(type_of(op->schema()), maker);
+    };
+    (add(Examples::name, Examples::overload_name, &made<typename Examples::schema>), ...);
+    return all;
+  }
+  static std::unordered_map<std::string, Maker> known() {
+    namespace ops = at::_ops;
+    return types_of<
+        // element by element
+        ops::relu, ops::relu_, ops::mul_Tensor, ops::mul__Tensor, ops::div_Scalar, ops::div__Scalar, ops::pow_Scalar,
+        ops::add_Tensor, ops::add__Tensor, ops::add_Scalar, ops::add__Scalar, ops::where_self, ops::lerp__Tensor,
+        ops::addcmul, ops::addcmul_, ops::clamp, ops::gelu, ops::gelu_backward, ops::native_dropout,
+        ops::native_dropout_backward, ops::bernoulli__float, ops::mse_loss,
+        // views, and what goes back through them
+        ops::view, ops::expand, ops::permute, ops::transpose_int, ops::unsqueeze, ops::select_int, ops::slice_Tensor,
+        ops::as_strided, ops::_reshape_alias, ops::unbind_int, ops::split_Tensor, ops::split_with_sizes, ops::select_backward,
+        ops::slice_backward,
+        // made and copied
+        ops::empty_memory_format, ops::empty_strided, ops::new_empty, ops::zeros, ops::full, ops::zeros_like, ops::arange,
+        ops::clone, ops::_to_copy, ops::copy_,
+        // sums, products and the like
+        ops::sum, ops::sum_dim_IntList, ops::amax, ops::max_dim, ops::_softmax, ops::_softmax_backward_data,
+        ops::linalg_vector_norm, ops::cumsum, ops::addmm, ops::addmm_, ops::native_layer_norm,
+        ops::native_layer_norm_backward, ops::gather, ops::index_select, ops::constant_pad_nd>();
+  }
+};
+
+}  // namespace dtrrun
