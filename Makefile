@@ -149,9 +149,8 @@ sanitize: $(INSTALLED)
 		tests/conformance/test_native_heap.py tests/conformance/test_observers.py tests/conformance/test_typed_kernels.py \
 		$(foreach name,lists mutation threads,tests/conformance/test_hazards_$(name).py) tests/programs
 
-# The same, where several threads use it, under ThreadSanitizer. PyTorch and Python are not instrumented: it sees what they free,
-# but not that they counted the references before.
-TSAN := exitcode=66:allocator_may_return_null=1:die_after_fork=0:ignore_noninstrumented_modules=1
+# The same, where several threads use it, under ThreadSanitizer. PyTorch and Python are not instrumented.
+TSAN := exitcode=66:allocator_may_return_null=1:die_after_fork=0:suppressions=$(CURDIR)/tests/races.txt
 RACES := CXX='g++ -fsanitize=thread -g1' XDG_CACHE_HOME=$(CURDIR)/build/races
 sanitize-threads: $(INSTALLED)
 	$(RACES) $(BIN)/python -m dtrrun.native
