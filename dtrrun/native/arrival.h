@@ -42,20 +42,24 @@ class Arrival {
   virtual void set_results(Stack&& results) = 0;
 
   const c10::FunctionSchema& schema() const { return op.schema(); }
+  // Its arguments, for another call.
+  Stack copied() { return Stack(values(), values() + count); }
 
  protected:
   Arrival(const OperatorHandle& op, DispatchKeySet keys, size_t count) : op(op), keys(keys), count(count) {}
   ~Arrival() = default;
 };
 
-// The tensors in results, in order (`outputs_of` in dispatch/arguments.py).
+// The tensors in a result, in order (`outputs_of` in dispatch/arguments.py).
+inline void add_tensors(const at::Tensor& tensor, Tensors& tensors) {
+  if (tensor.defined()) tensors.push_back(tensor);
+}
+inline void add_tensors(const std::vector<at::Tensor>& list, Tensors& tensors) {
+  for (const at::Tensor& tensor : list) add_tensors(tensor, tensors);
+}
 inline void add_tensors(const IValue& value, Tensors& tensors) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) tensors.push_back(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector())
-      if (tensor.defined()) tensors.push_back(tensor);
-  }
+  if (value.isTensor()) add_tensors(value.toTensor(), tensors);
+  if (value.isTensorList()) add_tensors(value.toTensorVector(), tensors);
 }
 
 class BoxedArrival final : public Arrival {

@@ -130,7 +130,7 @@ PyObject* proceed(PyObject*, PyObject*) {
   return guarded([]() -> PyObject* {
     if (underway == nullptr) throw std::runtime_error("dtrrun: no operator is under way");
     Underway& call = *underway;
-    call.results = Stack(call.values, call.values + call.count);
+    call.results = call.arrival->copied();
     {
       c10::impl::ForceDispatchKeyGuard program(call.program);
       WithoutGil released;
@@ -151,12 +151,12 @@ PyObject* proceed_watched(PyObject*, PyObject* args) {
     if (underway == nullptr) throw std::runtime_error("dtrrun: no operator is under way");
     Underway& call = *underway;
     std::optional<KeptTensors> keeping;
-    if (counts) keeping.emplace(call.values, call.count);
+    if (counts) keeping.emplace(call.arrival->values(), call.arrival->count);
     Stack& stack = call.results;
-    stack.assign(call.values, call.values + call.count);
+    stack = call.arrival->copied();
     bool reads_unseen;
     {
-      Body body(touch, call.values, call.count);
+      Body body(touch, call.arrival->values(), call.arrival->count);
       auto seen = call.program;
       seen.excluded_ = seen.excluded_ - way_in.own;
       c10::impl::ForceDispatchKeyGuard program(seen);

@@ -26,8 +26,6 @@ namespace dtrrun {
 // An operator that Python handles, for `proceed`: the innermost one of this thread.
 struct Underway {
   Arrival* arrival;
-  const IValue* values;
-  size_t count;
   c10::impl::LocalDispatchKeySet program;  // as the operator would find it without us
   Stack results;                           // once `proceed` has run the kernel
   bool done;
@@ -138,15 +136,17 @@ class Interposer {
 
   // The bytes that the call in Python will allocate, if a formula says so.
   std::optional<int64_t> predicted(Underway& underway) {
-    auto found = first_calls_.predicted(operators_.of(underway.arrival->op), underway.values, underway.count);
+    Arrival& arrival = *underway.arrival;
+    auto found = first_calls_.predicted(operators_.of(arrival.op), arrival.values(), arrival.count);
     underway.unpredicted = !found;
     return found;
   }
 
   bool has_numbers(const Underway& underway) {
-    const auto& enumerations = *operators_.of(underway.arrival->op).enumerations;
-    for (size_t place = 0; place < underway.count; place++) {
-      const IValue& value = underway.values[place];
+    Arrival& arrival = *underway.arrival;
+    const auto& enumerations = *operators_.of(arrival.op).enumerations;
+    for (size_t place = 0; place < arrival.count; place++) {
+      const IValue& value = arrival.values()[place];
       if (enumerations[place] != Enumeration::TENSOR) continue;
       if (stands_for_number(value) || (value.isList() && any_stands_for_number(value))) return true;
     }
@@ -277,7 +277,6 @@ class Interposer {
     info.python_calls++;
     Stack made;
     Ref signature;
-    size_t count = arrival.count;
     const IValue* values = arrival.values();
     auto [args, kwargs] = to_arguments(arrival.schema(), values, PyTuple_New, [&](size_t place) {
       return to_python(values[place], (*info.enumerations)[place]);
@@ -285,7 +284,7 @@ class Interposer {
     Ref result;
     bool unpredicted;
     {
-      Underway call{&arrival, values, count, c10::impl::tls_local_dispatch_key_set(), {}, false, {}, false, {}, underway};
+      Underway call{&arrival, c10::impl::tls_local_dispatch_key_set(), {}, false, {}, false, {}, underway};
       underway = &call;
       struct Ends {
         ~Ends() { underway = underway->outer; }
@@ -303,7 +302,7 @@ class Interposer {
     }
     bool may_be_added = missed.size() != 0 && signature && !any_reason_.is_true(reasons_.get());
     if (may_be_added) describer_.signatures.add(missed, signature.get());
-    if (may_be_added || unpredicted) first_calls_.learn(info, values, count, made);
+    if (may_be_added || unpredicted) first_calls_.learn(info, values, arrival.count, made);
     arrival.set_results(std::move(made));
   }
 

@@ -24,15 +24,7 @@ class Returning : public Arrival {
  public:
   Tensors tensors() const final {
     Tensors found;
-    each(*result_, [&](const auto& one) {
-      using One = std::decay_t<decltype(one)>;
-      if constexpr (std::is_same_v<One, at::Tensor>) {
-        if (one.defined()) found.push_back(one);
-      } else if constexpr (std::is_same_v<One, std::vector<at::Tensor>>) {
-        for (const at::Tensor& tensor : one)
-          if (tensor.defined()) found.push_back(tensor);
-      }
-    });
+    each(*result_, [&](const auto& one) { add_tensors(one, found); });
     return found;
   }
   Stack results() const final {
@@ -189,7 +181,7 @@ class TypedKernels {
     auto add = [&](const c10::Argument& one) {
       all += one.real_type()->str();
       if (one.alias_info() != nullptr && one.alias_info()->isWrite()) all += '!';
-      if (one.N() && all.rfind("bool[]") == all.size() - 6) all += std::to_string(*one.N());  // an array
+      if (one.N() && all.ends_with("bool[]")) all += std::to_string(*one.N());  // an array
       all += ';';
     };
     for (const c10::Argument& one : schema.arguments()) add(one);

@@ -78,7 +78,7 @@ class FakeWay {
         (DispatchKeySet(DispatchKeySet::FULL) ^ (after(DispatchKey::Python) | python)).remove(DispatchKey::Fake);
     c10::impl::ExcludeDispatchKeyGuard exclude(hidden);
     const char* name = c10::impl::TorchDispatchModeTLS::stack_len() > 0 ? "PythonDispatchMode" : "PythonSubclass";
-    Stack stack(arrival.values(), arrival.values() + arrival.count);
+    Stack stack = arrival.copied();
     RECORD_FUNCTION(name, c10::ArrayRef<const c10::IValue>(stack.data(), stack.size()));
     (*getPyInterpreter())->dispatch(arrival.op, &stack);
     arrival.set_results(std::move(stack));

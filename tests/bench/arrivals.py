@@ -64,11 +64,13 @@ def main() -> None:
         print(row([name, *(f"{min(column):,}" for column in zip(*runs[name], strict=True))]))
 
 
-if sys.argv[1:] == ["child"]:
+def before_inside_and_after() -> None:
     torch.set_num_threads(1)
     print(measured())
     with dtrrun.budget("1GB", device="cpu"):
         print(measured())
     print(measured())
-elif __name__ == "__main__":
-    main()
+
+
+if __name__ == "__main__":
+    before_inside_and_after() if sys.argv[1:] == ["child"] else main()
