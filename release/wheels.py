@@ -25,6 +25,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,15 +89,8 @@ def downloaded(version: str) -> Path | None:
         archive.unlink()
         ready = time.monotonic()
         unfinished = folder / "unfinished.so"
-        run(
-            *shlex.split(os.environ.get("CXX") or "g++"),
-            compiling.MAIN,
-            *compiling.flags(folder / "torch", sysconfig.get_path("include"), 1),
-            f"-ffile-prefix-map={folder}/=",
-            f"-ffile-prefix-map={ROOT}/=",
-            *("-s", "-o", unfinished),
-        )
-        compiling.seal(unfinished)
+        flags = compiling.flags(folder / "torch", sysconfig.get_path("include"), 1)
+        compile(compiling.FILES, [*flags, f"-ffile-prefix-map={folder}/="], unfinished)
         commit = runpy.run_path(str(folder / "torch" / "version.py"))["git_version"]
         target = unfinished.rename(KEPT / compiling.binary_name(version, commit))
     done = time.monotonic()
@@ -126,16 +120,19 @@ def core() -> Path:
     if not compiling.digest_of(target):
         KEPT.mkdir(parents=True, exist_ok=True)
         unfinished = KEPT / "unfinished-core.so"
-        run(
-            *shlex.split(os.environ.get("CXX") or "g++"),
-            compiling.CORE_MAIN,
-            *compiling.core_flags(sysconfig.get_path("include")),
-            f"-ffile-prefix-map={ROOT}/=",
-            *("-s", "-o", unfinished),
-        )
-        compiling.seal(unfinished)
+        compile(compiling.CORE_FILES, compiling.core_flags(sysconfig.get_path("include")), unfinished)
         unfinished.rename(target)
     return target
+
+
+def compile(files: Sequence[Path], flags: Sequence[str], target: Path) -> None:
+    """Make an extension in which no path of this machine is left."""
+    compiler = shlex.split(os.environ.get("CXX") or "g++")
+    flags = [*flags, f"-ffile-prefix-map={ROOT}/=", "-s"]
+    for commands in compiling.stages(compiler, files, flags, target):
+        with ThreadPoolExecutor() as at_once:
+            list(at_once.map(lambda command: run(*command), commands))
+    compiling.seal(target)
 
 
 def make_wheel(binaries: Sequence[Path], to: Path) -> Path:

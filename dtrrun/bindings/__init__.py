@@ -51,12 +51,11 @@ def _loaded() -> ModuleType | CannotBuild:
 
 def build(target: Path, say: Callable[[str], None]) -> Path:
     """Return `target`, after compiling the extension if it is not there. Raises CannotBuild."""
-    return building.make(target, _command, WHAT, ABOUT, say)
+    return building.make(target, compiling.CORE_FILES, _flags, WHAT, ABOUT, say)
 
 
-def _command() -> list[str]:
-    python = building.python_headers()
-    return [*building.compiler(), str(compiling.CORE_MAIN), *compiling.core_flags(python)]
+def _flags() -> list[str]:
+    return compiling.core_flags(building.python_headers())
 
 
 def _say(text: str) -> None:

@@ -35,7 +35,7 @@ from .building import (
     make,
     python_headers,
 )
-from .compiling import MAIN, NAME
+from .compiling import FILES, NAME
 
 OLDEST = (2, 9)
 """See docs/design/native.md."""
@@ -97,17 +97,13 @@ def find(say: Callable[[str], None]) -> Path:
 def build(say: Callable[[str], None]) -> Path:
     """Return the path of the extension, after building it if need be. Raises CannotBuild."""
     _check_place()
-    return make(built(), _command, WHAT, ABOUT.format(torch.__version__), say)
-
-
-def _command() -> list[str]:
-    return [*compiler(), str(MAIN), *flags()]
+    return make(built(), FILES, flags, WHAT, ABOUT.format(torch.__version__), say)
 
 
 def _check_place() -> None:
     """Raise CannotBuild if there is nothing to build, or if this PyTorch has no place for it."""
-    if not MAIN.exists():
-        raise CannotBuild(NO_SOURCES[0].format(MAIN), NO_SOURCES[1])
+    if not FILES[0].exists():
+        raise CannotBuild(NO_SOURCES[0].format(FILES[0]), NO_SOURCES[1])
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
         raise CannotBuild(TOO_OLD[0].format(torch.__version__), TOO_OLD[1].format(*OLDEST))
 

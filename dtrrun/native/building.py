@@ -10,6 +10,7 @@ import errno
 import fcntl
 import importlib.machinery
 import importlib.util
+import json
 import os
 import shlex
 import shutil
@@ -19,7 +20,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -91,15 +92,20 @@ def python_headers() -> str:
 
 
 def make(
-    target: Path, command: Callable[[], list[str]], what: str, about: str, say: Callable[[str], None]
+    target: Path,
+    files: Sequence[Path],
+    flags: Callable[[], list[str]],
+    what: str,
+    about: str,
+    say: Callable[[str], None],
 ) -> Path:
     """Return `target`, after compiling it if it is not there. Raises CannotBuild.
 
-    command: returns the compiler's command, but for the result's name. what, about: for messages.
+    flags: returns what the compiler needs besides files and the result's name. what, about: for messages.
     """
     if compiling.digest_of(target):
         return target
-    ready = command()
+    command, needed = compiler(), flags()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         began = time.time()
@@ -111,7 +117,7 @@ def make(
                 say(BUILDING.format(what, about))
                 _remove_unfinished(target.parent)
                 try:
-                    _compile(ready, target, say)
+                    _compile(command, files, needed, target, say)
                 finally:
                     with suppress(OSError):
                         _remove_unfinished(target.parent)
@@ -157,54 +163,64 @@ def last_failure(folder: Path, since: float = 0.0) -> str:
         return ""
 
 
-def _compile(command: list[str], target: Path, say: Callable[[str], None]) -> None:
+def _compile(
+    compiler: list[str], files: Sequence[Path], flags: list[str], target: Path, say: Callable[[str], None]
+) -> None:
     handle, unfinished = tempfile.mkstemp(prefix=UNFINISHED, suffix=".so", dir=target.parent)
     os.close(handle)
-    command = [*command, "-o", unfinished]
+    stages = compiling.stages(compiler, files, flags, Path(unfinished))
     try:
-        status, output = _output_of(command, unfinished, say)
+        status, output = _output_of(stages, unfinished, say)
     except subprocess.TimeoutExpired:
-        _fail(f"{command[0]} took more than {TIME_LIMIT_SECONDS:g} seconds", command, "", target.parent)
+        _fail(f"{compiler[0]} took more than {TIME_LIMIT_SECONDS:g} seconds", stages, "", target.parent)
     made = False
     with suppress(FileNotFoundError):
         made = status == 0 and compiling.seal(Path(unfinished))
     if not made:
         lines = output.strip().splitlines() or [f"it printed nothing and exited with status {status}"]
         why = next((line for line in lines if "error:" in line or "ld: " in line), lines[0])
-        _fail(f"{command[0]} failed: {why.strip()}", command, output, target.parent)
+        _fail(f"{compiler[0]} failed: {why.strip()}", stages, output, target.parent)
     os.rename(unfinished, target)
     with suppress(OSError):
         os.unlink(target.parent / ERRORS)
 
 
 _WATCHER = """
-import os, signal, subprocess, sys, threading, time
+import glob, json, os, signal, subprocess, sys, threading, time
 gone = threading.Event()
 def watch():
     os.read(0, 1)
     gone.set()
     os.killpg(0, signal.SIGTERM)  # at which a compiler removes its temporary files
     time.sleep(0.3)
-    if os.path.exists(sys.argv[1]):
-        os.unlink(sys.argv[1])
+    for path in glob.glob(glob.escape(sys.argv[1]) + "*"):
+        os.unlink(path)
     os.killpg(0, signal.SIGKILL)
 signal.signal(signal.SIGTERM, lambda *_: None)
-child = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)
-thread = threading.Thread(target=watch, daemon=True)
-thread.start()
-status = child.wait()
-if gone.is_set():
-    thread.join()
+threading.Thread(target=watch, daemon=True).start()
+status = 0
+for commands in json.loads(sys.argv[2]):
+    streams = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    children = [subprocess.Popen(command, **streams) for command in commands]
+    printed = [child.communicate()[0] for child in children]
+    if gone.is_set():
+        time.sleep(60)
+    failed = [(child.returncode, text) for child, text in zip(children, printed) if child.returncode]
+    if failed:
+        status, text = failed[0]
+        sys.stdout.buffer.write(text)
+        sys.stdout.flush()
+        break
 os._exit(status if status >= 0 else 128 - status)
 """
 """Runs the compiler. When the process that waits for it ends, however that comes, standard input does: then
 this ends the compiler with all its processes, and removes what it has written."""
 
 
-def _output_of(command: list[str], unfinished: str, say: Callable[[str], None]) -> tuple[int, str]:
+def _output_of(stages: list[list[list[str]]], unfinished: str, say: Callable[[str], None]) -> tuple[int, str]:
     """Run the compiler: return its exit status and what it wrote. Raises OSError, TimeoutExpired."""
-    if sys.executable:  # empty in a program that has Python inside
-        command = [sys.executable, "-IS", "-c", _WATCHER, unfinished, *command]
+    python = sys.executable or "python3"  # it is empty in a program that has Python inside
+    command = [python, "-IS", "-c", _WATCHER, unfinished, json.dumps(stages)]
     began = time.monotonic()
     reader, writer = os.pipe()
     try:
@@ -254,9 +270,10 @@ def _end(child: subprocess.Popen[str]) -> None:
             os.killpg(child.pid, signal.SIGKILL)
 
 
-def _fail(why: str, command: list[str], output: str, folder: Path) -> NoReturn:
+def _fail(why: str, stages: list[list[list[str]]], output: str, folder: Path) -> NoReturn:
+    commands = "".join(f"$ {shlex.join(command)}\n" for commands in stages for command in commands)
     try:
-        (folder / ERRORS).write_text(f"{why}\n\n$ {shlex.join(command)}\n{output}")
+        (folder / ERRORS).write_text(f"{why}\n\n{commands}{output}")
     except OSError:
         raise CannotBuild(why, NO_ROOM) from None
     raise CannotBuild(why, f"see {folder / ERRORS}")

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import sysconfig
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
 BINDINGS, CORE = HERE.parent / "bindings", HERE.parent / "core"
-MAIN, CORE_MAIN = HERE / "interposer.cpp", BINDINGS / "core.cpp"
+FILES = HERE / "interposer.cpp", HERE / "ways_in.cpp"
+CORE_FILES = (BINDINGS / "core.cpp",)
 NAME, CORE_NAME = "_dtrrun_native", "_dtrrun_core"
 LIBRARIES = ("torch_python", "torch_cpu", "c10")
 """Of PyTorch: a process that has imported it has loaded them."""
@@ -48,6 +50,22 @@ def flags(torch: Path, python: str, abi: int) -> list[str]:
     ]
 
 
+def stages(
+    compiler: Sequence[str], files: Sequence[Path], flags: Sequence[str], target: Path
+) -> list[list[list[str]]]:
+    """Return the commands that make `target`. Those of a stage may run at once.
+
+    Files whose names begin with that of the target are left beside it.
+    """
+    if len(files) == 1:
+        return [[[*compiler, str(files[0]), *flags, "-o", str(target)]]]
+    objects = {file: f"{target}.{file.stem}.o" for file in files}
+    return [
+        [[*compiler, str(file), "-c", *flags, "-o", made] for file, made in objects.items()],
+        [[*compiler, *objects.values(), *flags, "-o", str(target)]],
+    ]
+
+
 @cache
 def sources() -> str:
     """Return a digest of the native extension's C++ sources and of the way in which they are compiled."""
@@ -57,7 +75,7 @@ def sources() -> str:
 @cache
 def core_sources() -> str:
     """Return the same of the core's."""
-    return _digest_of([CORE_MAIN, *_core_headers()])
+    return _digest_of([*CORE_FILES, *_core_headers()])
 
 
 def _core_headers() -> list[Path]:

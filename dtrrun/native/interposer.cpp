@@ -20,8 +20,6 @@
 #include "pytorch.h"
 #include "registrations.h"
 #include "way_in.h"
-#include "way_in_custom_rng.h"
-#include "way_in_fake.h"
 
 namespace dtrrun {
 namespace {
@@ -60,8 +58,7 @@ PyObject* use_way(PyObject*, PyObject* name) {
   return guarded([&]() -> PyObject* {
     std::string_view wanted = text;
     if (way_in.name != nullptr && wanted != way_in.name) throw std::runtime_error("dtrrun: this process has taken another way in");
-    if (way_in.name == nullptr && wanted == "fake") FakeWay::install();
-    if (way_in.name == nullptr && wanted == "custom-rng") CustomRngWay::install();
+    if (way_in.name == nullptr) take_way(wanted);
     if (way_in.name == nullptr) throw std::runtime_error("dtrrun: there is no such way in");
     Py_RETURN_NONE;
   });

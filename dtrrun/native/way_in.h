@@ -16,6 +16,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <string>
+#include <string_view>
 
 namespace dtrrun {
 
@@ -40,6 +41,9 @@ struct WayIn {
         is_above_python(is_above_python) {}
 };
 inline WayIn way_in;
+
+// Takes the way in with this name, if there is one, and sets `way_in`. Raises c10::Error if it is closed. (ways_in.cpp)
+void take_way(std::string_view name);
 
 class Arrival;
 

@@ -13,6 +13,9 @@ import hashlib
 import os
 import re
 import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,20 +134,23 @@ def library(mutants: list[NativeMutant]) -> Path:
         for name, text in made.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
-        native = f"{compiling.HERE.name}/{compiling.MAIN.name}"
-        core = f"{compiling.BINDINGS.name}/{compiling.CORE_MAIN.name}"
-        _build(folder, native, build.flags(), f"{compiling.NAME}.so")
-        _build(folder, core, compiling.core_flags(building.python_headers()), f"{compiling.CORE_NAME}.so")
+        _build(folder, compiling.FILES, build.flags(), f"{compiling.NAME}.so")
+        core_flags = compiling.core_flags(building.python_headers())
+        _build(folder, compiling.CORE_FILES, core_flags, f"{compiling.CORE_NAME}.so")
     return folder
 
 
-def _build(folder: Path, main: str, flags: list[str], target: str) -> None:
+def _build(folder: Path, files: Sequence[Path], flags: list[str], target: str) -> None:
     if (folder / target).exists():
         return
+    files = [folder / file.relative_to(PACKAGE) for file in files]
+    flags = [*flags, f"-include{folder / SWITCHES}", "-O1"]  # which builds in half the time
     unfinished = folder / "unfinished.so"
-    command = [*building.compiler(), f"-include{folder / SWITCHES}", str(folder / main), *flags]
-    command += ["-O1", "-o", str(unfinished)]  # builds in half the time
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise building.CannotBuild(f"the mutants do not compile: {done.stderr[:3000]}", "mend their table")
+    for commands in compiling.stages(building.compiler(), files, flags, unfinished):
+        with ThreadPoolExecutor() as at_once:
+            for done in at_once.map(partial(subprocess.run, capture_output=True, text=True), commands):
+                if done.returncode:
+                    raise building.CannotBuild(
+                        f"the mutants do not compile: {done.stderr[:3000]}", "mend their table"
+                    )
     os.rename(unfinished, folder / target)

@@ -15,8 +15,7 @@ from native import NATIVE
 
 NOTICED = [mutant for mutant in NATIVE if mutant.tests]
 SECONDS = 240  # for the tests of one mutant; that they hang does not count as noticed
-EVERY = 24  # mutants, of which one is in the sample that `-k "sample or row"` runs,
-EVERY_NATIVE = 40  # and the same of native ones
+EVERY = 24  # mutants of Python, of which `make test` runs one
 CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
 BROKEN = ("ImportError", "ModuleNotFoundError", "SyntaxError", "NameError", "UnboundLocalError")
 MISCALLED = ("TypeError", "AttributeError")  # raised by a replacement: what it replaces takes other arguments
@@ -96,13 +95,6 @@ def test_a_mutant_is_noticed(mutant, tmp_path):
     check_noticed(mutant, tmp_path)
 
 
-@pytest.mark.parametrize("mutant", NOTICED[::EVERY_NATIVE], ids=named)
-def test_a_native_mutant_of_the_sample_is_noticed(mutant, library, tmp_path):
-    check_noticed(mutant, tmp_path, library)
-
-
-@pytest.mark.parametrize(
-    "mutant", [one for place, one in enumerate(NOTICED) if place % EVERY_NATIVE], ids=named
-)
+@pytest.mark.parametrize("mutant", NOTICED, ids=named)
 def test_a_native_mutant_is_noticed(mutant, library, tmp_path):
     check_noticed(mutant, tmp_path, library)

@@ -30,7 +30,8 @@ def test_the_cost_of_a_list_of_tensors_grows_with_its_length(where):
     multiply = torch._foreach_mul if where == "new" else torch._foreach_mul_
 
     def calls(length):
-        with dtrrun.budget("1GB"):
+        with dtrrun.budget("1GB") as session:
+            session.slow_path.reasons.add("this test")
             tensors = [torch.ones(4).mul(2.0) for _ in range(length)]
             multiply(tensors, 2.0)  # its first call learns
             return calls_in(lambda: multiply(tensors, 2.0))
