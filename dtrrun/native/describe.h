@@ -56,19 +56,19 @@ class Describer {
     key_.add(reinterpret_cast<uint64_t>(&info));
     for (size_t place = 0; place < call.count; place++) {
       const IValue& value = call.argument(place);
-      bool holds_tensors = value.isTensorList() || value.isOptionalTensorList();
-      if (holds_tensors && arguments[place].kwarg_only()) return false;
       bool writes = !info.mutates.empty() && info.writes_to(place);
       if (value.isTensor()) {
         if (!describe(call, place, value.toTensor(), writes, arguments[place].kwarg_only())) return false;
-      } else if (value.isTensorList()) {
+      } else if (value.isList() && value.isTensorList()) {  // the first is inline
+        if (arguments[place].kwarg_only()) return false;
         auto tensors = value.toTensorVector();
         key_.add_list(tensors.size());
         for (size_t item = 0; item < tensors.size(); item++) {
           if (!read(call, tensors[item]) || (writes && !write(call, place, item, tensors[item]))) return false;
         }
         call.holes[place] = static_cast<int>(tensors.size());
-      } else if (value.isOptionalTensorList()) {  // indices
+      } else if (value.isList() && value.isOptionalTensorList()) {  // indices
+        if (arguments[place].kwarg_only()) return false;
         c10::List<bool> given;
         for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
           given.push_back(tensor.has_value() && tensor->defined());

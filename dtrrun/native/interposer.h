@@ -214,14 +214,16 @@ class Interposer {
   // If two bring operators at once, both go to Python from then on: there, locks keep them apart.
   class ActiveThreadGuard {
    public:
-    explicit ActiveThreadGuard(Interposer& interposer) : interposer_(interposer), own_(PyThread_get_thread_ident()) {
-      if (interposer.device.is_cpu()) return;
+    explicit ActiveThreadGuard(Interposer& interposer) : interposer_(interposer), counts_(!interposer.device.is_cpu()) {
+      if (!counts_) return;
+      own_ = PyThread_get_thread_ident();
       bool others = std::any_of(interposer.visitors_.begin(), interposer.visitors_.end(), [&](auto one) { return one != own_; });
       if (others && !interposer.any_reason_.is_true(interposer.reasons_.get()))
         checked(PyObject_CallMethod(interposer.python_.get(), "overlap", nullptr));
       interposer.visitors_.push_back(own_);
     }
     ~ActiveThreadGuard() {
+      if (!counts_) return;
       auto& all = interposer_.visitors_;
       if (auto own = std::find(all.rbegin(), all.rend(), own_); own != all.rend()) all.erase(std::next(own).base());
     }
@@ -229,7 +231,8 @@ class Interposer {
 
    private:
     Interposer& interposer_;
-    unsigned long own_;
+    const bool counts_;
+    unsigned long own_ = 0;
   };
 
   // While a thread is on the fast path, where nothing is locked as long as there are no others.
@@ -367,7 +370,11 @@ class Interposer {
   }
   bool is_home() {
     PyObject* home = home_.get(slow_path_.get());
-    return home != Py_None && PyLong_AsUnsignedLong(home) == PyThread_get_thread_ident();
+    if (home != known_home_.get()) {
+      known_home_ = Ref::copy(home);
+      home_thread_ = home == Py_None ? 0 : PyLong_AsUnsignedLong(home);
+    }
+    return home_thread_ == PyThread_get_thread_ident();
   }
 
   // -- views -----------------------------------------------------------------------------------------
@@ -536,6 +543,8 @@ class Interposer {
   KernelRun kernel_;
   Observation observation_;
   Slot any_reason_, home_, next_tick_, waiting_;
+  Ref known_home_;
+  unsigned long home_thread_ = 0;  // what `known_home_` says
   bool shared_ = false;  // by several threads, whose turns `lock_` is for
   int64_t next_look_ = 0, left_ = 0;
 };

@@ -39,11 +39,34 @@ class WithoutGil {
   PyThreadState* saved_;
 };
 
-// Holds the GIL; `released` gives it up for a while, unless the thread had it before.
+// The state of the thread that has the GIL, or null.
+inline PyThreadState* gil_holder() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return PyThreadState_GetUnchecked();
+#else
+  return _PyThreadState_UncheckedGet();
+#endif
+}
+
+// Holds the GIL; `released` gives it up for a while, unless the thread had it before. As `PyGILState_Ensure`, which looks for the
+// thread's state three times, here and there.
 class Gil {
  public:
-  Gil() : held_before_(PyGILState_Check()), state_(PyGILState_Ensure()) {}
-  ~Gil() { PyGILState_Release(state_); }
+  Gil() : thread_(PyGILState_GetThisThreadState()) {
+    if (thread_ == nullptr) {
+      ensured_ = PyGILState_Ensure();  // which makes one
+    } else if (thread_ == gil_holder()) {
+      held_before_ = true;
+    } else {
+      PyEval_RestoreThread(thread_);
+    }
+  }
+  ~Gil() {
+    if (thread_ == nullptr)
+      PyGILState_Release(ensured_);
+    else if (!held_before_)
+      PyEval_SaveThread();
+  }
   Gil(const Gil&) = delete;
 
   bool held_before() const { return held_before_; }
@@ -61,8 +84,9 @@ class Gil {
   };
 
  private:
-  bool held_before_;
-  PyGILState_STATE state_;
+  PyThreadState* thread_;  // null if Python had not met this thread
+  bool held_before_ = false;
+  PyGILState_STATE ensured_;
 };
 
 }  // namespace dtrrun
