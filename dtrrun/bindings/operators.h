@@ -134,8 +134,8 @@ class PythonCall final : public Call {
 // The kinds of `core.operator`.
 inline NewStorage::Kind as_kind(std::string_view name) {
   if (name.empty()) return NewStorage::NEW;
-  if (name == "odd") return NewStorage::ODD;
-  if (name == "unseen") return NewStorage::UNSEEN;
+  if (name == "untracked") return NewStorage::UNTRACKED;
+  if (name == "read natively") return NewStorage::READ_NATIVELY;
   return name == "foreign" ? NewStorage::FOREIGN : NewStorage::ELSEWHERE;
 }
 

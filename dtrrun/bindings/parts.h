@@ -123,10 +123,11 @@ inline PyTypeObject* make_deallocation_type(const std::string& module) {
       {"release_kept_inputs", [](PyObject* self, PyObject*) -> PyObject* {
          return done([&] { core_of_part(self).deallocation.release_kept_inputs(); });
        }, METH_NOARGS, "Release these. No rematerialization that may read them is in progress."},
-      {"trim", [](PyObject* self, PyObject*) { return done([&] { core_of_part(self).deallocation.trim(); }); }, METH_NOARGS,
+      {"cap_scratch",
+       [](PyObject* self, PyObject*) { return done([&] { core_of_part(self).deallocation.cap_scratch(); }); }, METH_NOARGS,
        "Keep scratch versions up to a fraction of the budget, the latest first."},
-      {"sweep_all", [](PyObject* self, PyObject*) -> PyObject* {
-         return done([&] { core_of_part(self).deallocation.sweep_all(core_of_part(self).eviction.evictions); });
+      {"free_all_unread_scratch", [](PyObject* self, PyObject*) -> PyObject* {
+         return done([&] { core_of_part(self).deallocation.free_all_unread_scratch(core_of_part(self).eviction.evictions); });
        }, METH_NOARGS, "Free the scratch versions that no recipe reads any more."},
       {nullptr, nullptr, 0, nullptr},
   };

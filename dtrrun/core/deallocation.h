@@ -71,7 +71,7 @@ class Deallocation {
   // Keeps scratch versions up to a fraction of the budget, the latest first. The paper keeps all of them (App. C.4). On an LSTM at
   // 40 % of its peak they then displaced what the program was about to use, and the step did not end. Keeping none recomputes
   // more.
-  void trim() {
+  void cap_scratch() {
     if (ledger_.scratch.size() == 0) return;
     int64_t allowed = ledger_.budget_bytes < 0 ? 0 : ledger_.limit >> scratch_shift;
     if (ledger_.scratch_bytes <= allowed) return;
@@ -91,14 +91,14 @@ class Deallocation {
 
   // Frees the scratch versions that no recipe reads any more, if there have been enough evictions since the last time. Returns
   // whether that was done. evictions: the number so far.
-  bool sweep(int64_t evictions) {
+  bool free_unread_scratch(int64_t evictions) {
     auto size = static_cast<int64_t>(ledger_.scratch.size());
-    if (size == 0 || evictions - swept_ < size >> 4) return false;
-    sweep_all(evictions + 1);
+    if (size == 0 || evictions - last_freed_ < size >> 4) return false;
+    free_all_unread_scratch(evictions + 1);
     return true;
   }
-  void sweep_all(int64_t evictions) {
-    swept_ = evictions;
+  void free_all_unread_scratch(int64_t evictions) {
+    last_freed_ = evictions;
     std::vector<VersionRef> all = ledger_.scratch.all();
     for (auto one = all.rbegin(); one != all.rend(); ++one) {
       if ((*one)->locks != 0 || (*one)->readers != 0 || !ledger_.scratch.has(one->get())) continue;
@@ -137,7 +137,7 @@ class Deallocation {
   }
 
   Ledger& ledger_;
-  int64_t swept_ = 0;  // evictions at the last `sweep`, plus the sweeps since
+  int64_t last_freed_ = 0;  // evictions at the last `free_unread_scratch`, plus the times that it was done since
   std::vector<std::pair<OperationRef, int64_t>> came_back_;  // replayed, and what was kept for it at that time
 };
 

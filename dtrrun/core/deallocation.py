@@ -15,9 +15,9 @@ class Deallocation:
     """The output of an operation is in memory again, so its inputs need not be kept any longer."""
     release_kept_inputs: Callable[[], None]
     """Release these. No rematerialization that may read them is in progress."""
-    trim: Callable[[], None]
+    cap_scratch: Callable[[], None]
     """Keep recomputed versions that the program does not have up to a fraction of the budget."""
-    sweep_all: Callable[[], None]
+    free_all_unread_scratch: Callable[[], None]
     """Free those that no recipe reads any more."""
 
     def __init__(self, ledger: Ledger) -> None:

@@ -38,7 +38,7 @@ class Eviction {
     if (ledger_.replaying == 0 && ledger_.recomputed_ns >= ledger_.collection_due_ns) ledger_.backend.collection_due();
     bool done = true;
     while (ledger_.resident_bytes > most) {
-      if (deallocation_.sweep(evictions)) continue;
+      if (deallocation_.free_unread_scratch(evictions)) continue;
       int64_t began = ledger_.backend.begins();
       VersionRef victim(ledger_.policy->select(ledger_.clock, [&](Node* node) { return may_be_evicted(as_version(node)); }));
       if (began != 0) ledger_.backend.searched(victim.get(), began);

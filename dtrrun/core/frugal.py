@@ -270,7 +270,7 @@ class _Run:
                 self._unlock(id(source))
                 self._rematerializer.read(source, step.operation)
         plan.steps[plan.place - 1] = Step(None, ())  # its operation no longer counts as a reader
-        self._deallocation.trim()
+        self._deallocation.cap_scratch()
 
     # -- memory ----------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class History:
         ledger.collect_dead()
         self._forget_mutated()
         self.cut()
-        self._deallocation.sweep_all()
+        self._deallocation.free_all_unread_scratch()
         self.former_step_age, ledger.step_age = ledger.step_age, ledger.age + 1
 
     def end_period(self) -> None:

@@ -15,10 +15,10 @@ namespace dtrrun {
 constexpr int64_t SMALL_CONSTANT = 512;  // bytes
 
 // A storage that an operator has made, and that was not in the ledger before. NEW: it can be evicted if the operator has a recipe.
-// ODD: not a plain tensor over a storage: neither evicted nor recomputed from. UNSEEN: code that is not an operator reads it: it
-// stays in memory. ELSEWHERE: on another device. FOREIGN: its memory is not from our allocator.
+// UNTRACKED: not a plain tensor over a storage: neither evicted nor recomputed from. READ_NATIVELY: code that is not an operator
+// reads it, so it stays in memory. ELSEWHERE: on another device. FOREIGN: its memory is not from our allocator.
 struct NewStorage {
-  enum Kind { NEW, ODD, UNSEEN, ELSEWHERE, FOREIGN };
+  enum Kind { NEW, UNTRACKED, READ_NATIVELY, ELSEWHERE, FOREIGN };
   int64_t where;     // the index of its tensor among the results
   Storage* storage;  // which the caller keeps
   Kind kind;
@@ -403,8 +403,8 @@ class Operators {
       } else if (operation != nullptr && elsewhere) {
         version = adopt(output.storage, pins::CONSTANT);
       } else {
-        version = adopt(output.storage, output.kind == NewStorage::UNSEEN ? pins::READ_UNSEEN : pins::NOT_REPLAYABLE);
-        version->escaped = version->escaped || output.kind == NewStorage::ODD;
+        version = adopt(output.storage, output.kind == NewStorage::READ_NATIVELY ? pins::READ_UNSEEN : pins::NOT_REPLAYABLE);
+        version->escaped = version->escaped || output.kind == NewStorage::UNTRACKED;
       }
       total += version->nbytes;
       made.add(std::move(version), where);

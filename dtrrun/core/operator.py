@@ -10,9 +10,9 @@ from dtrrun.core.ledger import Ledger
 
 NEW = ""
 """Kind of output: a new storage, which can be evicted if the operator has a recipe."""
-ODD = "odd"
+UNTRACKED = "untracked"
 """Not a plain tensor over a storage: neither evicted nor recomputed from."""
-UNSEEN = "unseen"
+READ_NATIVELY = "read natively"
 """Code that is not an operator reads it: it stays in memory."""
 ELSEWHERE = "elsewhere"
 """It is on another device."""

@@ -360,7 +360,7 @@ class Rematerializer {
       source->locks--;
       read(source, maker);
     }
-    deallocation_.trim();
+    deallocation_.cap_scratch();
     all.pop_back();
   }
   // Whether it has memory that was recomputed for it, and is not a copy.

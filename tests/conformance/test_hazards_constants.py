@@ -213,7 +213,7 @@ def test_a_graph_that_is_held_while_its_weights_change_stays_recomputable():
         assert_same(expected, bits([losses, held, net]), "recomputed from the old weights")
         del held
         session.ledger.collect_dead()
-        session.dtr.deallocation.sweep_all()
+        session.dtr.deallocation.free_all_unread_scratch()
         session.ledger.collect_dead()
         assert COPIED not in session.dtr.eviction.pinned_by_reason()
 

@@ -81,7 +81,7 @@ native(
     ("all that was recomputed stays", "if («ledger_.scratch.size() == 0») return; int64_t allowed", "true",
      "rematerialization::what_was_recomputed_beside_the_target_is_kept_to_a_share"),
     ("recomputed memory that nobody reads any more stays",
-     "if («size == 0 || evictions - swept_ < size >> 4») return false;", "true", ""),
+     "if («size == 0 || evictions - last_freed_ < size >> 4») return false;", "true", ""),
     ("recomputed memory that recipes read is taken for unread",
      "if ((*one)->locks != 0 || «(*one)->readers != 0» ||", "false",
      "decisions/decisions::a_block_of_the_sample[7]"),

@@ -526,7 +526,7 @@ def stepped(session):
     session._step_ended()
 
 
-def young(session, name):
+def unprofiled(session, name):
     """The signature of an operator whose first calls are still measured."""
     return next(one for one in session.device.operators._young.values() if one.operator.name == name)
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from fake_gpu import FakeGpu, chain, correct, fake_session, stepped, tensor, young
+from fake_gpu import FakeGpu, chain, correct, fake_session, stepped, tensor, unprofiled
 
 import dtrrun
 from dtrrun.runtime import storage
@@ -216,7 +216,7 @@ def test_costs_are_the_gpus_and_read_later(monkeypatch):
         gpu.done = False
         a, b = tensor(), tensor()
         torch.mm(a, b)
-        signature = young(session, "aten.mm")
+        signature = unprofiled(session, "aten.mm")
         assert not signature.timed
         assert 0 < signature.cost < 750_000  # the model's
         gpu.done = True
@@ -270,7 +270,7 @@ def test_a_workspace_is_learned_without_an_error(monkeypatch):
         a = tensor()
         torch.mm(a, a)
         torch.mm(a, a)
-        signature = young(session, "aten.mm")
+        signature = unprofiled(session, "aten.mm")
         assert signature.output_bytes == 4 * MIB
         kept = chain(40)
         torch.mm(a, a)
@@ -285,7 +285,7 @@ def test_what_a_first_call_set_up_is_not_kept_as_workspace(monkeypatch):
         torch.mm(a, a)
         gpu.workspace.clear()
         torch.mm(a, a)
-        signature = young(session, "aten.mm")
+        signature = unprofiled(session, "aten.mm")
         assert signature.output_bytes == MIB
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fake_gpu import REAL, Allocator, FakeGpu, chain, correct, fake_session, stepped, tensor, young
+from fake_gpu import REAL, Allocator, FakeGpu, chain, correct, fake_session, stepped, tensor, unprofiled
 
 import dtrrun
 from dtrrun.runtime.cuda.budget import LEAST_GUARD, MIB, SEGMENT
@@ -46,7 +46,7 @@ def test_a_library_gets_its_workspace_from_the_first_call_on(monkeypatch, capsys
         for _ in range(2):
             convolved(x)
         assert gpu.did_without == []
-        signature = young(session, "aten.convolution")
+        signature = unprofiled(session, "aten.convolution")
         assert (signature.output_bytes, signature.workspace) == (3 * MIB, 2 * MIB)
         assert correct(kept)
     assert "too little memory for its workspace" not in capsys.readouterr().err
@@ -81,7 +81,7 @@ def test_a_workspace_for_which_others_are_evicted_is_learned_whole(monkeypatch):
         gpu.workspace["aten::mm"] = 8 * MIB
         torch.mm(x[0, 0], x[0, 0])
         assert session.report()["oom_retries"] > 0
-        assert young(session, "aten.mm").output_bytes >= 9 * MIB
+        assert unprofiled(session, "aten.mm").output_bytes >= 9 * MIB
         assert correct(kept)
 
 
@@ -94,7 +94,7 @@ def test_what_a_first_call_tried_is_not_kept_as_workspace(monkeypatch):
         convolved(x)
         gpu.library[CONVOLUTION] = 2 * MIB
         convolved(x)
-        signature = young(session, "aten.convolution")
+        signature = unprofiled(session, "aten.convolution")
         assert (signature.output_bytes, signature.workspace) == (3 * MIB, 2 * MIB)
 
 

@@ -66,7 +66,7 @@ class HeapSearch final : public Search {
     }
     for (const Candidate& one : candidates) put_to_sleep(one.number, one.share, now, least, true);
     for (const Candidate& one : refused) put_to_sleep(one.number, one.share, now, least, true);
-    sweep();
+    drop_stale_entries();
     return chosen;
   }
 
@@ -250,7 +250,7 @@ class HeapSearch final : public Search {
   }
 
   // Drops stale entries when they outnumber the valid ones.
-  void sweep() {
+  void drop_stale_entries() {
     size_t limit = 64 + 2 * pool_.items.size();
     if (expected_.size() > limit) {
       expected_.clear();

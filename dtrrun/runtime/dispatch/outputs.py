@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dtrrun.core.ledger import Ledger
-from dtrrun.core.operator import ELSEWHERE, FOREIGN, NEW, ODD, UNSEEN, Output
+from dtrrun.core.operator import ELSEWHERE, FOREIGN, NEW, READ_NATIVELY, UNTRACKED, Output
 from dtrrun.runtime import storage as memory
 from dtrrun.runtime.dispatch.arguments import outputs_of
 from dtrrun.runtime.operators import Operator
@@ -31,9 +31,9 @@ def new_storages(result: Any, operator: Operator, ledger: Ledger) -> tuple[list[
         seen.add(key)
         kind = NEW
         if is_odd(tensor, operator):
-            kind = ODD
+            kind = UNTRACKED
         elif where == operator.read_unseen:
-            kind = UNSEEN
+            kind = READ_NATIVELY
         elif place_of(storage.device) != ledger.device_type:
             kind = ELSEWHERE
         elif operator.foreign and not memory.is_ours(storage):  # it may wrap an array, for example
