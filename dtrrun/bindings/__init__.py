@@ -1,7 +1,7 @@
-"""The core in C++ (`core/policy`) for Python: nodes of the graph, and policies.
+"""The C++ core for Python: nodes of the graph, policies, and the parts of `core.dtr`.
 
-A session has them in the native extension. The simulator, which runs without PyTorch, has them in an
-extension of their own, which `load` finds: in a wheel, or in the user's cache, where it is compiled once.
+A session finds them in the native extension. The simulator, which runs without PyTorch, has an extension of
+its own, which `load` finds: in a wheel, or in the user's cache, where it is compiled once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WHAT, ABOUT = "the simulator's core", "(once, some ten seconds)"
 
 
 def load() -> ModuleType:
-    """Find or build the extension, and import it. Raises CannotBuild; a process does not try twice."""
+    """Find or build the extension, and import it. Raises CannotBuild; each process tries only once."""
     found = _loaded()
     if isinstance(found, CannotBuild):
         raise CannotBuild(found.why, found.do)
@@ -42,7 +42,7 @@ def _loaded() -> ModuleType | CannotBuild:
         if compiling.digest_of(shipped) and not compiling.digest_of(built):
             try:
                 return building.import_from(compiling.CORE_NAME, shipped)
-            except CannotBuild:  # for libraries that are not here
+            except CannotBuild:  # because a library is missing here
                 pass
         return building.import_from(compiling.CORE_NAME, build(built, _say))
     except CannotBuild as error:
@@ -92,7 +92,7 @@ def make_policy(
 
 @cache
 def graph_of(extension: Any) -> Graph:
-    """Return what makes an extension's nodes, to which the methods of `core.graph`'s are given."""
+    """Return the `Graph` that makes an extension's nodes, after giving them the methods of `core.graph`."""
     for native, own in (extension.Version, Version), (extension.Operation, Operation):
         for name, value in vars(own).items():
             is_method = callable(value) or isinstance(value, property)
@@ -102,5 +102,5 @@ def graph_of(extension: Any) -> Graph:
 
 
 def graph() -> Graph:
-    """Return what makes the simulator's nodes. Raises CannotBuild."""
+    """Return the `Graph` that makes the simulator's nodes. Raises CannotBuild."""
     return graph_of(load())

@@ -1,18 +1,18 @@
-// What of the world the core asks Python for, in a session and in a simulation.
+// What the core asks of Python, in a session as in a simulation.
 #pragma once
 
 #include "operators.h"
 
 namespace dtrrun {
 
-// Defined by each extension. Whether the exception that is being handled is Python's, of this class.
+// Defined by each extension. Returns whether the exception being handled is a Python exception of this class.
 bool is_error_of(PyObject* type);
-// The exception that is being handled, without the frames of Python's, which keep what they refer to.
+// Returns the exception being handled without its Python frames, which keep alive what they refer to.
 std::exception_ptr without_frames();
 
 class PythonBackend : public Backend {
  public:
-  explicit PythonBackend(PyObject* ledger) : ledger_(ledger) {}  // which owns this
+  explicit PythonBackend(PyObject* ledger) : ledger_(ledger) {}  // it owns this object
 
   bool has_heap() const override { return has(links().heap); }
   void check_heap() override {
@@ -56,7 +56,7 @@ class PythonBackend : public Backend {
     return PyObject_IsTrue(owned.get()) ? Place::OURS : Place::FOREIGN_MEMORY;
   }
 
-  // -- memory of others --
+  // -- foreign memory --
 
   bool trusts(const Version* version) const override {
     return checked(PyObject_CallMethod(foreign().get(), "trusts", "O", as_object(version).get())).get() == Py_True;
@@ -69,7 +69,7 @@ class PythonBackend : public Backend {
     if (has(links().outside)) checked(PyObject_CallMethod(ledger_, "look_outside", nullptr));
   }
 
-  // -- where there is no room --
+  // -- when there is no room --
 
   void no_room(int64_t nbytes, const Signature* of, const char* other) override {
     Ref name = of == nullptr ? checked(PyUnicode_FromString(other)) : attribute(operator_of(of), "name");
@@ -174,7 +174,7 @@ class PythonBackend : public Backend {
  protected:
   const LedgerObject& links() const { return *as_ledger(ledger_); }
   Core& core() const { return core_of(ledger_); }
-  // A part of the session's `core.dtr.DTR`.
+  // Returns a part of the `core.dtr.DTR`.
   Ref part(const char* name) const { return attribute(or_none(links().dtr), name); }
   Ref memory() const { return attribute(ledger_, "memory"); }
   static Ref as_python(Storage* storage) { return checked(storage_object(storage)); }

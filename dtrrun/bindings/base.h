@@ -1,11 +1,11 @@
-// Base classes in C++ of classes in Python.
+// C++ base classes of Python classes.
 #pragma once
 
 #include "python.h"
 
 namespace dtrrun {
 
-// What the type of a base class with such links needs. `destroy`: called before the object is freed.
+// The type of a base class whose objects have these links. `Object::end`, if there is one, is called before an object is freed.
 template <class Object, PyObject* Object::*... links>
 struct Base {
   static int traverse(PyObject* self, visitproc visit, void* arg) {
@@ -47,10 +47,10 @@ struct Base {
 
 inline PyGetSetDef nothing_computed[] = {{nullptr, nullptr, nullptr, nullptr, nullptr}};
 
-// An object that is all zeros.
+// Makes an object that is all zeros.
 inline PyObject* new_zeros(PyTypeObject* type, PyObject*, PyObject*) { return type->tp_alloc(type, 0); }
 
-// Sets a number from what Python gives for it. Returns false, with an error set, if that is none.
+// Sets a number from a Python value. Returns false, with an error set, if that is not a number.
 inline bool read_number(PyObject* value, int64_t& number) {
   int64_t found = value == nullptr ? -1 : as_number(value);
   if (found == -1 && (value == nullptr || PyErr_Occurred())) {
@@ -61,12 +61,12 @@ inline bool read_number(PyObject* value, int64_t& number) {
   return true;
 }
 
-// A method that takes arguments by name, for a table of methods.
+// Casts a method that takes arguments by name, for a table of methods.
 inline PyCFunction with_keywords(PyCFunctionWithKeywords function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
 }
 
-// What a method that returns nothing returns.
+// Calls `function` for a method that returns nothing, and returns None.
 template <class Function>
 PyObject* done(const Function& function) {
   return guarded([&]() -> PyObject* {

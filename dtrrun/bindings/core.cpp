@@ -1,4 +1,4 @@
-// The core for the simulator, without PyTorch: what runs is a log, and storages are stand-ins.
+// The simulator's core, without PyTorch: it runs logs, and storages are stand-ins.
 #include "logged.h"
 #include "replay.h"
 
@@ -6,7 +6,7 @@ namespace dtrrun {
 
 namespace {
 
-// An error of Python's, as an exception of C++.
+// A Python error as a C++ exception.
 class PythonError {
  public:
   PythonError() {

@@ -1,4 +1,4 @@
-// Foresight: Python follows the recorded step (`core.foresight`), and says where it is.
+// Foresight: Python follows the recorded step (`core.foresight`), and gives the position in it.
 #pragma once
 
 #include "../core/policy/foresight.h"
@@ -50,14 +50,14 @@ class RecordedForesight : public Foresight {
   PyObject* object() const { return object_.get(); }
 
  protected:
-  // Where it is kept when the node is used, behind what the program was doing when that was looked up: (), never again.
+  // Where it is cached when the node is used: the stretch in which that was looked up, and the times; (): never again.
   virtual PyObject*& place_of(Node* node) const { return enclosing(node)->uses; }
 
  private:
   PyObject* latest() const { return PyList_GET_ITEM(stretches_.get(), PyList_GET_SIZE(stretches_.get()) - 1); }
 
-  // When the node is used, according to the step that the program followed when it was made, or None. No code of Python runs
-  // here, since a choice is under way.
+  // Returns when the node is used, according to the step that the program followed when it was made, or None. No Python code
+  // runs here, since a choice is in progress.
   Ref uses_of(const Node* node) const {
     enum { AGE, ORIGIN, STEP };  // `core.foresight._Stretch`
     Items stretches(stretches_.get());
@@ -71,7 +71,7 @@ class RecordedForesight : public Foresight {
     if (made == nullptr || PyDict_GET_SIZE(made) == 0) return Ref::copy(Py_None);
     Ref nbytes(PyLong_FromLongLong(node->nbytes));
     if (PyObject* uses = PyDict_GetItem(made, nbytes.get())) return Ref::copy(uses);
-    std::vector<int64_t> times;  // of all that was made there
+    std::vector<int64_t> times;  // of everything that was made there
     PyObject *size, *uses;
     for (Py_ssize_t next = 0; PyDict_Next(made, &next, &size, &uses);)
       for (PyObject* time : Items(uses)) times.push_back(as_number(time));

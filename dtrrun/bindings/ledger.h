@@ -1,4 +1,4 @@
-// `core.ledger.Ledger`: a base class in C++, which has the core of a session or of a simulation.
+// The C++ base class of `core.ledger.Ledger`. It owns the core of a session or of a simulation.
 #pragma once
 
 #include "../core/history.h"
@@ -8,7 +8,7 @@
 
 namespace dtrrun {
 
-// The core, put together.
+// The core, assembled from its parts.
 struct Core {
   virtual ~Core() = default;
   std::unique_ptr<Backend> backend;
@@ -21,7 +21,7 @@ struct Core {
   Rescue rescue{ledger, recipes, rematerializer};
   Mutation mutation{ledger, recipes, copies, rescue};
   Operators operators{ledger, recipes, eviction, rematerializer, mutation};
-  // What calls of Python's have taken (`operators.h`), by their ids.
+  // What calls made in Python have taken (`operators.h`), by the ids of the calls.
   struct Taken {
     bool locked = false;
     std::vector<VersionRef> changing;
@@ -34,7 +34,7 @@ struct Core {
 struct LedgerObject {
   PyObject_HEAD
   Core* core;
-  // `evicted_by`, `tallies`: of evictions and rematerializations, by operator. `dtr`: the `core.dtr.DTR`.
+  // `evicted_by`, `tallies`: counts of evictions and rematerializations, by operator. `dtr`: the `core.dtr.DTR`.
   PyObject *policy, *heap, *fingerprints, *outside, *observers, *decision_observers, *dtr, *evicted_by, *tallies;
 
   static void end(PyObject* self) { delete std::exchange(reinterpret_cast<LedgerObject*>(self)->core, nullptr); }
@@ -200,13 +200,13 @@ int set_figure(PyObject* self, PyObject* value, void*) {
 
 // -- deaths ---------------------------------------------------------------------------------------------------
 
-// Where deaths are told that a weak reference of Python's tells. It outlives the ledger.
+// Receives the deaths that Python's weak references report. Outlives the ledger.
 struct Told {
   std::shared_ptr<DeadVersions> dead;
   std::shared_ptr<Debts> debts;
 };
 
-// Called at any moment and in any thread, so it only queues: a version, or a `core.ledger.Block`.
+// Called at any moment and in any thread, so it only queues. one: a version or a `core.ledger.Block`.
 inline PyObject* tell_death(PyObject* capsule, PyObject* one) {
   return done([&] {
     auto& told = *static_cast<Told*>(PyCapsule_GetPointer(capsule, nullptr));
@@ -241,7 +241,7 @@ PyObject* of_version(PyObject* self, PyObject* version) {
   return done([&] { (core_of(self).ledger.*function)(native_node(version)); });
 }
 
-// -- what is looked for among all versions. No code of Python's runs meanwhile, so they stay as they are ---------
+// -- searches of all versions. No Python code runs meanwhile, so the versions do not change -----------------------
 
 inline PyObject* as_list(const VersionList& versions) {
   Ref list = checked(PyList_New(static_cast<Py_ssize_t>(versions.size())));

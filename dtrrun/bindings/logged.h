@@ -1,5 +1,5 @@
 // A log of `dtrrun record`, compiled once, and its runs (`simulator/live.py`): the operators of a log go through the core without
-// Python. What is no operator is Python's.
+// Python. Other events are handled in Python.
 #pragma once
 
 #include "standins.h"
@@ -8,11 +8,11 @@ namespace dtrrun {
 
 // An operator of a log, with the facts that the runtime recorded of a `TensorCall`.
 struct LoggedOperator {
-  Ref signature, again;  // `SignatureObject`s: of the call, and of its replays
+  Ref signature, again;  // `SignatureObject`s of the call and of its replays
   std::vector<int64_t> inputs, taken;  // numbers of storages; taken: those that other code can reach afterwards
-  std::vector<std::vector<size_t>> written;  // holes, of each version that is written to
+  std::vector<std::vector<size_t>> written;  // the holes of each version that is written to
   std::vector<size_t> leaves, statistics;    // holes
-  std::vector<std::pair<size_t, int64_t>> overwritten, resized;  // place among those written, bytes; hole, bytes
+  std::vector<std::pair<size_t, int64_t>> overwritten, resized;  // (index in `written`, bytes); (hole, bytes)
   struct Made {
     int64_t where, number, nbytes;
     NewStorage::Kind kind;
@@ -64,7 +64,7 @@ class LoggedCall final : public Call {
     auto tensors = std::make_unique<std::vector<TensorEntry>>();
     std::vector<Version*> reads;
     std::unordered_set<Version*> seen;
-    std::unordered_map<size_t, int64_t> blank;  // where each that is overwritten comes first
+    std::unordered_map<size_t, int64_t> blank;  // the first entry for each overwritten version
     auto read = [&](Version* version) {
       tensors->push_back({version});
       if (seen.insert(version).second) reads.push_back(version);
@@ -97,16 +97,16 @@ class LoggedCall final : public Call {
 
 struct LoggedInstruction {
   enum Kind { OPERATOR, FAILED, RELEASE, CONSTANT, EVENT } kind;
-  size_t place = 0;     // among the operators
+  size_t place = 0;     // in `LoggedProgram::operators`
   int64_t number = 0, nbytes = 0;  // of a storage
   int64_t plain_cost = 0;          // ns
-  Ref facts;            // of a constant or an event, like the next
-  Ref text;
+  Ref facts;            // of a constant or an event
+  Ref text;             // of an event
 };
 
 // -- reading facts ----------------------------------------------------------------------------------------------
 
-// A fact, borrowed; null if it is not there.
+// Returns a fact, borrowed; null if there is none of this name.
 inline PyObject* fact(PyObject* facts, const char* name) { return PyDict_GetItemString(facts, name); }
 inline bool is_fact(PyObject* facts, const char* name) {
   PyObject* found = fact(facts, name);
@@ -128,7 +128,7 @@ inline int64_t number_fact(PyObject* facts, const char* name) {
   if (found == nullptr) raise_key_error(name);
   return number_of(found);
 }
-// The items of a list, or none if the fact is not there.
+// Calls `function` with each item of a fact that is a list, if there is one of this name.
 template <class Function>
 void each_fact(PyObject* facts, const char* name, const Function& function) {
   PyObject* found = fact(facts, name);
@@ -198,7 +198,7 @@ inline LoggedOperator read_operator(PyObject* signature, PyObject* again, int64_
   return made;
 }
 
-// A log. Everything in it that is not told is skipped.
+// A log. Instructions without facts are skipped.
 struct LoggedProgram {
   std::vector<LoggedOperator> operators;
   std::vector<LoggedInstruction> instructions;

@@ -1,7 +1,7 @@
-// Where nodes are: pieces of memory that are used again, the last one that was freed first.
+// Memory for nodes: freed pieces are reused, the last one freed first.
 //
-// Every operator makes a version and an operation, and a backward pass frees as many, which the C library's allocator would merge
-// and split again. What is given back stays here. For one thread at a time.
+// Every operator makes a version and an operation, and a backward pass frees as many; the C library's allocator would merge and
+// split them again. Freed pieces stay here. For one thread at a time.
 #pragma once
 
 #include <array>
@@ -32,7 +32,7 @@ class NodeMemory {
   };
   static constexpr size_t STEP = 16, AT_ONCE = 64;
 #if defined(__SANITIZE_ADDRESS__)
-  static constexpr size_t KINDS = 1;  // so that it sees who uses what is freed
+  static constexpr size_t KINDS = 1;  // so that AddressSanitizer sees uses of freed nodes
 #else
   static constexpr size_t KINDS = 64;
 #endif

@@ -1,13 +1,13 @@
 // The nodes of the graph, versions of storages and the operations that made them, and how Python sees them.
 //
-// A node is C++'s, which counts who keeps it. The object that Python has for it is a part of it, and asleep as long as Python has
-// no reference to it: `as_object` wakes it, and keeps the node until Python lets go of the last one. So a node always has the
-// same object, but most nodes never need one, and are made and freed without Python.
+// C++ owns nodes and counts their references. A node's Python object is embedded in it, and is asleep while Python holds no
+// reference to it: `as_object` wakes it, and keeps the node until Python drops the last reference. So a node always has the
+// same Python object, but most nodes never need one, and are made and freed without Python.
 //
-// What nodes can do in Python besides is in `core.graph`, whose methods they get (`bindings/__init__.py`). What a session's nodes
-// have in addition is in `native/graph.h`.
+// Their other Python methods are those of `core.graph`, added in `bindings/__init__.py`. What only a session's nodes have is in
+// `native/graph.h`.
 //
-// References run from dependents to inputs only, so there are no cycles, and the garbage collector need not know them.
+// References run from dependents to inputs only, so there are no cycles, and the garbage collector need not track nodes.
 #pragma once
 
 #include <algorithm>
@@ -25,21 +25,21 @@ namespace dtrrun {
 
 struct OperationObject {
   PyObject_HEAD  // asleep if it has no references
-  Recorded operation;  // it has references to the versions that it reads, and to its signature
+  Recorded operation;  // owns references to the versions that it reads, and to its signature
   struct Shown {
     PyObject *inputs, *tensors;  // as sequences
     PyObject* recorded;
-  }* shown;  // what Python has asked for, or given
-  size_t nbytes;  // with what stands behind it
-  bool is_fixed;  // what it reads stands behind it, and stays
-  bool has_recipe;  // a session's, which stands behind that
+  }* shown;  // what Python has asked for or assigned
+  size_t nbytes;  // including what follows this struct in memory
+  bool is_fixed;  // its `reads` are stored behind this struct and can't be changed
+  bool has_recipe;  // in a session: a `Recipe` is stored right behind this struct
 };
 
 inline PyTypeObject* operation_type = nullptr;
 inline PyObject* nothing = nullptr;  // an empty tuple
 
 inline OperationObject* as_operation(PyObject* object) { return reinterpret_cast<OperationObject*>(object); }
-// The structure that it is a part of.
+// Returns the struct that contains an operation.
 inline OperationObject* enclosing(const Operation* operation) {
   return reinterpret_cast<OperationObject*>(reinterpret_cast<char*>(const_cast<Operation*>(operation)) -
                                             offsetof(OperationObject, operation));
@@ -51,21 +51,21 @@ inline OperationObject::Shown& shown_of(OperationObject* one) {
 }
 inline Recorded* recorded_in(PyObject* operation) { return &as_operation(operation)->operation; }
 
-// What only a session's operations have.
+// Hooks for recipes, which only a session's operations have.
 struct Arguments {
   void (*destroy)(OperationObject*) = nullptr;
   PyObject* (*show)(OperationObject*) = nullptr;  // as Python's `Operation.recorded`
 };
 inline Arguments arguments_of_calls;
 
-// An object that holds such a part, for Python: it wakes up if it is asleep.
+// Returns the Python object that contains `part`, after waking it if it is asleep.
 template <class Part>
 Ref wake(PyObject* object, PyTypeObject* type, Part* part) {
   if (Py_REFCNT(object) != 0) return Ref::copy(object);
   keep(part);
   return Ref(PyObject_Init(object, type));
 }
-// Null: None, like the others of this name.
+// Returns None for null, like the other overloads.
 inline Ref as_object(const Operation* operation) {
   if (operation == nullptr) return Ref::copy(Py_None);
   OperationObject* one = enclosing(operation);
@@ -77,7 +77,7 @@ inline Ref as_object(const Operation* operation) {
 struct VersionObject {
   PyObject_HEAD  // asleep if it has no references
   Version node;
-  PyObject* watch;  // a weak reference to what it is a version of, which tells its death
+  PyObject* watch;  // a weak reference to the object that it is a version of, which reports that object's death
   PyObject *fingerprint, *uses;
 };
 
@@ -95,7 +95,7 @@ inline Ref as_object(const Node* node) {
   return wake(reinterpret_cast<PyObject*>(one), version_type, static_cast<Node*>(&one->node));
 }
 
-// Throws if it is not a version.
+// Throws if `object` is not a version.
 inline Version* native_node(PyObject* object) {
   if (Py_TYPE(object) == version_type) return node_of(object);
   PyErr_SetString(PyExc_TypeError, "a version is wanted");
@@ -105,13 +105,13 @@ inline Version* native_node(PyObject* object) {
 // -- storages -------------------------------------------------------------------------------------------------
 
 // Set by each extension.
-inline PyObject* (*storage_object)(Storage*) = nullptr;   // an object of Python's for a storage: owned
+inline PyObject* (*storage_object)(Storage*) = nullptr;   // the Python object of a storage: owned
 inline Storage* (*storage_in)(PyObject*) = nullptr;       // the storage of such an object: borrowed
 
 inline Ref as_object(const StorageRef& storage) {
   return storage ? checked(storage_object(storage.get())) : Ref::copy(Py_None);
 }
-// None: no storage.
+// Returns no storage for None.
 inline StorageRef as_storage(PyObject* object) {
   return object == nullptr || object == Py_None ? StorageRef() : StorageRef::copy(storage_in(object));
 }
@@ -143,7 +143,7 @@ struct SignatureObject {
   PyObject *geometries, *operator_, *replayed_as;
 };
 
-inline PyTypeObject* signature_type = nullptr;  // a base class: Python's own, which brings everything else, is derived from it
+inline PyTypeObject* signature_type = nullptr;  // the base class of the one in Python, which adds everything else
 
 inline SignatureObject* as_signature(PyObject* object) { return reinterpret_cast<SignatureObject*>(object); }
 inline SignatureObject* enclosing(const Signature* signature) {
@@ -156,7 +156,7 @@ inline PyObject* operator_of(const Signature* signature) {
 }
 inline PyObject* operator_of(const Recorded* operation) { return operator_of(operation->signature); }
 
-// The signature of replays that omit some of the tensors: borrowed, or null if there is none.
+// Returns the signature of replays that omit some of the tensors: borrowed, or null if there is none.
 inline PyObject* replayed_as(PyObject* signature) {
   PyObject* found = as_signature(signature)->replayed_as;
   return found == Py_None ? nullptr : found;
@@ -169,22 +169,22 @@ inline void set_signature(OperationObject* one, PyObject* borrowed) {
   if (before != nullptr) Py_DECREF(enclosing(before));
 }
 
-// Whether the program holds the storage that a version has or had. Set by each extension.
+// Returns whether the program holds the storage that a version has or had. Set by each extension.
 inline bool (*program_has)(const VersionObject*) = nullptr;
 
-// -- their lives ----------------------------------------------------------------------------------------------
+// -- making and freeing nodes ---------------------------------------------------------------------------------
 
-// A version that is resident and has no recipe. Object: what it is a part of, which is all zeros otherwise.
+// Makes a version that is resident and has no recipe. Object: the struct that contains it, otherwise all zeros.
 template <class Object>
 VersionRef new_version() {
   living_versions++;
   return VersionRef(&(new (NodeMemory::take(sizeof(Object))) Object())->node);
 }
 
-// Frees a version, and lets go of all that it refers to.
+// Frees a version, and releases everything that it refers to.
 template <class Object>
 void free_version(Object* one) {
-  one->node.leave_weak_references();  // first, since what follows may run code of Python's
+  one->node.leave_weak_references();  // first, since what follows may run Python code
   Py_CLEAR(one->watch);
   one->node.forget_policy();
   for (PyObject** link : {&one->uses, &one->fingerprint}) Py_CLEAR(*link);
@@ -194,7 +194,7 @@ void free_version(Object* one) {
   living_versions--;
 }
 
-// As `Graph.new_operation` makes it, without anything yet. more_bytes: for what the caller puts behind it.
+// Makes an empty operation, to be filled in like that of `Graph.new_operation`. more_bytes: for what the caller puts behind it.
 inline OperationRef blank_operation(size_t more_bytes = 0) {
   size_t nbytes = sizeof(OperationObject) + more_bytes;
   auto* one = new (NodeMemory::take(nbytes)) OperationObject();
@@ -203,7 +203,7 @@ inline OperationRef blank_operation(size_t more_bytes = 0) {
   return OperationRef(&one->operation);
 }
 
-// Adds a version to what an operation reads, for which there is place.
+// Adds a version to an operation's `reads`, which must have room for it.
 inline void add_read(Recorded* operation, Version* version) {
   keep(version);
   version->readers++;
@@ -233,7 +233,7 @@ inline void delete_operation(Operation* operation) {
   living_operations--;
 }
 
-// What Python calls once it has no reference to an object.
+// Called by Python when it has dropped the last reference to an object.
 inline void version_falls_asleep(PyObject* self) {
   Py_DECREF(Py_TYPE(self));
   let_go(static_cast<Node*>(node_of(self)));
@@ -245,7 +245,7 @@ inline void operation_falls_asleep(PyObject* self) {
 
 // -- for Python ------------------------------------------------------------------------------------------------
 
-// A reference to a version that does not keep it, as an object.
+// Returns a capsule that refers to a version weakly.
 inline Ref weak_capsule(Version* version) {
   auto one = std::make_unique<WeakVersion>(version);
   Ref capsule = checked(PyCapsule_New(one.get(), nullptr, [](PyObject* object) {
@@ -254,7 +254,7 @@ inline Ref weak_capsule(Version* version) {
   one.release();
   return capsule;
 }
-// The version, or None.
+// Returns the version, or None once it has gone.
 inline Ref referent_of(PyObject* capsule) {
   return as_object(static_cast<WeakVersion*>(PyCapsule_GetPointer(capsule, nullptr))->get());
 }
@@ -265,7 +265,7 @@ inline PyObject* weak_reference(PyObject* self, PyObject*) {
   return guarded([&] { return PyCFunction_New(&look, weak_capsule(node_of(self)).get()); });
 }
 
-// As `core.graph.Version(storage, on_death)`, of an object that is watched.
+// Implements `core.graph.Version(storage, on_death)` for an object watched by weak reference.
 inline void watch_death(Version* version, PyObject* storage, PyObject* on_death) {
   version->key = reinterpret_cast<int64_t>(storage);
   static PyMethodDef tell = {"tell", [](PyObject* both, PyObject*) -> PyObject* {
@@ -295,7 +295,7 @@ inline int set_maker(PyObject* self, PyObject* value, void*) {
   return 0;
 }
 
-// Those whose recipes are known to need this: None if none has been noted.
+// Returns the versions whose recipes are known to need this one; None if none has been noted.
 inline PyObject* dependents_of_version(PyObject* self, void*) {
   return guarded([&]() -> PyObject* {
     if (!node_of(self)->needed_by) return Ref::copy(Py_None).release();
@@ -307,7 +307,7 @@ inline PyObject* dependents_of_version(PyObject* self, void*) {
   });
 }
 
-// What depends on the kind of storages.
+// The parts of the type that depend on the kind of storage.
 struct VersionType {
   const char* name;
   int size;
@@ -425,7 +425,7 @@ inline PyObject* get_inputs(PyObject* self, void*) {
 
 inline PyObject* overwritten_stand_in = nullptr;  // makes a core.graph.Overwritten
 
-// What an operator overwrites has a stand-in, made when it is asked for.
+// Represents what an operator overwrites by a stand-in, made on demand.
 inline PyObject* get_tensors(PyObject* self, void* closure) {
   OperationObject* one = as_operation(self);
   if (one->shown != nullptr && one->shown->tensors != nullptr) return Ref::copy(one->shown->tensors).release();
@@ -447,13 +447,17 @@ inline PyObject* get_tensors(PyObject* self, void* closure) {
   });
 }
 
-// A list or a tuple, unless what the operation reads is fixed. Null after an error.
+// Returns `value` as a list or a tuple. Null after an error, which it is if what the operation reads is fixed.
 inline Ref new_sequence(PyObject* self, PyObject* value) {
   if (as_operation(self)->is_fixed) {
     PyErr_SetString(PyExc_AttributeError, "what the fast path has recorded is fixed");
     return Ref();
   }
-  return Ref(value == nullptr ? nullptr : PySequence_Fast(value, "a list or a tuple is wanted"));
+  if (value == nullptr) {
+    PyErr_SetString(PyExc_AttributeError, "it cannot be deleted");
+    return Ref();
+  }
+  return Ref(PySequence_Fast(value, "a list or a tuple is wanted"));
 }
 
 // Sets what an operation reads.
@@ -482,7 +486,7 @@ inline int set_inputs(PyObject* self, PyObject* value, void*) {
   return 0;
 }
 
-// tensors: versions, and `core.graph.Overwritten`s, of which one may occur several times.
+// tensors: versions and `core.graph.Overwritten`s; one of the latter may occur several times.
 inline void take_tensors(OperationObject* one, Ref tensors) {
   auto entries = std::make_unique<std::vector<TensorEntry>>();
   Items all(tensors.get());
@@ -508,7 +512,7 @@ inline int set_tensors(PyObject* self, PyObject* value, void*) {
   return done ? 0 : -1;
 }
 
-// One output: where it is. Several, or none: pairs of that and a version.
+// Returns where its output is, if there is exactly one; otherwise pairs of that and a version.
 inline PyObject* get_outputs(PyObject* self, void*) {
   return guarded([&]() -> PyObject* {
     const Recorded& one = *recorded_in(self);
@@ -524,7 +528,7 @@ inline PyObject* get_outputs(PyObject* self, void*) {
   });
 }
 
-// Where its outputs are, those included that are gone.
+// Returns where its outputs are, including those that are gone.
 inline PyObject* get_places(PyObject* self, void*) {
   const Recorded& one = *recorded_in(self);
   if (!one.outputs) return Py_BuildValue("[L]", static_cast<long long>(one.where));

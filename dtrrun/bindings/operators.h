@@ -1,14 +1,14 @@
-// Operators of Python's (`core.operator.Call`), for the core, and the parts that deal with them: `Operators` and `Mutation`.
+// Operator calls made in Python (`core.operator.Call`), for the core, and the parts that handle them: `Operators` and `Mutation`.
 #pragma once
 
 #include "parts.h"
 
 namespace dtrrun {
 
-// A `core.operator.Call`: what it says is read once for each step that it takes.
+// A `core.operator.Call`. Its attributes are read once for each step (such as `admit` or `finish`).
 class PythonCall final : public Call {
  public:
-  // outputs: of `Operators.finish`; or null.
+  // outputs: those given to `Operators.finish`, or null.
   PythonCall(PyObject* ledger, PyObject* call, PyObject* outputs = nullptr)
       : PythonCall(core_of(ledger).taken[reinterpret_cast<int64_t>(call)], ledger, call, outputs) {
     id = reinterpret_cast<int64_t>(call);
@@ -47,7 +47,7 @@ class PythonCall final : public Call {
   bool& locked;
   std::vector<VersionRef>& changing;
 
-  // Tells Python what has been decided.
+  // Tells Python whether the call gets a recipe.
   void tell_recordable() const {
     if (PyObject_SetAttrString(call_, "recordable", recordable ? Py_True : Py_False) < 0) raise();
   }
@@ -65,7 +65,7 @@ class PythonCall final : public Call {
     Ref tensors = checked(PyList_New(0));
     std::unordered_set<Version*> seen;
     std::vector<Version*> reads;
-    std::unordered_map<size_t, Ref> blank;  // the stand-in for each that is overwritten
+    std::unordered_map<size_t, Ref> blank;  // the stand-in for each overwritten version
     auto add = [&](PyObject* one) {
       if (PyList_Append(tensors.get(), one) < 0) raise();
     };
@@ -97,7 +97,7 @@ class PythonCall final : public Call {
   std::nullptr_t about_to_shrink() { return nullptr; }
 
  private:
-  // taken: what it has taken so far, which outlives this.
+  // taken: what the call has taken so far. It outlives this object.
   PythonCall(Core::Taken& taken, PyObject* ledger, PyObject* call, PyObject* outputs)
       : locked(taken.locked), changing(taken.changing), ledger_(ledger), call_(call), outputs_(outputs) {}
   void tell(const char* what) {
@@ -117,7 +117,7 @@ class PythonCall final : public Call {
     for (PyObject* one : Items(items.get())) found.push_back(as_number(one));
     return found;
   }
-  // A dict: holes by the id of each version that it writes to.
+  // Reads a dict of holes, by the id of each version that the call writes to.
   void read_written() {
     Ref all = attribute(call_, "written");
     PyObject *key, *holes;
@@ -131,7 +131,7 @@ class PythonCall final : public Call {
   Ref signature_, versions_;
 };
 
-// The kinds of `core.operator`.
+// Converts the name of a kind of output (`core.operator`).
 inline NewStorage::Kind as_kind(std::string_view name) {
   if (name.empty()) return NewStorage::NEW;
   if (name == "untracked") return NewStorage::UNTRACKED;
@@ -139,7 +139,7 @@ inline NewStorage::Kind as_kind(std::string_view name) {
   return name == "foreign" ? NewStorage::FOREIGN : NewStorage::ELSEWHERE;
 }
 
-// `core.operator.Output`s, of a sequence that keeps their storages.
+// Converts a sequence of `core.operator.Output`s, which must keep their storages alive.
 inline std::vector<NewStorage> new_storages_in(PyObject* sequence) {
   std::vector<NewStorage> found;
   Ref items = checked(PySequence_Fast(sequence, "outputs must be a sequence"));
@@ -153,7 +153,7 @@ inline std::vector<NewStorage> new_storages_in(PyObject* sequence) {
   return found;
 }
 
-// What a method of `Operators` does with a call.
+// Passes a call to a method of `Operators`.
 template <void (Operators::*function)(PythonCall&)>
 PyObject* with_call(PyObject* self, PyObject* object) {
   return done([&] {
@@ -166,7 +166,7 @@ inline PyTypeObject* make_operators_type(const std::string& module) {
   static PyMethodDef methods[] = {
       {"admit", [](PyObject* self, PyObject* object) -> PyObject* {
          return done([&] {
-           core_of_part(self).taken.erase(reinterpret_cast<int64_t>(object));  // an interrupt may have left another one's
+           core_of_part(self).taken.erase(reinterpret_cast<int64_t>(object));  // an interrupt may have left that of another call
            PythonCall call(ledger_of(self), object);
            core_of_part(self).operators.admit(call);
            call.tell_recordable();
@@ -232,7 +232,7 @@ inline PyTypeObject* make_mutation_type(const std::string& module) {
   return make_part_type(module + ".Mutation", methods, nothing_computed);
 }
 
-// Makes these types, and adds them, with those of nodes and policies, to an extension. Returns false, with an error set, if that
+// Makes these types, and adds them and those of nodes and policies to an extension. Returns false, with an error set, if that
 // fails.
 inline bool add_core_types(PyObject* extension, const std::string& module) {
   signature_type = make_signature_type(module);

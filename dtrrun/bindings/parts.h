@@ -1,4 +1,4 @@
-// The parts of a core that Python talks to, beside the ledger: `Recipes`, `Deallocation`, `Eviction`, `Rematerializer`. Each is a
+// The parts of a core that Python calls, besides the ledger: `Recipes`, `Deallocation`, `Eviction`, `Rematerializer`. Each is the
 // base class of the one in dtrrun/core.
 #pragma once
 
@@ -14,7 +14,7 @@ struct PartObject {
 inline PyObject* ledger_of(PyObject* part) { return reinterpret_cast<PartObject*>(part)->ledger; }
 inline Core& core_of_part(PyObject* part) { return core_of(ledger_of(part)); }
 
-// Part(ledger, ...): the other arguments are those of the class that is derived.
+// Part(ledger, ...): the other arguments are for the derived class.
 inline PyObject* new_part(PyTypeObject* type, PyObject* args, PyObject*) {
   PyObject* ledger = PyTuple_GET_SIZE(args) == 0 ? Py_None : PyTuple_GET_ITEM(args, 0);
   if (!PyObject_TypeCheck(ledger, ledger_type)) {
@@ -36,7 +36,7 @@ int set_number(PyObject* self, PyObject* value, void*) {
 }
 #define DTRRUN_NUMBER(name, part, member) {name, get_number<&Core::part, member>, set_number<&Core::part, member>, nullptr, nullptr}
 
-// What a method of one of the parts does with a version.
+// Calls a method of one of the parts with a version.
 template <auto part, auto function>
 PyObject* with_version(PyObject* self, PyObject* version) {
   return guarded([&]() -> PyObject* {
@@ -50,7 +50,7 @@ PyObject* with_version(PyObject* self, PyObject* version) {
   });
 }
 
-// The same with a version and the reason why it stays in memory.
+// The same, with the reason why the version stays in memory.
 template <auto part, auto function>
 PyObject* with_pin(PyObject* self, PyObject* args) {
   PyObject *version, *why;
@@ -58,7 +58,7 @@ PyObject* with_pin(PyObject* self, PyObject* args) {
   return done([&] { (core_of_part(self).*part.*function)(native_node(version), as_pin(why)); });
 }
 
-// Throws if it is not an operation.
+// Throws if `object` is not an operation.
 inline Recorded* native_operation(PyObject* object) {
   if (Py_TYPE(object) == operation_type) return recorded_in(object);
   PyErr_SetString(PyExc_TypeError, "an operation is wanted");

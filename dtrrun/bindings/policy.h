@@ -1,4 +1,4 @@
-// A policy as an object of Python. All of this is done with the GIL.
+// A policy as a Python object. All of this runs with the GIL held.
 #pragma once
 
 #include "../core/policy/policy.h"
@@ -20,7 +20,7 @@ inline Neighbours as_neighbours(PyObject* name) {
   return is("e_star") ? Neighbours::E_STAR : Neighbours::NONE;
 }
 
-// A `core.heuristics.Heuristic`.
+// Converts a `core.heuristics.Heuristic`.
 inline Heuristic as_heuristic(PyObject* given) {
   Heuristic made{};
   made.neighbours = as_neighbours(attribute(given, "neighbourhood").get());
@@ -47,7 +47,7 @@ inline Heuristic as_heuristic(PyObject* given) {
   return made;
 }
 
-// sample(range(n), k) of a `random.Random`.
+// Wraps the method `sample` of a `random.Random`, called as sample(range(n), k).
 inline Scan::Sample as_sample(PyObject* given) {
   if (given == Py_None) return nullptr;
   auto sample = std::make_shared<Ref>(Ref::copy(given));
@@ -125,7 +125,7 @@ inline int set_foresight(PyObject* self, PyObject* given, void*) {
   return done ? 0 : -1;
 }
 
-// The nodes in the order in which they were inserted.
+// Returns the nodes in the order in which they were inserted.
 inline Ref nodes_in(const Pool& pool) {
   std::vector<int64_t> numbers = pool.numbers();
   Ref list = checked(PyList_New(static_cast<Py_ssize_t>(numbers.size())));
@@ -136,7 +136,7 @@ inline Ref nodes_in(const Pool& pool) {
 
 inline PyTypeObject* make_policy_type(const char* name) {
   static PyMethodDef methods[] = {
-      {"insert", told<&Policy::insert>, METH_O, "See core.policy.Policy, like the others."},
+      {"insert", told<&Policy::insert>, METH_O, "See core.backend.Policy, like the others."},
       {"discard", told<&Policy::discard>, METH_O, nullptr},
       {"evicted", told<&Policy::evicted>, METH_O, nullptr},
       {"released", told<&Policy::released>, METH_O, nullptr},
@@ -216,7 +216,7 @@ inline PyTypeObject* make_policy_type(const char* name) {
       {Py_tp_traverse, reinterpret_cast<void*>(+traverse)},
       {Py_tp_clear, reinterpret_cast<void*>(+clear)},
       {Py_tp_dealloc, reinterpret_cast<void*>(+destroy)},
-      {Py_tp_doc, const_cast<char*>("A `core.policy.Policy`.")},
+      {Py_tp_doc, const_cast<char*>("A `core.backend.Policy`.")},
       {0, nullptr},
   };
   PyType_Spec spec = {name, sizeof(PolicyObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};

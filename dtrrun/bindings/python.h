@@ -1,8 +1,8 @@
 // Python objects from C++: owned references, and the slots of Python classes.
 //
 // The parts of dtrrun/core that are not native keep their counters in classes with `__slots__`. A slot is a pointer at a
-// fixed offset in the object, which the class's member descriptor tells. So C++ reads and writes the same objects as
-// Python does, and nothing exists twice.
+// fixed offset in the object, which the class's member descriptor gives. So C++ reads and writes the same objects as
+// Python does, and nothing is duplicated.
 #pragma once
 
 #include <Python.h>
@@ -15,9 +15,9 @@
 
 namespace dtrrun {
 
-// Throws the Python error that is set. Defined by each extension, like the next.
+// Throws the Python error that is set. Defined by each extension, like the next function.
 [[noreturn]] void raise();
-// Makes the exception that is being handled Python's.
+// Sets the exception being handled as the Python error.
 void set_python_error();
 
 // An owned reference.
@@ -45,19 +45,19 @@ class Ref {
   PyObject* object_ = nullptr;
 };
 
-// The value of an int. For large ones, such as times in ns, PyLong_AsLong is three times as fast as PyLong_AsLongLong.
+// Returns the value of an int. For large ones, such as times in ns, PyLong_AsLong is three times as fast as PyLong_AsLongLong.
 inline int64_t as_number(PyObject* object) {
   static_assert(sizeof(long) == sizeof(int64_t));
   return PyLong_AsLong(object);
 }
 
-// The result of a call into Python. Throws if it failed.
+// Returns the result of a call into Python. Throws if it failed.
 inline Ref checked(PyObject* owned) {
   if (owned == nullptr) raise();
   return Ref(owned);
 }
 
-// Calls `function`, which returns what Python gets. Its exceptions become Python's.
+// Calls `function` and returns its result to Python. Its exceptions become Python errors.
 template <class Function>
 PyObject* guarded(const Function& function) {
   try {
@@ -68,7 +68,7 @@ PyObject* guarded(const Function& function) {
   }
 }
 
-// What deallocates an object of Python's that owns one of C++, and which the garbage collector does not know.
+// Deallocates a Python object that owns a C++ object and is not tracked by the garbage collector.
 template <class Object, class Owned, Owned* Object::*owned>
 void deallocate_owner(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
@@ -84,7 +84,7 @@ Ref as_tuple(const Refs& all) {
   return tuple;
 }
 
-// What a list or a tuple holds, as borrowed references. It must not change meanwhile.
+// The items of a list or a tuple, as borrowed references. It must not change meanwhile.
 class Items {
  public:
   explicit Items(PyObject* sequence)
@@ -101,7 +101,7 @@ class Items {
   Py_ssize_t size_ = 0;
 };
 
-// Calls `function` with each of a list, which may change meanwhile. list: null, too.
+// Calls `function` with each item of a list, which may change meanwhile. list: may be null.
 template <class Function>
 void each_in(PyObject* list, const Function& function) {
   for (Py_ssize_t i = 0; list != nullptr && i < PyList_GET_SIZE(list); i++)

@@ -1,4 +1,4 @@
-// A replay as an object of Python, for `simulator/replay.py`.
+// A replay as a Python object, for `simulator/replay.py`.
 #pragma once
 
 #include "../core/paper/semantics.h"
@@ -6,7 +6,7 @@
 
 namespace dtrrun {
 
-// For a replay's storages.
+// Foresight over a replay's storages.
 class ReplayedForesight final : public RecordedForesight {
  public:
   using RecordedForesight::RecordedForesight;
@@ -32,7 +32,7 @@ struct ReplayObject {
 
 inline Replay& replay_of(PyObject* self) { return *reinterpret_cast<ReplayObject*>(self)->replay; }
 
-// A number of something that exists, from Python. Its absence is an error of the caller's.
+// Converts a number from Python. It must be that of something that exists; otherwise the caller is at fault.
 inline Replay::Number as_place(PyObject* object) {
   int64_t found = as_number(object);
   if (found == -1 && PyErr_Occurred()) raise();
@@ -146,7 +146,7 @@ inline PyTypeObject* make_schedule_type(const char* name) {
   return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
 }
 
-// run(events, outputs): as of a `Schedule`.
+// run(events, outputs): those of a `Schedule`.
 inline PyObject* run_schedule(PyObject* self, PyObject* args) {
   PyObject *events, *outputs;
   if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &events, &PyList_Type, &outputs)) return nullptr;

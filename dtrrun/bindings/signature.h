@@ -1,4 +1,4 @@
-// `core.graph.Signature`: a base class that keeps the figures as numbers.
+// The base class of `core.graph.Signature`, which stores the figures as C++ numbers.
 #pragma once
 
 #include "base.h"

@@ -1,4 +1,4 @@
-// The world of a simulation: storages with a size and no content, and operators that only take their time.
+// The environment of a simulation: storages with a size but no content, and operators that only take time.
 #pragma once
 
 #include <cmath>
@@ -7,18 +7,18 @@
 
 namespace dtrrun {
 
-// Stands in for a storage. Like one, it dies when nothing refers to it any more, and then tells its versions.
+// Stands in for a storage. Like one, it dies when nothing refers to it any more, and then notifies its versions.
 struct ContentObject {
   PyObject_HEAD
   int64_t nbytes;
   Place place;
-  std::vector<Version*>* versions;  // the present one, and others that look whether it is there: they do not keep it, nor it them
+  std::vector<Version*>* versions;  // the present one, and others that check whether this still exists; neither side owns the other
 };
 
 struct StandInVersion : VersionObject {
-  ContentObject* content;  // null once that has died, or has another version in the ledger. Of storages of other kinds, `watch`
+  ContentObject* content;  // null once it has died, or has another version in the ledger. For other kinds of storages, `watch`
                            // tells that
-  Told* told;              // where deaths are told; null: nowhere
+  Told* told;              // where deaths are reported; null: nowhere
 };
 
 inline PyTypeObject* content_type = nullptr;
@@ -31,7 +31,7 @@ inline StandInVersion* as_stand_in(const Version* version) {
 inline PyObject* as_python(Storage* storage) { return reinterpret_cast<PyObject*>(storage); }
 inline Storage* as_storage_of(PyObject* object) { return reinterpret_cast<Storage*>(object); }
 
-// The version has its content no longer.
+// Detaches a version from its content.
 inline void forget_content(Version* version) {
   ContentObject* content = std::exchange(as_stand_in(version)->content, nullptr);
   if (content == nullptr) return;
@@ -47,7 +47,7 @@ inline StorageRef new_content(int64_t nbytes, Place place = Place::OURS) {
   return StorageRef::take(as_storage_of(made.release()));
 }
 
-// A version of a stand-in, or of any object to which there can be weak references. on_death: as `make_on_death` makes it, or None.
+// Makes a version of a stand-in, or of any object that supports weak references. on_death: made by `make_on_death`, or None.
 inline VersionRef version_of_stand_in(PyObject* storage, PyObject* on_death) {
   VersionRef made = new_version<StandInVersion>();
   Version* version = made.get();
@@ -120,7 +120,7 @@ class StandIns final : public PythonBackend {
     raise();
   }
 
-  PyObject* const ledger_;  // which owns this
+  PyObject* const ledger_;  // owns this object
   Ref on_death_;
 };
 

@@ -1,1 +1,1 @@
-"""Dynamic Tensor Rematerialization (paper, Sec. 2) over storages of any kind: plain Python, no torch."""
+"""Dynamic Tensor Rematerialization (paper, Sec. 2) over storages of any kind, without torch."""

@@ -29,10 +29,10 @@ class Memory(Protocol):
         """Return the start and end address of a storage that is in memory."""
 
     def mapping_of(self, span: tuple[int, int]) -> str:
-        """Return what kind of mapping these addresses are in: see `runtime.storage.mapping_of`."""
+        """Return the kind of mapping that these addresses are in: see `runtime.storage.mapping_of`."""
 
     def is_from_worker(self, span: tuple[int, int]) -> bool:
-        """Return whether a worker of a `DataLoader` has made what is at these addresses. Ask once."""
+        """Return whether a `DataLoader` worker has made what is at these addresses. Ask only once."""
 
     def is_held(self, storage: Any) -> bool:
         """Return whether the program holds the storage itself, not only tensors over it."""
@@ -41,22 +41,22 @@ class Memory(Protocol):
 
 
 class Executor(Protocol):
-    """Runs recorded operators again: what Python asks of it. C++ asks a session's for more."""
+    """Runs recorded operators again. Python calls these methods; in a session, C++ calls more."""
 
     def below(self) -> AbstractContextManager[Any]:
-        """A context in which operators run hidden from the program.
+        """Return a context in which operators run hidden from the program.
 
         It is entered twice, because of interrupts.
         """
 
     def quietly(self, function: Any, *args: Any) -> Any:
-        """Call a function that runs operators, without the warnings that they give."""
+        """Call a function that runs operators, and suppress their warnings."""
 
 
 class Policy(Protocol):
     """Chooses what to evict among the versions inserted into it (`core/policy/policy.h`).
 
-    Its owner tells what happens to the versions, each event once and in order. Accesses are not told:
+    Its owner reports what happens to the versions, each event once and in order. Accesses are not reported:
     `last_access` is read when a score is computed. Not thread-safe and not re-entrant, but an evicted version
     may die at any moment without notice.
     """
@@ -92,7 +92,7 @@ class Policy(Protocol):
         """`version` is resident again; `insert` it when it is evictable too."""
 
     def forget(self, version: Any) -> None:
-        """`version`, which is evicted, will never be rematerialized. Its death need not be told."""
+        """`version`, which is evicted, will never be rematerialized. Its death need not be reported."""
 
     def cost_changed(self, version: Any) -> None:
         """`version`, resident, has a new cost or other inputs."""
@@ -104,10 +104,10 @@ class Policy(Protocol):
         """
 
     def select(self, now: int, evictable: Callable[[Any], bool]) -> Any | None:
-        """Return the resident version with the least score at clock value `now`, or None if there is none.
+        """Return the resident version with the lowest score at clock value `now`, or None if there is none.
 
         `evictable` is called for the one about to be chosen, which is passed over if that returns False. It
-        may discard versions. The chosen one stays in the pool until its eviction is told.
+        may discard versions. The chosen one stays in the pool until its eviction is reported.
         """
 
 
@@ -121,16 +121,16 @@ class Fingerprints(Protocol):
 
 
 class Outside(Protocol):
-    """Storages that no version counts yet, though they take a part of the budget."""
+    """Storages that no version counts yet, although they take a part of the budget."""
 
     def met(self, storage: Any) -> None:
-        """A version is about to count this storage."""
+        """Note that a version is about to count this storage."""
 
     def look(self) -> None:
-        """Set the limit again: some may have been freed."""
+        """Update the limit, since some may have been freed."""
 
 
 class Heap(Protocol):
-    """The allocator below. It is occasionally told how much has been freed."""
+    """The underlying allocator. It is checked whenever enough memory has been freed."""
 
     def check(self, resident_bytes: int, limit: int) -> None: ...

@@ -4,9 +4,9 @@
 
 c(t), by default over the evicted ancestors e_R, is the work that evicting t adds: t, and what must be
 computed before it. Its evicted descendants, which h_dtr counts, will have to be run whether t is evicted or
-not (c=e_star counts them all the same). Staleness s says little about the next use when what was made first
-is used last, so only a root of it counts (S is 1/3): it decides near ties at every scale of cost. Storages
-that the program has released are evicted first (RELEASED): only evicted storages that depend on them need
+not (c=e_star counts them anyway). Staleness s says little about the next use when what was made first is used
+last, so only a root of it counts (S is 1/3): it decides near ties at every scale of cost. Storages that the
+program has released are evicted first (RELEASED): they are needed only by evicted storages that depend on
 them, and those that are needed now are locked.
 
 d(t) is the time until t is next used, by the program or for an evicted descendant, according to the previous

@@ -1,4 +1,4 @@
-// Which constants are worth a copy before they change: `Copies` (mutation.h) says why.
+// Which constants are worth copying before they change. For the reasons see `Copies` (mutation.h).
 #pragma once
 
 #include <map>
@@ -10,9 +10,9 @@
 namespace dtrrun {
 
 constexpr int SHARE_SHIFT = 2;          // copies may take a quarter of what depends on them
-constexpr int64_t SMALL_COPY = 16 << 10;  // bytes; small constants may change, too
+constexpr int64_t SMALL_COPY = 16 << 10;  // bytes; constants this small may be copied even if they are not expected to change
 
-// The bytes that a copy may take: a share of what the program has and recipes can make.
+// Returns the bytes that a copy may take: a share of what the program has and recipes can recompute.
 inline int64_t largest_copy(const VersionList& versions, const Program& program) {
   int64_t total = 0;
   for (const Version* one : versions)
@@ -20,10 +20,10 @@ inline int64_t largest_copy(const VersionList& versions, const Program& program)
   return total >> SHARE_SHIFT;
 }
 
-// Disjoint sets of versions, joined as needed.
+// Disjoint sets of versions (union-find).
 class Groups {
  public:
-  // The version that stands for the set which has this one.
+  // Returns the representative of the set that contains this version.
   const Version* of(const Version* one) {
     const Version* top = one;
     while (const Version* upper = above(top)) top = upper;
@@ -47,12 +47,13 @@ class Groups {
 };
 
 struct Weighed {
-  std::unordered_set<int64_t> keys;  // of the constants that are worth a copy
-  size_t looked_at;                  // how many versions have been
+  std::unordered_set<int64_t> keys;  // keys of the constants that are worth a copy
+  size_t looked_at;                  // number of versions looked at
 };
 
-// What the program has is recomputed from the constants that its recipe leads to through what has been released. Constants and
-// results that belong together in this way are weighed together: all the copies are needed, or none is of use.
+// Weighs copies of constants against the results that need them. A result that the program has is recomputed from the constants
+// that its recipe reaches through released versions. Constants and results connected in this way are weighed together: either all
+// of the copies are needed, or none is of any use.
 inline Weighed weigh(const VersionList& versions, const Program& program) {
   Groups groups;
   std::vector<std::pair<const Version*, const Version*>> others;  // small constants, and what reads them
@@ -68,7 +69,7 @@ inline Weighed weigh(const VersionList& versions, const Program& program) {
       for (Node* node : reader->inputs()) {
         const Version* source = as_version(node);
         if (source->constant()) {
-          if (source->superseded || source->escaped || !source->resident) continue;  // it has a copy, or is lost
+          if (source->superseded || source->escaped || !source->resident) continue;  // it has been copied, or is lost
           if (is_weight(source)) {
             weights.insert(source);
             groups.join(reader, source);
@@ -82,7 +83,7 @@ inline Weighed weigh(const VersionList& versions, const Program& program) {
       }
     }
   }
-  std::unordered_map<const Version*, int64_t> balance;  // of each group: the bytes held, less four times those of its constants
+  std::unordered_map<const Version*, int64_t> balance;  // for each group: the bytes held minus four times those of its constants
   for (const Version* one : held) balance[groups.of(one)] += one->nbytes;
   std::map<std::pair<const Version*, int64_t>, int64_t> read;
   for (const Version* one : weights) read[{groups.of(one), one->key}] = one->nbytes;

@@ -1,29 +1,29 @@
 // Storages that the program releases (paper, Sec. 2, and App. C.4 and C.5).
 //
-// `Ledger::collect_dead` accounts for deallocations at once. Here it is decided about memory that the program has released, or
-// is about to release, and that rematerializations may still need.
+// `Ledger::collect_dead` accounts for deallocations at once. This file decides about memory that the program has released, or is
+// about to release, and that rematerializations may still need.
 #pragma once
 
 #include "ledger.h"
 
 namespace dtrrun {
 
-constexpr size_t FARTHEST = 16;     // number of released versions through which inputs are looked for
+constexpr size_t FARTHEST = 16;     // maximum number of released versions through which a search goes on
 
 class Deallocation {
  public:
   explicit Deallocation(Ledger& ledger) : ledger_(ledger) {}
 
-  // For experiments (`tests/bench/replays.py`).
-  int64_t kept = 4;           // inputs are kept that are so many times as dear, per byte
+  // Variables for experiments (`tests/bench/replays.py`).
+  int64_t kept = 4;           // inputs are kept if they cost more than this many times as much per byte
   int64_t scratch_shift = 3;  // recomputed storages are kept up to an eighth of the budget
 
   // -- inputs of what is evicted --
 
-  // Keeps the inputs of a version about to be evicted that cost much more to recompute than it does. The program may release them
-  // before it needs the version: a DenseNet's feature maps, from which cheap concatenations are made; a gradient from which the
-  // next one was computed. They stay evictable. What it reads may have been released already (`r - a * h`): then what that was
-  // computed from counts.
+  // Keeps those inputs of a version about to be evicted that cost much more to recompute than the version does. The program may
+  // release them before it needs the version: a DenseNet's feature maps, from which cheap concatenations are made; a gradient from
+  // which the next one was computed. They stay evictable. If an input has been released already (`r - a * h`), what it was computed
+  // from is considered instead.
   void keep_inputs(Version* one) {
     maker_of(one)->keep(dear_inputs(one));
     std::unordered_set<Version*> seen;
@@ -43,12 +43,12 @@ class Deallocation {
     }
   }
 
-  // The output of an operation is in memory again, so its inputs need not be kept any longer.
+  // Called when the output of an operation is in memory again, so that its inputs need no longer be kept.
   void came_back(Recorded* maker) {
     if (maker->held && !maker->held->kept_inputs.empty()) came_back_.emplace_back(OperationRef(maker), maker->held->times_kept);
   }
-  // Releases these. No rematerialization that may read them is in progress. An output that was evicted again meanwhile has a new
-  // set of kept inputs.
+  // Releases these inputs. Called when no rematerialization that may read them is in progress. An output that was evicted again
+  // meanwhile has a new set of kept inputs, which stays.
   void release_kept_inputs() {
     if (came_back_.empty()) return;
     for (auto& [maker, times_kept] : std::exchange(came_back_, {}))
@@ -58,18 +58,18 @@ class Deallocation {
 
   // -- scratch: recomputed storages that the program does not have --
 
-  // An operation has read a scratch version, which is not locked now. others: whether other recipes may read it. If not, it was
-  // recomputed for that operation alone and is freed at once (App. C.4).
+  // Called when an operation has read a scratch version that is no longer locked. others: whether other recipes may read it. If
+  // not, it was recomputed for that operation alone and is freed at once (App. C.4).
   void was_read(Version* one, bool others) {
-    if (others) {  // keep it while there is memory
+    if (others) {  // keep it until memory runs short
       if (ledger_.pressure) ledger_.policy->insert(one);
     } else {
       drop(one);
     }
   }
 
-  // Keeps scratch versions up to a fraction of the budget, the latest first. The paper keeps all of them (App. C.4). On an LSTM at
-  // 40 % of its peak they then displaced what the program was about to use, and the step did not end. Keeping none recomputes
+  // Keeps scratch versions up to a fraction of the budget, dropping the oldest. The paper keeps all of them (App. C.4), but on an
+  // LSTM at 40 % of its peak they displaced what the program was about to use, and the step did not end. Keeping none recomputes
   // more.
   void cap_scratch() {
     if (ledger_.scratch.size() == 0) return;
@@ -89,8 +89,8 @@ class Deallocation {
     }
   }
 
-  // Frees the scratch versions that no recipe reads any more, if there have been enough evictions since the last time. Returns
-  // whether that was done. evictions: the number so far.
+  // Frees the scratch versions that no recipe reads any more, provided that there have been enough evictions since the last time.
+  // Returns whether that was so. evictions: the number so far.
   bool free_unread_scratch(int64_t evictions) {
     auto size = static_cast<int64_t>(ledger_.scratch.size());
     if (size == 0 || evictions - last_freed_ < size >> 4) return false;
@@ -114,12 +114,12 @@ class Deallocation {
     ledger_.drop_scratch(one);
     ledger_.policy->released(one);
   }
-  // The storages of those that `keep_inputs` keeps.
+  // Returns the storages of the inputs that `keep_inputs` keeps.
   std::vector<StorageRef> dear_inputs(Version* one) {
     using Wide = __int128;
     std::vector<StorageRef> found;
     std::unordered_set<Version*> seen;
-    std::vector<std::pair<Version*, int64_t>> pending{{one, one->cost}};  // with the cost from there to `one`
+    std::vector<std::pair<Version*, int64_t>> pending{{one, one->cost}};  // each with the cost from there to `one`
     for (size_t i = 0; i < pending.size(); i++) {
       auto [node, cost] = pending[i];
       for (Node* read : node->inputs()) {
@@ -137,8 +137,8 @@ class Deallocation {
   }
 
   Ledger& ledger_;
-  int64_t last_freed_ = 0;  // evictions at the last `free_unread_scratch`, plus the times that it was done since
-  std::vector<std::pair<OperationRef, int64_t>> came_back_;  // replayed, and what was kept for it at that time
+  int64_t last_freed_ = 0;  // number of evictions when unread scratch was last freed, plus one if by `free_unread_scratch`
+  std::vector<std::pair<OperationRef, int64_t>> came_back_;  // replayed operations, with `times_kept` at that time
 };
 
 }  // namespace dtrrun

@@ -28,7 +28,7 @@ from dtrrun.core.rematerialize import Rematerializer
 
 
 class Classes(NamedTuple):
-    """The classes of the parts that are in C++, with what Python adds to them."""
+    """The classes of the parts that are implemented in C++, with what Python adds to them."""
 
     ledger: type[Ledger]
     recipes: type[Recipes]
@@ -103,5 +103,5 @@ class DTR:
 
     @property
     def policy(self) -> Policy:
-        """The policy, which `Ledger.change_policy` changes."""
+        """The present policy, which `Ledger.change_policy` replaces."""
         return self.ledger.policy

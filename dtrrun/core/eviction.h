@@ -13,16 +13,16 @@ class Eviction {
 
   bool warn_only = false;  // exceed the budget and count it, instead of raising
   int64_t evictions = 0, evicted_bytes_total = 0, making_room_ns = 0;
-  int64_t over_budget = 0;  // how often there was no room, and the program went on
+  int64_t over_budget = 0;  // how often there was no room and the program went on
 
-  // Evicts until `nbytes` more fit into the budget. of: the signature of the operator that is named in the error, or null; name:
-  // then what is. Raises the budget error if they can't be made to fit.
+  // Evicts until `nbytes` more fit into the budget. of: the signature of the operator to name in the error, or null. name: what the
+  // error names if `of` is null. Raises the budget error if the bytes can't be made to fit.
   void make_room(int64_t nbytes, const Signature* of, const char* name = nullptr) {
     if (!has_room(nbytes) && !try_room(nbytes)) ledger_.backend.no_room(nbytes + ledger_.reserved_bytes, of, name);
   }
-  // Whether they fit already.
+  // Returns whether `nbytes` more fit already.
   bool has_room(int64_t nbytes) const { return fits(nbytes + ledger_.reserved_bytes); }
-  // The same as `make_room`, but returns whether they do.
+  // Like `make_room`, but returns whether the bytes fit instead of raising.
   bool try_room(int64_t nbytes) {
     ledger_.collect_dead();
     nbytes += ledger_.reserved_bytes;
@@ -43,7 +43,7 @@ class Eviction {
       VersionRef victim(ledger_.policy->select(ledger_.clock, [&](Node* node) { return may_be_evicted(as_version(node)); }));
       if (began != 0) ledger_.backend.searched(victim.get(), began);
       if (victim) {
-        StorageRef storage = ledger_.backend.storage_of(victim.get());  // so that it outlives what happens in between
+        StorageRef storage = ledger_.backend.storage_of(victim.get());  // keeps it alive while its recipe is secured
         if (recipes_.secure(victim.get())) evict(victim.get(), storage);  // otherwise it is a constant now
       } else if (ledger_.some_died()) {
         ledger_.collect_dead();
@@ -56,12 +56,12 @@ class Eviction {
     return done;
   }
 
-  // Whether a version may be evicted, provided that its recipe can be secured.
+  // Returns whether a version may be evicted, provided that its recipe can be secured.
   bool may_be_evicted(const Version* one) const {
     if (one->locks != 0 || !one->resident || one->constant()) return false;
-    // Otherwise, with a budget that can't be kept, one rematerialization could take exponential time.
+    // Without the exception, one rematerialization could take exponential time under a budget that can't be kept.
     if (one->scratch) return !(warn_only && ledger_.replaying != 0);
-    return ledger_.backend.has_storage(one);  // or it has just died, and `collect_dead` accounts for it
+    return ledger_.backend.has_storage(one);  // if not, it has just died, and `collect_dead` accounts for it
   }
 
   // Evicts this version, whatever its score. Returns whether that was possible.
@@ -75,7 +75,7 @@ class Eviction {
  private:
   bool fits(int64_t nbytes) const { return ledger_.resident_bytes + nbytes <= ledger_.limit; }
 
-  // Frees the memory of a version whose recipe is secured (App. C.4). storage: the program's, or none.
+  // Frees the memory of a version whose recipe is secured (App. C.4). storage: the program's, or empty.
   void evict(Version* one, const StorageRef& storage) {
     if (!storage && !one->scratch) return;  // it has died since it was chosen
     VersionRef kept(one);

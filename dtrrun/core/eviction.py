@@ -16,14 +16,14 @@ class Eviction:
     evictions: int
     evicted_bytes_total: int
     evicted_by: dict[str, int]  # by operator
-    over_budget: int  # how often there was no room, and the program went on
+    over_budget: int  # how often there was no room and the program continued
     making_room_ns: int
     replaying: int  # rematerializations in progress
     warn_only: bool  # exceed the budget and count it, instead of raising
     try_room: Callable[[int], bool]
-    """Evict until so many bytes more fit into the budget. Returns whether they do."""
+    """Evict until this many more bytes fit into the budget. Returns whether they do."""
     evict_to: Callable[[int], bool]
-    """Evict until at most so many bytes are resident. Returns False if nothing is left to evict."""
+    """Evict until at most this many bytes are resident. Returns False if nothing is left to evict."""
     may_be_evicted: Callable[[Version], bool]
     """Return whether a version may be evicted, provided that its recipe can be secured."""
     evict_if_possible: Callable[[Version], bool]
@@ -38,7 +38,7 @@ class Eviction:
         self.BudgetError = budget_error
         self.warn_only = warn_only
         self.reach = -1  # on a GPU: what tensors could use without fragmentation
-        self.refresh: Callable[[], bool] = lambda: False  # on a GPU: measure it again; is it more now?
+        self.refresh: Callable[[], bool] = lambda: False  # on a GPU: measure it again; has it grown?
 
     def make_room(self, nbytes: int, operator: str) -> None:
         """Evict until `nbytes` more fit into the budget.
@@ -49,14 +49,14 @@ class Eviction:
             self.no_room(nbytes + self._ledger.reserved_bytes, operator)
 
     def excess(self, nbytes: int) -> int:
-        """Return how far `nbytes` more would go beyond the budget, as things are."""
+        """Return by how much `nbytes` more would exceed the budget at present."""
         ledger = self._ledger
         return ledger.resident_bytes + ledger.reserved_bytes + nbytes - ledger.limit
 
     def no_room(self, nbytes: int, operator: str) -> None:
-        """Everything has been evicted, and `nbytes`, with what is reserved, do not fit.
+        """Handle that `nbytes`, including what is reserved, do not fit although everything has been evicted.
 
-        Raises the budget error, or counts that it is exceeded.
+        Raises the budget error, or counts that the budget is exceeded.
         """
         ledger = self._ledger
         if self.reach >= 0 and (self._may_fit(nbytes) or (self.refresh() and self._may_fit(nbytes))):
@@ -71,12 +71,12 @@ class Eviction:
         return not (self.replaying and self._ledger.resident_bytes + nbytes > self.reach)
 
     def release(self, nbytes: int) -> bool:
-        """Evict `nbytes`. If there are not as many, evict all and return False."""
+        """Evict `nbytes`. If there are fewer, evict all and return False."""
         return self.evict_to(max(self._ledger.resident_bytes - nbytes, 0))
 
     def collect_garbage(self) -> bool:
-        """Nothing is left to evict. Returns whether a garbage collection has freed memory."""
-        # Otherwise something else is tried first, or the program goes on.
+        """Collect garbage, as nothing is left to evict. Returns whether that has freed memory."""
+        # If False, something else is tried first, or the program continues.
         certain = not (self.replaying or self.warn_only or self.reach >= 0)
         return self.garbage.without_room(certain=certain)
 
@@ -114,7 +114,7 @@ class Eviction:
         if missing is None:
             overhead = max(ledger.budget_bytes - ledger.limit, sum(ledger.overhead.values()), 0)  # on a GPU
             least = ledger.resident_bytes + reserved + nbytes + overhead
-        else:  # what it needs may be reserved, and the limit is an estimate
+        else:  # what it needs may be reserved already, and the limit is an estimate
             needed = ledger.resident_bytes + max(reserved, nbytes) + sum(ledger.overhead.values())
             least = max(needed, ledger.budget_bytes + missing)
         error: Exception = self.BudgetError(

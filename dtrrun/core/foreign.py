@@ -1,17 +1,17 @@
 """Memory that PyTorch does not own: weights from NumPy, a buffer or a mapped file.
 
 It is never evicted. Whether results may be recomputed from it is another question: writes by operators are
-seen, but the program may also write to it by other means, which no version counter shows.
+seen, but the program may also write to it in other ways, which no version counter shows.
 
 - Memory that other processes can write to (shared memory), and everything that is not a parameter (a batch in
   a loader's array): nothing is recomputed from it, unless it comes from a worker of a `DataLoader`.
-- A parameter in a private mapping of a file (safetensors, `torch.load(mmap=True)`): no other code has that
-  memory. It is a constant like any other.
+- A parameter in a private mapping of a file (safetensors, `torch.load(mmap=True)`): no other code can
+  reach that memory. It is a constant like any other.
 - A parameter in other memory of this process (`torch.from_numpy`, `torch.frombuffer`), or what a worker has
   made: a constant while a checksum finds its content unchanged. The checksum is computed whenever an operator
   of the program reads it, when something computed from it is to be evicted, and before a rematerialization
   reads it. So an unseen write never leads to a wrong value: results that are in memory stay there from then
-  on, and those that were evicted are lost, which raises an error in whatever code needs them.
+  on, and those that were evicted are lost, which raises an error in any code that needs them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Region:
         self.origin = origin
         self.span = span  # addresses
         self.from_worker = from_worker
-        self.usable = True  # until others are known to write to it
+        self.usable = True  # until other code is known to write to it
         self.sealed: Version | None = None  # the version whose content has the checksum
         self.checksum = 0
         self.changing = False  # an operator is about to write to it
@@ -75,7 +75,7 @@ class Foreign:
         self._prune_at = 64
 
     def adopted(self, version: Version, storage: Any) -> list[Version]:
-        """A foreign storage is new to the ledger. Returns the versions of others that it overlaps.
+        """Enter a foreign storage that is new to the ledger. Returns the versions of those that it overlaps.
 
         A write to one of them also writes to the others, without changing their versions.
         """
@@ -102,7 +102,7 @@ class Foreign:
         return region if region is not None and region.origin() is not None else None
 
     def undecided(self, version: Version) -> bool:
-        """Return whether it is foreign, and nothing has been recomputed from it so far."""
+        """Return whether a version is foreign, and nothing has been recomputed from it so far."""
         region = self._region(version)
         return region is not None and region.usable and region.sealed is None
 
@@ -134,7 +134,7 @@ class Foreign:
         return False
 
     def read(self, version: Version, *, is_parameter: bool, evicts: bool) -> Version:
-        """Return the version that an operator of the program reads, where it reads an escaped one.
+        """Return the version that an operator of the program reads if it is given an escaped one.
 
         evicts: whether something may be evicted; if not, no checksum is needed.
         """
@@ -149,7 +149,7 @@ class Foreign:
             kind = "private" if region.from_worker else memory.mapping_of(region.span)
             if kind == "file":
                 if memory.is_held(storage):
-                    return version  # while the program has the storage itself, it can write to it
+                    return version  # while the program holds the storage itself, it can write to it
                 version.escaped = region.usable = False
                 self._trusted(version)
                 return version
@@ -160,7 +160,7 @@ class Foreign:
                 return version
         elif region.sealed is version and version.used:
             if self.unchanged(version):
-                region.changing = False  # the operator that was going to write has not
+                region.changing = False  # the operator that was about to write has not
                 return version
             return self._recipes.supersede(version, None, 0)
         if region.sealed is not version:
@@ -170,12 +170,12 @@ class Foreign:
         return version
 
     def _trusted(self, version: Version) -> None:
-        """Results can be recomputed from it from now on."""
+        """Notify observers that results can be recomputed from a version from now on."""
         for observer in self._ledger.observers:
             observer.changes(TRUSTED, version)
 
     def about_to_change(self, version: Version) -> None:
-        """An operator is about to write to it.
+        """Note that an operator is about to write to a version.
 
         Until it has, nothing else may come to depend on the content.
         """
@@ -184,16 +184,16 @@ class Foreign:
             region.changing = True
 
     def give_up(self, version: Version) -> None:
-        """It is handed out or shared, so nothing is recomputed from it from now on."""
+        """Recompute nothing from a version from now on, since it is handed out or shared."""
         region = self._region(version)
         if region is not None:
             region.usable = False
             region.sealed = None
 
     def lose_dependents(self, version: Version) -> None:
-        """The content of a constant has changed unseen.
+        """Give up what was computed from a constant whose content has changed unseen.
 
-        What was computed from it stays if it is in memory, and is lost if not.
+        What is in memory stays there; the rest is lost.
         """
         recipes = self._recipes
         stack = [version]

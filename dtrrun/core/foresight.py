@@ -1,10 +1,10 @@
 """When each storage is used next, according to an earlier step.
 
-Training repeats itself. One step is recorded: when it uses each storage that it makes. In later steps a
-storage is recognised by its place in the sequence: how many operators the step had run when it was made. So
-operators cost nothing extra. When memory runs short, the storage made last is compared with the one at that
-place of the recorded step. If they differ, nothing is predicted until the last few storages are found in the
-recorded sequence again. Their sizes may differ; a place with equal sizes is preferred.
+Training repeats itself. For one step it is recorded when each storage that the step makes is used. In later
+steps a storage is recognised by its place in the sequence: how many operators the step had run when it was
+made. So operators cost nothing extra. When memory runs short, the storage made last is compared with the one
+at that place in the recorded step. If they differ, nothing is predicted until the last few storages are found
+in the recorded sequence again. Their sizes may differ; a place with equal sizes is preferred.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ JOIN = 4
 """How many storages must match the recorded step, at the same distances, to continue from there; twice as
 many if their sizes differ."""
 LOOKED_AT = 64
-"""How many of the storages made last are searched for those."""
+"""How many of the storages made last are searched for them."""
 
 
 Made = tuple[int, str, int]
@@ -41,14 +41,14 @@ class Trained(Protocol):
     """A program whose weights change at the end of a step: its `History`."""
 
     def rescued_since(self, age: int) -> Iterable[Any]:
-        """Yield nodes made since then that can't be recomputed any more, because what they read has changed.
+        """Yield nodes made since then that can't be recomputed any more because what they read has changed.
 
-        They had to be in memory at that moment, however long before the program had used them last.
+        They had to be in memory when it changed, even if the program had last used them long before.
         """
 
 
 class Rescued(list[int]):
-    """When a storage is used that is needed once more when weights change, at the last of these times.
+    """When a storage is used. The last of these times is when weights change, which needs it once more.
 
     By then the program has released most of what it was computed from. So it should not be evicted at all,
     although its next use is far away.
@@ -59,7 +59,7 @@ class WatchedStep:
     """One recorded step. Places number its operators from 0; times are sums of their costs."""
 
     def __init__(self, begin: int = 0) -> None:
-        """begin: the number of operators that the program had run before."""
+        """begin: how many operators the program had run before the step."""
         self._begin = begin
         self.names: list[str] = []
         self.times: list[int] = []
@@ -108,14 +108,14 @@ class WatchedStep:
                 uses.append(self.length)
 
     def end(self, program: Trained) -> None:
-        """The step has ended, or the one after it, in which other weights may have changed."""
+        """Note what was rescued, when the step ends, or the one after it, which may change other weights."""
         for one in program.rescued_since(self._begin):
             made = self.uses.get(one.age - self._begin - 1, {})
             if one.nbytes in made and type(made[one.nbytes]) is not Rescued:
                 made[one.nbytes] = Rescued([*made[one.nbytes], self.length])
 
     def has(self, place: int, name: str, nbytes: int | None = None) -> bool:
-        """Return whether that operator made a storage at `place`, and of that size if given."""
+        """Return whether an operator of this name made a storage at `place`, and of that size if given."""
         made = self.uses.get(place)
         return made is not None and self.names[place] == name and (nbytes is None or nbytes in made)
 
@@ -127,7 +127,7 @@ class WatchedStep:
         return made[nbytes] if nbytes in made else sorted({time for uses in made.values() for time in uses})
 
     def to_values(self) -> dict[str, Any]:
-        """Return what `from_values` reads, of types that JSON knows."""
+        """Return what `from_values` reads, in types that JSON supports."""
         uses = [
             [place, nbytes, type(times) is Rescued, times]
             for place, made in self.uses.items()
@@ -137,7 +137,7 @@ class WatchedStep:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> WatchedStep:
-        """Raises KeyError, TypeError, ValueError or IndexError for other values."""
+        """Undo `to_values`. Raises KeyError, TypeError, ValueError or IndexError for other values."""
         step = cls()
         step.names, step.times = [str(name) for name in values["names"]], [int(t) for t in values["times"]]
         step.length = int(values["length"])
@@ -170,17 +170,17 @@ class Foresight:
     """Follows a recorded step while the program runs."""
 
     def __init__(self, program: Program, steps: Sequence[WatchedStep] = ()) -> None:
-        """steps: recorded ones. The program begins a step now."""
+        """steps: recorded ones. The program is beginning a step."""
         self._program = program
         self.steps = list(steps)
-        """Steps of several kinds are in the order in which they alternate."""
+        """If there are several kinds of steps, they are in the order in which they alternate."""
         self._stretches: list[_Stretch] = []
         self.looks = self.lost = 0
         """How often the position in this step was asked for, and how often it was unknown."""
         self.begin()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Start to follow a new step."""
         followed = next((one.step for one in reversed(self._stretches) if one.step is not None), None)
         last = next((place for place, step in enumerate(self.steps) if step is followed), -1)
         self._in_turn = self.steps[last + 1 :] + self.steps[: last + 1]
@@ -192,7 +192,7 @@ class Foresight:
         self.position: int | None = None
         """The time of the recorded step at this place; None if nothing is predicted."""
         self.horizon = 1
-        """The distance of a storage that is not used again: farther than any other."""
+        """The distance of a storage that is not used again: greater than any other."""
         self.looks = self.lost = 0
 
     def look(self) -> bool:
@@ -216,7 +216,7 @@ class Foresight:
         return stretch is not before
 
     def now(self) -> tuple[int | None, int, int, list[_Stretch]]:
-        """Return what `bindings/foresight.h` needs to say when a storage is used next."""
+        """Return what `bindings/foresight.h` needs to tell when a storage is used next."""
         return self.position, self.horizon, self._begin, self._stretches
 
     def _join(self, newest: Made) -> None:
@@ -230,11 +230,11 @@ class Foresight:
             self._stretches.append(found)
         else:
             self._retry = age + JOIN
-            if last.step is not None:  # from what was last known to match
+            if last.step is not None:  # from the last place known to match
                 self._stretches.append(_Stretch(last.origin + self._reached + 2, last.origin, None))
 
     def _from_the_begin(self, newest: Made) -> _Stretch | None:
-        """Find a step that matches from its first operator on. Only tried before any other was found."""
+        """Find a step that matches from its first operator on. Only tried while no step has matched."""
         if len(self._stretches) > 1:
             return None
         age, name, nbytes = newest
@@ -258,7 +258,7 @@ class Foresight:
             places = step.places.get(recent[0][1], [])
             for place in islice(places, bisect_right(places, first), None):
                 begin = place - newest
-                if step.names[begin + second] != before:  # most fail here, so it should not take long
+                if step.names[begin + second] != before:  # most places fail here, so this should be fast
                     continue
                 if all(step.has(begin + age, name, nbytes) for age, name, nbytes in recent[:JOIN]):
                     return self._stretch(recent[JOIN - 1], begin, step)

@@ -1,12 +1,12 @@
 """Rematerialization in as little memory as possible, in place of an error.
 
-`core.rematerialize` recomputes nothing twice while memory suffices: what its plan needs later is locked from
-the moment when it is there. Where that does not fit, the targets are brought back here as a program with
-little memory would make them. Operations run in the program's order. When memory runs short, what is cheap
-for its size and needed last, as far as the plans say, may be evicted, targets included. If it is missing when
-it is needed, a plan for it is carried out first. So hardly more has to be in memory than one operation takes.
+`core.rematerialize` recomputes nothing twice while memory suffices: what its plan needs later is locked as
+soon as it is in memory. Where that does not fit, the targets are brought back here as a program with little
+memory would compute them. Operations run in the program's order. When memory runs short, what is cheap for
+its size and, according to the plans, needed last may be evicted, targets included. If it is missing when it
+is needed, a plan for it is carried out first. So little more than what one operation takes must be in memory.
 
-Nothing of this is asked for unless the alternative is the budget error: so it is in Python.
+This only runs when the alternative is the budget error, so it is in Python.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from dtrrun.core.ledger import Ledger
     from dtrrun.core.rematerialize import Rematerializer
 
-MOST_TURNS = 6  # plans for the inputs of one operation, of which each may evict what the last one made
-MOST_REPEATS, FEW = 8, 300  # operations in all, for each of the first plan's, and some more
+MOST_TURNS = 6  # plans for the inputs of one operation; each may evict what the previous one made
+MOST_REPEATS, FEW = 8, 300  # most operations in all: so many for each one of the first plan, plus FEW
 
 Reference = Callable[[], Version | None]
 """Weak, because references are counted to tell what is still read."""
 
 
 class Step:
-    """An operation in a plan, and the versions that it shall make. The last step of all has no operation."""
+    """An operation in a plan, and the versions that it is to make. The last step of all has no operation."""
 
     __slots__ = ("inputs", "made", "operation", "order", "turns")
 
@@ -43,7 +43,7 @@ class Step:
 
 
 class Plan:
-    """Operations in the program's order. `uses`: by id of each version, the places of steps that read it."""
+    """Operations in the program's order. `uses`: the places of the steps that read a version, by its id."""
 
     __slots__ = ("place", "steps", "uses")
 
@@ -55,7 +55,7 @@ class Plan:
                 self.uses.setdefault(id(source), []).append(place)
 
     def next_use(self, key: int) -> int | None:
-        """Return the place of the next step that reads a version, the present one included."""
+        """Return the place of the next step that reads a version, including the present one."""
         places = self.uses.get(key, ())
         index = bisect_left(places, self.place)
         return places[index] if index < len(places) else None
@@ -123,8 +123,8 @@ def bring_back(
 ) -> bool:
     """Make all targets resident, one operation at a time. Returns False if that was not possible.
 
-    locked: whether the caller has locked them. These locks are lifted meanwhile: a target that is in
-    memory may have to go, and come back.
+    locked: whether the caller has locked them. These locks are lifted meanwhile: a resident target may have
+    to be evicted and brought back.
     """
     lifted: list[Version] = []
     try:
@@ -141,7 +141,7 @@ def bring_back(
 
 
 class _Run:
-    """One rematerialization. `plans`: each is for inputs that the present step of the one before lacks."""
+    """One rematerialization. `_plans`: each is for inputs that the present step of the previous one lacks."""
 
     def __init__(
         self, ledger: Ledger, deallocation: Deallocation, eviction: Eviction, rematerializer: Rematerializer
@@ -199,7 +199,7 @@ class _Run:
         return True
 
     def _lock_inputs(self, step: Step) -> bool:
-        """Lock what is in memory of a step's inputs. Returns whether that is all of them."""
+        """Lock those of a step's inputs that are in memory. Returns whether all of them are."""
         complete = True
         for source in step.inputs:
             if source.resident:
@@ -216,7 +216,7 @@ class _Run:
         return step.turns <= MOST_TURNS and self._plan_for(step.inputs)
 
     def _plan_for(self, targets: Sequence[Version]) -> bool:
-        """Plan what must run to make those of the targets that are missing, from what is in memory.
+        """Plan what must run to make the missing targets from what is in memory.
 
         Returns False if something is lost.
         """
@@ -228,7 +228,7 @@ class _Run:
             operation = version.operation
             if operation is None:
                 return False
-            self._lock(version)  # so that it is kept when it has been made
+            self._lock(version)  # so that it is kept once it has been made
             known = steps.get(id(operation))
             if known is None:
                 steps[id(operation)] = known = Step(operation, operation.inputs)
@@ -245,14 +245,14 @@ class _Run:
             cost += step.operation.signature.cost if step.operation is not None else 0
             for reference in step.made:
                 if (made := reference()) is not None:
-                    self._costs[id(made)] = cost  # what comes before it may have to run again, too
+                    self._costs[id(made)] = cost  # what precedes it may have to run again, too
         if len(self._plans) == 1:
             self._left = self._left or MOST_REPEATS * len(ordered) + FEW
         self._plans.append(Plan(ordered))
         return True
 
     def _next_use(self, key: int) -> int | None:
-        """Return in how many steps a version is needed. None: no plan needs it."""
+        """Return after how many steps a version is needed; None if no plan needs it."""
         before = 0
         for plan in reversed(self._plans):
             if (place := plan.next_use(key)) is not None:
@@ -279,14 +279,14 @@ class _Run:
         need = self._rematerializer.needs(operation)
         while not self._eviction.try_room(need):
             if not self._give_up(self._eviction.excess(need), step):
-                return  # the run says what is too little
+                return  # the run reports what does not fit
 
     def _give_up(self, nbytes: int, present: Step) -> bool:
-        """Unlock what takes `nbytes`: what is cheap for its size, and needed last. Returns False if there is
-        nothing.
+        """Unlock versions that take `nbytes`: those that are cheap for their size and needed last. Returns
+        False if there is nothing to unlock.
 
-        What an earlier step waits with goes last if that has had to be planned for repeatedly: otherwise its
-        inputs could take turns.
+        Inputs that a waiting step already holds go last if it has been planned for repeatedly: otherwise they
+        could keep evicting one another.
         """
         waiting = [plan.steps[plan.place] for plan in self._plans]
         kept = {id(source) for step in waiting if step.turns > 1 for source in step.inputs}
@@ -298,7 +298,7 @@ class _Run:
                 distance = self._next_use(key)
                 score = 0.0 if distance is None else self._cost(version) / (version.nbytes * (distance + 1))
                 found.append(((key in kept, score), version.nbytes, key))
-        found.sort(key=lambda one: one[:2])  # of equal ones, what was locked first: keys are addresses
+        found.sort(key=lambda one: one[:2])  # ties: what was locked first, since keys are addresses
         chosen: list[tuple[int, int]] = []
         while found and nbytes > 0:
             chosen.append(found.pop(0)[1:])
@@ -311,7 +311,7 @@ class _Run:
         return bool(chosen)
 
     def _cost(self, version: Version) -> int:
-        """Return roughly what it costs to make a version again, as things were when it was made or found."""
+        """Return roughly what recomputing a version costs, as of when it was made or found."""
         cost = self._costs.get(id(version))
         if cost is None:
             cost, seen, stack = 0, {id(version)}, [version]
@@ -340,7 +340,7 @@ class _Run:
             version.locks += 1
 
     def _unlock(self, key: int, *, idle: bool = False) -> None:
-        """Unlock a version. idle: before what it was locked for has run."""
+        """Unlock a version. idle: the operation that it was locked for has not run."""
         version = self._locked[key]()
         if version is not None:
             version.locks -= 1

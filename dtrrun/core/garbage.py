@@ -1,20 +1,20 @@
-"""Asks Python's garbage collector for tensors that only cycles of references still hold.
+"""Runs Python's garbage collector to free tensors that only reference cycles still hold.
 
-Until it finds them they take a part of the budget: others are evicted in their place, an optimizer's step
-brings back those that were evicted, and at last the program is refused memory that it would have without
-them. A collection looks at every object of the process, though, a tenth of a second once torch has been
-imported, and most programs have no such garbage. So one is made
+Until they are collected they take a part of the budget: others are evicted instead, an optimizer step brings
+back those of them that were evicted, and in the end the program is refused memory that it would have without
+them. But a collection visits every object in the process, which takes a tenth of a second once torch has been
+imported, and most programs have no such garbage. So one runs
 
-- before the program is refused memory, always;
+- always before the program is refused memory;
 - before what was computed from a weight is brought back because the weight changes;
 - once more time has gone into recomputing than a few collections would take.
 
-The last two become ever rarer as long as collections free nothing, and so do those before an attempt fails of
-which the program does not learn.
+The last two become ever rarer as long as collections free nothing, and so do those before a failure that the
+program does not notice.
 
-Where costs are modelled, decisions must not depend on measured times: time is that of the ledger's clock, and
-a collection counts as `MODELLED_NS`. None is made for the last reason, and none for the second after one in
-vain.
+Where costs are modelled, decisions must not depend on measured times: time is then the ledger's clock, and a
+collection counts as `MODELLED_NS`. None runs for the last reason, and none for the second after one that
+freed nothing.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from dtrrun.core.ledger import Ledger
 
 NEVER = 1 << 62
 FIRST_NS = 400_000_000  # of recomputing, before the first collection for that reason
-PATIENCE = 4  # what is recomputed before the next one, as a multiple of the time that the last one took
-REST = 16  # the same in time, where a collection that frees nothing leaves the program as it is,
-SHORT_REST = 4  # and between two that free something
-LARGE_SHIFT = 3  # of the limit: what is brought back only after a collection in any case
-LEAST_SHIFT = 6  # of the limit: what has to be freed for the next one to come as soon
+PATIENCE = 4  # recomputing time before the next one, as a multiple of the time that the last one took
+REST = 16  # elapsed time after a fruitless one, as such a multiple, unless memory would be refused,
+SHORT_REST = 4  # and after one that freed something
+LARGE_SHIFT = 3  # of the limit: before this much is brought back, SHORT_REST does not apply
+LEAST_SHIFT = 6  # of the limit: a collection that frees no more than this is fruitless
 MODELLED_NS = 100_000_000
-BACKOFF = 10  # most times that the wait is doubled
+BACKOFF = 10  # the wait is doubled at most so many times
 
 
 class Garbage:
-    """Makes collections, and decides whether one is worth its time."""
+    """Runs collections, and decides whether one is worth its time."""
 
     def __init__(
         self,
@@ -47,22 +47,22 @@ class Garbage:
         *,
         modelled: bool = False,
     ) -> None:
-        """collect: makes a collection; None if there is nothing to collect. modelled: measured times have no
+        """collect: runs a collection; None if there is nothing to collect. modelled: measured times have no
         effect."""
         self._ledger, self._collect = ledger, collect
         self._modelled = modelled
         ledger.collection_due_ns = NEVER if collect is None or modelled else FIRST_NS
         self.collections = 0
-        self._fruitless = 0  # collections since the last one that freed something of weight
+        self._fruitless = 0  # collections since the last one that was not fruitless
         self._took_ns = 0
-        self._ended_ns = 0  # when the last one ended,
-        self._last_ns = 0  # and the same on the clock that is used for the next
-        self._age = -1  # the ledger's at that moment
+        self._ended_ns = 0  # when the last one ended
+        self._last_ns = 0  # the same, on the clock that decides about the next
+        self._age = -1  # the ledger's age at that moment
 
     def when_due(self) -> None:
-        """Room is about to be made, and `Ledger.collection_due_ns` has been recomputed: collect.
+        """Collect before room is made, since recomputing has reached `Ledger.collection_due_ns`.
 
-        Not in a program that has switched the collector off: it chooses its own moments.
+        Not in a program that has disabled the collector, and so chooses when to collect.
         """
         if gc.isenabled():
             self._run()
@@ -70,7 +70,7 @@ class Garbage:
             self._ledger.collection_due_ns = self._ledger.recomputed_ns + FIRST_NS
 
     def before_rescue(self, nbytes: int) -> bool:
-        """`nbytes` that are evicted are about to be brought back, to stay: collect.
+        """Collect, if worthwhile, before `nbytes` that are evicted are brought back to stay.
 
         Returns whether that was done.
         """
@@ -85,9 +85,9 @@ class Garbage:
         return True
 
     def without_room(self, *, certain: bool) -> bool:
-        """Nothing is left to evict. Returns whether a collection has freed memory.
+        """Collect if worthwhile, as nothing is left to evict. Returns whether that has freed memory.
 
-        certain: whether the program is refused memory if not.
+        certain: whether the program is refused memory otherwise.
         """
         if self._collect is None:
             return False
@@ -98,9 +98,9 @@ class Garbage:
         return freed > 0
 
     def before_refusing(self, since_ns: int) -> bool:
-        """The program is about to be refused what it asked for at `since_ns`.
+        """Collect before the program is refused what it asked for at `since_ns`.
 
-        Returns whether it may be tried once more, because a collection has found something.
+        Returns whether to try once more, because a collection has found something.
         """
         if self._collect is None or self._ended_ns > since_ns:
             return False

@@ -14,9 +14,9 @@ Geometry = tuple[Any, ...]
 
 
 class Version:
-    """One version of one storage. It is told when the storage dies.
+    """One version of one storage. It is notified when the storage dies.
 
-    Made in C++ (`core/version.h`, `bindings/nodes.h`), which gets the methods of this class. References run
+    Made in C++ (`core/version.h`, `bindings/nodes.h`), with the methods of this class added. References run
     from dependents to inputs only, so a version that nothing needs is freed at once.
     """
 
@@ -35,12 +35,12 @@ class Version:
     superseded: bool  # a later version has taken over the storage
     used: bool  # some recipe has read it
     scratch: Any  # a storage of its own: recomputed, or the copy of a constant that has changed since
-    copy: Any  # of a constant that is about to change: a storage, for when it has been superseded
-    dependents: list[Version] | None  # those whose recipes are known to need this; None: none has been noted
+    copy: Any  # copy of a constant that is about to change, for use once it is superseded
+    dependents: list[Version] | None  # those whose recipes are known to need this; None if none is noted
     extent: int  # bytes of the storage that its first tensor reaches, -1 for all (only set under verify)
     fingerprint: bytes | None  # of the content when it was evicted, under verify
-    uses: Any  # by foresight: () once the program will not use it again
-    released: bool  # it has memory of its own, which the program does not have
+    uses: Any  # set by foresight: () once the program will not use it again
+    released: bool  # it has memory of its own that the program does not hold
     pool_id: int | None  # its number in the policy's pool
     has_storage: bool  # the program still holds the storage that this version has or had
 
@@ -56,11 +56,11 @@ class Version:
         raise NotImplementedError
 
     def forget_policy(self) -> None:
-        """Another policy takes over: this is in no pool, and neither evicted nor released."""
+        """Forget the policy, as another takes over: this is in no pool, neither evicted nor released."""
         raise NotImplementedError
 
     def forget_dependents(self) -> None:
-        """Nothing depends on it any more."""
+        """Note that nothing depends on it any more."""
         raise NotImplementedError
 
     @property
@@ -89,7 +89,7 @@ class Version:
 class Overwritten:
     """Stands in a recipe for an input that the operator overwrites completely without reading it.
 
-    nbytes: m(t), as of a version. size, device: of the storage that a replay allocates, in bytes.
+    nbytes: m(t), as for a version. size (in bytes), device: of the storage that a replay allocates.
     """
 
     __slots__ = ("device", "nbytes", "size")
@@ -112,16 +112,16 @@ class Operation:
     constants: tuple[Any, ...]  # storages kept alive because something evicted is computed from them
     kept_inputs: tuple[Any, ...]  # storages of inputs that were resident when the output was evicted
     outputs: Any
-    """What it makes. Set to a list of pairs (where, version), of which it keeps weak references.
+    """What it makes. Assign pairs (where, version); only weak references to the versions are kept.
 
     A where >= 0 is an index into the results; ~where is the index of the argument whose memory was written.
-    Read: where, if there is one output, None for 0, or such pairs.
+    Reading returns `where` if there is one output (None for 0), otherwise such pairs.
     """
     places: list[int]
-    """Where its outputs are, those included that are gone."""
+    """Where its outputs are, including those that are gone."""
 
     def made(self, one: Version) -> list[tuple[int, Version]]:
-        """Return where, and every version that this operation makes, including `one`."""
+        """Return pairs of where and each version that this operation makes, including `one`."""
         raise NotImplementedError
 
     def versions(self, one: Version) -> list[Version]:
@@ -151,7 +151,7 @@ TENSOR_SLOT = TensorSlot()
 
 
 class Signature:
-    """What calls of one operator on tensors of the same geometry share.
+    """What calls of one operator on tensors of the same geometry have in common.
 
     `cost` is in ns: the minimum over the first few calls, which excludes warm-up and keeps decisions stable.
     `output_bytes` is what a call allocates: its results and, on a GPU, its temporary memory. `guessed`:
@@ -176,10 +176,10 @@ class Signature:
         self.replayed_as: Signature | None = None  # if a replay omits some of the tensors
 
     def learn_bytes(self, nbytes: int, opaque: bool, varies: bool, measured: bool) -> None:
-        """Its results take `nbytes`: expect that of the next call, or the most if it varies.
+        """Learn that its results take `nbytes`: expect that of the next call, or the most if it varies.
 
-        opaque: one result is a workspace. measured: the expectation has other workspaces, too, and takes
-        precedence. Of C++.
+        opaque: one result is a workspace. measured: the expectation includes other workspaces, and takes
+        precedence. In C++.
         """
         raise NotImplementedError
 
@@ -188,7 +188,7 @@ class Graph:
     """Makes the nodes of a graph."""
 
     def __init__(self, extension: Any, signature: type[Signature]) -> None:
-        """extension: one of C++. signature: the class of its signatures."""
+        """extension: a C++ extension. signature: the class of its signatures."""
         self.extension, self.signature = extension, signature
         self.version: type[Version] = extension.Version
         self.operation: type[Operation] = extension.Operation

@@ -1,4 +1,4 @@
-"""The paper's eviction heuristics: the storage with the least score is evicted (Sec. 2, 4.1, App. A, C, D).
+"""The paper's eviction heuristics: the storage with the lowest score is evicted (Sec. 2, 4.1, App. A, C, D).
 
     c(t)^C / [m(t)^M · s(t)^S]
 
@@ -35,10 +35,10 @@ Score = Callable[[int, int, int, int], float]
 
 @dataclass(frozen=True)
 class Heuristic:
-    """How storages are scored: by `powers`, or by a function."""
+    """How storages are scored: by `powers` or by a function."""
 
     name: str
-    """As `make_heuristic` takes it."""
+    """As given to `make_heuristic`."""
     neighbourhood: Neighbourhood
     powers: tuple[int, int, float] | None = None
     """The exponents C, M and S. C and M are 0 or 1; S is from 0 to 1, where an int makes scores exact."""
@@ -66,7 +66,7 @@ _NAMED = {
 AUTO = "auto"
 """In place of a heuristic: the run finds the best one itself (`runtime.observe.learning`)."""
 FIRST = chain.Settings("ancestors", 0.6, 0.0, False).name
-"""What it begins with: the one that works in most programs and budgets, without knowledge of any."""
+"""What such a run begins with: what works for most programs and budgets, without knowing any of them."""
 
 HEURISTIC_NAMES = (*_NAMED, "random", *chain.NAMED)
 """Those of Sec. 3 and 4.1, and `chain`'s. `ABLATION_NAMES` and `module:function` are accepted too."""

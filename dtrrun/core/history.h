@@ -1,5 +1,5 @@
-// Which recipes go at the end of a step (`core/history.py`): those that would need storages older than the last cut, or that
-// have lost an input.
+// Which recipes are dropped at the end of a step (`core/history.py`): those that would need storages older than the last cut, or
+// that have lost an input.
 #pragma once
 
 #include <unordered_map>
@@ -9,13 +9,13 @@
 
 namespace dtrrun {
 
-// Looks through what would be needed to recompute versions. It ends at the first thing that decides: after a step the loss may
-// have come from thousands of operators, and one changed weight is enough.
+// Searches what would be needed to recompute versions. A search stops at the first decisive find: after a step the loss may
+// depend on thousands of operators, and one changed weight is enough.
 class Ancestry {
  public:
   enum class Verdict { NO, YES, ASK_ITS_INPUTS };
 
-  // Whether the verdict of `judge` on anything that is needed for `wanted` is YES.
+  // Returns whether the verdict of `judge` on anything that is needed for `wanted` is YES.
   template <class Judge>
   bool any(const Version* wanted, const Judge& judge) {
     if (auto known = known_.find(wanted); known != known_.end()) return known->second;
@@ -55,12 +55,12 @@ class Ancestry {
  private:
   struct Frame {
     const Version* version;
-    uint32_t next = 0;  // of its inputs
+    uint32_t next = 0;  // index of the next of its inputs
   };
   std::unordered_map<const Version*, bool> known_;
 };
 
-// The versions since `age` that have a recipe and are `wanted`, the youngest first.
+// Returns the versions made since `age` that have a recipe and are `wanted`, the newest first.
 template <class Wanted>
 VersionList recomputable_since(const VersionList& versions, int64_t age, const Wanted& wanted) {
   VersionList found;
@@ -71,8 +71,8 @@ VersionList recomputable_since(const VersionList& versions, int64_t age, const W
   return found;
 }
 
-// Those whose recipes need storages from before `cut_age` that the program has released. What it still has is judged by
-// itself.
+// Returns those whose recipes need storages from before `cut_age` that the program has released. What the program still has is
+// judged on its own.
 inline VersionList carried(const VersionList& versions, const Program& program, int64_t cut_age) {
   using Verdict = Ancestry::Verdict;
   Ancestry ancestry;
@@ -85,7 +85,7 @@ inline VersionList carried(const VersionList& versions, const Program& program, 
   });
 }
 
-// Those in memory whose recipes have lost an input. trusted: escaped versions that are known to be constants.
+// Returns those in memory whose recipes have lost an input. trusted: escaped versions that are known to be constants.
 inline VersionList mutated(const VersionList& versions, const Program& program, int64_t age,
                         const std::unordered_set<const Version*>& trusted) {
   using Verdict = Ancestry::Verdict;

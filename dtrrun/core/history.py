@@ -1,8 +1,8 @@
-"""Limits how far back recipes reach: to the last turn of the program's outer loop.
+"""Limits how far back recipes reach: to the last iteration of the program's outer loop.
 
-What a program carries from one turn to the next (running averages, hidden states, weights that are replaced
-by new tensors, a growing cache) would otherwise be recomputed from the first turn on. The versions of every
-turn, with all the constants that they read, would be kept for that.
+What a program carries from one iteration to the next (running averages, hidden states, weights that are
+replaced by new tensors, a growing cache) would otherwise be recomputed from the first iteration on. The
+versions of every iteration, with all the constants that they read, would be kept for that.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class History:
         self._ledger, self._recipes, self._rematerializer = ledger, recipes, rematerializer
         self._deallocation = deallocation
         self.cut_age = 0  # the ledger's age when the last cut was made
-        self.former_step_age = 0  # its age at the end of the step before the last one
+        self.former_step_age = 0  # `ledger.step_age` of the step before
 
     def end_step(self) -> None:
-        """An optimizer step has ended, which ends a period."""
+        """Limit recipes at the end of an optimizer step, which ends a period."""
         ledger = self._ledger
         ledger.collect_dead()
         self._forget_mutated()
@@ -44,15 +44,15 @@ class History:
         self.former_step_age, ledger.step_age = ledger.step_age, ledger.age + 1
 
     def end_period(self) -> None:
-        """A turn of the program's outer loop has ended."""
+        """Limit recipes at the end of an iteration of the program's outer loop."""
         for observer in self._ledger.observers:
             observer.period(PERIOD_ENDS)
         self.end_step()
 
     def rescued_since(self, age: int) -> Iterator[Version]:
-        """For `core.foresight`: yield what was made since then, and has no recipe any more: it had to stay.
+        """For `core.foresight`: yield what was made since then and lost its recipe, so it had to stay.
 
-        Or it never had one; then it is never evicted, and it does not matter.
+        Or it never had a recipe; then it is never evicted, and does not matter here.
         """
         for version in reversed(self._ledger.versions.values()):
             if version.age <= age and version.mutations == 0:
@@ -61,7 +61,7 @@ class History:
                 yield version
 
     def compact(self, age: int) -> None:
-        """No turn has ended for a while. age: small storages older than this lose their recipes."""
+        """Limit recipes if no iteration has ended for a while. age: older small storages lose theirs."""
         for observer in self._ledger.observers:
             observer.period(COMPACTS, age=age)
         self._forget_small(age)
@@ -70,7 +70,7 @@ class History:
     def cut(self) -> None:
         """Make constants of versions that would be recomputed from released storages older than the last cut.
 
-        Evicted ones are brought back if there is room.
+        Evicted ones are brought back first, if there is room.
         """
         for version in reversed(self._ledger.carried(self.cut_age)):
             content = version()  # another thread may release it at any moment
@@ -82,7 +82,7 @@ class History:
         """At the end of a step, drop recipes that depend on weights that have changed since.
 
         Otherwise a program that keeps every `loss` would keep the versions of every step. Two networks that
-        are trained in turn change other weights in each step, so this looks at the step before, too.
+        are trained in turn change different weights in each step, so this covers the previous step, too.
         """
         trusted = self._recipes.foreign.trusted()
         for version in self._ledger.mutated(self.former_step_age, trusted):

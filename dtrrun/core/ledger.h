@@ -1,6 +1,6 @@
-// The accounts: versions by storage, what is resident or evicted, and the bytes of each.
+// The ledger: versions by storage, what is resident or evicted, and how many bytes each takes.
 //
-// `resident_bytes` counts the program's tensors and those that dtrrun holds. The ledger keeps no tensor of the program alive,
+// `resident_bytes` counts the program's tensors and those that dtrrun holds. The ledger keeps none of the program's tensors alive,
 // except constants that something evicted is computed from.
 #pragma once
 
@@ -14,11 +14,12 @@
 namespace dtrrun {
 
 constexpr int64_t UNLIMITED = int64_t{1} << 62;
-constexpr int LOOK_SHIFT = 4;               // check the heap when a sixteenth of the budget (or peak) has been freed,
-constexpr int64_t LOOK_BYTES = 4 << 20;     // and at least this much
+constexpr int LOOK_SHIFT = 4;               // check the heap once a sixteenth of the budget (or peak) has been freed,
+constexpr int64_t LOOK_BYTES = 4 << 20;     // but at least this much
 
-// What is noted of a run. HELD: recomputed memory that the program does not have; DROPPED: when it goes. PINNED: it has no recipe
-// from now on, and stays. LOST: the same of what is not in memory. REFUSED: so many bytes, of no version.
+// The decisions recorded about a run. HELD: memory was recomputed for a version that the program does not have. DROPPED: that
+// memory was freed. PINNED: a resident version has lost its recipe, so it stays. LOST: a version that is not in memory has lost its
+// recipe. REFUSED: a number of bytes did not fit; no version is involved.
 enum class Decision : uint64_t { EMPTIED = 1, RESTORED, HELD, DROPPED, COPIED, PINNED, LOST, REFUSED };
 
 class Ledger {
@@ -26,23 +27,23 @@ class Ledger {
   Ledger(Backend& backend, void (*forget)(Version*)) : versions(forget), backend(backend) {}
 
   int64_t age = 0;    // number of operators so far
-  int64_t clock = 0;  // ns: the sum of the costs of all operators run
-  int64_t step_age = 0;  // age at the end of the last step
+  int64_t clock = 0;  // ns: the total cost of all operators run
+  int64_t step_age = 0;  // age of the first operator of the present step
   int64_t resident_bytes = 0, evicted_bytes = 0, scratch_bytes = 0, peak_bytes = 0, step_peak_bytes = 0, freed_bytes = 0;
-  int64_t copied_bytes = 0;  // of the resident ones: copies of constants
-  int64_t reserved_bytes = 0;  // for operators in progress, which other threads may not take
+  int64_t copied_bytes = 0;  // the part of `resident_bytes` in copies of constants
+  int64_t reserved_bytes = 0;  // for operators in progress; other threads may not take them
   int64_t budget_bytes = -1;   // -1: none
   int64_t limit = UNLIMITED;   // what tensors may take
   int64_t least_bytes = 0;     // smaller storages are not worth a search
-  int64_t recomputed_ns = 0;   // in operators that were run again
-  int64_t collection_due_ns = UNLIMITED;  // of those: when it is reached, garbage is collected as room is made
+  int64_t recomputed_ns = 0;   // spent running operators again
+  int64_t collection_due_ns = UNLIMITED;  // once `recomputed_ns` reaches this, garbage is collected when room is made
   int64_t replaying = 0;       // rematerializations in progress
-  int64_t paused = 0;          // how many times eviction is disabled
-  bool pressure = false;  // whether memory ever ran short; before that the policy is told nothing
+  int64_t paused = 0;          // nesting depth of requests to disable eviction
+  bool pressure = false;  // whether memory ever ran short; until then the policy is not notified of anything
   int64_t decisions = 0;
   uint64_t digest = 0;
 
-  Policy* policy = nullptr;  // which may change between operators
+  Policy* policy = nullptr;  // may change between operators
   std::shared_ptr<DeadVersions> dead = std::make_shared<DeadVersions>();
   std::shared_ptr<Debts> debts = std::make_shared<Debts>();
   Versions versions;
@@ -51,7 +52,7 @@ class Ledger {
 
   // -- versions --
 
-  // The storage that holds a version's bytes, or none.
+  // Returns the storage that holds a version's bytes, or an empty reference.
   StorageRef memory_of(const Version* one) const {
     if (one->scratch) return one->scratch;
     return one->superseded ? StorageRef() : backend.storage_of(one);
@@ -60,13 +61,13 @@ class Ledger {
   void evictable(Version* one) {
     if (pressure && one->nbytes >= least_bytes) policy->insert(one);
   }
-  // Counts a storage that has memory now.
+  // Enters a version whose storage has memory now, and counts its bytes.
   void enter(Version* one) {
     versions.put(one);
     resident_bytes += one->nbytes;
     note_peak(resident_bytes);
   }
-  // Memory runs short for the first time: reports everything so far to the policy.
+  // Called when memory runs short. The first time, reports everything so far to the policy.
   void begin_pressure() {
     if (pressure) return;
     pressure = true;
@@ -88,7 +89,7 @@ class Ledger {
       }
     }
   }
-  // All versions: those with memory, or whose memory is evicted, and what they are made from.
+  // Returns all versions: those with memory, those whose memory is evicted, and what they were computed from.
   VersionList known() const {
     VersionList found;
     std::unordered_set<Version*> seen;
@@ -111,8 +112,8 @@ class Ledger {
 
   // -- decisions --
 
-  // Adds a decision to the digest: what, when, and about which version. Two runs of a program that decide alike have equal
-  // digests. So nothing here may depend on addresses or on time.
+  // Adds a decision to the digest: what, when, and about which version. Two runs of a program that make the same decisions have
+  // equal digests, so nothing here may depend on addresses or on time.
   void decided(Decision decision, int64_t nbytes, int64_t made_at, int64_t mutations) {
     uint64_t what = (static_cast<uint64_t>(age) << 4 | static_cast<uint64_t>(decision)) * 0x9E3779B97F4A7C15ull ^
                     static_cast<uint64_t>(made_at) * 0xC2B2AE3D27D4EB4Full ^
@@ -131,14 +132,14 @@ class Ledger {
     step_peak_bytes = nbytes;
     peak_bytes = std::max(peak_bytes, nbytes);
   }
-  // A version of the program is about to lose its memory.
+  // Accounts for a version of the program that is about to lose its memory.
   void emptied(Version* one) {
     decided(Decision::EMPTIED, one);
     one->resident = false;
     resident_bytes -= one->nbytes;
     evicted_bytes += one->nbytes;
   }
-  // An evicted version of the program has its memory again.
+  // Accounts for an evicted version of the program that has its memory back.
   void restored(Version* one) {
     decided(Decision::RESTORED, one);
     one->resident = true;
@@ -157,10 +158,10 @@ class Ledger {
     one->resident = true;
     note_peak(resident_bytes);
   }
-  // Frees a version's own memory.
+  // Frees the memory that dtrrun holds for a version.
   void drop_scratch(Version* one) {
     decided(Decision::DROPPED, one);
-    VersionRef kept(one);  // the list may have the last reference
+    VersionRef kept(one);  // the list may hold the last reference
     if (scratch.remove(one)) {
       scratch_bytes -= one->nbytes;
       resident_bytes -= one->nbytes;
@@ -169,7 +170,7 @@ class Ledger {
     one->set_scratch(StorageRef());
     one->resident = false;
   }
-  // Keeps a copy of a constant that is about to change, as long as some recipe reads this version.
+  // Keeps a copy of a constant that is about to change, for as long as some recipe reads this version.
   void keep_copy(Version* one, StorageRef storage) {
     decided(Decision::COPIED, one);
     resident_bytes += one->nbytes;
@@ -178,13 +179,13 @@ class Ledger {
     one->debts = debts;
     note_peak(resident_bytes);
   }
-  // Another version has the storage of this one, which has its copy instead, if there is one.
+  // Called when another version has taken over this one's storage. This one uses its copy instead, if there is one.
   void use_copy(Version* one) {
     one->set_scratch(std::move(one->copy));
     one->copy.reset();
     one->resident = static_cast<bool>(one->scratch);
   }
-  // Lets go of a copy, which counts until the accounts are settled.
+  // Gives back a copy, which still counts until `collect_dead` runs.
   static void give_back_copy(Version* one) {
     if (auto debts = std::exchange(one->debts, nullptr)) debts->copied_bytes += one->nbytes;
   }
@@ -202,8 +203,8 @@ class Ledger {
       Version* one = first.get();
       if (versions.find(one->key) != one) continue;  // superseded by a later version
       try {
-        backend.died(one);  // before no table has it any more: until then no other storage gets its address
-      } catch (...) {       // an interrupt: it will be told again
+        backend.died(one);  // while it is still in the table: until it leaves, no other storage gets its address
+      } catch (...) {       // an interrupt: the death will be reported again
         dead->prepend(std::move(first));
         throw;
       }
@@ -216,7 +217,7 @@ class Ledger {
     if (before != resident_bytes) freed(before - resident_bytes);
   }
 
-  // Occasionally checks what became of memory that was given back to the C library.
+  // Occasionally checks what became of the memory that was given back to the C library.
   void freed(int64_t nbytes) {
     if (!backend.has_heap()) return;
     freed_bytes += nbytes;
@@ -243,7 +244,7 @@ class Ledger {
   bool any_reserved_by_others(uint64_t thread) const {
     return std::any_of(reserved_.begin(), reserved_.end(), [&](const auto& one) { return one.thread != thread; });
   }
-  // An operator of the program has run.
+  // Accounts for an operator of the program that has run.
   void ran(Signature& signature, int64_t cost) {
     signature.learn_cost(cost);
     clock += signature.cost;
@@ -257,9 +258,9 @@ class Ledger {
     int64_t nbytes;
   };
 
-  // The program has let go of a version that was in the table.
+  // Accounts for a version that was in the table and that the program has released.
   void gone(Version* one) {
-    if (one->scratch) {  // it died evicted while a rematerialization held it: any memory left is scratch
+    if (one->scratch) {  // it died while evicted and held by a rematerialization: any memory left is scratch
       evicted_bytes -= one->nbytes;
     } else if (one->resident) {
       resident_bytes -= one->nbytes;

@@ -1,6 +1,6 @@
 """The accounts: versions by storage, what is resident or evicted, and the bytes of each.
 
-They are kept in C++ (`core/ledger.h`). Here is what only Python asks of them.
+They are kept in C++ (`core/ledger.h`). This module has what only Python needs of them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ SMALL_CONSTANTS = 256  # of these
 
 
 class Decision(IntEnum):
-    """What a ledger notes; see `core/ledger.h`."""
+    """The decisions that a ledger notes; see `core/ledger.h`."""
 
-    REFUSED = 8  # so many bytes, of no version
+    REFUSED = 8  # a request for so many bytes; concerns no version
 
 
 class Block(weakref.ref):  # type: ignore[type-arg]
@@ -42,8 +42,8 @@ class Ledger:
 
     age: int  # number of operators so far
     clock: int  # ns: the sum of the costs of all operators run
-    step_age: int  # age at the end of the last step
-    resident_bytes: int  # of the program's tensors, and of those that dtrrun holds
+    step_age: int  # age of the first operator of the present step
+    resident_bytes: int  # of the program's tensors and of those that dtrrun holds
     evicted_bytes: int
     scratch_bytes: int
     copied_bytes: int
@@ -52,21 +52,21 @@ class Ledger:
     step_peak_bytes: int
     freed_bytes: int
     recomputed_ns: int  # in operators that were run again
-    collection_due_ns: int  # of recomputing: when it is reached, garbage is collected as room is made
+    collection_due_ns: int  # value of `recomputed_ns` from which making room collects garbage
     least_bytes: int  # smaller storages are not worth a search
-    paused: int  # how many times eviction is disabled
+    paused: int  # how many times eviction is disabled at present
     limit: int  # what tensors may take
     budget_bytes: int | None
-    pressure: bool  # whether memory ever ran short; before that the policy is told nothing
-    decisions: int  # their number, and
-    digest: int  # a digest: two runs of a program decide alike if these are equal
+    pressure: bool  # whether memory ever ran short; before that the policy is not notified of anything
+    decisions: int  # number of decisions
+    digest: int  # of the decisions: two runs of a program decide alike if both are equal
     policy: Policy
     versions: dict[
         int, Version
     ]  # as a dict: the present version of each storage, in the order in which they came
-    scratch: list[Version]  # recomputed versions that the program does not have, the latest last
+    scratch: list[Version]  # recomputed versions that the program does not have, latest last
     dead: bool  # whether storages have died for which `collect_dead` has to account
-    on_death: Callable[[Any], None]  # tells it
+    on_death: Callable[[Any], None]  # reports such a death
     observers: list[Observer]
     decision_observers: list[DecisionObserver]
     fingerprints: Fingerprints | None
@@ -74,14 +74,14 @@ class Ledger:
     outside: Outside | None
     dtr: Any  # the `core.dtr.DTR` of which this is a part
 
-    # Of C++: decided(decision, nbytes, age, mutations), evictable(version), enter(version),
+    # In C++: decided(decision, nbytes, age, mutations), evictable(version), enter(version),
     # keep_copy(version, storage), use_copy(version), begin_pressure(), known(), note_peak(nbytes),
-    # collect_dead(), reserve(call, nbytes), give_back(call), others_reserve(), and what looks through all
+    # collect_dead(), reserve(call, nbytes), give_back(call), others_reserve(), and searches of all
     # versions:
     # - largest_copy(): the bytes that a copy of a constant may take
     # - weigh(): the keys of the constants worth a copy, and how many versions have been looked at
     # - carried(cut_age): the versions that would be recomputed from released storages older than that, the
-    #   youngest first, like the next
+    #   youngest first, like those of the next
     # - mutated(age, trusted): the versions in memory, since `age`, whose recipes have lost an input. trusted:
     #   `Foreign.trusted()`
     decided: Callable[[int, int, int, int], None]
@@ -118,7 +118,8 @@ class Ledger:
         self.device_type = device_type
         self.fingerprints, self.heap = fingerprints, heap
         self.counted: dict[int, Block] = {}  # tensors without plain storage, by address
-        # The program releases these at once (`torch.tensor(2.0)`), and what they made could never be evicted.
+        # Kept alive: the program releases these at once (`torch.tensor(2.0)`), and what was computed from
+        # them could then never be evicted.
         self.small_constants: deque[Any] = deque(maxlen=SMALL_CONSTANTS)
         self.overhead: dict[str, int] = {}  # bytes of the budget that are not tensors, by kind
         self.set_budget(budget_bytes)
@@ -143,7 +144,7 @@ class Ledger:
         self.limit = UNLIMITED if self.paused else nbytes
 
     def look_outside(self) -> None:
-        """Take from the limit what storages that have not been met take of the budget now."""
+        """Subtract from the limit what storages that no version counts take of the budget now."""
         if self.outside is not None:
             self.outside.look()
 
@@ -168,7 +169,7 @@ class Ledger:
         """Let another policy choose what to evict from now on. Call it between operators.
 
         policy: a new one. It takes over the pool, what is evicted or released, and the former's counts, and
-        its foresight unless it has another or does not use any.
+        its foresight unless the new one has another or does not use any.
         """
         self.collect_dead()
         former, pool = self.policy, list(self.policy)

@@ -12,7 +12,7 @@ from dtrrun.core.graph import Version
 
 
 class Locks(list[Version]):
-    """The versions it takes stay locked until it is called, its context ends, or it dies.
+    """Keeps the versions that it takes locked until it is called, its context ends, or it dies.
 
     An interrupt may prevent a `with` or `finally` from running; then nothing refers to the object any longer.
     It is a list itself, because an interrupt may also prevent an `__init__` from setting what dies with it.
@@ -36,7 +36,7 @@ class Locks(list[Version]):
         unlock(self)
 
     def __del__(self) -> None:
-        # Nearly always it is empty. Python drops an interrupt that comes in here, so this is kept short.
+        # It is nearly always empty. Python drops an interrupt that arrives here, so this is kept short.
         if self:
             unlock(self)
 

@@ -11,17 +11,17 @@ namespace dtrrun {
 // Decides which constants are copied before they change, and makes the copies: weights in an optimizer's step, running statistics.
 //
 // What was computed from the old content and is still referred to, such as the graph of an evaluation, can't be recomputed once the
-// content is overwritten. All of it would have to stay. Where the constants are small beside it, copies of them are kept instead,
-// for as long as a recipe reads them: the old version of each gets its copy as its memory when it is superseded.
+// content is overwritten. All of it would have to stay in memory. If the constants are small in comparison, copies of them are kept
+// instead, for as long as a recipe reads them: when a version is superseded, its copy becomes its memory.
 //
-// An ordinary step refers to its loss and its outputs when the weights change, which takes a fraction of what the weights do, so
-// nothing is copied for it. To find that out takes a look at what the program has, and sometimes at all recipes. So the answer is
-// kept for as many operators as versions have been looked at: then a look costs an operator no more than one version does.
+// When the weights change, an ordinary step still refers to its loss and its outputs. These are a fraction of the size of the
+// weights, so nothing is copied for them. Finding that out means looking at what the program has, and sometimes at all recipes. So
+// the answer is reused for as many operators as versions were looked at: that amortizes to at most one version per operator.
 class Copies {
  public:
   Copies(Ledger& ledger, Eviction& eviction) : ledger_(ledger), eviction_(eviction) {}
 
-  // A constant is about to change. Returns whether recipes can go on reading its present content.
+  // Called when a constant is about to change. Returns whether recipes can go on reading its present content.
   bool keep(Version* constant) { return constant->copy || (wants(constant) && make(constant)); }
 
   // Copies a constant, if there is room.
@@ -34,8 +34,8 @@ class Copies {
     return true;
   }
 
-  // Whether a constant that is about to change is worth a copy. Before memory has run short, none is: what depends on it need not
-  // be evicted then.
+  // Returns whether a constant that is about to change is worth a copy. None is before memory has run short, since its dependents
+  // need not be evicted until then.
   bool wants(const Version* constant) {
     if (!(ledger_.pressure && constant->used) || constant->copy) return false;
     if (!constant->constant() || constant->escaped || !constant->resident || ledger_.paused != 0) return false;
@@ -56,18 +56,18 @@ class Copies {
   }
 
  private:
-  static constexpr int64_t SHORTEST = 64;  // number of operators that a look counts for, at least
+  static constexpr int64_t SHORTEST = 64;  // minimum number of operators for which an answer is reused
 
   void look_counts_for(size_t looked_at) { until_ = ledger_.age + std::max(static_cast<int64_t>(looked_at), SHORTEST); }
 
   Ledger& ledger_;
   Eviction& eviction_;
-  int64_t until_ = -1;  // the ledger's age up to which the last look counts
+  int64_t until_ = -1;  // the ledger's age up to which the last answer is reused
   int64_t most_ = 0;    // bytes that a copy may take
-  std::optional<std::unordered_set<int64_t>> chosen_;  // keys of the versions worth a copy, once that has been asked
+  std::optional<std::unordered_set<int64_t>> chosen_;  // keys of the versions worth a copy, once they have been determined
 };
 
-// While versions are locked.
+// Keeps versions locked while it exists.
 class Locked {
  public:
   explicit Locked(const std::vector<VersionRef>& versions) : versions_(versions) {
@@ -89,7 +89,7 @@ class Rescue {
   Rescue(Ledger& ledger, Recipes& recipes, Rematerializer& rematerializer)
       : ledger_(ledger), recipes_(recipes), rematerializer_(rematerializer) {}
 
-  // Raises the budget error.
+  // Rescues all dependents of a constant. Raises the budget error.
   void dependents_of(Version* constant) {
     if (constant->needed_by) settle_small_results();
     while (constant->needed_by) {
@@ -112,11 +112,11 @@ class Rescue {
       }
       for (const VersionRef& one : found.evicted)
         if (one->resident) recipes_.make_constant(one.get(), pins::INPUT_MUTATED);
-      // The rescue may have evicted another dependent to make room: look again.
+      // The rescue may have evicted another dependent to make room, so look again.
     }
   }
 
-  // The same where nothing has to be brought back. Otherwise returns false, having done nothing.
+  // Does the same if nothing has to be brought back. Otherwise rescues nothing and returns false.
   bool resident_dependents_of(Version* constant) {
     if (!constant->needed_by) return true;
     settle_small_results();
@@ -127,15 +127,15 @@ class Rescue {
   }
 
  private:
-  // evicted: versions that the program has. released: those that it has not. resident: with their contents, since the recipe of one
-  // may be all that keeps the memory of another.
+  // evicted: evicted versions that the program has. released: those that it no longer has. resident: in memory, together with their
+  // storages, since the recipe of one may be all that keeps the memory of another alive.
   struct Found {
     std::vector<VersionRef> evicted, released;
     std::vector<std::pair<VersionRef, StorageRef>> resident;
   };
 
-  // Makes constants of small results that the program has and no recipe reads. A loss, held until the next one is there, would
-  // otherwise keep what it can be recomputed from in memory: the logits, which are constants once the weights have changed.
+  // Turns small results that the program has and no recipe reads into constants. Otherwise a loss that is held until the next one
+  // replaces it would keep in memory what it is recomputed from: the logits, which become constants once the weights change.
   void settle_small_results() {
     if (ledger_.age <= settled_until_ || ledger_.budget_bytes < 0 || ledger_.paused != 0) return;
     ledger_.collect_dead();
@@ -146,7 +146,7 @@ class Rescue {
         small.emplace_back(one);
     for (const VersionRef& one : small) recipes_.make_constant(one.get(), pins::INPUT_MUTATED);
   }
-  // What depends on a constant. What depends on a resident one is safe.
+  // Finds what depends on a constant. Does not search beyond resident dependents, since what depends on those is safe.
   Found find(Version* constant) {
     ledger_.collect_dead();
     Found found;
@@ -171,11 +171,11 @@ class Rescue {
     }
     return found;
   }
-  // Makes constants of the resident ones. Returns whether that is all there was to do.
+  // Turns the resident dependents into constants. Returns whether nothing has to be brought back.
   bool settle(Version* constant, const Found& found) {
     for (const auto& [node, content] : found.resident) recipes_.make_constant(node.get(), pins::INPUT_MUTATED);
     if (!found.evicted.empty()) return false;
-    for (const VersionRef& node : found.released) recipes_.lose(node.get());  // so that what is computed from it is not replayable
+    for (const VersionRef& node : found.released) recipes_.lose(node.get());  // so what is computed from it is no longer replayable
     constant->needed_by.reset();
     return true;
   }
@@ -185,34 +185,35 @@ class Rescue {
   Ledger& ledger_;
   Recipes& recipes_;
   Rematerializer& rematerializer_;
-  int64_t settled_until_ = -1;  // the ledger's age up to which the last look for small results counts
+  int64_t settled_until_ = -1;  // the ledger's age up to which small results are not looked for again
 };
 
-// Decides which mutations get a recipe, and rescues versions that the others would make unrecoverable. The write may come from an
-// operator, or from code that is not one.
+// Decides which mutations get a recipe, and rescues versions that the other mutations would make unrecoverable. The write may come
+// from an operator or from other code.
 class Mutation {
  public:
-  static constexpr int64_t CHAIN_LIMIT = 32;  // mutations that a recipe may replay; then the storage becomes a constant
+  static constexpr int64_t CHAIN_LIMIT = 32;  // mutations that a recipe may replay; beyond that the storage becomes a constant
 
   Mutation(Ledger& ledger, Recipes& recipes, Copies& copies, Rescue& rescue)
       : ledger_(ledger), recipes_(recipes), copies_(copies), rescue_(rescue) {}
 
-  // Pins that remain when the whole storage is overwritten.
+  // Returns whether a pin remains when the whole storage is overwritten.
   static bool is_sticky(Pin pin) {
     return pin == pins::PARAMETER || pin == pins::GRADIENT || pin == pins::PINNED || pin == pins::LOADED ||
            pin == pins::FOREIGN_MEMORY;
   }
-  // Something is written to a constant, of which no recipe can start from memory that nothing has written to any more.
+  // Called when a constant is written to: its memory no longer counts as uninitialized, so no recipe can start from blank memory.
   static void no_longer_blank(Version* constant) {
     if (constant->pin == pins::UNINITIALISED) constant->pin = pins::CONSTANT;
   }
-  // Whether the history of what can be recomputed is worth keeping. State that persists over steps (running averages) is not.
+  // Returns whether the history of a recomputable version is worth keeping. That of state that persists over steps (running
+  // averages) is not.
   bool is_recent(const Version* version) const {
     return version->age >= ledger_.step_age && version->mutations < CHAIN_LIMIT;
   }
 
-  // An operator is about to write to a version. leaf: whether that is a leaf of autograd, written through that leaf. overwrites:
-  // whether it overwrites all of it, without reading it. Returns whether its content can be recomputed afterwards.
+  // Called when an operator is about to write to a version. leaf: it is a leaf of autograd, written through that leaf. overwrites:
+  // returns whether the operator overwrites all of it without reading it. Returns whether the new content can be recomputed.
   template <class Overwrites>
   bool may_record(Version* version, bool leaf, const Overwrites& overwrites) {
     if (leaf) {
@@ -222,9 +223,9 @@ class Mutation {
     return version->constant() ? !is_sticky(version->pin) && overwrites() : is_recent(version);
   }
 
-  // Rescues what depends on constants that an operator is about to write to: each(function) calls a function with each. Some are
-  // copied for it. The others are added to `changing`: until the write is done, nothing else may come to depend on them. Raises the
-  // budget error.
+  // Rescues what depends on constants that an operator is about to write to. each(function) calls `function` with each of them.
+  // Some are copied for this. The others are added to `changing`: until the write is done, nothing else may come to depend on them.
+  // Raises the budget error.
   template <class Constants, class Changing>
   void about_to_change(const Constants& each, Changing& changing) {
     each([&](Version* one) { copies_.keep(one); });
@@ -249,7 +250,7 @@ class Mutation {
     version->pin = why;
   }
 
-  // Other code can reach the memory from now on: it stays, and nothing is recomputed from it. Raises the budget error.
+  // Called when other code can reach the memory from now on: it stays, and nothing is recomputed from it. Raises the budget error.
   void escape(Version* version, Pin why) {
     ledger_.backend.changes(Change::ESCAPES, version, why, false);
     if (!version->escaped || ledger_.backend.trusts(version)) {
@@ -259,14 +260,15 @@ class Mutation {
     }
     ledger_.backend.give_up(version);
   }
-  // The same for several resident versions. All are locked meanwhile: to bring back what was computed from one may take the place
-  // of another.
+  // Does the same for several resident versions. All are locked meanwhile, since bringing back what was computed from one might
+  // otherwise evict another.
   void escape_together(const std::vector<VersionRef>& versions, Pin why) {
     Locked locked(versions);
     for (const VersionRef& one : versions) escape(one.get(), why);
   }
 
-  // Code that is not an operator is about to write to the memory. escapes: it may also do so later. Raises the budget error.
+  // Called when code that is not an operator is about to write to the memory. escapes: it may also do so later. Raises the budget
+  // error.
   void written_outside(Version* version, Pin why, bool escapes) {
     ledger_.backend.changes(Change::WRITTEN_OUTSIDE, version, why, escapes);
     if (!version->constant() || !copies_.keep(version)) constant_about_to_change(version, why);
@@ -278,7 +280,7 @@ class Mutation {
   }
 
  private:
-  // Rescues what depends on the content of a version. Raises the budget error if that needs too much room.
+  // Makes a version a constant and rescues what depends on its content. Raises the budget error if that needs too much room.
   void constant_about_to_change(Version* version, Pin why) {
     struct Escaped {
       Version* version;

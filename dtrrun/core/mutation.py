@@ -34,14 +34,14 @@ class Mutation:
     budget error.
     """
     escape: Callable[[Version, str], None]
-    """Other code can reach the memory from now on: it stays, and nothing is recomputed from it.
+    """Note that other code can reach the memory from now on: it stays, and nothing is recomputed from it.
 
     Takes the reason. Raises the budget error.
     """
     escape_together: Callable[[Sequence[Version], str], None]
     """Let several resident versions escape. Raises the budget error."""
     written_outside: WrittenOutside
-    """Code that is not an operator is about to write to the memory. Raises the budget error."""
+    """Prepare for a write to the memory by code that is not an operator. Raises the budget error."""
 
     def __init__(self, ledger: Ledger, recipes: Recipes, rematerializer: Rematerializer) -> None:
         self._ledger, self._recipes, self._rematerializer = ledger, recipes, rematerializer
@@ -49,7 +49,7 @@ class Mutation:
     # -- operators that change ---------------------------------------------------------------------
 
     def operators_change(self, names: set[str]) -> None:
-        """Operators with these names are about to have other kernels, or none: rescue what they have made.
+        """Rescue what operators with these names have made, before their kernels are replaced or removed.
 
         What is evicted is brought back, and what is in memory stays. Raises the budget error.
         """
@@ -70,12 +70,12 @@ class Mutation:
                         self._recipes.lose(node)
             # That may have evicted another one to make room: look again.
         for node in made:
-            if node.operation is not None:  # the program has released it, or has written over it
+            if node.operation is not None:  # the program has released or overwritten it
                 self.rescue_dependents(node)
                 self._recipes.lose(node)
 
     def _made_by(self, names: set[str]) -> list[Version]:
-        """Return what operators with these names have made, also what only recipes have."""
+        """Return what operators with these names have made, including what only recipes refer to."""
         self._ledger.collect_dead()
         found: list[Version] = []
         seen: set[int] = set()

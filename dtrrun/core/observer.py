@@ -54,12 +54,12 @@ class Observer:
         """An operator will not run, because there is no room for it."""
 
     def met(self, version: Version) -> None:
-        """An operator has been given a tensor over that version's storage."""
+        """An operator has received a tensor over that version's storage."""
 
     def died(self, version: Version) -> None:
         """The storage of a version is gone; it may have been for some time."""
 
-    # -- what is no part of an operator, before it happens -----------------------------------------
+    # -- before something happens that is not part of an operator ----------------------------------
 
     def changes(self, what: str, version: Version, **facts: Any) -> None:
         """Something is about to be done to a version. what: one of the names below."""

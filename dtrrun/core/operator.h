@@ -14,64 +14,64 @@ namespace dtrrun {
 
 constexpr int64_t SMALL_CONSTANT = 512;  // bytes
 
-// A storage that an operator has made, and that was not in the ledger before. NEW: it can be evicted if the operator has a recipe.
-// UNTRACKED: not a plain tensor over a storage: neither evicted nor recomputed from. READ_NATIVELY: code that is not an operator
-// reads it, so it stays in memory. ELSEWHERE: on another device. FOREIGN: its memory is not from our allocator.
+// A storage that an operator has made and that was not in the ledger before. NEW: can be evicted if the operator has a recipe.
+// UNTRACKED: not a plain tensor over a storage, so it is neither evicted nor recomputed from. READ_NATIVELY: code that is not an
+// operator reads it, so it stays in memory. ELSEWHERE: on another device. FOREIGN: its memory is not from our allocator.
 struct NewStorage {
   enum Kind { NEW, UNTRACKED, READ_NATIVELY, ELSEWHERE, FOREIGN };
-  int64_t where;     // the index of its tensor among the results
-  Storage* storage;  // which the caller keeps
+  int64_t where;     // index of its tensor among the results
+  Storage* storage;  // kept alive by the caller
   Kind kind;
 };
 
-// What is known of an operator call in progress (`core.operator.Call`). A hole is a tensor's index among the tensor arguments.
+// What is known about an operator call in progress (`core.operator.Call`). A hole is a tensor's index among the tensor arguments.
 struct Call {
   struct Write {
     Version* target;
-    size_t hole;            // the first through which it is written to
-    bool constant = false;  // before it is written to
+    size_t hole;            // the first one through which the target is written to
+    bool constant = false;  // whether the target was a constant before the write
   };
 
-  int64_t id = 0;  // by which it is known until it is over
+  int64_t id = 0;  // identifies the call until it is over
   Signature* signature = nullptr;
   int64_t cost = 0;  // ns, once it has run
   bool replayable = true;   // the operator and its arguments allow a replay
   bool recordable = true;   // it gets a recipe; known once it is admitted
-  bool reserves = true;     // other operators may run while it does, which may not take its room
+  bool reserves = true;     // other operators may run at the same time, and must not take the room made for this one
   bool view = false;        // its results are views: nothing is entered, and recreating them is free
   bool untouching = false;  // it does not read its inputs' memory
   bool reshapes = false;    // it may change which memory a storage has
   bool opaque = false;      // an input has no plain storage
-  bool uninitialised = false;       // its results are
+  bool uninitialised = false;       // its results are uninitialised
   bool shrinks = false;             // it may have allocated more than predicted
-  bool updates_statistics = false;  // this call does
+  bool updates_statistics = false;  // this call updates the running statistics
 };
 
-// What the calls of each kind have besides. It is called for every operator of a program, so there are no virtual functions.
+// What each kind of call provides in addition. These run for every operator of a program, so there are no virtual functions.
 template <class C>
 concept IsCall = std::derived_from<C, Call> && requires(C call, size_t place, Version* version, int64_t nbytes) {
-  call.versions;    // `Version*`s: of its tensor arguments, by hole. The call keeps them
-  call.written;     // `Write`s, one for each version
+  call.versions;    // `Version*`s of its tensor arguments, by hole; kept alive by the call
+  call.written;     // `Write`s, one for each version written to
   call.statistics;  // holes of running statistics, which a replay neither reads nor updates
-  call.handed_out;  // `VersionRef`s: that other code can reach once it has run
-  // What it has taken until it is over:
+  call.handed_out;  // `VersionRef`s that other code can reach once the call has run
+  // What the call holds until it is over:
   { call.locked } -> std::convertible_to<bool>;  // whether its versions are locked
-  call.changing.emplace_back(version);  // constants that it is about to write to: until it has, nothing may come to depend on them
-  // place: among those written.
+  call.changing.emplace_back(version);  // constants about to be written to: until then, nothing else may come to depend on them
+  // place: an index into `written`.
   { call.is_leaf(place) } -> std::same_as<bool>;     // a leaf of autograd, written through that leaf
   { call.overwrites(place) } -> std::same_as<bool>;  // all of it, without reading it
-  // The bytes that a version takes after being written to through this hole; none if unchanged.
+  // The bytes that a version takes after being written to through this hole; nullopt if unchanged.
   { call.resized(place, version) } -> std::same_as<std::optional<int64_t>>;
-  call.made(nbytes);  // so many bytes of its results are new
-  // `call.record(entries)` returns its recipe. entries(read, overwritten) tells of each of its tensors that a replay needs, in
-  // order: read(version), or overwritten(place) for one that it overwrites.
+  call.made(nbytes);  // this many bytes of its results are new
+  // `call.record(entries)` returns its recipe. entries(read, overwritten) visits each of its tensors that a replay needs, in
+  // order: it calls read(version), or overwritten(place) for one that the call overwrites.
   //
-  // Tell its observers:
+  // These notify its observers:
   call.admitted();
   call.abandoned();
   call.failed();
   call.finished();
-  call.about_to_shrink();  // returns what has to live while others are evicted in the middle of it
+  call.about_to_shrink();  // returns an object that must live while other storages are evicted in the middle of the call
 };
 
 class Operators {
@@ -81,13 +81,13 @@ class Operators {
 
   // -- before it runs --
 
-  // Whether `admit` has nothing to evict, to bring back or to copy.
+  // Returns whether `admit` would have nothing to evict, bring back or copy.
   template <IsCall C>
   bool is_ready(C& call) const {
     for (const Version* one : call.versions)
       if (!one->resident) return false;
     if (!eviction_.has_room(call.signature->output_bytes)) return false;
-    bool recordable = true;  // if not, all that is written to becomes a constant
+    bool recordable = true;  // if false, everything that is written to becomes a constant
     for (size_t place = 0; place < call.written.size(); place++) {
       const Version* one = call.written[place].target;
       recordable = recordable && !one->constant() && !call.is_leaf(place) && mutation_.is_recent(one);
@@ -101,7 +101,7 @@ class Operators {
   }
 
   // Brings the inputs back, rescues what a mutation would lose, makes room and reserves it. If this raises, for instance the budget
-  // error, `abandon` releases what the call has taken.
+  // error, call `abandon` to release what the call holds.
   template <IsCall C>
   void admit(C& call) {
     Backend& backend = ledger_.backend;
@@ -112,7 +112,7 @@ class Operators {
     if (call.opaque)
       for (Version* one : call.versions) mutation_.escape(one, pins::SHARED);
     bool recordable = call.recordable;
-    do {  // rescues, and evictions that make room, may make constants of what will be written to
+    do {  // rescues, and evictions to make room, may turn what will be written to into constants
       release_changing(call);
       call.recordable = recordable;
       if (!call.written.empty()) prepare_writes(call);
@@ -123,7 +123,7 @@ class Operators {
     if (call.reserves) ledger_.reserve(call.id, backend.thread(), call.signature->output_bytes);
   }
 
-  // Releases what a call has taken, when it does not run.
+  // Releases what a call holds if it does not run.
   template <IsCall C>
   void abandon(C& call) {
     bool reserved = unlock(call);
@@ -133,18 +133,18 @@ class Operators {
 
   // -- after it ran --
 
-  // Enters what a call has made; its cost is known. outputs: `NewStorage`s. plain: all results have a plain storage. Raises the
-  // budget error if its outputs exceed the budget.
+  // Enters what a call has made; its cost is known by now. outputs: `NewStorage`s. plain: all results have a plain storage. Raises
+  // the budget error if its outputs exceed the budget.
   template <IsCall C, class Outputs>
   void finish(C& call, const Outputs& outputs, bool plain) {
     ledger_.age++;
-    if (!call.view) ledger_.clock += call.cost;  // a view comes back with its storage
+    if (!call.view) ledger_.clock += call.cost;  // recreating a view is free: it comes back with its storage
     ledger_.collect_dead();
     bool reserved = unlock(call);
     if (call.updates_statistics)
       for (size_t hole : call.statistics)
         if (call.versions[hole]->used && is_present(call.versions[hole])) recipes_.supersede(call.versions[hole], nullptr, 0);
-    // Another thread may have written to it meanwhile, or nobody have it any more.
+    // Meanwhile another thread may have written to it, or its storage may have died.
     for (const Call::Write& write : call.written) call.recordable = call.recordable && is_present(write.target);
     bool makes_nothing = call.view && !call.reshapes && call.written.empty();
     OperationRef operation = call.recordable && !makes_nothing ? record(call) : OperationRef();
@@ -169,7 +169,7 @@ class Operators {
     }
   }
 
-  // A call has raised: the program gets its error, and nothing stays locked.
+  // Cleans up after a call that has raised: the program gets its error, and nothing stays locked.
   template <IsCall C>
   void fail(C& call) {
     bool reserved = unlock(call);
@@ -204,7 +204,7 @@ class Operators {
     }
     backend.met(storage);
     if (ledger_.resident_bytes + version->nbytes > ledger_.limit) {
-      try {  // the memory exists already, so evict something else for it
+      try {  // the memory exists already, so evict something else to compensate
         eviction_.make_room(version->nbytes, nullptr, "a tensor from outside");
       } catch (...) {
         if (!backend.is_budget_error()) throw;
@@ -219,7 +219,7 @@ class Operators {
   // The versions that a call has made or written to.
   class Made {
    public:
-    // where: in its recipe, which makes it; or none.
+    // where: its place in the recipe that makes it, or nullopt.
     void add(VersionRef version, std::optional<int64_t> where) {
       if (count_ < first_.size())
         first_[count_] = {std::move(version), where};
@@ -228,7 +228,7 @@ class Operators {
       count_++;
     }
     bool any() const { return count_ != 0; }
-    // Tells its recipe what it makes. What that reads counts as used if it makes anything.
+    // Tells the recipe what it makes. If that is anything, what the recipe reads counts as used.
     void tell(Recorded& operation) const {
       size_t count = 0;
       each([&](const One& one) { count += one.where.has_value(); });
@@ -256,7 +256,7 @@ class Operators {
     void each(const Function& function) const {
       for (size_t i = 0; i < count_; i++) function(i < first_.size() ? first_[i] : more_[i - first_.size()]);
     }
-    std::array<One, 2> first_;  // few operators make more
+    std::array<One, 2> first_;  // few operators make more than two
     std::vector<One> more_;
     size_t count_ = 0;
   };
@@ -266,7 +266,7 @@ class Operators {
     return std::find(call.statistics.begin(), call.statistics.end(), hole) != call.statistics.end();
   }
 
-  // Locks a call's versions, and brings back those that are evicted.
+  // Locks a call's versions and brings back the evicted ones.
   template <IsCall C>
   void lock(C& call) {
     bool resident = true;
@@ -283,11 +283,11 @@ class Operators {
     rematerializer_.materialize(targets, true);
   }
 
-  // Whether a version is that which its storage has.
+  // Returns whether a version is the present one of its storage.
   bool is_present(const Version* version) const { return ledger_.versions.find(version->key) == version; }
 
-  // Decides whether an operator that writes gets a recipe, for all that it writes to; if not, what depends on their content is
-  // rescued.
+  // Decides whether an operator that writes gets a recipe, which must cover everything it writes to. If not, rescues what depends
+  // on the content of its targets.
   template <IsCall C>
   void prepare_writes(C& call) {
     bool recordable = call.recordable && !call.reshapes;
@@ -310,7 +310,7 @@ class Operators {
     mutation_.about_to_change(each, call.changing);
   }
 
-  // The same for running statistics, which a replay leaves alone.
+  // Does the same for running statistics, which a replay leaves alone.
   template <IsCall C>
   void prepare_statistics(C& call) {
     for (size_t hole : call.statistics) recipes_.make_constant(call.versions[hole], pins::RUNNING_STATISTICS);
@@ -325,8 +325,8 @@ class Operators {
     for (auto& one : call.changing) one->escaped = false;
     call.changing.clear();
   }
-  // Releases what a call has taken. Returns whether room was reserved for it: those who wait for room are told last, by code of
-  // Python's, which an interrupt may end.
+  // Releases what a call holds. Returns whether room was reserved for it: threads that wait for room are notified last, by Python
+  // code, which an interrupt may end.
   template <IsCall C>
   bool unlock(C& call) {
     bool reserved = call.reserves && ledger_.give_back(call.id);
@@ -341,7 +341,7 @@ class Operators {
   template <IsCall C>
   OperationRef record(C& call) {
     constexpr size_t FEW = 8;
-    std::unordered_map<const Version*, size_t> places;  // of what is written, if a `_foreach_` operator writes to thousands
+    std::unordered_map<const Version*, size_t> places;  // in `written`; used when a `_foreach_` operator writes to thousands
     if (call.written.size() > FEW)
       for (size_t place = 0; place < call.written.size(); place++) places.emplace(call.written[place].target, place);
     auto place_of = [&](const Version* version) -> std::optional<size_t> {
@@ -365,23 +365,23 @@ class Operators {
     });
   }
 
-  // Enters the version that what was written to has now.
+  // Enters the new version of a storage that was written to.
   template <IsCall C>
   void enter_write(C& call, const Call::Write& write, Recorded* operation, Made& made) {
     Version* target = write.target;
-    if (!target->superseded && !is_present(target)) return;  // it died with the operator's arguments
+    if (!target->superseded && !is_present(target)) return;  // its storage died with the operator's arguments
     VersionRef version(ledger_.versions.find(target->key));
     if (!version) return;
     std::optional<int64_t> where;
     if (operation != nullptr) {
       version = recipes_.supersede(version.get(), operation, call.cost);
       auto left_out = std::count_if(call.statistics.begin(), call.statistics.end(), [&](size_t one) { return one < write.hole; });
-      where = ~(static_cast<int64_t>(write.hole) - left_out);  // its place in the recipe
+      where = ~(static_cast<int64_t>(write.hole) - left_out);  // in the recipe, which leaves out running statistics
     } else if (version->used) {
       version = recipes_.supersede(version.get(), nullptr, 0);
     }
     if (auto nbytes = call.resized(write.hole, version.get())) ledger_.backend.resized(version.get(), *nbytes);
-    // Another thread's operator, which has locked the old version, uses the memory.
+    // The memory is in use by another thread's operator, which has locked the old version.
     if (target->locks != 0) mutation_.escape(version.get(), pins::SHARED_BY_THREADS);
     made.add(std::move(version), where);
   }
@@ -412,7 +412,7 @@ class Operators {
     call.made(total);
   }
 
-  // The version of a new storage that an operation has made.
+  // Enters a new storage that an operation has made.
   VersionRef enter(Storage* storage, Recorded* operation) {
     VersionRef version = new_version(storage);
     set_operation(version.get(), operation);

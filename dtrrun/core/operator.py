@@ -87,7 +87,7 @@ class Call:
         self.cost = 0
 
     def is_leaf(self, place: int) -> bool:
-        """Return whether the `place`-th version written is a leaf of autograd, written through that leaf."""
+        """Return whether the `place`-th version written is an autograd leaf, written through that leaf."""
         raise NotImplementedError
 
     def overwrites(self, place: int) -> bool:
@@ -103,7 +103,7 @@ class Call:
         raise NotImplementedError
 
     def made(self, nbytes: int) -> None:
-        """`nbytes` bytes of its results are new."""
+        """Note that `nbytes` bytes of its results are new."""
 
     def recorded(self) -> Any:
         """Return what the executor needs to run it again."""
@@ -132,9 +132,9 @@ class Operators:
     If this raises, for instance the budget error, `abandon` releases what the call has taken.
     """
     abandon: Callable[[Call], None]
-    """Release what a call has taken, when it does not run."""
+    """Release what a call that does not run has taken."""
     fail: Callable[[Call], None]
-    """A call has raised: the program gets its error, and nothing stays locked."""
+    """Handle a call that has raised: the program gets its error, and nothing stays locked."""
     finish: Finish
     """Enter what a call has made; its cost is known. Raises the budget error if its outputs exceed it."""
     adopt: Adopt
@@ -147,7 +147,7 @@ class Operators:
         met_device: Callable[[str], None] | None = None,
         room_given_back: Callable[[], None] | None = None,
     ) -> None:
-        """met_device: called with the type of another device on which a tensor is.
+        """met_device: called with the type of another device that a tensor is on.
 
         room_given_back: called when a call has entered its results or failed, and its reservation and locks
         are released.

@@ -1,4 +1,4 @@
-// Why a version can't be evicted: a text that exists once, so that pins are compared by address.
+// Why a version can't be evicted: an interned string, so that pins are compared by address.
 #pragma once
 
 #include <string>

@@ -12,7 +12,7 @@ class Recipes {
  public:
   explicit Recipes(Ledger& ledger) : ledger_(ledger) {}
 
-  // Drops the recipe of a resident version, so that it can't be evicted any more. pin: the reason.
+  // Drops the recipe of a resident version, so that it can no longer be evicted. pin: the reason.
   void make_constant(Version* one, Pin pin) {
     if (!one->constant()) {
       StorageRef content = ledger_.memory_of(one);
@@ -27,9 +27,9 @@ class Recipes {
     if (one->pin == nullptr) one->pin = pin;
   }
 
-  // Makes sure that a version stays recomputable, whatever the program releases or mutates from now on. Recipes keep the
-  // constants that they read alive. Returns false if an input is lost already; then the version must stay in memory. The search
-  // covers the unsecured part of the graph, with an explicit stack.
+  // Makes sure that a version stays recomputable, whatever the program releases or mutates from now on: recipes keep alive the
+  // constants that they read. Returns false if an input is lost already, so that the version must stay in memory. Searches the
+  // unsecured part of the graph with an explicit stack.
   bool secure(Version* wanted) {
     struct Frame {
       VersionRef node;
@@ -69,14 +69,14 @@ class Recipes {
         settle(node, maker.get(), std::move(frame.constants));
       } else if (node->resident && !node->scratch) {
         make_constant(node, pins::INPUT_LOST);
-      } else {  // neither resident nor replayable, and nor are those above it in the stack, up to a resident one
+      } else {  // neither resident nor replayable; nor are its dependents in the stack, up to a resident one
         lose(node);
       }
     }
     return !wanted->constant();
   }
 
-  // A version that is not in memory can't be recomputed any more.
+  // Gives up a version that is not in memory and can no longer be recomputed.
   void lose(Version* one) {
     ledger_.decided(Decision::LOST, one);
     if (ledger_.pressure) ledger_.policy->left(one);
@@ -87,7 +87,7 @@ class Recipes {
     set_operation(one, nullptr);
   }
 
-  // Makes a new version, which takes over the storage of `target`, since that has been mutated. maker: the mutation as a recipe,
+  // Makes a new version, which takes over the storage of `target`, since it has been mutated. maker: the recipe of the mutation,
   // or null if there is none. cost: that of the operation, in ns.
   VersionRef supersede(Version* target, Recorded* maker, int64_t cost) {
     VersionRef made = ledger_.backend.successor(target);
@@ -99,7 +99,7 @@ class Recipes {
     made->escaped = target->escaped;
     target->superseded = true;
     ledger_.use_copy(target);
-    if (target->resident) target->escaped = false;  // nobody else can reach the copy
+    if (target->resident) target->escaped = false;  // no other code can reach the copy
     ledger_.backend.superseded(target, made.get());
     ledger_.versions.put(made.get());
     if (maker == nullptr) {
@@ -113,15 +113,15 @@ class Recipes {
     return made;
   }
 
-  // A failed operator may have written to the storage of a version. Returns the version that it has now, a constant, or null; the
-  // old version keeps its recipe.
+  // Called when a failed operator may have written to the storage of a version. Returns the storage's new version, a constant, or
+  // null if the storage is gone. The old version keeps its recipe.
   VersionRef half_written(const Version* target) {
     Version* current = ledger_.versions.find(target->key);
     return current == nullptr ? VersionRef() : supersede(current, nullptr, 0);
   }
 
-  // Nothing will be recomputed any more: lets go of the storages that recipes have kept alive. Otherwise the next session would
-  // take them for storages that the program holds itself.
+  // Called when nothing will be recomputed any more. Releases the storages that recipes have kept alive; otherwise the next session
+  // would assume that the program itself holds them.
   void end() {
     std::unordered_set<Recorded*> seen;
     for (Version* one : ledger_.known()) {
@@ -141,7 +141,7 @@ class Recipes {
   }
 
  private:
-  // Everything that an operation reads stays replayable: so does what it makes.
+  // Marks an operation as secured: everything that it reads stays replayable, so what it makes does, too.
   static void settle(Version* node, Recorded* maker, std::vector<StorageRef> constants) {
     if (!constants.empty()) maker->hold().constants = std::move(constants);
     maker->each_made(node, [&](int64_t, Version* output) {

@@ -13,25 +13,25 @@ class Recipes:
     """Makes, secures and drops recipes."""
 
     make_constant: Callable[[Version, str], None]
-    """Drop the recipe of a resident version, so that it can't be evicted any more, for a reason."""
+    """Drop the recipe of a resident version, so that it can't be evicted any more. Takes the reason."""
     pin: Callable[[Version, str], None]
-    """Keep a resident version in memory from now on, for a reason."""
+    """Keep a resident version in memory from now on. Takes the reason."""
     secure: Callable[[Version], bool]
-    """Make sure that a version stays recomputable, or return False: an input is lost."""
+    """Make sure that a version stays recomputable, or return False if an input is lost."""
     lose: Callable[[Version], None]
-    """A version that is not in memory can't be recomputed any more."""
+    """Give up a version that is not in memory and can't be recomputed any more."""
     supersede: Callable[[Version, Operation | None, int], Version]
     """Make a new version that takes over the storage of one that has been mutated, and return it.
 
     Takes the mutation as a recipe, or None if there is none, and the cost of the operation in ns.
     """
     half_written: Callable[[Version], Version | None]
-    """A failed operator may have written to the storage.
+    """Handle a storage that a failed operator may have written to.
 
-    Return the version that it has now, a constant, or None; the old version keeps its recipe.
+    Return its new version, a constant, or None if it is gone. The old version keeps its recipe.
     """
     end: Callable[[], None]
-    """Nothing will be recomputed any more: let go of the storages that recipes have kept alive."""
+    """Release the storages that recipes have kept alive, since nothing will be recomputed any more."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.foreign = Foreign(ledger, self)

@@ -1,6 +1,6 @@
 // Rematerialization: running recorded operations again (paper, Sec. 2 and App. C.4).
 //
-// It uses an explicit stack, so a chain of ten thousand evicted operations needs no deep one of calls. The operations to run are
+// It uses an explicit stack, so a chain of ten thousand evicted operations needs no deep recursion. The operations to run are
 // planned first, and run in the program's order. Resident inputs are locked while an operation waits for its other inputs;
 // recomputed ones are locked until the last operation of the plan has read them. So nothing is recomputed twice while memory
 // suffices, and a rematerialization costs the sum of its recipes, as the paper's c(t) assumes.
@@ -20,12 +20,12 @@ class Rematerializer {
       : ledger_(ledger), deallocation_(deallocation), eviction_(eviction) {}
 
   int64_t rematerializations = 0, rematerialized_bytes = 0;
-  int64_t last_planned = 7;  // number of relaxations left when the last plan is made; for experiments (`tests/bench/replays.py`)
+  int64_t last_planned = 7;  // relaxations left when the last plan is made; variable for experiments (`tests/bench/replays.py`)
 
   // Makes all targets resident. locked: whether the caller has locked them. Raises the budget error. Locks taken here are released.
   void materialize(const Targets& targets, bool locked) {
     std::vector<Version*> missing = missing_of(targets);
-    if (began_ns_ != 0) return run_beneath(missing);  // nested: an operation that makes room
+    if (began_ns_ != 0) return run_beneath(missing);  // nested: an operation of the outer one is making room
     int64_t before = ledger_.clock;
     {
       Began now(*this);
@@ -33,19 +33,19 @@ class Rematerializer {
         if (!ledger_.backend.frugally(targets, locked)) std::rethrow_exception(error);
     }
     if (missing.empty()) return;
-    // What it has cost to bring these back is what they cost from now on, if that is more. A cost is known only as far as what is
-    // evicted at that moment. A gradient whose inputs are in memory looks cheap; once these have gone as well, and there is no
-    // room for the rest of the backward pass, it takes many times the sum of its recipes. It would be evicted again and again,
-    // and the step not end.
+    // From now on these cost what it took to bring them back, if that is more. A projected cost covers only what is evicted at that
+    // moment. A gradient whose inputs are in memory looks cheap; once these are evicted as well, and there is no room for the rest
+    // of the backward pass, recomputing it costs many times the sum of its recipes. It would be evicted again and again, and the
+    // step would never end.
     int64_t cost = (ledger_.clock - before) / static_cast<int64_t>(missing.size());
     for (Version* one : missing) one->cost = std::max(one->cost, cost);
   }
 
-  // The bytes that a run of an operation needs whose inputs are locked, without a workspace.
+  // Returns the bytes that running an operation needs, given that its inputs are locked and it runs without a workspace.
   int64_t needs(const Recorded* maker) const { return needs(maker, uses_of(maker), true); }
 
-  // Runs an operation whose inputs are locked; if there is too little room, without a workspace. Returns false if an input has
-  // gone. Raises the budget error.
+  // Runs an operation whose inputs are locked, without a workspace if there is too little room. Returns false if an input has gone.
+  // Raises the budget error.
   bool run_with_room(Version* wanted, Recorded* maker) {
     bool done;
     try {
@@ -58,26 +58,26 @@ class Rematerializer {
     return done;
   }
 
-  // A version has been unlocked, before the operation that it was locked for has run.
+  // Called when a version is unlocked before the operation that it was locked for has run.
   void idle(Version* source) {
     if (is_recomputed(source) && source->locks == 0 && ledger_.pressure) ledger_.policy->insert(source);
   }
-  // An operation that has read a version is over. Frees what was recomputed for that alone.
+  // Called when an operation that has read a version is over. Frees the version if it was recomputed for that operation alone.
   void read(Version* source, const Recorded* maker) {
     if (is_recomputed(source) && source->locks == 0) deallocation_.was_read(source, is_read_by_others(source, maker));
   }
 
-  // Bookkeeping time of the current rematerialization, which is counted only at its end.
+  // Returns the bookkeeping time so far of the current rematerialization, which is counted only at its end.
   int64_t under_way_ns() const { return began_ns_ == 0 ? 0 : now_ns() - began_ns_ - (accounted_ns() - accounted_before_); }
   bool is_under_way() const { return began_ns_ != 0; }
 
  private:
-  static constexpr int MAX_RELAXATIONS = 10;  // per rematerialization, or inputs that never fit together would alternate forever
-  static constexpr int TURNED = 6;  // with so many relaxations left, inputs are brought back in the opposite order, for once
-  static constexpr size_t MOST_ALONE = 4;  // operations without a plan, for each of the first plan's,
-  static constexpr size_t FEW_ALONE = 64;  // and some more
+  static constexpr int MAX_RELAXATIONS = 10;  // per rematerialization: inputs that never fit together would alternate forever
+  static constexpr int TURNED = 6;  // when this many relaxations are left, inputs are brought back in the opposite order
+  static constexpr size_t MOST_ALONE = 4;  // limit on operations run without a plan: this many times the size of the first plan,
+  static constexpr size_t FEW_ALONE = 64;  // plus this many
 
-  // While a rematerialization is in progress.
+  // Exists while a rematerialization is in progress.
   class Began {
    public:
     explicit Began(Rematerializer& owner) : owner_(owner) {
@@ -91,20 +91,20 @@ class Rematerializer {
     Rematerializer& owner_;
   };
 
-  // An operation about to run, with the numbers of its inputs locked and unlocked so far.
+  // An operation about to run, and how many of its inputs have been locked and unlocked so far.
   struct Entered {
-    VersionRef version;  // that is needed
+    VersionRef version;  // the output that is needed
     OperationRef maker;
     uint32_t locked = 0, unlocked = 0;
   };
 
-  // The operations to be run: for each a version that it makes, and the inputs locked for it. In order of entry.
+  // The operations to run, in order of entry: for each, a version that it makes and the inputs locked for it.
   class Plan {
    public:
     struct One {
       VersionRef version;
       std::vector<VersionRef> locked;
-      size_t unlocked = 0;  // how many of these have been unlocked since
+      size_t unlocked = 0;  // how many of `locked` have been unlocked since
     };
     One* find(const Recorded* maker) {
       auto place = places_.find(maker);
@@ -134,7 +134,7 @@ class Rematerializer {
     std::vector<std::optional<One>> all_;
   };
 
-  // A version to be made, or an operation that is planned.
+  // A version to make, or a planned operation.
   struct Item {
     VersionRef version;
     OperationRef planned;
@@ -145,8 +145,8 @@ class Rematerializer {
     std::vector<Entered> entered;
     Plan plan;
     int relaxations = MAX_RELAXATIONS;
-    OperationRef without_workspace;  // the operation that may run without it
-    size_t planned = 0, alone = 0;   // operations of the first plan; those that have run since plans were given up
+    OperationRef without_workspace;  // the operation that may run without its workspace
+    size_t planned = 0, alone = 0;   // operations in the first plan; operations run since plans were given up
     std::exception_ptr error;        // the last budget error
     Targets targets;
   };
@@ -158,10 +158,10 @@ class Rematerializer {
     return missing;
   }
 
-  // ns in what is counted elsewhere.
+  // Returns the time in ns that is counted elsewhere.
   int64_t accounted_ns() const { return ledger_.recomputed_ns + eviction_.making_room_ns; }
 
-  // Null if there is none.
+  // Brings back what is missing. Returns the budget error, or null if there was none.
   std::exception_ptr budget_error_of(const std::vector<Version*>& missing) {
     try {
       run_beneath(missing);
@@ -172,7 +172,7 @@ class Rematerializer {
     }
   }
 
-  // missing: what is evicted.
+  // missing: the targets that are evicted.
   void run_beneath(const std::vector<Version*>& missing) {
     if (missing.empty()) return;
     Work work;
@@ -201,7 +201,7 @@ class Rematerializer {
   void end(Work& work) {
     try {
       abandon(work);
-    } catch (...) {  // an interrupt, in a rule that is in Python
+    } catch (...) {  // an interrupt, in a heuristic written in Python
       abandon(work);
       ledger_.replaying--;
       throw;
@@ -209,7 +209,7 @@ class Rematerializer {
     ledger_.replaying--;
     if (ledger_.replaying == 0) deallocation_.release_kept_inputs();
   }
-  // Releases all remaining locks, of which there are none if the rematerialization has finished. May be called again.
+  // Releases all remaining locks; none remain if the rematerialization has finished. May be called again.
   void abandon(Work& work) {
     give_up(work.plan);
     while (!work.entered.empty()) leave(work.entered);
@@ -224,7 +224,7 @@ class Rematerializer {
         OperationRef maker = std::move(stack.back().planned);
         stack.pop_back();
         if (Plan::One* one = work.plan.find(maker.get())) stack.push_back({VersionRef(one->version.get()), OperationRef()});
-        continue;  // unless it has run
+        continue;  // if it is no longer in the plan, it has run
       }
       VersionRef version(stack.back().version.get());
       bool waiting = !work.entered.empty() && work.entered.back().version.get() == version.get();
@@ -259,7 +259,7 @@ class Rematerializer {
       }
       unplan(work.plan, maker.get());
       if (work.relaxations < last_planned && work.error && ++work.alone > MOST_ALONE * work.planned + FEW_ALONE)
-        std::rethrow_exception(work.error);  // it could take exponentially long: `frugally` is better
+        std::rethrow_exception(work.error);  // it could take exponential time: `frugally` is better
       try {
         if (!run(version.get(), maker.get(), work.without_workspace.get() == maker.get())) continue;  // an input has gone
         ledger_.backend.between();
@@ -269,10 +269,10 @@ class Rematerializer {
         if (work.relaxations == MAX_RELAXATIONS && ledger_.backend.ends_at_once(work.targets)) throw;
         if ((work.entered.size() < 2 && work.plan.empty()) || work.relaxations == 0) {
           if (work.without_workspace.get() == maker.get() || maker->signature->workspace == 0) throw;
-          work.without_workspace = std::move(maker);  // the library can
+          work.without_workspace = std::move(maker);  // the library can do without it
           continue;
         }
-        // What is needed only later need not be locked yet and can be brought back in its turn.
+        // What is needed only later need not be locked yet, and can be brought back in its turn.
         work.relaxations--;
         give_up(work.plan);
         for (size_t i = 0; i + 1 < work.entered.size(); i++) back_out(work.entered[i]);
@@ -285,9 +285,9 @@ class Rematerializer {
     }
   }
 
-  // Plans what must run to make `wanted`, and stacks it: the last in the program's order first. Versions that operations make for
-  // one another get locked until the last of them has read them. So everything is recomputed once; otherwise what two operations
-  // read could be evicted between them, at every depth again.
+  // Plans what must run to make `wanted` and pushes it on the stack, the last in the program's order first. Versions that these
+  // operations make for one another are locked until the last reader has run. So everything is recomputed once; otherwise what two
+  // operations read could be evicted between them, again at every depth.
   static void add_to(Plan& plan, Version* wanted, std::vector<Item>& stack) {
     struct Planned {
       int64_t age, mutations;
@@ -343,7 +343,7 @@ class Rematerializer {
     }
     plan.clear();
   }
-  // Unlocks the inputs of an operation that has not run, and that must lock them again.
+  // Unlocks the inputs of an operation that has not run and will have to lock them again.
   void back_out(Entered& entered) {
     while (entered.unlocked < entered.locked) {
       Version* source = as_version(entered.maker->reads[entered.unlocked++]);
@@ -351,7 +351,7 @@ class Rematerializer {
       idle(source);
     }
   }
-  // Leaves the operation entered last: unlocks its inputs, and frees those that were recomputed for it alone.
+  // Leaves the operation entered last: unlocks its inputs and frees those that were recomputed for it alone.
   void leave(std::vector<Entered>& all) {
     Entered& entered = all.back();
     const Recorded* maker = entered.maker.get();
@@ -363,9 +363,9 @@ class Rematerializer {
     deallocation_.cap_scratch();
     all.pop_back();
   }
-  // Whether it has memory that was recomputed for it, and is not a copy.
+  // Returns whether its scratch memory was recomputed, and is not the copy of a constant.
   static bool is_recomputed(const Version* source) { return source->scratch && !source->constant(); }
-  // What is in the pool counts as read: it is evicted from there when memory runs short.
+  // A version in the pool counts as read by others: it can be evicted from there when memory runs short.
   static bool is_read_by_others(const Version* source, const Recorded* maker) {
     return source->readers > maker->reads_of(source) || source->pool_id != 0;
   }
@@ -378,7 +378,7 @@ class Rematerializer {
     Ledger& ledger = ledger_;
     Backend& backend = ledger.backend;
     dtrrun::Run now{wanted, maker, uses_of(maker), {}, {}};
-    for (Node* source : *maker) {  // held, since a garbage collection while room is made would take what cycles hold
+    for (Node* source : *maker) {  // held, since a garbage collection while making room would free what only cycles hold
       StorageRef content = ledger.memory_of(as_version(source));
       if (!content) return false;
       now.held.push_back(std::move(content));
@@ -387,7 +387,7 @@ class Rematerializer {
     for (Node* source : *maker)
       if (as_version(source)->escaped) backend.check_unchanged(as_version(source));
     int64_t began = backend.begins();
-    std::vector<VersionRef> taken;  // the old versions whose memory is written to
+    std::vector<VersionRef> taken;  // old versions whose memory the operation writes to
     for (size_t place = 0; place < now.uses.size(); place++)
       if (now.uses[place] == Use::TAKE) taken.emplace_back(maker->tensor(place).version);
     try {
@@ -401,20 +401,21 @@ class Rematerializer {
     ledger.recomputed_ns += now.cost;
     ledger.clock += maker->signature->cost;
     collect(now);
-    for (const VersionRef& source : taken) ledger.policy->released(source.get());  // only now: nothing evicted depends on it
+    for (const VersionRef& source : taken) ledger.policy->released(source.get());  // only now does nothing evicted depend on it
     backend.ran(now);
     if (began != 0) backend.rematerialized(now, began);
     return true;
   }
 
-  // An operator that writes to an old version gets a copy of it, or its memory if no other recipe reads it.
+  // Decides how each tensor is used. Where it writes to an old version, it gets a copy, or the memory itself if no other recipe
+  // reads that version.
   static std::vector<Use> uses_of(const Recorded* maker) {
     size_t count = maker->tensor_count();
     std::vector<Use> uses(count, Use::READ);
     for (size_t place = 0; maker->tensors && place < count; place++)
       if (TensorEntry entry = maker->tensor(place); entry.version == nullptr)
         uses[place] = entry.same < 0 ? Use::BLANK : Use::AGAIN;
-    std::unordered_map<const Version*, Use> written;  // and what is done with the next tensor over it
+    std::unordered_map<const Version*, Use> written;  // with what is done with the next tensor over each
     maker->each_written([&](size_t place) {
       if (Version* target = maker->tensor(place).version) written[target] = may_take(target, maker) ? Use::TAKE : Use::COPY;
     });
@@ -424,7 +425,7 @@ class Rematerializer {
     }
     return uses;
   }
-  // Whether only this operation reads an old version.
+  // Returns whether only this operation reads an old version, so that it may write to that memory.
   static bool may_take(const Version* source, const Recorded* maker) {
     return is_recomputed(source) && source->locks == 1 && !is_read_by_others(source, maker);
   }
@@ -443,7 +444,7 @@ class Rematerializer {
     }
   }
 
-  // Gives what an operation has made to the versions that lack it, and drops the rest.
+  // Gives what an operation has made to the versions that are not resident, and drops the rest.
   void collect(dtrrun::Run& now) {
     std::vector<std::pair<VersionRef, StorageRef>> made;
     if (!now.maker->outputs) {
@@ -478,7 +479,7 @@ class Rematerializer {
   Ledger& ledger_;
   Deallocation& deallocation_;
   Eviction& eviction_;
-  int64_t began_ns_ = 0, accounted_before_ = 0;  // of the one in progress, and the time counted before
+  int64_t began_ns_ = 0, accounted_before_ = 0;  // start of the one in progress (0: none), and `accounted_ns` at that time
 };
 
 }  // namespace dtrrun

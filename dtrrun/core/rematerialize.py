@@ -1,4 +1,4 @@
-"""Rematerialization: what asks for it. How it is done, and in which order, is in `core/rematerialize.h`."""
+"""Rematerialization: the requests. How, and in which order, it is done is in `core/rematerialize.h`."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Rematerializer:
     by_operator: dict[str, list[int]]  # name: [count, ns, bytes]
     materialize: Materialize
     needs: Callable[[Operation], int]
-    """Return the bytes that a run of an operation needs whose inputs are locked, without a workspace."""
+    """Return the bytes needed to run an operation whose inputs are locked, without a workspace."""
     run_with_room: Callable[[Version, Operation], bool]
     """Run an operation whose inputs are locked; if there is too little room, without a workspace.
 
-    Takes a version that it makes, too. Returns False if an input has gone. Raises the budget error.
+    Also takes a version that it makes. Returns False if an input has gone. Raises the budget error.
     """
     idle: Callable[[Version], None]
-    """A version has been unlocked, before the operation that it was locked for has run."""
+    """Note that a version was unlocked before the operation that it was locked for has run."""
     read: Callable[[Version, Operation], None]
-    """An operation is over that has read a version. Frees what was recomputed for that alone."""
+    """Note that an operation that has read a version is over. Frees what was recomputed for it alone."""
     under_way_ns: Callable[[], int]
     """Return the bookkeeping time of the current rematerialization, which is counted only at its end."""
 
@@ -61,7 +61,7 @@ class Rematerializer:
         self._ledger, self._foreign = ledger, recipes.foreign
         self._deallocation, self._eviction, self._executor = deallocation, eviction, executor
         self._out_of_memory = out_of_memory
-        self.at_once = False  # whether what finds no room is left to it at once: so it was needed before
+        self.at_once = False  # go to `frugally` as soon as there is no room, since it was needed before
 
     def lock(self, versions: Sequence[Version], taken: list[Version] | None = None) -> None:
         """Lock versions and bring back those that are evicted. On failure nothing stays locked.
@@ -95,7 +95,7 @@ class Rematerializer:
     def restore_all(self, *, fitting: bool = False) -> list[Version]:
         """Bring back everything that the program still has. Returns what could not be brought back.
 
-        fitting: until it takes the place of something else.
+        fitting: stop once that evicts something else.
         """
         ledger, before = self._ledger, self._eviction.evictions
         for observer in ledger.observers:
@@ -112,7 +112,7 @@ class Rematerializer:
     # -- for C++ ---------------------------------------------------------------------------------
 
     def beneath(self, function: Callable[[], None]) -> None:
-        """Call `function` where operators are hidden from the program, and their warnings are not shown."""
+        """Call `function` with its operators hidden from the program, and their warnings suppressed."""
         self._executor.quietly(self._beneath, function)
 
     def _beneath(self, function: Callable[[], None]) -> None:
@@ -140,15 +140,15 @@ class Rematerializer:
                 self._deallocation.release_kept_inputs()
 
     def ends_at_once(self, targets: Sequence[Version]) -> bool:
-        """Return whether a rematerialization that finds no room shall not be tried again in the same way.
+        """Return whether not to retry a rematerialization that found no room in the same way.
 
-        That is so if it can't succeed in any way, or if one before it needed another way.
+        True if it can't succeed in any way, or if an earlier one needed `frugally`.
         """
         return self.at_once or not fit_one_by_one(self._ledger, targets)
 
     @staticmethod
     def refuse(version: Version) -> NoReturn:
-        """An evicted version has no recipe. Raises LostError, or AssertionError for an internal error."""
+        """Raise LostError for an evicted version without a recipe; AssertionError for an internal error."""
         if version.pin == LOST:
             raise LostError
         raise AssertionError("dtrrun: internal error: an evicted storage cannot be recomputed")

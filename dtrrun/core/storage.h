@@ -1,4 +1,4 @@
-// A storage, whosever: PyTorch's in a session, a stand-in in a simulation. The core only holds it.
+// A storage: PyTorch's in a session, a stand-in in a simulation. The core only holds references to it.
 #pragma once
 
 #include <utility>
@@ -7,16 +7,16 @@
 
 namespace dtrrun {
 
-struct Storage;  // of a type that only the extension knows
+struct Storage;  // opaque: only the extension knows the type
 
-// How each extension keeps its storages. Set when it is loaded.
+// How an extension counts references to its storages. Set when it is loaded.
 struct StorageLifetime {
   void (*keep)(Storage*) = nullptr;
   void (*let_go)(Storage*) = nullptr;
 };
 inline StorageLifetime storages;
 
-// A reference to a storage, which lives as long as there is one.
+// An owning reference to a storage.
 class StorageRef {
  public:
   StorageRef() = default;

@@ -1,5 +1,4 @@
-// The graph of storage versions and the operations that made them (App. C.1), with what more is known of them than the policy
-// asks for.
+// The graph of storage versions and the operations that made them (App. C.1), including what the policy does not need to know.
 //
 // Mutation follows the paper's reference layer (App. C.6): an in-place operator makes a new version, which takes over the
 // storage. The old version remains, without memory, while a recipe needs it. References run from dependents to inputs only,
@@ -17,7 +16,7 @@ namespace dtrrun {
 
 struct Version;
 
-// A reference to a version that does not keep it: null once the version has gone.
+// A weak reference to a version: null once the version has gone.
 class WeakVersion {
  public:
   struct Cell {
@@ -45,29 +44,29 @@ class WeakVersion {
   Cell* cell_;
 };
 
-// Bytes that a ledger counts until it next settles its accounts: of copies whose versions have gone, and of other memory that is
-// no version's, whose owners have.
+// Bytes that a ledger still counts until `collect_dead` runs next. copied_bytes: of copies whose versions have gone. counted_bytes:
+// of memory that belongs to no version and whose owners have gone.
 struct Debts {
   int64_t copied_bytes = 0, counted_bytes = 0;
 };
 
-// Members that are not described here are those of `core.graph.Version`.
+// Members not described here are described in `core.graph.Version`.
 struct Version : Node {
-  int64_t key = 0;        // of its storage, in the ledger's table
-  int64_t mutations = 0;  // since the storage was made
+  int64_t key = 0;        // key of its storage in the ledger's table
+  int64_t mutations = 0;  // number of mutations since the storage was made
   int64_t extent = -1;    // bytes of the storage that its first tensor reaches, -1 for all (only set under --verify)
   int64_t locks = 0;      // above 0 while an operator needs it
   int64_t readers = 0;    // how often recipes read it
-  int64_t scratch_place = 0;  // in the ledger's list of those with memory of their own, 0: none
+  int64_t scratch_place = 0;  // place in the ledger's list of scratch versions; 0: not in it
   bool superseded = false;  // a later version has taken over the storage
   bool used = false;        // some recipe has read it
   bool escaped = false;     // other code may write to the memory unnoticed, now or later
   Pin pin = nullptr;
-  StorageRef scratch;  // a storage of its own: recomputed, or the copy of a constant that has changed since
-  StorageRef copy;     // of a constant that is about to change: a storage, for when it has been superseded
+  StorageRef scratch;  // a storage that dtrrun holds for it: recomputed, or the copy of a constant that has changed since
+  StorageRef copy;     // copy of a constant that is about to change: its storage once it has been superseded
   std::shared_ptr<Debts> debts;  // of the ledger that counts its copy
-  std::unique_ptr<std::vector<WeakVersion>> needed_by;  // those whose recipes read this, once secured
-  Version *before = nullptr, *after = nullptr;          // in `Versions`
+  std::unique_ptr<std::vector<WeakVersion>> needed_by;  // versions whose secured recipes read this one
+  Version *before = nullptr, *after = nullptr;          // links of the list in `Versions`
 
   Version() : Node() { resident = true; }
   Version(const Version&) = delete;
@@ -75,7 +74,7 @@ struct Version : Node {
     if (debts) debts->copied_bytes += nbytes;
     leave_weak_references();
   }
-  // It is about to be freed: nobody finds it any more.
+  // Called when it is about to be freed: weak references become null.
   void leave_weak_references() {
     if (cell_ == nullptr) return;
     cell_->version = nullptr;
@@ -86,7 +85,7 @@ struct Version : Node {
     scratch = std::move(storage);
     released = static_cast<bool>(scratch);
   }
-  // Calls `function` with each version that has been noted to need this.
+  // Calls `function` with each version in `needed_by` that is still there.
   template <class Function>
   void each_dependent(const Function& function) const {
     if (!needed_by) return;
@@ -108,7 +107,7 @@ inline WeakVersion::WeakVersion(Version* version) {
 inline Version* as_version(Node* node) { return static_cast<Version*>(node); }
 inline const Version* as_version(const Node* node) { return static_cast<const Version*>(node); }
 
-// A version that is kept.
+// An owning reference to a version.
 class VersionRef {
  public:
   VersionRef() = default;
@@ -126,7 +125,7 @@ class VersionRef {
 
 // -- operations -----------------------------------------------------------------------------------------------
 
-// What calls of one operator on tensors of the same geometry share (`core.graph.Signature`).
+// What all calls of one operator on tensors of the same geometry share (`core.graph.Signature`).
 struct Signature {
   static constexpr int64_t SETTLED = 8;  // number of calls after which the cost is fixed
   int64_t calls = 0, cost = 0, output_bytes = 0, workspace = 0;
@@ -137,14 +136,14 @@ struct Signature {
     if (calls == 0 || measured < cost) cost = measured;
     calls++;
   }
-  // Replays of such calls, which omit some of the tensors, cost and make what these do.
+  // This signature is for replays that omit some of the tensors: they cost and allocate the same as the calls with `other`.
   void resemble(const Signature& other) {
     cost = other.cost;
     output_bytes = other.output_bytes;
     guessed = other.guessed;
   }
-  // Its results take `nbytes`: what is expected of the next call, or the most if that varies. opaque: one result is a workspace.
-  // measured: the expectation has other workspaces, too, and takes precedence.
+  // The results took `nbytes`: expect that of the next call, or the maximum if it varies. opaque: one result is a workspace.
+  // measured: the expectation includes other workspaces, too, and takes precedence.
   void learn_bytes(int64_t nbytes, bool opaque, bool varies, bool measured) {
     if (!guessed && nbytes == output_bytes) return;
     bool lower = !measured && (guessed || opaque) && !varies;
@@ -153,14 +152,14 @@ struct Signature {
   }
 };
 
-// One of an operation's tensors: a version, or what it overwrites completely without reading it (`core.graph.Overwritten`).
+// One of an operation's tensors: a version, or one that it overwrites completely without reading it (`core.graph.Overwritten`).
 struct TensorEntry {
-  Version* version = nullptr;    // kept by the operation's reads; null: overwritten
-  int64_t nbytes = 0, size = 0;  // of what is overwritten: as of a version; of the storage that a replay allocates
-  int64_t same = -1;             // the place of an earlier tensor over the same overwritten storage, if there is one
+  Version* version = nullptr;    // kept alive by the operation's reads; null: overwritten
+  int64_t nbytes = 0, size = 0;  // if overwritten: the bytes as a version counts them; those of the storage that a replay allocates
+  int64_t same = -1;             // the place of an earlier tensor over the same overwritten storage; -1: none
 };
 
-// A version that an operation makes. where: >= 0, an index into the results; ~where, the tensor whose memory was written.
+// A version that an operation makes. where >= 0: an index into the results; otherwise ~where is the tensor whose memory it writes.
 struct Output {
   int64_t where;
   WeakVersion version;
@@ -169,14 +168,14 @@ struct Output {
 // A recipe: a recorded operator call that can be run again. It holds no reference to any tensor.
 struct Recorded : Operation {
   Signature* signature = nullptr;
-  int64_t where = 0;                                  // of its only output, unless there are
-  std::unique_ptr<std::vector<Output>> outputs;       // several
-  std::unique_ptr<std::vector<TensorEntry>> tensors;  // null: what it reads
-  // What lives for its sake, once something that it makes has been evicted.
+  int64_t where = 0;                                  // of its output, if it has exactly one
+  std::unique_ptr<std::vector<Output>> outputs;       // null if it has exactly one
+  std::unique_ptr<std::vector<TensorEntry>> tensors;  // null if they are exactly what it reads
+  // What is kept alive so that it can be replayed, once something that it makes has been evicted.
   struct Held {
-    std::vector<StorageRef> constants;    // that something evicted is computed from
-    std::vector<StorageRef> kept_inputs;  // of inputs that were resident when the output was evicted
-    int64_t times_kept = 0;               // how often these have been set
+    std::vector<StorageRef> constants;    // constants that something evicted is computed from
+    std::vector<StorageRef> kept_inputs;  // inputs that were resident when the output was evicted
+    int64_t times_kept = 0;               // how often `kept_inputs` has been set
   };
   std::unique_ptr<Held> held;
 
@@ -195,7 +194,7 @@ struct Recorded : Operation {
   TensorEntry tensor(size_t place) const { return tensors ? (*tensors)[place] : TensorEntry{as_version(reads[place])}; }
   int64_t reads_of(const Version* version) const { return std::count(begin(), end(), static_cast<const Node*>(version)); }
 
-  // Calls function(where, version) for each version that it makes, `one` among them.
+  // Calls function(where, version) for each version that it makes, including `one`.
   template <class Function>
   void each_made(Version* one, const Function& function) const {
     if (!outputs) return function(where, one);
@@ -222,13 +221,13 @@ inline void set_outputs(Recorded& one, std::vector<Output> outputs) {
 
 inline Recorded* maker_of(const Version* version) { return static_cast<Recorded*>(version->operation); }
 
-// Frees an operation that nobody keeps any more. Set by the extension.
+// Frees an operation whose last reference is gone. Set by the extension.
 inline void (*free_operation)(Operation*) = nullptr;
 
 inline void keep(Operation* operation) { operation->kept++; }
 
-// Lets go of an operation. What only that has kept is freed as well, and what that has been computed from, and so on: of
-// a long chain not all at once, which would need a long stack.
+// Drops a reference to an operation. The last one also frees what only the operation kept alive, then what that was computed from,
+// and so on. Limits the recursion, since a long chain would overflow the stack.
 inline void let_go(Operation* operation) {
   constexpr int DEEPEST = 50;
   static std::vector<Operation*>& waiting = *new std::vector<Operation*>;
@@ -250,7 +249,7 @@ inline void let_go(Operation* operation) {
   }
 }
 
-// An operation that is kept.
+// An owning reference to an operation.
 class OperationRef {
  public:
   OperationRef() = default;
@@ -273,7 +272,7 @@ class OperationRef {
   Recorded* operation_ = nullptr;
 };
 
-// Gives a version its recipe. operation: null, so that it is a constant from now on.
+// Sets the recipe of a version. operation: null makes the version a constant.
 inline void set_operation(Version* version, Operation* operation) {
   if (operation != nullptr) keep(operation);
   if (Operation* before = std::exchange(version->operation, operation)) let_go(before);
@@ -281,22 +280,22 @@ inline void set_operation(Version* version, Operation* operation) {
 
 // -- the program ----------------------------------------------------------------------------------------------
 
-// The present versions of all storages, in the order in which the storages came.
+// The present versions of all storages, in the order in which the storages were entered.
 using VersionList = std::vector<Version*>;
 
-// What the program has.
+// Tells which storages the program still has.
 class Program {
  public:
   virtual ~Program() = default;
-  // Whether it still holds the storage that a version has or had.
+  // Returns whether the program still holds the storage that a version has or had.
   virtual bool has_storage(const Version* version) const = 0;
 
   bool has(const Version* version) const { return !version->superseded && has_storage(version); }
-  // Whether there is memory that holds the version's bytes, if they are anywhere.
+  // Returns whether there is a storage that holds the version's bytes, provided that it is resident.
   bool has_place(const Version* version) const { return version->released || has(version); }
 };
 
-// Whether a constant is one of those that are expected to change.
+// Returns whether a constant is of a kind that is expected to change.
 inline bool is_weight(const Version* version) {
   Pin pin = version->pin;
   return pin != nullptr && (pin == pins::PARAMETER || pin == pins::RUNNING_STATISTICS || pin == pins::UPDATED_IN_PLACE ||

@@ -1,5 +1,5 @@
-// The present version of each storage, by the storage's key, in the order in which the storages came, and the queue of those
-// whose storages have died.
+// The present version of each storage, by the storage's key, in the order in which the storages were entered, and the queue of
+// versions whose storages have died.
 #pragma once
 
 #include <deque>
@@ -9,7 +9,7 @@
 
 namespace dtrrun {
 
-// Looks for deaths that have not been told yet; see `Versions`. Set by the extension.
+// Looks for deaths that have not been reported yet, and queues them. Set by the extension.
 inline void (*settle_deaths)() = [] {};
 
 // Versions whose storages have died, until `Ledger::collect_dead` accounts for them.
@@ -34,7 +34,7 @@ class DeadVersions {
     waiting_.pop_front();
     return first;
   }
-  // Appends one, after all deaths before it have been told.
+  // Appends one. The caller has reported all earlier deaths.
   void add(Version* one) { waiting_.emplace_back(one); }
 
  private:
@@ -43,12 +43,12 @@ class DeadVersions {
 
 class Versions {
  public:
-  // forget: called with each version that this lets go of.
+  // forget: called with each version that is removed or replaced.
   explicit Versions(void (*forget)(Version*)) : forget_(forget) {}
   ~Versions() { clear(); }
   Versions(const Versions&) = delete;
 
-  // Borrowed, or null.
+  // Returns a borrowed version, or null.
   Version* find(int64_t key) const {
     if (cells_.empty()) return nullptr;
     for (size_t place = home(key);; place = (place + 1) & mask_) {
@@ -57,7 +57,7 @@ class Versions {
     }
   }
 
-  // Enters a version, or puts it in the place of the one that its storage had.
+  // Enters a version, replacing the previous one of the same storage.
   void put(Version* made) {
     if (Version* old = find(made->key)) {
       if (old == made) return;
@@ -67,7 +67,7 @@ class Versions {
       (made->before == nullptr ? first_ : made->before->after) = made;
       (made->after == nullptr ? last_ : made->after->before) = made;
       cells_[place_of(made->key)].version = made;
-      changes_++;  // an iterator may be at the old one
+      changes_++;  // an iterator may point to the old one
       leave(old);
       return;
     }
@@ -84,7 +84,7 @@ class Versions {
     changes_++;
   }
 
-  // Returns whether there was one.
+  // Returns whether there was a version.
   bool remove(int64_t key) {
     Version* one = find(key);
     if (one == nullptr) return false;
@@ -120,7 +120,7 @@ class Versions {
  private:
   struct Cell {
     int64_t key = 0;
-    Version* version = nullptr;  // kept
+    Version* version = nullptr;  // an owning reference
   };
 
   void leave(Version* one) {
@@ -155,7 +155,7 @@ class Versions {
   Version *first_ = nullptr, *last_ = nullptr;
 };
 
-// Recomputed versions that the program does not have, the latest last.
+// Recomputed versions that the program does not have, the most recent last.
 class Scratch {
  public:
   Scratch() = default;

@@ -1,4 +1,4 @@
-// Admits a call on the fast path (`Operators::admit`), as `SlowPath._run` in runtime/dispatch/slow_path.py does for others.
+// Admits a call on the fast path (`Operators::admit`), as `SlowPath._run` in runtime/dispatch/slow_path.py does for other calls.
 #pragma once
 
 #include "backend.h"
@@ -12,12 +12,12 @@ class Admission {
   Admission(PyObject* slow_path, const Lock& lock, TensorVersions& versions)
       : slow_path_(Ref::copy(slow_path)), lock_(lock), versions_(versions), core_(versions.core), ledger_(core_.ledger) {}
 
-  // Times that admitting a call has taken, in ns. elsewhere: the part that is accounted for elsewhere.
+  // The time that admitting a call has taken, in ns. elsewhere: the part that is accounted for elsewhere.
   struct Times {
     int64_t all = 0, elsewhere = 0;
   };
 
-  // Returns nothing, having released all, if Python has to wait until an operator of another thread ends. Raises the budget error.
+  // Returns nullopt, with everything released, if Python must wait for another thread's operator to end. Raises the budget error.
   std::optional<Times> admit(FastCall& call) {
     c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
     if (core_.operators.is_ready(call)) {
@@ -25,7 +25,7 @@ class Admission {
       return Times{};
     }
     int64_t before = accounted(), began = now_ns();
-    // Kernels run without the GIL, and another thread's slow path must wait until all is carried out.
+    // Kernels run without the GIL, and another thread's slow path must wait until everything is carried out.
     Held held(lock_);
     Anchors anchors(versions_, Words::of_foreign_code());
     while (true) {
@@ -42,7 +42,7 @@ class Admission {
     }
   }
 
-  // The program gets the budget error that is being handled.
+  // Passes the budget error that is being handled on to the program.
   [[noreturn]] void refuse(FastCall& call) {
     if (!core_.backend->is_budget_error()) throw;
     refuse(as_error(std::current_exception()), call);
@@ -70,7 +70,7 @@ class Admission {
 
   int64_t accounted() const { return core_.eviction.making_room_ns + ledger_.recomputed_ns; }
 
-  // Whether a garbage collection gives reason to try once more what the program has asked for since this time, in ns.
+  // Returns true if a garbage collection justifies another attempt at what the program asked for at `since`, in ns.
   bool found_garbage(int64_t since) {
     int64_t started = now_ns();
     Ref garbage = attribute(attribute(versions_.ledger_object(), "dtr").get(), "garbage");

@@ -1,9 +1,9 @@
-// Memory for large blocks, which decides by itself which of its free pages the system gets back.
+// An arena for large blocks, which decides itself which free pages to return to the system.
 //
-// A free range is warm while it has pages, and cold once the system has them back. The system clears a page, at the cost
-// of a page fault, before it gives it out again. So a block is taken from the smallest warm range that can hold it, or
-// else from where most of what is free is warm. The blocks and the warm ranges together take no more than a cap, if the
-// blocks alone do not: the ranges that have been free for longest become cold.
+// A free range is warm while it has pages, and cold once they have been returned to the system. The system clears a page, at
+// the cost of a page fault, before it hands it out again. So a block is taken from the smallest warm range that can hold it, or
+// else from the free space with the most warm bytes. Blocks and warm ranges together stay within a cap, unless the blocks alone
+// exceed it: the ranges that have been free for longest become cold.
 #pragma once
 
 #include <sys/mman.h>
@@ -24,15 +24,15 @@
 
 namespace dtrrun {
 
-// Its callers lock it, but for `has`.
+// Callers must lock it, except for `has`.
 class Arena {
  public:
-  static constexpr size_t ALIGNMENT = 64;  // as of PyTorch's own allocator
+  static constexpr size_t ALIGNMENT = 64;  // as in PyTorch's own allocator
 
   // In bytes.
   struct Figures {
     size_t taken = 0;     // blocks
-    size_t warm = 0;      // free, and not given back
+    size_t warm = 0;      // free, and not returned
     size_t cleared = 0;   // by the system, for blocks, since the beginning
     size_t returned = 0;  // to the system, since the beginning
     size_t most = 0;      // blocks at once, since the last `count_anew`
@@ -41,7 +41,7 @@ class Arena {
   Arena() = default;
   Arena(const Arena&) = delete;
 
-  // Whether a block is one of this arena's.
+  // Returns true if a block is in this arena.
   bool has(const void* block) const {
     auto place = reinterpret_cast<uintptr_t>(block);
     for (size_t i = 0, count = count_.load(std::memory_order_acquire); i < count; i++)
@@ -49,7 +49,7 @@ class Arena {
     return false;
   }
 
-  // A block of at least `nbytes`, or null if the system has no room.
+  // Returns a block of at least `nbytes`, or null if the system has no room.
   void* take(size_t nbytes) {
     if (nbytes > SIZE_MAX / 2) return nullptr;
     nbytes = (nbytes + ALIGNMENT - 1) & -ALIGNMENT;
@@ -78,7 +78,7 @@ class Arena {
     keep_to_cap();
   }
 
-  // Whether the system has a limit to this process's memory.
+  // Returns true if the system limits this process's memory.
   static bool is_limited() { return limit_of(RLIMIT_DATA) != RLIM_INFINITY || limit_of(RLIMIT_AS) != RLIM_INFINITY; }
 
   const Figures& figures() const { return figures_; }
@@ -93,7 +93,7 @@ class Arena {
   };
   using Ranges = std::map<uintptr_t, Range>;
 
-  // Where a block goes, or 0 if there is no room for it.
+  // Returns where a block goes, or 0 if there is no room for it.
   uintptr_t find(size_t nbytes) {
     if (auto fits = warm_.lower_bound({nbytes, 0}); fits != warm_.end()) return fits->second;
     if (uintptr_t place = mostly_warm(nbytes); place != 0) return place;
@@ -101,9 +101,9 @@ class Arena {
     return fits == cold_.end() ? 0 : fits->second;
   }
 
-  // Adds a segment of address space, as large as all others together. Returns false if the system has none. Where its limit
-  // is near (`ulimit -d`), the segment is small: a page that is not used counts as well. And some is left to others: without
-  // memory for its work, a library computes other bits (MKL's products), as it would without us.
+  // Adds a segment of address space, as large as all others together. Returns false if the system has none. Near the system's
+  // limit (`ulimit -d`), the segment is small, since unused pages count as well. Some memory is left to others: a library
+  // without memory for its work computes different bits (MKL's products), as it would without dtrrun.
   bool map(size_t nbytes) {
     size_t count = count_.load(std::memory_order_relaxed);
     if (count == segments_.size()) return false;
@@ -131,7 +131,7 @@ class Arena {
     rlimit found;
     return getrlimit(kind, &found) == 0 ? found.rlim_cur : RLIM_INFINITY;
   }
-  // What the system still gives to this process, whose memory is limited.
+  // Returns how much the system will still give to this process, whose memory is limited.
   static size_t mappable() {
     unsigned long all = 0, data = 0;  // pages
     if (FILE* file = fopen("/proc/self/statm", "re")) {
@@ -164,7 +164,7 @@ class Arena {
     by_age_.emplace(since, place);
   }
 
-  // Adds a free range, and joins it with those beside it that are of its kind.
+  // Adds a free range, and merges it with adjacent ranges of the same kind.
   void add(uintptr_t place, size_t nbytes, bool warm) {
     auto next = ranges_.lower_bound(place);
     if (next != ranges_.begin()) {
@@ -182,7 +182,7 @@ class Arena {
     insert(place, nbytes, warm, ++clock_);
   }
 
-  // Takes out what is free from one address to another, all of which is.
+  // Removes [from, to), all of which is free, from the free ranges.
   void cut(uintptr_t from, uintptr_t to) {
     auto range = std::prev(ranges_.upper_bound(from));
     while (from < to) {
@@ -197,7 +197,7 @@ class Arena {
     }
   }
 
-  // Where `nbytes` are free and many of them warm: around one of the largest warm ranges. 0 if that is nowhere.
+  // Finds a place where `nbytes` are free, many of them warm, around one of the largest warm ranges. Returns 0 if none.
   uintptr_t mostly_warm(size_t nbytes) {
     uintptr_t best = 0;
     size_t most = 0, looked_at = 0;
@@ -253,13 +253,13 @@ class Arena {
   static constexpr size_t LEAST_RETURNED = size_t{64} << 10;
   static constexpr size_t CANDIDATES = 8;  // for a block that no warm range can hold
 
-  std::array<std::pair<uintptr_t, uintptr_t>, 64> segments_;  // the first address, and the one behind the last
+  std::array<std::pair<uintptr_t, uintptr_t>, 64> segments_;  // the first address, and the one past the last
   std::atomic<size_t> count_{0};                              // of segments
   size_t mapped_ = 0, cap_ = SIZE_MAX, reserve_ = 0;
   uint64_t clock_ = 0;
-  Ranges ranges_;  // what is free, by address; two of a kind never touch
+  Ranges ranges_;  // free ranges, by address; two of a kind never touch
   BySize warm_, cold_;
-  std::set<std::pair<uint64_t, uintptr_t>> by_age_;  // the warm ones
+  std::set<std::pair<uint64_t, uintptr_t>> by_age_;  // warm ranges
   std::unordered_map<uintptr_t, size_t> taken_;      // blocks, and their bytes
   Figures figures_;
 };

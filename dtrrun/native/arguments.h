@@ -1,5 +1,5 @@
-// An operator's arguments and results, between PyTorch's dispatcher and Python, as `__torch_dispatch__` has
-// them: trailing defaults are left out, and numbers that stand for dtypes become dtypes.
+// Converts an operator's arguments and results between PyTorch's dispatcher and Python, to and from what `__torch_dispatch__`
+// has: trailing defaults are left out, and numbers that stand for dtypes become dtypes.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -13,19 +13,19 @@
 #include "python.h"
 #include "pytorch.h"
 
-// Of torch/csrc/jit/python/pybind_utils.h, which takes minutes to compile.
+// From torch/csrc/jit/python/pybind_utils.h, which takes minutes to compile.
 namespace torch::jit {
 TORCH_PYTHON_API pybind11::object toPyObject(c10::IValue value);
 TORCH_PYTHON_API c10::IValue toIValue(pybind11::handle object, const c10::TypePtr& type, std::optional<int32_t> n);
 }  // namespace torch::jit
 
-// Of torch/csrc/DynamicTypes.h and torch/csrc/utils/tensor_memoryformats.h, likewise.
+// From torch/csrc/DynamicTypes.h and torch/csrc/utils/tensor_memoryformats.h, likewise.
 struct THPDtype;
 struct THPLayout;
 namespace torch {
 TORCH_PYTHON_API THPDtype* getTHPDtype(at::ScalarType type);
 TORCH_PYTHON_API THPLayout* getTHPLayout(at::Layout layout);
-// Of torch/csrc/utils/python_arg_parser.h.
+// From torch/csrc/utils/python_arg_parser.h.
 TORCH_PYTHON_API bool should_allow_numbers_as_tensors(const std::string& name);
 }  // namespace torch
 namespace torch::utils {
@@ -40,8 +40,8 @@ using torch::jit::Stack;
 // What Python gets in place of a plain conversion. TENSOR: a tensor even if it stands for a number.
 enum class Enumeration : uint8_t { NONE, DTYPE, LAYOUT, MEMORY_FORMAT, TENSOR };
 
-// Whether Python may call an operator with numbers in place of tensors. To others, PyTorch's conversion would show a tensor
-// that stands for a number (`is_wrapped_number`) as that number, and they would refuse it.
+// Returns true if Python may call an operator with numbers in place of tensors. For other operators, PyTorch's conversion would
+// turn a tensor that stands for a number (`is_wrapped_number`) into that number, which they would refuse.
 inline bool takes_numbers(const c10::OperatorName& name) {
   constexpr std::string_view ATEN = "aten::";
   return name.name.starts_with("prims::") ||
@@ -66,7 +66,7 @@ inline Enumeration enumeration_of(const c10::Argument& argument, bool takes_numb
   }
 }
 
-// Whether it is a leaf that requires gradients (`is_leaf` in dispatch/arguments.py).
+// Returns true if it is a leaf that requires gradients (`is_leaf` in dispatch/arguments.py).
 inline bool is_leaf(const at::Tensor& tensor) {
   if (!tensor.requires_grad()) return false;
   try {
@@ -108,7 +108,7 @@ inline Ref to_python(const IValue& value, Enumeration enumeration) {
   return Ref(torch::jit::toPyObject(value).release().ptr());
 }
 
-// The number of leading arguments that Python gets by position; those after are defaults or keywords.
+// Returns the number of leading arguments that Python gets by position; those after are defaults or keywords.
 inline size_t positional(const c10::FunctionSchema& schema, const IValue* values) {
   const auto& arguments = schema.arguments();
   size_t count = arguments.size();
@@ -146,7 +146,7 @@ std::pair<Ref, Ref> to_arguments(const c10::FunctionSchema& schema, const IValue
   return {std::move(args), std::move(kwargs)};
 }
 
-// What Python returned for an operator, as its results.
+// Converts what Python returned for an operator to its results.
 inline Stack results_from(const c10::FunctionSchema& schema, PyObject* result) {
   const auto& returns = schema.returns();
   if (returns.empty()) return {};
@@ -159,8 +159,8 @@ inline Stack results_from(const c10::FunctionSchema& schema, PyObject* result) {
   return results;
 }
 
-// A tensor to be looked at: the program's gets no Python object, which PyTorch may be about to give it itself
-// (`torch.nn.Parameter`). One without a plain storage is shown itself, since it is counted until it dies.
+// Returns a tensor for Python to look at: the program's own gets no Python object, since PyTorch may be about to give it one
+// itself (`torch.nn.Parameter`). A tensor without a plain storage is shown itself, since it is counted until it dies.
 inline IValue shown(const IValue& value) {
   if (!value.isTensor()) return value;
   const at::Tensor& tensor = value.toTensor();
@@ -170,7 +170,7 @@ inline IValue shown(const IValue& value) {
   return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true));
 }
 
-// An operator's results, as Python returns them.
+// Converts an operator's results to what Python returns.
 inline Ref results(const Stack& all) {
   if (all.empty()) return Ref::copy(Py_None);
   if (all.size() == 1) return to_python(all[0], Enumeration::TENSOR);

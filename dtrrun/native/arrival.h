@@ -1,7 +1,7 @@
-// An operator that has come: its arguments, its kernel and its results, as the dispatcher hands them over.
+// An operator that has arrived: its arguments, its kernel and its results, as the dispatcher passes them.
 //
-// A fallback has them on a stack (`BoxedArrival`); a kernel of an operator's own type has the caller's arguments
-// (`typed_kernels.h`). What handles operators does not know which.
+// A fallback gets the arguments on a stack (`BoxedArrival`); a typed kernel gets them as the caller passed them
+// (`typed_kernels.h`). The code that handles operators does not depend on which.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -18,31 +18,31 @@ using Tensors = c10::SmallVector<at::Tensor, 4>;
 class Arrival {
  public:
   const OperatorHandle& op;
-  DispatchKeySet keys;  // those that it was called with
+  DispatchKeySet keys;  // that it was called with
   const size_t count;   // of its arguments
 
   Arrival(const Arrival&) = delete;
 
-  // Its arguments, until its kernel runs.
+  // Returns its arguments. Valid until its kernel runs.
   virtual const IValue* values() = 0;
-  // The first one, if that is a tensor, or null.
+  // Returns the first argument if it is a tensor, else null.
   virtual const at::Tensor* first() = 0;
 
-  // Runs its kernel, beneath these keys.
+  // Runs its kernel: dispatches on the keys `below`.
   virtual void run(DispatchKeySet below) = 0;
   void run() { run(keys & way_in.below); }
-  // To do that once more, after it has failed: keeps its arguments, and brings them back.
+  // For running it again after it has failed: `keep` saves its arguments, `restore` brings them back.
   virtual void keep() = 0;
   virtual void restore() = 0;
 
-  // What its kernel has returned: the tensors in it, and all of it.
+  // Return what its kernel has returned: the tensors in it, or all of it.
   virtual Tensors tensors() const = 0;
   virtual Stack results() const = 0;
-  // It returns these instead of what its kernel does.
+  // Replaces what its kernel has returned.
   virtual void set_results(Stack&& results) = 0;
 
   const c10::FunctionSchema& schema() const { return op.schema(); }
-  // Its arguments, for another call.
+  // Returns a copy of its arguments, for another call.
   Stack copied() { return Stack(values(), values() + count); }
 
  protected:
@@ -50,7 +50,7 @@ class Arrival {
   ~Arrival() = default;
 };
 
-// The tensors in a result, in order (`outputs_of` in dispatch/arguments.py).
+// Adds the tensors in a result, in order (`outputs_of` in dispatch/arguments.py).
 inline void add_tensors(const at::Tensor& tensor, Tensors& tensors) {
   if (tensor.defined()) tensors.push_back(tensor);
 }
@@ -64,7 +64,7 @@ inline void add_tensors(const IValue& value, Tensors& tensors) {
 
 class BoxedArrival final : public Arrival {
  public:
-  // stack: with the arguments on top, where the results will be.
+  // stack: has the arguments on top, where the results will go.
   BoxedArrival(const OperatorHandle& op, DispatchKeySet keys, Stack* stack)
       : Arrival(op, keys, op.schema().arguments().size()), stack_(stack), below_(stack->size() - count) {}
 
@@ -92,7 +92,7 @@ class BoxedArrival final : public Arrival {
 
  private:
   Stack* const stack_;
-  const size_t below_;  // so many of the stack's are not its
+  const size_t below_;  // the number of values on the stack that belong to others
   Stack kept_;
 };
 

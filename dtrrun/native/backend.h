@@ -1,4 +1,4 @@
-// The world of a session: PyTorch's storages, and operators that run again (`core/backend.h`).
+// The backend of a session: PyTorch's storages, and operators that are run again (`core/backend.h`).
 #pragma once
 
 #include <c10/core/InferenceMode.h>
@@ -18,12 +18,12 @@ class SessionBackend final : public PythonBackend {
  public:
   explicit SessionBackend(PyObject* ledger) : PythonBackend(ledger), ledger_(ledger) {}
 
-  // What an interposer that is open does faster than Python. slow_path: the session's. mask: as for `TensorVersions`.
+  // What an open interposer does faster than Python. slow_path: the session's. mask: as for `TensorVersions`.
   struct Native {
     Replays& replays;
     const Device& device;
     PyObject* slow_path;
-    Slot next_tick, waiting;  // waiting: how many threads wait until an operator of another one ends
+    Slot next_tick, waiting;  // waiting: how many threads wait for another thread's operator to end
     int64_t mask;
   };
   void connect(const Native& native) { native_.emplace(native); }
@@ -78,12 +78,12 @@ class SessionBackend final : public PythonBackend {
     if (may_run()) {
       Off off;
       Silent silent;
-      c10::InferenceMode no_inference(false);  // as `runtime.guards.below`, like the next
+      c10::InferenceMode no_inference(false);  // as in `runtime.guards.below`, and so is the next line
       c10::impl::ExcludeDispatchKeyGuard beneath_the_program(way_in.above);
       function(argument);
       return;
     }
-    // Where the program has modes, or another thread or stream of a GPU's.
+    // In Python, if the program has dispatch modes, or this thread uses another device or stream of a GPU's.
     static PyMethodDef run = {"run", [](PyObject* capsule, PyObject*) -> PyObject* {
                                 auto& given = *static_cast<Given*>(PyCapsule_GetPointer(capsule, nullptr));
                                 return done([&] { given.function(given.argument); });
@@ -132,7 +132,7 @@ class SessionBackend final : public PythonBackend {
   std::optional<Native> native_;
 };
 
-// The core of a session, which is told of its storages' deaths.
+// The core of a session, which is notified of its storages' deaths.
 struct SessionCore : Core {
   explicit SessionCore(PyObject* ledger)
       : Core(std::make_unique<SessionBackend>(ledger), [](Version* one) { let_go(std::exchange(as_stored(one)->storage, nullptr)); }) {}

@@ -1,9 +1,9 @@
-// What the kernel of an operator that is not PyTorch's own touches while it runs: a table, a buffer or a closed-over tensor that
-// is not among its arguments, and tensors that it keeps for later.
+// Finds out what a kernel that is not PyTorch's own touches while it runs: a table, a buffer or a closed-over tensor that is
+// not among its arguments, and tensors that it keeps for later.
 //
-// Such a kernel runs with our key on, so that the operators that it calls come here. They are not recorded: a recipe calls the
-// whole kernel. But it can be called again only if it has read nothing of the session's beside its arguments, since that may
-// change.
+// Such a kernel runs with our key on, so that operators that it calls arrive here. They are not recorded: a recipe calls the
+// whole kernel. But the kernel can be called again only if it has read nothing of the session's besides its arguments, since
+// that may change.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace dtrrun {
 
-// One kernel that runs in this thread.
+// A kernel that is running in this thread.
 class Body {
  public:
   // touch(version, writes): brings a version back and keeps it until the kernel has ended. values: the operator's arguments.
@@ -39,8 +39,8 @@ class Body {
         if (storage == nullptr || known_.count(storage) != 0 || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return;
         Version* found = versions.at(storage);
         if (found == nullptr) {
-          // Nothing that the session has met: a module's own tensor from before, or what the kernel has made without an operator.
-          // That will be gone when it has ended.
+          // Unknown to the session: a module's own tensor from before, or what the kernel has made without an operator. The
+          // latter will be gone when the kernel has ended.
           if (writes) reads_unseen_ = true;
           if (!is_new && !writes) unmet_.push_back(tensor.storage().getWeakStorageImpl());
           return;
@@ -52,7 +52,7 @@ class Body {
       });
     }
   }
-  // It has returned. What it has made is the kernel's.
+  // The operator has returned. What it has made belongs to the kernel.
   void made(const Arrival& arrival) {
     for (const at::Tensor& tensor : arrival.tensors()) {
       const c10::StorageImpl* storage = storage_of(tensor);
@@ -60,7 +60,7 @@ class Body {
     }
   }
 
-  // Whether it has read something that lives longer than it did. results: what it has returned.
+  // Returns true if the kernel has read something that outlives it. results: what it has returned.
   bool reads_unseen(const Stack& results) const {
     std::unordered_set<const c10::StorageImpl*> returned;
     for (const c10::IValue& value : results)
@@ -94,7 +94,7 @@ class Body {
   bool reads_unseen_ = false;
 };
 
-// Finds which of an operator's tensors its kernel has kept: somebody refers to them or to their storages who did not before.
+// Finds which of an operator's tensors its kernel has kept: there are new references to them or to their storages.
 class KeptTensors {
  public:
   // Before the kernel runs. values: its arguments.
@@ -107,9 +107,9 @@ class KeptTensors {
       });
   }
 
-  // After it has run. results: what it has returned, to which nobody else refers yet.
+  // After it has run. results: what it has returned, to which nothing else refers yet.
   std::vector<at::Tensor> kept(const Stack& results) const {
-    // What the results account for.
+    // References that the results account for.
     std::unordered_map<const c10::TensorImpl*, size_t> returned;
     std::unordered_map<const c10::StorageImpl*, size_t> over;
     std::vector<at::Tensor> made;

@@ -4,7 +4,7 @@ A wheel may bring a binary for this version of PyTorch (`shipped.py`). Otherwise
 here, and kept in the user's cache.
 
 `dtrrun doctor` has the target's interpreter run this package under another name, since dtrrun need not be
-installed there: so it imports nothing else of dtrrun's, and its own files by relative names.
+installed there: so it imports nothing else from dtrrun, and its own files by relative names.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def build(say: Callable[[str], None]) -> Path:
 
 
 def _check_place() -> None:
-    """Raise CannotBuild if there is nothing to build, or if this PyTorch has no place for it."""
+    """Raise CannotBuild if there is nothing to build, or if this PyTorch is too old."""
     if not FILES[0].exists():
         raise CannotBuild(NO_SOURCES[0].format(FILES[0]), NO_SOURCES[1])
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
@@ -144,7 +144,7 @@ def outlook() -> dict[str, Any]:
 
 
 def _both(why: str, unfit: str) -> str:
-    """Return why nothing can be built, and why there is nothing else."""
+    """Return why nothing can be built, and why the wheel's binary cannot be used."""
     return f"{why}, and {unfit}" if unfit else why
 
 
@@ -158,7 +158,7 @@ def load(say: Callable[[str], None]) -> ModuleType:
 
 @cache
 def _loaded(say: Callable[[str], None]) -> ModuleType | CannotBuild:
-    if NAME in sys.modules:  # another one, of sources changed meanwhile, could not register beside it
+    if NAME in sys.modules:  # another one, from sources changed meanwhile, could not register beside it
         return sys.modules[NAME]
     try:
         path = find(say)
@@ -167,7 +167,7 @@ def _loaded(say: Callable[[str], None]) -> ModuleType | CannotBuild:
         except CannotBuild:
             if path == built():
                 raise
-            # The wheel's was tried with other libraries than this process has.
+            # The wheel's binary was tried with other libraries than this process has.
             return import_from(NAME, build(say))
     except CannotBuild as error:
         return error

@@ -1,6 +1,6 @@
 """Compiles an extension once, for all processes that need it, into the user's cache.
 
-The compiler is called directly: `torch.utils.cpp_extension` would import setuptools, and want ninja, in every
+The compiler is called directly: `torch.utils.cpp_extension` would import setuptools, and need ninja, in every
 training process. Processes that start together wait for one build. Imports no torch.
 """
 
@@ -71,7 +71,7 @@ def compiler() -> list[str]:
     named = os.environ.get("CXX", "").strip()
     try:
         command = shlex.split(named)
-    except ValueError:  # a quotation mark without its partner
+    except ValueError:  # an unmatched quotation mark
         command = [named]
     if command:
         if not shutil.which(command[0]):
@@ -111,8 +111,8 @@ def make(
         began = time.time()
         with open(target.parent / "lock", "a+") as lock:
             _take(lock, what, say)
-            if not compiling.digest_of(target):  # nobody built it meanwhile
-                if why := last_failure(target.parent, began):  # somebody tried meanwhile
+            if not compiling.digest_of(target):  # not built by another run meanwhile
+                if why := last_failure(target.parent, began):  # another run tried meanwhile
                     raise CannotBuild(why, f"see {target.parent / ERRORS}")
                 say(BUILDING.format(what, about))
                 _remove_unfinished(target.parent)
@@ -127,13 +127,13 @@ def make(
 
 
 def _take(lock: TextIO, what: str, say: Callable[[str], None]) -> None:
-    """Lock the file until it is closed, also by the end of the process. Says so if another run builds."""
+    """Lock the file until it is closed or the process ends. Report it if another run is building."""
     run = os.environ.get("DTRRUN_RECORDS", str(os.getpid()))
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.seek(0)
-        if lock.read() not in (run, ""):  # not a process of the same run, which says that it builds
+        if lock.read() not in (run, ""):  # not a process of the same run, which says that it is building
             say(WAITING.format(what))
         fcntl.flock(lock, fcntl.LOCK_EX)
     lock.truncate(0)
@@ -142,14 +142,14 @@ def _take(lock: TextIO, what: str, say: Callable[[str], None]) -> None:
 
 
 def _unwritable(error: OSError, folder: Path, what: str) -> CannotBuild:
-    """Return why a file could not be written in the folder, or the folder not be made."""
+    """Return why a file could not be written in the folder, or the folder could not be made."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return CannotBuild(f"{error.filename or folder}: {error.strerror}", NO_ROOM)
     return CannotBuild(UNWRITABLE[0].format(cache_folder(), what, error.strerror), UNWRITABLE[1])
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove what a build has left that failed, or was interrupted anywhere. The caller has the lock."""
+    """Remove what failed or interrupted builds have left. The caller has the lock."""
     for path in folder.glob(f"{UNFINISHED}*"):
         path.unlink(missing_ok=True)
 
@@ -213,13 +213,13 @@ for commands in json.loads(sys.argv[2]):
         break
 os._exit(status if status >= 0 else 128 - status)
 """
-"""Runs the compiler. When the process that waits for it ends, however that comes, standard input does: then
-this ends the compiler with all its processes, and removes what it has written."""
+"""Runs the compiler. When the process that waits for it ends, for whatever reason, standard input closes:
+then this ends the compiler with all its processes, and removes what it has written."""
 
 
 def _output_of(stages: list[list[list[str]]], unfinished: str, say: Callable[[str], None]) -> tuple[int, str]:
     """Run the compiler: return its exit status and what it wrote. Raises OSError, TimeoutExpired."""
-    python = sys.executable or "python3"  # it is empty in a program that has Python inside
+    python = sys.executable or "python3"  # it is empty in a program that embeds Python
     command = [python, "-IS", "-c", _WATCHER, unfinished, json.dumps(stages)]
     began = time.monotonic()
     reader, writer = os.pipe()

@@ -1,9 +1,9 @@
-// What native code that calls an operator may hold addresses of.
+// Finds the addresses that native code that calls an operator may hold.
 //
-// A function of a library (through pybind, say) may take a tensor's address, call an operator of PyTorch's, and then read at
-// that address. The operator must not evict that tensor, nor bring it back to another place. Nobody tells us which addresses
-// such a function has taken. But it is on the stack while the operator runs, and what it still needs is in its frames, in the
-// registers that they have saved, or where these point to: so we look there, as a conservative garbage collector does.
+// A library's function (called through pybind, say) may take a tensor's address, call a PyTorch operator, and then read at that
+// address. The operator must neither evict that tensor nor bring it back elsewhere. Nothing tells us which addresses such a
+// function has taken. But it is on the stack while the operator runs, and what it still needs is in its frames, in saved
+// registers, or where these point to: so we look there, as a conservative garbage collector does.
 #pragma once
 
 #include <c10/core/TensorImpl.h>
@@ -30,13 +30,13 @@ namespace dtrrun {
 // The code of libraries that use PyTorch and are not part of it.
 class ForeignCode {
  public:
-  // The process's own.
+  // The process-wide instance.
   static ForeignCode& own() {
     static ForeignCode& code = *new ForeignCode();
     return code;
   }
 
-  // Whether any is loaded. Learns what has been loaded since the last call.
+  // Returns true if any is loaded. Learns what has been loaded since the last call.
   bool any() {
     std::lock_guard<std::mutex> guard(mutex_);
     unsigned long long now = 0;
@@ -49,7 +49,7 @@ class ForeignCode {
     if (now != changes_) look(now);
     return !foreign_.empty();
   }
-  // From where they have been loaded.
+  // Returns the paths that they have been loaded from.
   std::vector<std::string> paths() {
     any();
     std::lock_guard<std::mutex> guard(mutex_);
@@ -115,7 +115,7 @@ class ForeignCode {
     }
     return false;
   }
-  // Whether a library is in PyTorch's folder: torch/_C.so, torch/lib/libtorch_cpu.so.
+  // Returns true if a library is in PyTorch's folder: torch/_C.so, torch/lib/libtorch_cpu.so.
   static bool is_pytorchs(std::string_view name) {
     static const std::string& folder = *new std::string([] {
       Dl_info found{};
@@ -132,12 +132,12 @@ class ForeignCode {
   }
 
   std::mutex mutex_;
-  unsigned long long changes_ = 0;  // of the objects that are loaded, when we looked
+  unsigned long long changes_ = 0;  // the number of objects loaded and unloaded when we last looked
   std::vector<Range> foreign_, python_;
   std::vector<std::string> paths_;  // of foreign libraries
 };
 
-// The words that native code in this thread has at hand, which was called by the last Python function, or by none. Sorted.
+// The words that native code in this thread holds, up to the last Python function, if there is one. Sorted.
 class Words {
  public:
   // Of foreign code.
@@ -146,7 +146,7 @@ class Words {
     if (ForeignCode::own().any()) _Unwind_Backtrace(&visit, &found);
     return std::move(found).all();
   }
-  // Of all code, where it was stopped by a signal.
+  // Of all code, at the point where a signal stopped it.
   static std::vector<uintptr_t> of_stopped_code(const ucontext_t& stopped) {
     const auto& at = stopped.uc_mcontext;
 #if defined(__x86_64__)
@@ -170,10 +170,10 @@ class Words {
 
   static constexpr int MOST_FRAMES = 64;
   static constexpr size_t MOST_BYTES = 256 << 10;  // of one frame
-  static constexpr size_t BEHIND = 8;              // words that are read where one points to
+  static constexpr size_t BEHIND = 8;              // words that are read where a word points to
   static constexpr size_t MOST_IN_LIST = 4096;     // words between two pointers that look like a list's ends
 #if defined(__x86_64__)
-  static constexpr int KEPT_REGISTERS[] = {3, 6, 12, 13, 14, 15};  // rbx, rbp, r12 to r15, as DWARF counts them
+  static constexpr int KEPT_REGISTERS[] = {3, 6, 12, 13, 14, 15};  // rbx, rbp, r12 to r15, as DWARF numbers them
 #elif defined(__aarch64__)
   static constexpr int KEPT_REGISTERS[] = {19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29};
 #else
@@ -185,17 +185,17 @@ class Words {
   }
   // Returns false at the last frame.
   bool meet(_Unwind_Context* context) {
-    uintptr_t instruction = _Unwind_GetIP(context), stack = _Unwind_GetCFA(context);  // the frame's own end of the stack
+    uintptr_t instruction = _Unwind_GetIP(context), stack = _Unwind_GetCFA(context);  // the frame's end of the stack
     if (frame_ != 0) read_frame(frame_, stack);
     frame_ = 0;
-    if (stack < stopped_) return true;  // our handler's
+    if (stack < stopped_) return true;  // our handler's frame
     if (++frames_ > MOST_FRAMES || ForeignCode::own().is_pythons(instruction)) return false;
     if (stopped_ == 0 && !ForeignCode::own().has(instruction)) return true;
     frame_ = stack;
     for (int place : KEPT_REGISTERS) words_.push_back(_Unwind_GetGR(context, place));
     return true;
   }
-  // Also between a frame's variables, where AddressSanitizer lets nobody read.
+  // Also reads between a frame's variables, which AddressSanitizer forbids.
   __attribute__((no_sanitize("address"))) void read_frame(uintptr_t begin, uintptr_t end) {
     if (end < begin) return;
     auto* first = reinterpret_cast<const uintptr_t*>(begin);
@@ -220,7 +220,7 @@ class Words {
     words_.erase(std::unique(words_.begin(), words_.end()), words_.end());
     return std::move(words_);
   }
-  // Adds what is at these places, as far as it can be read; the system tells.
+  // Adds what is at these places, as far as the system can read it.
   void follow(const std::vector<iovec>& places) {
     constexpr size_t AT_ONCE = 512;
     for (size_t first = 0; first < places.size();) {
@@ -234,21 +234,21 @@ class Words {
       if (found < 0 && errno != EFAULT) return;  // a container may forbid it
       size_t done = 0;
       while (done < count && left >= places[first + done].iov_len) left -= places[first + done++].iov_len;
-      first += done < count ? done + 1 : done;  // without the one that cannot be read
+      first += done < count ? done + 1 : done;  // skips the one that cannot be read
     }
   }
 
-  const uintptr_t stopped_;  // the end of the stack of code that was stopped by a signal, or 0
-  uintptr_t frame_ = 0;      // the same of the last frame, if it is to be read
+  const uintptr_t stopped_;  // the stack pointer of code that was stopped by a signal, or 0
+  uintptr_t frame_ = 0;      // that of the last frame, if it is to be read
   int frames_ = 0;
   std::vector<uintptr_t> words_;
 };
 
-// Keeps the memory of these tensors where such code looks for it: what is in memory stays, and what is brought back meanwhile is
-// moved to its placeholder in the end.
+// Keeps the memory of these tensors where such code expects it: what is resident stays, and what is brought back meanwhile is
+// moved to its placeholder at the end.
 class Anchors {
  public:
-  // words: sorted. but: a storage that the caller takes care of, or null.
+  // words: sorted. but: a storage to skip, since the caller takes care of it, or null.
   Anchors(const TensorVersions& versions, const std::vector<uintptr_t>& words, const c10::StorageImpl* but = nullptr) {
     if (words.empty()) return;
     for (Version* one = versions.ledger.versions.first(); one != nullptr; one = one->after) {
@@ -256,7 +256,7 @@ class Anchors {
       if (!storage || storage.get() == but || storage->device_type() != c10::DeviceType::CPU) continue;
       auto begin = reinterpret_cast<uintptr_t>(storage->data_ptr().get());
       auto word = std::lower_bound(words.begin(), words.end(), begin);
-      if (word == words.end() || *word > begin + storage->nbytes()) continue;  // a loop may end at the address behind
+      if (word == words.end() || *word > begin + storage->nbytes()) continue;  // a loop may end at the address past the end
       bool is_evicted = Placeholders::is_one(storage.get());
       held_.push_back({VersionRef(one), is_evicted ? Placeholders::own().claim(begin) : Placeholders::Claim{}});
       one->locks++;

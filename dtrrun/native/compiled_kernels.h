@@ -1,7 +1,7 @@
 // Kernels that `torch.compile` has generated, as operators.
 //
-// The code that inductor generates allocates buffers and calls kernels on them, past PyTorch's dispatcher. While a session is
-// on, `CompiledKernel` stands in that code in place of each kernel. It brings the call to the session as that of an operator
+// The code that inductor generates allocates buffers and calls kernels on them, bypassing PyTorch's dispatcher. While a session
+// is on, a `CompiledKernel` replaces each kernel in that code. It passes the call to the session as a call of an operator
 // `inductor_kernel::<name>`, whose schema says what the kernel reads and writes. Elsewhere it calls the kernel.
 #pragma once
 
@@ -18,14 +18,14 @@
 
 namespace dtrrun {
 
-// One of a kernel's arguments: it reads a tensor, or writes to one, and perhaps reads it as well; or a number.
+// The kinds of a kernel's arguments: a tensor that it reads, a tensor that it writes to and perhaps reads as well, or a number.
 enum class KernelArgument : char { READS = 'r', WRITES = 'w', INTEGER = 'i', NUMBER = 'f' };
 
-// The operator that a kernel is. One of many arguments gets them as lists, of which PyTorch allows for few others: tensors that it
-// reads, tensors that it writes to, integers and numbers.
+// The operator for a kernel. If it has many arguments, it gets them as lists, since PyTorch limits their number: tensors that
+// it reads, tensors that it writes to, integers and numbers.
 class KernelOperator {
  public:
-  // name: that of the operator, with its namespace; it may exist already. kernel: a function of Python's. arguments: a letter for each.
+  // name: the operator's, with its namespace; it may exist already. kernel: a Python function. arguments: a letter for each.
   static KernelOperator& of(const std::string& name, PyObject* kernel, const std::string& arguments) {
     auto known = all_.find(name);
     if (known == all_.end()) known = all_.emplace(name, new KernelOperator(name, kernel, arguments)).first;
@@ -33,7 +33,7 @@ class KernelOperator {
   }
 
   const OperatorHandle& handle() const { return *handle_; }
-  // Puts a kernel's arguments on a stack, as the operator wants them.
+  // Returns a kernel's arguments as a stack, as the operator takes them.
   Stack packed(std::vector<IValue> given) const { return is_packed(arguments_) ? pack(arguments_, given) : given; }
 
  private:
@@ -97,7 +97,7 @@ class KernelOperator {
     }
     return {std::move(tensors[0]), std::move(tensors[1]), std::move(integers), std::move(numbers)};
   }
-  // The reverse of that.
+  // The inverse of `pack`.
   static std::vector<IValue> unpack(const std::string& arguments, const IValue* lists) {
     std::vector<IValue> given;
     std::unordered_map<char, size_t> next;
@@ -122,7 +122,7 @@ class KernelOperator {
       checked(PyObject_Call(kernel, args.get(), nullptr));
       torch::jit::drop(*stack, count);
     }
-    PyObject* kernel;  // never let go of: the dispatcher may be destroyed after Python
+    PyObject* kernel;  // never released: the dispatcher may be destroyed after Python
     std::string arguments;
   };
 
@@ -132,11 +132,11 @@ class KernelOperator {
   static inline std::unordered_map<std::string, KernelOperator*>& all_ = *new std::unordered_map<std::string, KernelOperator*>;
 };
 
-// A kernel, for the code that calls it.
+// What the generated code calls in place of a kernel.
 struct CompiledKernel {
   PyObject_HEAD
   vectorcallfunc vectorcall;
-  PyObject* kernel;  // what is called where no session is
+  PyObject* kernel;  // what is called without a session
   KernelOperator* op;
   std::string* arguments;
 
@@ -220,14 +220,14 @@ struct CompiledKernel {
     });
   }
 
-  // What a launcher gives by name says on which stream a kernel is to run: the present one.
+  // Returns true if there are no keyword arguments that matter. A launcher's only one is the stream to run on: the current one.
   static bool are_left_out(PyObject* names) {
     return names == nullptr || (PyTuple_GET_SIZE(names) == 1 &&
                                 PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "stream") == 0);
   }
 
-  // Constants that a kernel reads and updates beside what it computes: running statistics. What it computes could not be
-  // computed again, since the old content is lost. So if they are small, the kernel works on a copy, which is then copied
+  // Constants that a kernel reads and updates besides computing its results: running statistics. The results could not be
+  // recomputed, since the old content is lost. So if the constants are small, the kernel works on a copy, which is then copied
   // into the constant; and the old content is kept in another copy, for as long as some recipe reads it.
   class UpdatedConstants {
    public:
@@ -257,7 +257,7 @@ struct CompiledKernel {
     struct Update {
       at::Tensor constant, copy;
     };
-    // The constants that are updated, unless a copy of some cannot take its place.
+    // Finds the constants that are updated; none if a copy of some cannot take their place.
     void find(Interposer& session, const std::string& arguments, const std::vector<IValue>& given) {
       bool others = false;
       for (size_t i = 0; i < arguments.size(); i++) {
@@ -273,14 +273,14 @@ struct CompiledKernel {
       };
       if (!others || !std::all_of(given.begin(), given.end(), has_a_place)) updates_.clear();
     }
-    // The update of the constant that an argument has the memory of, or null.
+    // Returns the update of the constant whose memory an argument has, or null.
     const Update* of(const IValue& value) const {
       if (!value.isTensor()) return nullptr;
       auto is_it = [&](const Update& one) { return value.toTensor().is_alias_of(one.constant); };
       auto found = std::find_if(updates_.begin(), updates_.end(), is_it);
       return found == updates_.end() ? nullptr : &*found;
     }
-    // Whether a copy of a constant is as good as a tensor over its memory: it is small, and the same part of that.
+    // Returns true if a copy of a constant can replace a tensor over its memory, which must be small and the same part of it.
     static bool can_stand_for(const at::Tensor& tensor, const at::Tensor& constant) {
       return tensor.nbytes() <= static_cast<size_t>(SMALL_COPY) && tensor.is_non_overlapping_and_dense() &&
              tensor.sizes() == constant.sizes() && tensor.strides() == constant.strides() &&
@@ -290,7 +290,7 @@ struct CompiledKernel {
   };
 };
 
-// `torch._C._dynamo.guards._empty_strided_cpu` and its like, but as an operator.
+// Like `torch._C._dynamo.guards._empty_strided_cpu` and its variants, but as an operator.
 template <c10::DeviceType device>
 PyObject* empty_strided(PyObject*, PyObject* args) {
   return guarded([&]() -> PyObject* {

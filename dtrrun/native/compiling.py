@@ -1,7 +1,7 @@
 """How the extensions are compiled, and the form in which they are kept.
 
-Imports no torch: wheels are made without it. A file that is kept ends with a digest of what stands before it:
-the loader would crash the process on a file that a full disk or a power cut has truncated.
+Imports no torch: wheels are made without it. A file that is kept ends with a digest of its contents: loading
+a file that a full disk or a power cut has truncated would crash the process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FILES = HERE / "interposer.cpp", HERE / "ways_in.cpp"
 CORE_FILES = (BINDINGS / "core.cpp",)
 NAME, CORE_NAME = "_dtrrun_native", "_dtrrun_core"
 LIBRARIES = ("torch_python", "torch_cpu", "c10")
-"""Of PyTorch: a process that has imported it has loaded them."""
+"""PyTorch's: a process that has imported it has loaded them."""
 BINARIES = "binaries"
 """The folder beside this file where wheels have binaries."""
 DIGEST_BYTES = hashlib.sha256().digest_size
@@ -26,7 +26,7 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 
 COMMON = (
     *("-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-shared", "-w"),
-    # No other library replaces functions of an extension's: it need not look for them when it calls its own.
+    # No other library replaces an extension's functions: its calls to them need no symbol lookup.
     *("-fno-semantic-interposition", "-Wl,-Bsymbolic-functions", "-fno-plt"),
 )
 
@@ -40,7 +40,7 @@ def core_flags(python: str) -> list[str]:
 def flags(torch: Path, python: str, abi: int) -> list[str]:
     """Return what the compiler needs besides the source and the result's name.
 
-    torch: PyTorch's folder. python: that of Python's headers. abi: 1 if PyTorch has C++11's strings, else 0.
+    torch: PyTorch's folder. python: that of Python's headers. abi: 1 if PyTorch uses the C++11 ABI, else 0.
     """
     folders = (torch / "include", torch / "include" / "torch" / "csrc" / "api" / "include", python)
     return [
@@ -53,9 +53,9 @@ def flags(torch: Path, python: str, abi: int) -> list[str]:
 def stages(
     compiler: Sequence[str], files: Sequence[Path], flags: Sequence[str], target: Path
 ) -> list[list[list[str]]]:
-    """Return the commands that make `target`. Those of a stage may run at once.
+    """Return the commands that make `target`. Those of a stage may run in parallel.
 
-    Files whose names begin with that of the target are left beside it.
+    They leave files beside the target whose names begin with the target's.
     """
     if len(files) == 1:
         return [[[*compiler, str(files[0]), *flags, "-o", str(target)]]]
@@ -68,13 +68,13 @@ def stages(
 
 @cache
 def sources() -> str:
-    """Return a digest of the native extension's C++ sources and of the way in which they are compiled."""
+    """Return a digest of the native extension's C++ sources and of how they are compiled."""
     return _digest_of([*sorted(HERE.glob("*.cpp")), *sorted(HERE.glob("*.h")), *_core_headers()])
 
 
 @cache
 def core_sources() -> str:
-    """Return the same of the core's."""
+    """Return the same for the core."""
     return _digest_of([*CORE_FILES, *_core_headers()])
 
 
@@ -90,7 +90,7 @@ def _digest_of(files: list[Path]) -> str:
 
 
 def seal(path: Path) -> bool:
-    """Add the digest to what the compiler has written. False: it has written nothing."""
+    """Add the digest to what the compiler has written. Return False if it has written nothing."""
     with open(path, "r+b") as file:
         code = file.read()
         file.write(hashlib.sha256(code).digest())
@@ -110,8 +110,8 @@ def digest_of(path: Path) -> bytes | None:
 def binary_name(version: str, commit: str) -> str:
     """Return the name of a wheel's file, in `BINARIES`, for this Python and a release of PyTorch.
 
-    version: without what stands after a `+`. commit: that of the release, by which the file is found, since
-    PyTorch changes its C++ classes in patch versions, too.
+    version: without what follows a `+`. commit: the release's, by which the file is found, since PyTorch
+    changes its C++ classes even in patch versions.
     """
     return f"torch-{version}-{commit[:12]}-{sysconfig.get_config_var('SOABI')}-{sources()}.so"
 
@@ -124,7 +124,7 @@ def core_binary_name() -> str:
 def binaries(commit: str = "*") -> dict[str, Path]:
     """Return the wheel's files for this Python, by the version of PyTorch that they are for.
 
-    commit: only that for a PyTorch which was built from it.
+    commit: only the file for a PyTorch that was built from this commit.
     """
     found = sorted((HERE / BINARIES).glob(binary_name("*", commit)))
     return {path.name.split("-")[1]: path for path in found}

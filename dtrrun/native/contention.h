@@ -1,8 +1,8 @@
-// How long a call takes without the time in which others had this thread's core.
+// Measures how long a call takes, excluding the time in which its thread was descheduled.
 //
-// On a busy machine, an operator may be interrupted for several times as long as it runs. What suits a program would then be
-// chosen by chance, and in the first step, in which nothing has been timed twice, so badly that the step may not fit into the
-// budget. A call that was not interrupted counts with all that it has waited for, such as threads of its own.
+// On a busy machine, an operator may be interrupted for several times as long as it runs. Decisions based on its cost would
+// then depend on chance, and in the first step, where nothing has been timed twice, be so bad that the step may not fit into
+// the budget. A call that was not interrupted counts in full, with all that it has waited for, such as its own threads.
 #pragma once
 
 #include <sys/resource.h>
@@ -21,12 +21,12 @@ struct Usage {  // of this thread
     used_ns = (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1'000'000'000ll +
               (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1'000ll;
   }
-  int64_t at = 0, valid_until = 0;  // until when no interruption can have escaped notice
+  int64_t at = 0, valid_until = 0;  // until then, no interruption can have been missed
   int64_t interruptions = 0, used_ns = 0;
 };
 
-// To ask the system takes longer than many operators. So nobody asks after a call that was brief, since hardly anything
-// can have come between, and calls that follow one another closely share the reading before them.
+// Asking the system takes longer than many operators. So it is not asked after a brief call, since hardly anything can have
+// interrupted that, and calls that closely follow one another share the reading before them.
 class OwnTime {
  public:
   // started: when the call begins.
@@ -35,7 +35,7 @@ class OwnTime {
     if (started - last_.valid_until > NOTICED_NS) last_ = Usage(started);
     before_ = last_;
   }
-  // ns: what has passed since the call began.
+  // ns: the time since the call began.
   int64_t of(int64_t ns) const {
     if (!wanted_) return ns;
     int64_t ended = started_ + ns;

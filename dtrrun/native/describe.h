@@ -15,11 +15,11 @@ class Describer {
 
   Signatures signatures;
 
-  // The signature that calls like this one have, or null.
+  // Returns the signature of calls like this one, or null.
   PyObject* known_signature(FastCall& call) { return describe(call) ? signatures.find(key_) : nullptr; }
 
-  // Finds the signature of a call that has been described, or makes it for a first one. missed: receives the key of that.
-  // Returns false if that is for Python.
+  // Finds the signature of a call that has been described, or makes it for a first call, whose key `missed` receives.
+  // Returns false if the call must be handled in Python.
   bool find_signature(FastCall& call, Key& missed) {
     if (PyObject* known = signatures.find(key_)) {
       call.set_signature(Ref::copy(known));  // the table may be cleared while the operator runs
@@ -34,14 +34,14 @@ class Describer {
     call.unpriced = first_calls_.unpriced(call.info, op, call.values, call.versions);
     return true;
   }
-  // That call has run.
+  // Called after a first call has run.
   void remember(const Key& key, PyObject* found) {
     if (signatures.find(key) != nullptr) return;  // another thread's call was the first
     first_calls_.made(found);
     signatures.add(key, found);
   }
 
-  // Finds the versions of a call's tensors, and makes the key of its signature. Returns false if it is not for the
+  // Finds the versions of a call's tensors, and makes the key of its signature. Returns false if the call cannot take the
   // fast path.
   bool describe(FastCall& call) {
     const OperatorInfo& info = call.info;
@@ -51,7 +51,7 @@ class Describer {
                     (info.trains < 0 || call.argument(info.trains) == IValue(true));
     key_.clear();
     if (!written_.empty()) written_.clear();
-    // For a recipe, or for observers.
+    // Recipes and observers need them.
     offsets_matter_ = info.makes_tensors || info.handler != HandlerKind::PLAIN;
     key_.add(reinterpret_cast<uint64_t>(&info));
     for (size_t place = 0; place < call.count; place++) {
@@ -59,7 +59,7 @@ class Describer {
       bool writes = !info.mutates.empty() && info.writes_to(place);
       if (value.isTensor()) {
         if (!describe(call, place, value.toTensor(), writes, arguments[place].kwarg_only())) return false;
-      } else if (value.isList() && value.isTensorList()) {  // the first is inline
+      } else if (value.isList() && value.isTensorList()) {  // isList() is inline
         if (arguments[place].kwarg_only()) return false;
         auto tensors = value.toTensorVector();
         key_.add_list(tensors.size());
@@ -97,7 +97,7 @@ class Describer {
     return true;
   }
 
-  // The version of a tensor's storage, entered as a constant if it is new; null if that is for Python.
+  // Returns the version of a tensor's storage, entered as a constant if it is new; null if it must be handled in Python.
   Version* known_or_adopted(const at::Tensor& tensor) {
     if (Version* known = versions_.of(tensor)) return known;
     if (!tensor.unsafeGetTensorImpl()->has_storage() || !is_plain_kind(tensor, device_) || tensor.requires_grad() ||
@@ -134,7 +134,7 @@ class Describer {
     auto is_place = [&](int other) { return static_cast<int>(place) == other; };
     if (!tensor.defined()) {
       key_.add(IValue());
-    } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {  // a number of the program's, for Python too
+    } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {  // a number in the program; Python gets one, too
       if (!tensor.device().is_cpu() || (*info.enumerations)[place] == Enumeration::TENSOR) return false;
       key_.add(number_in(tensor));
     } else if (kwarg_only && !writes) {
@@ -153,12 +153,12 @@ class Describer {
     }
     return true;
   }
-  // The last tensor that has been read is written to.
+  // Notes that the tensor read last is also written to.
   bool write(FastCall& call, size_t place, size_t item, const at::Tensor& tensor) {
     size_t hole = call.versions.size() - 1;
     Version* target = call.versions[hole];
     bool leaf = is_leaf(tensor);
-    if (leaf && target->pin == nullptr) return false;  // Python meets it
+    if (leaf && target->pin == nullptr) return false;  // must be handled in Python
     if (call.written.size() < FEW) {
       for (const Call::Write& one : call.written)
         if (one.target == target) return true;
@@ -187,7 +187,7 @@ class Describer {
   Ledger& ledger_;
   FirstCalls& first_calls_;
   static constexpr size_t FEW = 8;
-  std::unordered_set<const Version*> written_;  // by the present call, if these are many
+  std::unordered_set<const Version*> written_;  // versions that the present call writes to, if there are many
   Key key_;
   bool offsets_matter_ = true;
 };

@@ -1,7 +1,7 @@
-// The device of a session: the CPU, whose session every operator belongs to, or a GPU, whose session those belong to
-// that use it (`runtime/cuda/session.py`).
+// The device of a session: the CPU, whose session gets every operator, or a GPU, whose session gets the operators that use it
+// (`runtime/cuda/session.py`).
 //
-// Nothing here is of CUDA's headers, which few machines have: PyTorch knows each device behind one interface.
+// Uses none of CUDA's headers, which few machines have: PyTorch has one interface to all devices.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -18,7 +18,7 @@ class Device {
 
   bool is_cpu() const { return ours_.is_cpu(); }
   c10::DeviceType type() const { return ours_.type(); }
-  // The session has begun to use this device. Until then everything that a GPU concerns is for Python.
+  // The session has begun to use this device. Until then, everything that concerns a GPU falls back to Python.
   void bind(c10::DeviceIndex index) {
     ours_.set_index(index);
     guard_.emplace(ours_.type());
@@ -26,17 +26,17 @@ class Device {
   }
   bool is_bound() const { return is_cpu() || home_.has_value(); }
 
-  // Whether memory on `device` is the session's.
+  // Returns true if memory on `device` is the session's.
   bool has(c10::Device device) const { return is_cpu() ? device.is_cpu() : device == ours_; }
-  // Whether it is that of a program which says only `device="cuda"`, too.
+  // Also returns true if a program that says only `device="cuda"` means the session's device.
   bool is_meant_by(c10::Device device) const {
     return has(device) || (device.type() == ours_.type() && !device.has_index() && is_current());
   }
   bool is_current() const { return is_cpu() || guard_->getDevice() == ours_; }
-  // Whether this thread is on the program's main stream. What a side stream uses is for Python.
+  // Returns true if this thread is on the program's main stream. What a side stream uses must be handled in Python.
   bool on_main_stream() const { return is_cpu() || guard_->getStream(ours_) == *home_; }
 
-  // Whether one of an operator's arguments is on a GPU, or names one.
+  // Returns true if one of an operator's arguments is on a GPU, or names one.
   bool is_used_by(const c10::IValue* values, size_t count) const {
     for (size_t place = 0; place < count; place++) {
       const c10::IValue& value = values[place];

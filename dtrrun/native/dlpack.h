@@ -1,4 +1,4 @@
-// DLPack's C exchange: a table of functions that hand out tensors' memory without Python.
+// DLPack's C exchange API: a table of functions that hand out tensors' memory without Python.
 #pragma once
 
 #include <torch/csrc/autograd/python_variable.h>
@@ -7,13 +7,13 @@
 
 namespace dtrrun {
 
-// While a session is on, the functions in PyTorch's own table are ours. Consumers look the table up once for the life of the
+// While a session is on, PyTorch's own table contains our functions. Consumers look up the table once for the life of the
 // process, some before the session begins, so another table would not reach all of them. A consumer that has copied our
-// functions goes on to call PyTorch's after the session.
+// functions reaches PyTorch's through them after the session.
 class Exports {
  public:
-  // capsule: `torch.Tensor.__dlpack_c_exchange_api__`. reach: called with each tensor that is about to be handed out; None:
-  // PyTorch's functions are in the table again.
+  // capsule: `torch.Tensor.__dlpack_c_exchange_api__`. reach: called with each tensor that is about to be handed out; None puts
+  // PyTorch's functions back into the table.
   static PyObject* guard(PyObject* capsule, PyObject* reach) {
     if (!PyCapsule_IsValid(capsule, NAME)) Py_RETURN_NONE;
     auto* table = static_cast<Table*>(PyCapsule_GetPointer(capsule, NAME));
@@ -31,9 +31,9 @@ class Exports {
 
  private:
   static constexpr const char* NAME = "dlpack_exchange_api";
-  static constexpr uint32_t MAJOR = 1;  // with another one, the table may have another form
+  static constexpr uint32_t MAJOR = 1;  // another one may have a different layout
 
-  // `DLPackExchangeAPI` of ATen/dlpack.h, which not all versions of PyTorch have.
+  // `DLPackExchangeAPI` from ATen/dlpack.h, which not all versions of PyTorch have.
   using Export = int (*)(void* tensor, void* out);
   struct Table {
     uint32_t major, minor;
@@ -41,13 +41,13 @@ class Exports {
     void* allocate;
     Export to_owner;  // managed_tensor_from_py_object_no_sync
     void* import;
-    Export to_borrower;  // dltensor_from_py_object_no_sync, or null: for the length of a call
+    Export to_borrower;  // dltensor_from_py_object_no_sync, or null: for the duration of a call
   };
 
   static int export_to_owner(void* tensor, void* out) { return is_ready(tensor) ? to_owner_(tensor, out) : -1; }
   static int export_to_borrower(void* tensor, void* out) { return is_ready(tensor) ? to_borrower_(tensor, out) : -1; }
 
-  // The caller has the GIL. Returns false with an error of Python's set.
+  // The caller has the GIL. Returns false with a Python error set.
   static bool is_ready(void* object) {
     auto* tensor = static_cast<PyObject*>(object);
     if (!reach_ || !THPVariable_Check(tensor)) return true;

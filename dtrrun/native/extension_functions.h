@@ -1,7 +1,7 @@
-// Functions of native extensions that Python calls directly: no operator, so nobody tells us of them.
+// Intercepts functions of native extensions that Python calls directly: they are not operators, so they do not arrive.
 //
-// Each is a built-in function object of Python's, which says what is called by a pointer. That pointer is exchanged; the object
-// stays the same one, wherever the program keeps it. What it did before, a twin of it does.
+// Each is a built-in function object of Python's, with a pointer to what is called. That pointer is replaced; the object stays
+// the same, wherever the program keeps it. A twin does what the object did before.
 #pragma once
 
 #include <unordered_map>
@@ -15,11 +15,11 @@ namespace dtrrun {
 
 class ExtensionFunctions {
  public:
-  // From now on `call(twin, args, kwargs)` is called for such functions, where a session sees operators. None: they do again what
-  // they did. The twins stay, for the next session.
+  // From now on, such functions call `call(twin, args, kwargs)` where a session sees operators. None: they do again what they
+  // did. The twins stay for the next session.
   static void watch(PyObject* call) { Py_XDECREF(std::exchange(call_, call == Py_None ? nullptr : Ref::copy(call).release())); }
 
-  // Those of these functions that are such ones will be called in that way.
+  // Intercepts those of these objects that are such functions.
   static void meet(PyObject* functions) {
     for (PyObject* one : Items(functions)) {
       if (!PyCFunction_CheckExact(one) || twins_.count(one) != 0) continue;
@@ -31,10 +31,10 @@ class ExtensionFunctions {
   static void exchange(PyObject* one) {
     auto* function = reinterpret_cast<PyCFunctionObject*>(one);
     Ref twin = checked(PyCFunction_NewEx(function->m_ml, function->m_self, function->m_module));
-    // Python calls functions of other kinds without looking at the pointer.
+    // For other kinds of functions, Python ignores the pointer.
     constexpr int ANY_ARGUMENTS = METH_VARARGS | METH_KEYWORDS;
     if ((function->m_ml->ml_flags & METH_VARARGS) == 0) {
-      auto* described = new PyMethodDef(*function->m_ml);  // as long as the function, which stays
+      auto* described = new PyMethodDef(*function->m_ml);  // lives as long as the function, which is never freed
       described->ml_flags = (described->ml_flags & ~(METH_FASTCALL | METH_O | METH_NOARGS)) | ANY_ARGUMENTS;
       function->m_ml = described;
     }
@@ -45,7 +45,7 @@ class ExtensionFunctions {
 
   static PyObject* called(PyObject* self, PyObject* const* given, size_t count, PyObject* names) {
     PyObject* twin = twins_.at(self);
-    bool is_watched = Body::innermost != nullptr;  // the operator that calls it, as a whole
+    bool is_watched = Body::innermost != nullptr;  // the operator that calls it is watched as a whole
     if (call_ == nullptr || is_watched || !Off::none() || !is_switched_on() || is_hidden())
       return PyObject_Vectorcall(twin, given, count, names);
     return guarded([&]() -> PyObject* {

@@ -1,8 +1,8 @@
-// Gates in front of the factories that programs and PyTorch's kernels call most. They pass on arguments as they are, where other
-// gates (`way_in_custom_rng.h`) box them, which takes a fourth of a microsecond.
+// Gates in front of the factories that programs and PyTorch's kernels call most. They pass arguments on unboxed, whereas other
+// gates (`way_in_custom_rng.h`) box them, which takes a quarter of a microsecond.
 //
-// PyTorch does not hand out the kernel at `BackendSelect` in a form that could be called so. But all of these kernels are
-// generated, and do one thing: they select the backend by the arguments, and pass the operator on to it.
+// PyTorch does not expose the kernel at `BackendSelect` in a form that can be called unboxed. But all of these kernels are
+// generated and do the same thing: they select the backend by the arguments and redispatch the operator to it.
 #pragma once
 
 #include <ATen/core/boxing/KernelFunction.h>
@@ -18,14 +18,14 @@
 
 namespace dtrrun {
 
-// Way: says whether an operator arrives (`is_for_us`), and how (`interpose`).
+// Way: decides whether an operator arrives (`is_for_us`), and receives it (`interpose`).
 template <class Way>
 class FactoryGates {
  public:
-  // Whether a kernel at `BackendSelect` is a generated one. registered: PyTorch's text of where.
+  // Returns true if a kernel at `BackendSelect` is a generated one. registered: PyTorch's text on where it was registered.
   static bool is_generated(std::string_view registered) { return registered.find("RegisterBackendSelect") != registered.npos; }
 
-  // The gate in front of an operator's generated kernel; none if it has no such gate.
+  // Returns the gate in front of an operator's generated kernel; nullopt if there is none for this operator.
   static std::optional<c10::KernelFunction> made_for(const c10::OperatorHandle& op) {
     namespace ops = at::_ops;
     return first<ops::empty_memory_format, ops::empty_strided, ops::zeros, ops::ones, ops::full, ops::arange,

@@ -1,5 +1,5 @@
-// One call on the fast path (`Interposer::fast`), on its way through `describe.h`, `admission.h`, `record.h` and `run_kernel.h`: what
-// the core asks of it (`core/operator.h`), and what these find out.
+// One call on the fast path (`Interposer::fast`), as it passes through `describe.h`, `admission.h`, `record.h` and `run_kernel.h`:
+// what the core needs from it (`core/operator.h`), and what these files find out.
 #pragma once
 
 #include <memory>
@@ -21,19 +21,19 @@ namespace dtrrun {
 class Anchors;
 class Observed;
 
-// Python looks at these, and knows what to do with those that are not plain tensors over a storage.
+// Returns true for a plain tensor over a storage on this device. Other kinds of tensors are handled in Python.
 inline bool is_plain_kind(const at::Tensor& tensor, const Device& device) {
   auto keys = tensor.unsafeGetTensorImpl()->key_set();
   return tensor.layout() == at::kStrided && !tensor.is_quantized() && !keys.has(DispatchKey::NestedTensor) &&
          !keys.has(DispatchKey::ZeroTensor) && device.has(tensor.device());
 }
 
-// Whether a tensor has all of its storage.
+// Returns true if a tensor covers all of its storage.
 inline bool covers(const at::Tensor& tensor) {
   return tensor.nbytes() == tensor.storage().nbytes() && tensor.is_non_overlapping_and_dense();
 }
-// Whether overwriting this tensor leaves nothing that can be known of what its storage held (`TensorCall.overwrites`).
-// target: its version. times: how many of the call's tensors have it.
+// Returns true if overwriting this tensor leaves none of the known content of its storage (`TensorCall.overwrites`).
+// target: its version. times: how many of the call's tensors have that version.
 template <class Count>
 bool overwrites_all(const OperatorInfo& info, const at::Tensor& tensor, const Version* target, const Count& times) {
   if (info.blank && target->pin == pins::UNINITIALISED) return true;
@@ -57,7 +57,7 @@ struct FastCall final : Call {
 
   // -- for the core --
 
-  c10::SmallVector<Version*, 6> versions;  // kept
+  c10::SmallVector<Version*, 6> versions;  // holds references
   c10::SmallVector<Write, 2> written;
   c10::SmallVector<size_t, 2> statistics;
   static inline const std::vector<VersionRef> handed_out;
@@ -65,12 +65,12 @@ struct FastCall final : Call {
   c10::SmallVector<Version*, 2> changing;
 
   bool is_leaf(size_t place) const { return writes[place].leaf; }
-  // Once its kernel has run, too: that makes an `out` smaller that is too large, and leaves the rest of its storage.
+  // Also asked after the kernel has run, which shrinks an `out` that is too large and leaves the rest of its storage alone.
   bool overwrites(size_t place) const {
     const Written& one = writes[place];
     return one.overwrites && (!one.whole.defined() || covers(one.whole));
   }
-  // `addbmm_` may resize what it writes to, and `out` may be. Those on lists never do, and have thousands of tensors.
+  // `addbmm_` may resize what it writes to, and `out` may be resized. Operators on lists never do, and have thousands of tensors.
   std::optional<int64_t> resized(size_t, Version* version) const {
     if (info.handler != HandlerKind::WRITES) return std::nullopt;
     int64_t nbytes = size_of(as_stored(version)->storage);
@@ -82,7 +82,7 @@ struct FastCall final : Call {
   template <class Entries>
   OperationRef record(const Entries& entries) {
     Recorded* one = maker.get();
-    if (excludes) one->signature->resemble(*signature);  // the replay has one of its own
+    if (excludes) one->signature->resemble(*signature);  // the replay has its own signature
     std::unordered_set<const Version*> seen;
     auto is_new = [&](const Version* version) {
       if (versions.size() > FEW) return seen.insert(version).second;
@@ -105,11 +105,11 @@ struct FastCall final : Call {
   inline void finished();
   inline std::unique_ptr<Anchors> about_to_shrink();
 
-  // -- what is found out --
+  // -- what the fast path finds out --
 
   OperatorInfo& info;
   Arrival& arrival;
-  const IValue* const values = arrival.values();  // its arguments, until its kernel runs
+  const IValue* const values = arrival.values();  // valid until its kernel runs
   const size_t count = arrival.count;
   Turn& turn;
   const TensorVersions& tensor_versions;
@@ -117,20 +117,20 @@ struct FastCall final : Call {
   Observed* observed = nullptr;
   bool excludes = false;                           // it updates running statistics, which a replay leaves out
   c10::SmallVector<int, 8> holes = c10::SmallVector<int, 8>(count, VALUE);  // as in `Recipe`
-  c10::SmallVector<std::pair<size_t, IValue>, 1> gaps;  // which items of a list of tensors there are
+  c10::SmallVector<std::pair<size_t, IValue>, 1> gaps;  // which items of a list of tensors are present
   Ref its_signature;
   const KernelState* state = nullptr;  // the settings that its kernel sees
   struct Written {
-    size_t place, item;  // of the argument, and in it, if that is a list
+    size_t place, item;  // of the argument, and within it if that is a list
     bool leaf = false, overwrites = false;
-    at::Tensor whole = {};  // what it overwrites, unless nothing has been written there
+    at::Tensor whole = {};  // what it overwrites, unless that has never been written to
   };
   c10::SmallVector<Written, 2> writes;  // in the order of `written`
   OperationRef maker;              // its recipe, if it will have one
   Ref rng;                         // the state of the generator that it draws from
-  Ref outputs;                     // those that Python has classified
+  Ref outputs;                     // classified in Python
   int64_t counted = 0;             // bytes of results without a plain storage
-  bool is_first = false;           // of its signature
+  bool is_first = false;           // the first with its signature
   std::optional<FirstCalls::Unpriced> unpriced;  // until it has run
 
   const IValue& argument(size_t place) const { return values[place]; }
@@ -153,11 +153,11 @@ struct FastCall final : Call {
   int64_t size_of(const c10::StorageImpl* storage) const {
     return tensor_versions.rounded(static_cast<int64_t>(storage->nbytes()));
   }
-  // Its tensors, as its recipe has them.
+  // Returns its tensors as its recipe lists them.
   template <class Entries>
   std::vector<TensorEntry> tensors_of(const Entries& entries) const {
     std::vector<TensorEntry> found;
-    std::unordered_map<size_t, int64_t> blank;  // where each that is overwritten comes first
+    std::unordered_map<size_t, int64_t> blank;  // the first place of each that is overwritten
     auto overwritten = [&](size_t place) {
       auto [first, is_first] = blank.emplace(place, static_cast<int64_t>(found.size()));
       const c10::StorageImpl* storage = as_stored(written[place].target)->storage;

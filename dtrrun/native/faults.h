@@ -1,11 +1,11 @@
 // Brings an evicted storage back when code that is not an operator touches its memory.
 //
-// A placeholder (`placeholders.h`) can neither be read nor written, so the system stops the thread that tries, by a signal. The
-// handler brings the storage back in that thread, puts its memory where the placeholder was, and lets the thread go on. The
-// storage stays there from then on, like one whose address the program has asked for.
+// A placeholder (`placeholders.h`) can be neither read nor written, so the system stops a thread that tries with a signal. The
+// handler brings the storage back in that thread, puts its memory where the placeholder was, and lets the thread continue. From
+// then on the storage stays there, like one whose address the program has asked for.
 //
-// Unlike most signals this one comes from the very instruction that touches the memory: C++ code that is reading a tensor. It
-// is not inside of the C library's allocator, nor of the interpreter, so both can be used.
+// Unlike most signals, this one comes from the very instruction that touches the memory, in C++ code that is reading a tensor.
+// That code is not inside the C library's allocator or the interpreter, so the handler can use both.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -26,11 +26,11 @@ class Faults {
  public:
   // Brings back the storage of a claim, and returns true once its memory is where its placeholder was. Called with the GIL; may
   // set a Python error.
-  // words: what the code that touches it has at hand (`callers.h`).
+  // words: what the code that touches it holds (`callers.h`).
   using BringBack = bool (*)(const Placeholders::Claim& claim, const std::vector<uintptr_t>& words);
 
-  // Handles faults at placeholders from now on. Called again from time to time, since the program may have put another handler
-  // in place of ours.
+  // Handles faults at placeholders from now on. Called again from time to time, since the program may have replaced our
+  // handler.
   static void watch(BringBack bring_back) {
     bring_back_ = bring_back;
     Placeholders::own();  // made now, not in the handler: a crash may come from the C library's allocator
@@ -39,7 +39,7 @@ class Faults {
     if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == &handle) return;
     others_ = now;
     own.sa_sigaction = &handle;
-    own.sa_flags = SA_SIGINFO | SA_NODEFER;  // to bring one back may touch another; on the thread's stack, which is large
+    own.sa_flags = SA_SIGINFO | SA_NODEFER;  // bringing one back may touch another; on the thread's stack, which is large
     sigemptyset(&own.sa_mask);
     sigaction(SIGSEGV, &own, nullptr);
   }
@@ -49,7 +49,7 @@ class Faults {
     if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == &handle) sigaction(SIGSEGV, &others_, nullptr);
   }
 
-  // How often storages have been brought back here.
+  // Returns how often storages have been brought back here.
   static int64_t count() { return count_; }
 
  private:
@@ -67,7 +67,7 @@ class Faults {
       others_.sa_handler(signal);
     } else {
       sigaction(signal, &others_, nullptr);
-      if (info->si_code <= 0) ::raise(signal);  // otherwise the thread comes to the same instruction again
+      if (info->si_code <= 0) ::raise(signal);  // otherwise the thread executes the same instruction again
     }
   }
 
@@ -88,8 +88,8 @@ class Faults {
     return true;
   }
 
-  // A part of a parallel region runs other kernels in one thread, which may sum up in another order. So they run in a thread that
-  // is in none.
+  // Inside a parallel region, other kernels would run in one thread, and might sum in another order. So they run in a new
+  // thread, outside any region.
   static bool asks_elsewhere(const Placeholders::Claim& claim, const std::vector<uintptr_t>& words, std::string& why) {
     bool done = false;
     PyThreadState* saved = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
@@ -124,7 +124,7 @@ class Faults {
     return done;
   }
 
-  // The text of the Python error that is set, which is cleared.
+  // Returns the text of the current Python error, and clears the error.
   static std::string take_error() {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
@@ -144,12 +144,12 @@ class Faults {
     return false;
   }
 
-  // Ends the process if the GIL does not come. A worker thread would wait forever if the function that it works for has the GIL
-  // while it waits for its workers.
+  // Aborts the process if the GIL cannot be acquired in 30 s. A worker thread would wait forever if the function that it works
+  // for has the GIL while it waits for its workers.
   class Watchdog {
    public:
     Watchdog() {
-      if (PyGILState_GetThisThreadState() != nullptr) return;  // a thread of Python's, which waits for nobody below it
+      if (PyGILState_GetThisThreadState() != nullptr) return;  // a Python thread, not a worker of one that waits for it
       has_ended_ = std::make_shared<std::atomic<bool>>(false);
       std::thread([has_ended = has_ended_] {
         for (int tenths = 0; tenths < 300; tenths++) {

@@ -9,13 +9,13 @@ namespace dtrrun {
 
 class FirstCalls {
  public:
-  // signatures: the session's, of Python.
+  // signatures: the session's Python object.
   FirstCalls(PyObject* python, PyObject* signatures, const TensorVersions& versions)
       : python_(Ref::copy(python)), signatures_(Ref::copy(signatures)), made_(attribute(signatures, "made")),
         signature_class_(attribute(attribute(versions.ledger_object(), "graph").get(), "signature")),
         size_class_(attribute(python, "size_class")), is_modelled_(truth(signatures, "modelled")), versions_(versions) {}
 
-  // Null if that is for Python. tensors: their number. excludes: whether a replay omits running statistics.
+  // Returns null if the call falls back to Python. tensors: their number. excludes: whether a replay omits running statistics.
   Ref signature_of(const OperatorInfo& info, const c10::OperatorHandle& op, const IValue* values, size_t tensors,
                    bool excludes) const {
     if (!info.first_calls) return Ref();
@@ -32,7 +32,7 @@ class FirstCalls {
     return made;
   }
 
-  // The arguments of a call whose cost will be the model's.
+  // The arguments of a call whose cost will come from the cost model.
   struct Unpriced {
     Ref args, kwargs;
     int64_t read = 0;  // bytes
@@ -48,7 +48,7 @@ class FirstCalls {
     for (const Version* one : versions) call.read += one->nbytes;
     return call;
   }
-  // It has run.
+  // Sets the modeled cost of a call that has run.
   void price(PyObject* made, const OperatorInfo& info, const Unpriced& call, const Arrival& arrival) const {
     Untraced untraced;
     Ref results = shown_results(arrival.results());
@@ -56,7 +56,7 @@ class FirstCalls {
                                 call.kwargs ? call.kwargs.get() : Py_None, results.get(), static_cast<long long>(call.read)));
   }
 
-  // That call has run, and its results are known.
+  // Called once that call has run and its results are known.
   void made(PyObject* signature) {
     if (PyObject* replay = replayed_as(signature)) {
       const Signature& figures = as_signature(signature)->figures;
@@ -68,7 +68,7 @@ class FirstCalls {
     if (PyList_Append(made_.get(), signature) < 0) raise();
   }
 
-  // The bytes that a call will allocate, if that is known.
+  // Returns the bytes that a call will allocate, if known.
   std::optional<int64_t> predicted(const OperatorInfo& info, const IValue* values, size_t count) const {
     if (info.formula == Formula::UNKNOWN) return std::nullopt;
     auto storages = formulas_.predict(info, values, count);
@@ -78,7 +78,7 @@ class FirstCalls {
     return nbytes;
   }
 
-  // A first call has run in Python, with these results.
+  // Learns from a first call that has run in Python with these results.
   void learn(OperatorInfo& info, const IValue* values, size_t count, const Stack& results) {
     formulas_.learn(info, values, count, results);
   }
@@ -100,7 +100,7 @@ class FirstCalls {
     }
     return unwatched(&PyTuple_Type, all.size(), [&](size_t i) { return all[i].release(); });
   }
-  // `geometry_of` in dispatch/arguments.py, of a tensor without lazy bits.
+  // `geometry_of` in dispatch/arguments.py, for a tensor without lazy bits.
   Ref geometry_of(const at::Tensor& tensor) const {
     auto numbers = [](PyTypeObject* type, c10::IntArrayRef all) {
       return unwatched(type, all.size(), [&](size_t i) { return PyLong_FromLongLong(all[i]); });
@@ -123,8 +123,8 @@ class FirstCalls {
     return made;
   }
 
-  // A tuple, or a `torch.Size`, that cannot be part of a cycle: the garbage collector would visit it for nothing, and a
-  // program whose calls all differ makes five of them for each. item: makes the one at a place.
+  // Makes a tuple, or a `torch.Size`, that cannot be part of a cycle and is not tracked: the garbage collector would visit it
+  // for nothing, and a program whose calls all differ makes five of them per call. item: makes the item at a place.
   template <class Item>
   static Ref unwatched(PyTypeObject* type, size_t size, const Item& item) {
     auto count = static_cast<Py_ssize_t>(size);

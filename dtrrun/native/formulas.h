@@ -1,9 +1,9 @@
-// How much memory the first call of a signature will allocate, from the sizes of its inputs alone: PyTorch's shape functions
-// know every operator, but take as long as a small kernel.
+// Predicts how much memory the first call of a signature will allocate, from the sizes of its inputs alone: PyTorch's shape
+// functions know every operator, but take as long as a small kernel.
 //
-// The formulas give the number of elements of each result. Element sizes are learned from one call for every family of calls,
-// which is an operator with inputs of the same types. Its results also confirm that the formula holds for the family. Unusual
-// calls have no formula or no family.
+// The formulas give the number of elements of each result. Element sizes are learned from one call of each family, which is an
+// operator with inputs of given types. That call's results also confirm that the formula holds for the family. Unusual calls
+// have no formula or no family.
 #pragma once
 
 #include <map>
@@ -18,7 +18,7 @@ class Formulas {
  public:
   using Numbers = c10::SmallVector<int64_t, 3>;
 
-  // The bytes of each storage that a call with these arguments allocates, or nothing if they are not known.
+  // Returns the bytes of each storage that a call with these arguments allocates, or nullopt if unknown.
   std::optional<Numbers> predict(const OperatorInfo& info, const IValue* values, size_t count) const {
     if (info.formula == Formula::NOTHING) return Numbers();
     auto family = family_of(info, values, count);
@@ -27,13 +27,13 @@ class Formulas {
     auto numels = elements(info.formula, values, count);
     if (!numels || numels->size() != itemsizes->second.size()) return std::nullopt;
     for (size_t i = 0; i < numels->size(); i++) {
-      if ((*numels)[i] < 0 || (*numels)[i] >= MANY) return std::nullopt;  // an error of PyTorch's
+      if ((*numels)[i] < 0 || (*numels)[i] >= MANY) return std::nullopt;  // PyTorch will raise an error
       (*numels)[i] *= itemsizes->second[i];
     }
     return numels;
   }
 
-  // Such a call has run, with these results.
+  // Learns from such a call that has run with these results.
   void learn(OperatorInfo& info, const IValue* values, size_t count, const Stack& results) {
     if (info.formula == Formula::UNKNOWN || info.formula == Formula::NOTHING) return;
     auto family = family_of(info, values, count);
@@ -43,12 +43,12 @@ class Formulas {
     for (const IValue& result : results) {
       if (!result.isTensor()) return;
       const at::Tensor& made = result.toTensor();
-      if (!made.defined()) continue;  // a gradient that is not wanted
+      if (!made.defined()) continue;  // a gradient that was not requested
       if (!made.has_storage()) return;
       int64_t itemsize = static_cast<int64_t>(made.itemsize());
       size_t place = itemsizes.size();
       if (place == numels->size() || static_cast<int64_t>(made.storage().nbytes()) != (*numels)[place] * itemsize) {
-        info.formula = Formula::UNKNOWN;  // it does not fit this operator
+        info.formula = Formula::UNKNOWN;  // the formula does not fit this operator
         return;
       }
       itemsizes.push_back(itemsize);
@@ -67,7 +67,7 @@ class Formulas {
   static constexpr size_t LIMIT = 10'000;  // programs with endless new types: start over rather than grow forever
   enum : uint64_t { OTHER = 1, INT, DOUBLE, INTS, NO_TENSOR, NUMBER, TENSOR, TENSORS };
 
-  // All that determines the type of a call's result.
+  // Returns everything that determines the types of a call's results.
   static std::optional<Family> family_of(const OperatorInfo& info, const IValue* values, size_t count) {
     Family family{reinterpret_cast<uint64_t>(&info), static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype()))};
     Key others;
@@ -82,7 +82,7 @@ class Formulas {
           if (!add(family, TENSORS, tensor)) return std::nullopt;
           if (family.back() != family[begin]) return std::nullopt;
         }
-        family.resize(begin + !tensors.empty());  // any number of them
+        family.resize(begin + !tensors.empty());  // their number does not matter
       } else if (value.isInt() && (*info.enumerations)[place] == Enumeration::NONE) {
         family.push_back(INT);
       } else if (value.isDouble()) {
@@ -108,9 +108,9 @@ class Formulas {
     return !tensor.is_complex();
   }
 
-  static constexpr int64_t MANY = int64_t{1} << 56;  // elements, which no memory holds
+  static constexpr int64_t MANY = int64_t{1} << 56;  // elements, more than any memory holds
 
-  // At most MANY.
+  // Saturates at MANY.
   static int64_t times(int64_t one, int64_t other) {
     int64_t made;
     return __builtin_mul_overflow(one, other, &made) ? MANY : std::clamp(made, -MANY, MANY);
@@ -121,7 +121,7 @@ class Formulas {
     return made;
   }
 
-  // Of each new storage.
+  // Returns the number of elements of each new storage.
   static std::optional<Numbers> elements(Formula formula, const IValue* values, size_t count) {
     Sizes sizes = sizes_of(values, count);
     if (sizes.size() < least(formula)) return std::nullopt;
@@ -208,7 +208,7 @@ class Formulas {
     return all;
   }
 
-  // The length of Python's `range(*values)`.
+  // Returns the length of Python's `range(*values)`.
   static std::optional<int64_t> counted(const IValue* values, size_t count) {
     int64_t given[] = {0, 0, 1};
     size_t numbers = 0;
@@ -258,16 +258,16 @@ class Formulas {
       if (step < 1) return std::nullopt;
       int64_t rest = length + times(2, padding[i]) - times(dilation[i], kernel[i] - 1) - 1 + (ceil ? step - 1 : 0);
       int64_t windows = divided(rest, step) + 1;
-      if (ceil && times(windows - 1, step) >= length + padding[i]) windows--;  // none begins in the padding behind
+      if (ceil && times(windows - 1, step) >= length + padding[i]) windows--;  // none may begin in the padding at the end
       if (windows < 1) return std::nullopt;
       made = times(made, windows);
     }
     return made < 1 ? std::nullopt : std::optional(made);
   }
-  // Rounded down, as in Python.
+  // Rounds down, as in Python.
   static int64_t divided(int64_t number, int64_t by) { return number / by - (number % by < 0); }
 
-  // Of the only one.
+  // Returns the number of elements of the only new storage.
   static std::optional<int64_t> single(Formula formula, const Sizes& sizes, const IValue* values) {
     auto first = sizes.front(), last = sizes.back();
     switch (formula) {
@@ -311,7 +311,7 @@ class Formulas {
     }
   }
 
-  // Those of all tensors, which the arguments keep alive. Numbers of the program's have none.
+  // Returns the sizes of all tensors, which the arguments keep alive. Numbers that the program passes have none.
   static Sizes sizes_of(const IValue* values, size_t count) {
     Sizes sizes;
     auto add = [&](const at::Tensor& tensor) {

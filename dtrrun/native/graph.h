@@ -1,6 +1,6 @@
-// A session's nodes: what they have beside what `bindings/nodes.h` says. A version knows its storage, and an operation that the
-// fast path records has a recipe, which stands behind it, and behind that the versions that it reads. What the slow path records has
-// Python's objects instead.
+// A session's nodes: what they have besides what `bindings/nodes.h` says. A version knows its storage. An operation that the
+// fast path records is followed in memory by its recipe, and that by the versions that it reads. What the slow path records has
+// Python objects instead.
 #pragma once
 
 #include "../bindings/nodes.h"
@@ -10,9 +10,9 @@
 namespace dtrrun {
 
 struct StoredVersion : VersionObject {
-  c10::StorageImpl* storage;  // a weak reference; null once another version has it. It tells the storage's death, unless
-                              // that is not of PyTorch's own kind: then `watch` does
-  bool died;                  // its storage, which its session knows
+  c10::StorageImpl* storage;  // a weak reference; null once another version has it. It reveals the storage's death, unless
+                              // the storage is not of PyTorch's own class: then `watch` does
+  bool died;                  // the storage has died, and the session knows it
 };
 
 inline StoredVersion* as_stored(PyObject* object) { return static_cast<StoredVersion*>(as_version(object)); }
@@ -30,8 +30,8 @@ inline Recipe* recipe_of(OperationObject* one) {
 // Null if the slow path has recorded it.
 inline const Recipe* recipe_of(const Recorded* operation) { return recipe_of(enclosing(operation)); }
 
-// An operation on the fast path, with a recipe that is made of `given` and the number of its arguments. reads: the most versions
-// that it will read.
+// Makes an operation of the fast path, with a recipe that is made of `given` and the number of its arguments. reads: the
+// maximum number of versions that it will read.
 template <class... Given>
 OperationRef recorded_operation(size_t reads, uint32_t arguments, const Given&... given) {
   OperationRef made = blank_operation(Recipe::nbytes(arguments) + reads * sizeof(Node*));
@@ -53,7 +53,7 @@ inline void count_nodes() {
   };
 }
 
-// -- storages of PyTorch's, as the core has them ----------------------------------------------------------------
+// -- PyTorch's storages, as the core has them --------------------------------------------------------------------
 
 inline Storage* as_storage(c10::StorageImpl* storage) { return reinterpret_cast<Storage*>(storage); }
 inline c10::StorageImpl* as_impl(Storage* storage) { return reinterpret_cast<c10::StorageImpl*>(storage); }

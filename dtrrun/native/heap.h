@@ -1,8 +1,8 @@
-// PyTorch's allocator for the CPU while a session is on: large blocks are in an arena, all others the C library's, as
-// without us.
+// PyTorch's CPU allocator while a session is on: large blocks come from an arena, all others from the C library, as without
+// dtrrun.
 //
-// The C library either gives the pages of evicted tensors back, and the system clears them for the next tensors, or keeps
-// them where no other tensor fits (`runtime/heap.py`).
+// The C library alone either returns the pages of evicted tensors to the system, which clears them for the next tensors, or
+// keeps them where no other tensor fits (`runtime/heap.py`).
 #pragma once
 
 #include <c10/core/CPUAllocator.h>
@@ -18,13 +18,13 @@ namespace dtrrun {
 
 class Heap final : public c10::Allocator {
  public:
-  // The process's own, which is never destroyed: blocks live longer than sessions.
+  // The process-wide instance, never destroyed: blocks outlive sessions.
   static Heap& own() {
     static Heap& heap = *new Heap();
     return heap;
   }
 
-  // Returns false if PyTorch has an allocator that we do not know.
+  // Returns false if PyTorch's allocator is one that we do not know.
   bool install() {
     if (own_->raw_deleter() == nullptr || c10::GetCPUAllocator() != own_) return false;
     c10::SetCPUAllocator(this);
@@ -35,10 +35,10 @@ class Heap final : public c10::Allocator {
   void remove() {
     use_table(own_, plain_table_);
     if (c10::GetCPUAllocator() == this) c10::SetCPUAllocator(own_);
-    set_cap(0);  // free pages go back to the system, and so do blocks from now on
+    set_cap(0);  // free pages go back to the system, and from now on so do freed blocks
   }
 
-  // How many bytes blocks and free pages may take together.
+  // Sets how many bytes blocks and free pages may take together.
   void set_cap(size_t nbytes) {
     std::lock_guard<std::mutex> guard(mutex_);
     arena_.set_cap(nbytes);
@@ -47,7 +47,7 @@ class Heap final : public c10::Allocator {
     std::lock_guard<std::mutex> guard(mutex_);
     return arena_.figures();
   }
-  // The most bytes of blocks at once since the last call.
+  // Returns the peak bytes of blocks since the last call.
   size_t most() {
     std::lock_guard<std::mutex> guard(mutex_);
     size_t found = arena_.figures().most;
@@ -55,7 +55,7 @@ class Heap final : public c10::Allocator {
     return found;
   }
 
-  // Whether a block is in the arena.
+  // Returns true if a block is in the arena.
   bool has(const void* block) const { return arena_.has(block); }
 
   c10::DataPtr allocate(size_t nbytes) override {
@@ -89,15 +89,15 @@ class Heap final : public c10::Allocator {
     return arena_.take(nbytes);
   }
 
-  // Storages that Python makes (`torch.UntypedStorage(n)`) ask PyTorch's own allocator, whatever allocator has been set. So
-  // that object gets the table of virtual functions of this class while we are installed. It has no members.
+  // Storages made in Python (`torch.UntypedStorage(n)`) use PyTorch's own allocator, whatever allocator has been set. So that
+  // object gets the vtable of this class while we are installed. It has no members.
   class PassingOn final : public c10::Allocator {
    public:
     c10::DataPtr allocate(size_t nbytes) override { return own().allocate(nbytes); }
     c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
     void copy_data(void* to, const void* from, size_t nbytes) const override { default_copy_data(to, from, nbytes); }
   };
-  using Table [[gnu::may_alias]] = void*;  // of virtual functions, to which an object's first word points
+  using Table [[gnu::may_alias]] = void*;  // a vtable, to which an object's first word points
   static Table& table_of(c10::Allocator* allocator) { return *reinterpret_cast<Table*>(allocator); }
   static void use_table(c10::Allocator* allocator, Table table) {
     __atomic_store_n(&table_of(allocator), table, __ATOMIC_RELAXED);
@@ -132,9 +132,9 @@ class Heap final : public c10::Allocator {
 
   std::mutex mutex_;
   Arena arena_;
-  c10::Allocator* own_;  // PyTorch's, and the tables that it has had and may have
+  c10::Allocator* own_;  // PyTorch's, then its own vtable and the one it has while we are installed
   Table plain_table_, passing_on_;
-  c10::Allocator* plain_;  // another like it, whose table stays
+  c10::Allocator* plain_;  // another object like it, whose vtable stays
 };
 
 }  // namespace dtrrun

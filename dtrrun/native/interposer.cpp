@@ -1,8 +1,8 @@
-// What happens to the operators that the way in brings, and what Python can ask of the extension.
+// Receives operators from the way in, and defines the functions that the extension offers to Python.
 //
 // When an operator arrives, the program's autograd, autocast, modes and subclasses have done their work, as they would
-// without us. No mode is on, so nothing in PyTorch behaves otherwise for our sake. While an operator is handled, the key of
-// the way in is off, so what the kernel calls is not seen.
+// without dtrrun. dtrrun enables no mode, so nothing in PyTorch behaves differently. While an operator is handled, the key of
+// the way in is off, so operators that the kernel calls do not arrive.
 #include "python.h"
 
 #include <torch/csrc/autograd/python_variable.h>
@@ -33,7 +33,7 @@ void arrive(Arrival& arrival) {
   if (is_open) {
     Stopwatch watch;
     Gil gil;
-    if (auto session = interposer) {  // kept by us, since another thread may end it while we run a kernel
+    if (auto session = interposer) {  // kept alive: another thread may end it while a kernel runs
       session->handle(arrival, gil, watch);
       return;
     }
@@ -51,7 +51,7 @@ bool bring_back(const Placeholders::Claim& claim, const std::vector<uintptr_t>& 
 
 // -- for Python ------------------------------------------------------------------------------------------
 
-// Takes a way in, for as long as the process lives.
+// Takes a way in for the lifetime of the process.
 PyObject* use_way(PyObject*, PyObject* name) {
   const char* text = PyUnicode_AsUTF8(name);
   if (text == nullptr) return nullptr;
@@ -122,7 +122,7 @@ PyObject* switch_on(PyObject*, PyObject* on) {
 
 PyObject* is_on(PyObject*, PyObject*) { return PyBool_FromLong(is_switched_on()); }
 
-// Runs the kernel of the operator that Python handles in this thread, as without us.
+// Runs the kernel of the operator that Python is handling in this thread, as it would run without dtrrun.
 PyObject* proceed(PyObject*, PyObject*) {
   return guarded([]() -> PyObject* {
     if (underway == nullptr) throw std::runtime_error("dtrrun: no operator is under way");
@@ -138,8 +138,8 @@ PyObject* proceed(PyObject*, PyObject*) {
   });
 }
 
-// The same for one that is not PyTorch's own. Returns its results, whether it has read something of the session's beside its
-// arguments, and which tensors it has kept.
+// `proceed` for an operator that is not PyTorch's own. Returns its results, whether it has read anything of the session besides
+// its arguments, and which tensors it has kept.
 PyObject* proceed_watched(PyObject*, PyObject* args) {
   PyObject* touch;
   int counts;
@@ -187,7 +187,7 @@ PyObject* predicted(PyObject*, PyObject*) {
   });
 }
 
-// Python is about to run its kernel.
+// Called when Python is about to run the operator's kernel.
 PyObject* begins(PyObject*, PyObject* started) {
   return guarded([&] {
     if (underway != nullptr) underway->time.emplace(true, as_number(started));
@@ -202,19 +202,19 @@ PyObject* own_ns(PyObject*, PyObject* ns) {
   });
 }
 
-// Whether a tensor of the operator that Python handles in this thread stands for a number, and Python got it as a tensor.
+// Returns true if a tensor of the operator that Python is handling in this thread stands for a number, but Python got a tensor.
 PyObject* has_numbers(PyObject*, PyObject*) {
   auto session = interposer;
   return PyBool_FromLong(session && underway != nullptr && session->has_numbers(*underway));
 }
 
-// Calls like the one that Python handles in this thread may take the fast path.
+// Lets calls like the one that Python is handling in this thread take the fast path.
 PyObject* remember(PyObject*, PyObject* signature) {
   if (underway != nullptr) underway->signature = Ref::copy(signature);
   Py_RETURN_NONE;
 }
 
-// Whether the operator that Python handles in this thread was called beneath these keys.
+// Returns true if this dispatch key was excluded when the operator that Python is handling in this thread was called.
 PyObject* was_excluded(PyObject*, PyObject* name) {
   const char* text = PyUnicode_AsUTF8(name);
   if (text == nullptr) return nullptr;
@@ -223,7 +223,7 @@ PyObject* was_excluded(PyObject*, PyObject* name) {
   });
 }
 
-// A gradient of `leaf` has arrived.
+// Called when a gradient of `leaf` has arrived.
 PyObject* gradient_arrived(PyObject* otherwise, PyObject* leaf) {
   return guarded([&]() -> PyObject* {
     auto session = interposer;
@@ -402,7 +402,7 @@ PyObject* checksum(PyObject*, PyObject* storage) {
       std::memcpy(words, place, count);
       for (size_t i = 0; i < LANES; i++) {
         uint64_t mixed = lanes[i] ^ words[i];
-        lanes[i] = ((mixed << 29) | (mixed >> 35)) * ODD;  // turned, so that no bit has an effect on one bit alone
+        lanes[i] = ((mixed << 29) | (mixed >> 35)) * ODD;  // rotated, so that every bit affects more than one
       }
     };
     {
@@ -454,75 +454,86 @@ PyObject* silently(PyObject*, PyObject* function) {
 
 PyMethodDef methods[] = {
     {"present_state", present_state, METH_VARARGS,
-     "present_state(general, on_cpu): the settings that kernels read, as a number that is the same for equal ones.\n"
-     "general: without those that only some read."},
-    {"with_state", with_state, METH_VARARGS, "with_state(state, function): call it with these settings, and put back those of now."},
-    {"silently", silently, METH_O, "silently(function): call it, without the warnings that its operators give."},
+     "present_state(general, on_cpu): the settings that kernels read, as a number that is the same for equal settings.\n"
+     "general: leave out those that only some kernels read."},
+    {"with_state", with_state, METH_VARARGS,
+     "with_state(state, function): call `function` with these settings, and restore the present ones."},
+    {"silently", silently, METH_O, "silently(function): call `function`, and suppress the warnings of its operators."},
     {"compiled_kernel", CompiledKernel::make, METH_VARARGS,
-     "compiled_kernel(name, kernel, plain, arguments): what to call in place of a kernel that torch.compile has generated.\n"
-     "kernel: as an operator calls it; plain: as it is called without a session. arguments: a letter for each: r and w for a\n"
-     "tensor that it reads or writes, i and f for a number."},
-    {"empty_strided_cpu", empty_strided<c10::DeviceType::CPU>, METH_VARARGS, "empty_strided_cpu(size, stride, dtype), by an operator."},
-    {"empty_strided_cuda", empty_strided<c10::DeviceType::CUDA>, METH_VARARGS, "empty_strided_cuda(size, stride, dtype), by an operator."},
-    {"use_way", use_way, METH_O, "Take the way in of this name, before the first session. Raises RuntimeError if that is closed."},
-    {"way", way_taken, METH_NOARGS, "The name of the way in that this process has taken, or None."},
-    {"key", key_of_way, METH_NOARGS, "The name of the dispatch key at which operators come, or None."},
+     "compiled_kernel(name, kernel, plain, arguments): return a function that replaces a kernel generated by torch.compile.\n"
+     "kernel: called by an operator; plain: called without a session. arguments: a letter for each: r and w for a tensor\n"
+     "that it reads or writes, i and f for a number."},
+    {"empty_strided_cpu", empty_strided<c10::DeviceType::CPU>, METH_VARARGS,
+     "empty_strided_cpu(size, stride, dtype): run as an operator."},
+    {"empty_strided_cuda", empty_strided<c10::DeviceType::CUDA>, METH_VARARGS,
+     "empty_strided_cuda(size, stride, dtype): run as an operator."},
+    {"use_way", use_way, METH_O, "Take the way in with this name, before the first session. Raises RuntimeError if it is closed."},
+    {"way", way_taken, METH_NOARGS, "Return the name of the way in that this process has taken, or None."},
+    {"key", key_of_way, METH_NOARGS, "Return the name of the dispatch key at which operators arrive, or None."},
     {"take_whole", take_whole, METH_O,
-     "take_whole(name): a composite operator comes as a whole where autograd has not taken it apart, as in inference mode."},
+     "take_whole(name): let a composite operator arrive whole where autograd has not decomposed it, as in inference mode."},
     {"open", open_session, METH_VARARGS, "Begin a session: open(interposer, handle, classes, tensor_slot, device_type)."},
-    {"bind", bind, METH_O, "A session on a GPU has begun to use the one with this index."},
+    {"bind", bind, METH_O, "Note that a session on a GPU has begun to use the device with this index."},
     {"close", close_session, METH_NOARGS, "End the session."},
-    {"switch", switch_on, METH_O, "Let this thread's operators come to the session, or not."},
-    {"is_on", is_on, METH_NOARGS, "Whether this thread's operators come to the session."},
-    {"proceed", proceed, METH_NOARGS, "Run the kernel of the operator that is handled in this thread."},
+    {"switch", switch_on, METH_O, "Switch on or off whether this thread's operators arrive."},
+    {"is_on", is_on, METH_NOARGS, "Return whether this thread's operators arrive."},
+    {"proceed", proceed, METH_NOARGS, "Run the kernel of the operator being handled in this thread."},
     {"proceed_watched", proceed_watched, METH_VARARGS,
-     "proceed_watched(touch, counts): the same for one that is not PyTorch's own, as (results, reads unseen, kept)."},
-    {"known_signature", known_signature, METH_NOARGS, "The signature of the operator that is handled, if it is known here."},
-    {"predicted", predicted, METH_NOARGS, "The bytes that the operator that is handled will allocate; None if no formula says it."},
-    {"begins", begins, METH_O, "begins(started): the kernel of the operator that is handled begins now; in ns, of `perf_counter_ns`."},
-    {"own_ns", own_ns, METH_O, "own_ns(ns): the part of these ns since then in which nobody else had this thread's core."},
-    {"remember", remember, METH_O, "Later calls like the operator that is handled have this signature, and need not come."},
-    {"has_numbers", has_numbers, METH_NOARGS, "Whether a tensor of that operator's stands for a number."},
-    {"was_excluded", was_excluded, METH_O, "Whether a dispatch key was excluded when that operator came."},
+     "proceed_watched(touch, counts): the same for an operator that is not PyTorch's: (results, reads unseen, kept)."},
+    {"known_signature", known_signature, METH_NOARGS, "Return the signature of the operator being handled, if it is known here."},
+    {"predicted", predicted, METH_NOARGS,
+     "Return the bytes that the operator being handled will allocate, or None if no formula predicts them."},
+    {"begins", begins, METH_O, "begins(started): the kernel of the operator being handled begins now, in ns of `perf_counter_ns`."},
+    {"own_ns", own_ns, METH_O, "own_ns(ns): return these ns since then, without those in which this thread was descheduled."},
+    {"remember", remember, METH_O, "Let later calls like the operator being handled take the fast path, with this signature."},
+    {"has_numbers", has_numbers, METH_NOARGS, "Return whether a tensor argument of that operator stands for a number."},
+    {"was_excluded", was_excluded, METH_O, "Return whether a dispatch key was excluded when that operator was called."},
     {"gradient_hook", gradient_hook, METH_O,
-     "gradient_hook(otherwise): a hook that pins the gradients of leaves. `otherwise` is called where Python must do it."},
+     "gradient_hook(otherwise): return a hook that pins the gradients of leaves. It calls `otherwise` where Python must."},
     {"forget", forget, METH_NOARGS, "Forget all signatures."},
-    {"counters", counters, METH_NOARGS, "(ns in operators, ns of bookkeeping) of the fast path."},
-    {"python_calls", calls<&OperatorInfo::python_calls>, METH_NOARGS, "How often each operator went to Python, by name."},
-    {"native_calls", calls<&OperatorInfo::native_calls>, METH_NOARGS, "How often the fast path has handled each operator, by name."},
-    {"living", living, METH_NOARGS, "(versions, operations) that exist, which the garbage collector does not know."},
-    {"storage_of", storage_of_tensor, METH_O, "A tensor's storage, of whose object PyTorch does not know."},
-    {"swap", swap, METH_VARARGS, "swap(storage, storage): each has what the other one held."},
-    {"evict", evict, METH_O, "Give a storage's memory back. What touches it from now on is told by `Interposer.touched`."},
-    {"is_evicted", is_evicted, METH_O, "Whether a storage has no memory."},
-    {"is_for_shapes", is_for_shapes_only, METH_O, "Whether a storage has never had memory: it is there for shapes only."},
-    {"settle", settle, METH_NOARGS, "Move the memory that has been touched, and is back, to where it was looked for. False: there is none."},
+    {"counters", counters, METH_NOARGS, "Return (ns in operators, ns of bookkeeping) of the fast path."},
+    {"python_calls", calls<&OperatorInfo::python_calls>, METH_NOARGS,
+     "Return how often each operator was handled in Python, by name."},
+    {"native_calls", calls<&OperatorInfo::native_calls>, METH_NOARGS,
+     "Return how often each operator was handled natively, by name."},
+    {"living", living, METH_NOARGS,
+     "Return the numbers of (versions, operations) that exist, which the garbage collector does not know."},
+    {"storage_of", storage_of_tensor, METH_O, "Return a tensor's storage, as an object that PyTorch does not know of."},
+    {"swap", swap, METH_VARARGS, "swap(storage, storage): swap what they hold."},
+    {"evict", evict, METH_O, "Release a storage's memory. `Interposer.touched` is called when code touches it from now on."},
+    {"is_evicted", is_evicted, METH_O, "Return whether a storage is evicted."},
+    {"is_for_shapes", is_for_shapes_only, METH_O, "Return whether a storage has never had memory: it is there for shapes only."},
+    {"settle", settle, METH_NOARGS,
+     "Move memory that is back to the address that was touched. Returns False if the system has no memory."},
     {"watch_functions", watch_functions, METH_O,
-     "watch_functions(call): `call(function, args, kwargs)` in place of functions of extensions that use PyTorch; None: no more."},
-    {"meet_functions", meet_functions, METH_O, "These are such functions, if their code is such an extension's."},
-    {"foreign_paths", foreign_paths, METH_NOARGS, "The paths of the libraries that use PyTorch and are not part of it."},
-    {"checksum", checksum, METH_O, "A hash of the content of a storage in host memory."},
-    {"watch_faults", watch_faults, METH_NOARGS, "Make sure that what touches evicted storages is still told."},
-    {"spoil_evicted", spoil_evicted, METH_O, "For tests: overwrite what is evicted, or not."},
-    {"faults", faults, METH_NOARGS, "How often code that is no operator has touched an evicted storage in this process."},
-    {"key_of", key_of_storage, METH_O, "The key of a storage's versions."},
-    {"use_heap", use_heap, METH_O, "Let tensors' memory come from our heap, or not. False if PyTorch has an allocator of others."},
-    {"cap_heap", cap_heap, METH_O, "How many bytes the heap's blocks and free pages may take; None: any number."},
+     "watch_functions(call): call `call(function, args, kwargs)` instead of functions of extensions that use PyTorch;\n"
+     "None: stop."},
+    {"meet_functions", meet_functions, METH_O, "Watch those of these functions whose code is such an extension's."},
+    {"foreign_paths", foreign_paths, METH_NOARGS, "Return the paths of the libraries that use PyTorch and are not part of it."},
+    {"checksum", checksum, METH_O, "Return a hash of the content of a storage in host memory."},
+    {"watch_faults", watch_faults, METH_NOARGS, "Make sure that our fault handler is still the first."},
+    {"spoil_evicted", spoil_evicted, METH_O, "For tests: overwrite what is evicted, or stop doing so."},
+    {"faults", faults, METH_NOARGS, "Return how often code other than operators has touched an evicted storage in this process."},
+    {"key_of", key_of_storage, METH_O, "Return the key of a storage's versions."},
+    {"use_heap", use_heap, METH_O,
+     "Allocate tensors from our heap, or stop. Returns False if PyTorch has been given another allocator."},
+    {"cap_heap", cap_heap, METH_O, "Limit the bytes that the heap's blocks and free pages may take; None: no limit."},
     {"heap_figures", heap_figures, METH_NOARGS,
-     "(bytes of blocks, of free pages, cleared by the system, returned to it) of the heap."},
+     "Return the heap's bytes: (of blocks, of free pages, cleared by the system, returned to it)."},
     {"watch_registrations", watch_registrations, METH_O,
-     "Call a function with the names of operators that exist, and of those that are registered later; None: no more."},
-    {"heap_most", heap_most, METH_NOARGS, "The most bytes of blocks at once since the last call."},
+     "Call a function with the names of the operators that exist, and of those registered later; None: stop."},
+    {"heap_most", heap_most, METH_NOARGS, "Return the most bytes of blocks at once since the last call."},
     {"ask_for_room", ask_for_room, METH_O,
-     "Call this with the bytes of each block that is about to be allocated while no operator is under way; None: nothing."},
+     "Call a function with the bytes of each block that is about to be allocated outside of an operator; None: stop."},
     {"on_shortage", on_shortage, METH_O,
-     "Call this with the bytes of a block that the system refuses and the number of the attempt; None: nothing."},
-    {"outside", outside, METH_NOARGS, "The bytes of such blocks that no version counts."},
-    {"met_outside", met_outside, METH_O, "A version counts this storage from now on. The bytes that it had among those."},
+     "Call a function with the bytes of a block that the system refuses and the number of the attempt; None: stop."},
+    {"outside", outside, METH_NOARGS, "Return the bytes of such blocks that no version accounts for."},
+    {"met_outside", met_outside, METH_O,
+     "Note that a version accounts for this storage. Returns the bytes that it had among those."},
     {"guard_exports", guard_exports, METH_VARARGS,
-     "guard_exports(capsule, reach): DLPack's table calls reach(tensor) before a tensor is exported; None: nothing."},
-    {"share", share, METH_NOARGS, "Let several threads take turns on the fast path, where none may be."},
-    {"is_inside", is_inside, METH_NOARGS, "Whether another thread is on the fast path."},
+     "guard_exports(capsule, reach): let DLPack's table call reach(tensor) before it exports a tensor; None: stop."},
+    {"share", share, METH_NOARGS, "Let several threads take turns on the fast path. None may be on it now."},
+    {"is_inside", is_inside, METH_NOARGS, "Return whether another thread is on the fast path."},
     {nullptr, nullptr, 0, nullptr},
 };
 

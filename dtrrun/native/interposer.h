@@ -1,8 +1,9 @@
-// Handles the operators of one session: most of them on the fast path, and the rest in Python (the `Interposer` of
+// Handles the operators of one session: most of them on the fast path, the rest in Python (`Interposer` in
 // `runtime/dispatch/interposer.py`).
 //
-// `fast` does for plain operators and in-place operators what `runtime/dispatch/slow_path.py` does for any: both let the core admit
-// and finish them (`core/operator.h`). `view` does what little a view needs. Everything else goes to Python, whole.
+// `fast` does for plain and in-place operators what `runtime/dispatch/slow_path.py` does for all: both let the core admit and
+// finish them (`core/operator.h`). `view` does the little that a view needs, and `update_lists` what in-place operators on lists
+// need. Operators without tensors just run. Everything else is handled entirely in Python.
 #pragma once
 
 #include <memory>
@@ -23,20 +24,20 @@
 
 namespace dtrrun {
 
-// An operator that Python handles, for `proceed`: the innermost one of this thread.
+// An operator that is being handled in Python. `proceed` uses this thread's innermost one.
 struct Underway {
   Arrival* arrival;
-  c10::impl::LocalDispatchKeySet program;  // as the operator would find it without us
-  Stack results;                           // once `proceed` has run the kernel
+  c10::impl::LocalDispatchKeySet program;  // as it would be without dtrrun
+  Stack results;                           // set once `proceed` has run the kernel
   bool done;
-  Ref signature;  // that of calls with the same arguments, if they may take the fast path
-  bool unpredicted;             // no formula could say yet what it will allocate
-  std::optional<OwnTime> time;  // since its kernel began, if somebody wants to know
+  Ref signature;  // of calls with the same arguments, if these may take the fast path
+  bool unpredicted;             // no formula can predict yet what it will allocate
+  std::optional<OwnTime> time;  // since its kernel began, if it is timed
   Underway* outer;
 };
 inline thread_local Underway* underway = nullptr;
 
-// One session. Everything here is done with the GIL.
+// One session. Callers hold the GIL.
 class Interposer {
  public:
   Interposer(PyObject* python, PyObject* handle, PyObject* classes, const char* device)
@@ -87,14 +88,14 @@ class Interposer {
       body->made(arrival);
       return;
     }
-    if (info.handler == HandlerKind::NO_TENSORS) {  // the profiler's marks, in every step of an optimizer
+    if (info.handler == HandlerKind::NO_TENSORS) {  // profiler markers, which every optimizer step has
       info.native_calls++;
       Gil::Released released(gil);
       arrival.run();
       return;
     }
     ActiveThreadGuard visit(*this);
-    Key missed;  // of a call that is the first of its kind
+    Key missed;  // set for a call that is the first of its kind
     if (info.handler != HandlerKind::PYTHON && may_be_fast() && in_turn(info, arrival, gil, watch, missed)) {
       tick_after(left_);
       return;
@@ -102,14 +103,14 @@ class Interposer {
     in_python(info, arrival, missed);
   }
 
-  // Whether a tensor's memory is a constant of the session's with content, as far as is known.
+  // Returns true if a tensor's memory is, as far as is known, an initialized constant of the session.
   bool is_updated_constant(const at::Tensor& tensor) {
     if (!device.has(tensor.device())) return false;
-    ledger.some_died();  // so that the table knows
+    ledger.some_died();  // reports deaths to the table
     const Version* found = versions_.of(tensor);
     return found == nullptr || (found->constant() && found->pin != pins::UNINITIALISED);
   }
-  // Keeps what a constant holds, for the recipes that read it: it is about to change. Returns false if that is not possible.
+  // Keeps a copy of a constant that is about to change, for the recipes that read it. Returns false if that is not possible.
   bool keep_copy_of(const at::Tensor& constant) {
     Off off;
     Version* one = describer_.known_or_adopted(constant);
@@ -118,7 +119,7 @@ class Interposer {
     return !one->escaped && one->resident && ledger.paused == 0 && core_.copies.make(one);
   }
 
-  // From now on operators of several threads may be under way. None is on the fast path at this moment.
+  // From now on, several threads may have operators in progress. None may be on the fast path when this is called.
   void share() { shared_ = true; }
 
   void forget() {
@@ -127,14 +128,14 @@ class Interposer {
     replays_.forget();
   }
 
-  // The signature that calls like the one in Python have here, or null. The slow path has met its tensors.
+  // Returns the signature of calls like the one in Python, or null if unknown here. The slow path has entered its tensors.
   Ref known_signature(const Underway& underway) {
-    Turn turn(lock_, false);  // Python has the lock
+    Turn turn(lock_, false);  // Python holds the lock
     FastCall call(operators_.of(underway.arrival->op), *underway.arrival, turn, versions_, device);
     return Ref::copy(describer_.known_signature(call));
   }
 
-  // The bytes that the call in Python will allocate, if a formula says so.
+  // Returns the bytes that the call in Python will allocate, if a formula predicts them.
   std::optional<int64_t> predicted(Underway& underway) {
     Arrival& arrival = *underway.arrival;
     auto found = first_calls_.predicted(operators_.of(arrival.op), arrival.values(), arrival.count);
@@ -153,8 +154,8 @@ class Interposer {
     return false;
   }
 
-  // Code that is not an operator touches the memory of an evicted storage, and waits for it (`Access.touched`). words: what it has
-  // at hand. Returns false if the storage is none of the session's.
+  // Called when code that is not an operator touches the memory of an evicted storage, and waits for it (`Access.touched`).
+  // words: that code's `Words`. Returns false if the storage does not belong to the session.
   bool touched(const Placeholders::Claim& claim, const std::vector<uintptr_t>& words) {
     Version* found = versions_.at(claim.storage);
     if (found == nullptr || !TensorVersions::has_storage(found)) return false;
@@ -168,7 +169,7 @@ class Interposer {
     checked(PyObject_CallMethod(python_.get(), "touched", "O", kept.get()));
     return Placeholders::own().is_memory(claim);
   }
-  // Moves its memory to where that code looks for it. Returns false if the system has none.
+  // Moves its memory to the address that this code touched. Returns false if the system has no memory.
   bool settle() {
     Version* found = touched_ == nullptr ? nullptr : versions_.at(touched_->storage);
     ImplRef storage = found == nullptr ? ImplRef() : TensorVersions::storage_of(found);
@@ -176,15 +177,15 @@ class Interposer {
     return Placeholders::own().is_memory(*touched_) || Placeholders::own().make_memory(*touched_, storage.get());
   }
 
-  // `Access.pin`, for a gradient that is in memory. Returns false if that is for Python.
+  // `Access.pin`, for a gradient that is resident. Returns false if it must be handled in Python.
   bool pin_gradient(const at::Tensor& gradient) {
     Off off;
     ActiveThreadGuard visit(*this);
     if (!Describer::plain(gradient) || !is_plain_kind(gradient, device) || !may_be_fast()) return false;
     if (versions_.observers.any()) return false;
-    if (inside_ != 0) return false;  // a kernel has begun a backward pass of its own
+    if (inside_ != 0) return false;  // a kernel has started its own backward pass
     Turn turn(lock_, shared_);
-    if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // since it waits
+    if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // one may have come up while this thread waited
     FastPathScope inside(*this);
     ledger.collect_dead();
     Version* found = versions_.of(gradient);
@@ -197,21 +198,21 @@ class Interposer {
 
   Ref calls(int64_t OperatorInfo::*counter) const { return operators_.calls(counter); }
 
-  // Whether a thread other than this one is on the fast path.
+  // Returns true if another thread is on the fast path.
   bool is_inside() const { return inside_ != 0 && inside_ != PyThread_get_thread_ident(); }
 
   Device device;
   int64_t operators_ns = 0, bookkeeping_ns = 0;
 
-  // The session that is on, or null. To be asked with the GIL.
+  // Returns the active session, or null. Requires the GIL.
   static std::shared_ptr<Interposer>& current() {
-    static auto& session = *new std::shared_ptr<Interposer>;  // never destroyed: Python may be gone by then
+    static auto& session = *new std::shared_ptr<Interposer>;  // never destroyed: Python may be finalized by then
     return session;
   }
 
  private:
-  // While a thread's operator is here. On a GPU, threads of autograd's come and go, and usually one waits for another.
-  // If two bring operators at once, both go to Python from then on: there, locks keep them apart.
+  // Marks a thread whose operator is being handled. On a GPU, autograd's threads come and go, and usually one waits for another.
+  // If two have operators at once, all operators go to Python from then on, where locks keep them apart.
   class ActiveThreadGuard {
    public:
     explicit ActiveThreadGuard(Interposer& interposer) : interposer_(interposer), counts_(!interposer.device.is_cpu()) {
@@ -235,7 +236,7 @@ class Interposer {
     unsigned long own_ = 0;
   };
 
-  // While a thread is on the fast path, where nothing is locked as long as there are no others.
+  // Marks a thread that is on the fast path, which takes no lock as long as there are no others.
   class FastPathScope {
    public:
     explicit FastPathScope(Interposer& interposer) : interposer_(interposer) {
@@ -248,14 +249,14 @@ class Interposer {
     Interposer& interposer_;
   };
 
-  // Returns false if that is for Python.
+  // Returns false if the operator must be handled in Python.
   bool in_turn(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch, Key& missed) {
     if (shared_ && info.foreign) return false;  // it may wait for another thread
     if (shared_ && info.handler == HandlerKind::VIEW && gil.held_before() && view_out_of_turn(info, arrival)) return true;
     Turn turn(lock_, shared_);
     watch.leave_out(turn.waited_ns);
     FastPathScope inside(*this);
-    if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // since it waits
+    if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // one may have come up while this thread waited
     bool done;
     try {
       done = natively(info, arrival, gil, watch, missed, turn);
@@ -275,7 +276,7 @@ class Interposer {
 
   // -- an operator in Python -----------------------------------------------------------------------
 
-  // missed: the key of its signature, which the fast path did not know; or empty.
+  // missed: the key of its signature if the fast path did not know it, else empty.
   void in_python(OperatorInfo& info, Arrival& arrival, const Key& missed) {
     info.python_calls++;
     Stack made;
@@ -309,7 +310,7 @@ class Interposer {
     arrival.set_results(std::move(made));
   }
 
-  // In inference mode composites arrive whole: their parts come to us.
+  // In inference mode, composites arrive whole. Runs one such that its parts arrive in turn.
   void take_apart(OperatorInfo& info, Arrival& arrival, const Gil& gil) {
     PyObject* kernel = PyDict_GetItemWithError(kernels_.get(), info.func.get());  // hashes it in Python
     if (kernel == nullptr && PyErr_Occurred()) raise();
@@ -326,7 +327,7 @@ class Interposer {
     arrival.set_results(results_from(arrival.schema(), result.get()));
   }
 
-  // Whether a call computes nothing but shapes, on meta tensors: so does PyTorch's compiler. Its numbers may be symbols.
+  // Returns true if a call computes only shapes, on meta tensors, as PyTorch's compiler does. Its numbers may be symbolic.
   static bool is_without_memory(Arrival& arrival) {
     auto decides = [](const at::Tensor& tensor) {
       return tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
@@ -360,7 +361,7 @@ class Interposer {
     if (device.is_cpu()) return !any_reason_.is_true(reasons_.get()) && (shared_ || is_home());
     if (!(device.is_bound() && device.on_main_stream()) || any_reason_.is_true(reasons_.get())) return false;
     if (is_home()) return true;
-    // On a GPU, backward passes run in a thread of autograd's, which is as good as the one that waits for it.
+    // On a GPU, backward passes run in an autograd thread, which can stand in for the thread that waits for it.
     thread_local std::weak_ptr<int> admitted;
     if (admitted.lock() != ticket_) {
       checked(PyObject_CallMethod(python_.get(), "join", nullptr));
@@ -387,7 +388,7 @@ class Interposer {
     if (found == nullptr || !(found->resident || info.untouching)) return false;
     found->last_access = ledger.clock;
     int64_t started = watch.is_on() ? now_ns() : 0;
-    arrival.run();  // too short to give up the GIL for
+    arrival.run();  // too short to release the GIL for
     if (watch.is_on()) operators_ns += Stopwatch::EACH * (now_ns() - started);
     ledger.age++;
     bookkeeping_ns += watch.before(started);
@@ -395,7 +396,7 @@ class Interposer {
     return true;
   }
 
-  // The same while operators are observed: the view needs a signature, which says what it costs.
+  // `view`, while operators are observed: it needs a signature, which holds its cost.
   bool observed_view(OperatorInfo& info, Arrival& arrival, const Stopwatch& watch, Key& missed, Turn& turn) {
     ledger.collect_dead();
     FastCall call(info, arrival, turn, versions_, device);
@@ -416,13 +417,13 @@ class Interposer {
     return true;
   }
 
-  // The same whoever's turn it is, without a trace. The caller has the GIL, as when it asks a view for its `grad_fn`, and may
-  // have a mutex of PyTorch's, too. To wait for a turn gives up the GIL, and so may any Python code, to a thread that waits
-  // for that mutex and keeps the GIL meanwhile.
+  // `view`, without waiting for a turn and without recording anything. The caller holds the GIL, as when it asks a view for its
+  // `grad_fn`, and may hold a PyTorch mutex, too. Waiting for a turn would release the GIL, as may any Python code, to a thread
+  // that waits for that mutex while it holds the GIL.
   bool view_out_of_turn(OperatorInfo& info, Arrival& arrival) {
     const at::Tensor* first = arrival.first();
     if (first == nullptr || !Describer::plain(*first)) return false;
-    ledger.some_died();  // so that the table knows
+    ledger.some_died();  // reports deaths to the table
     const Version* found = versions_.of(*first);
     if (found == nullptr || !(found->resident || info.untouching)) return false;
     arrival.run();
@@ -507,7 +508,7 @@ class Interposer {
     return true;
   }
 
-  // Its kernel has run.
+  // Called after its kernel has run.
   void finish(FastCall& call) {
     c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
     Recording::Outputs outputs;
@@ -521,7 +522,7 @@ class Interposer {
     }
   }
 
-  static inline thread_local const Placeholders::Claim* touched_ = nullptr;  // what this thread waits for
+  static inline thread_local const Placeholders::Claim* touched_ = nullptr;  // that this thread is waiting for
 
   Ref python_, handle_, slow_path_, ledger_;
   CallObserver call_observer_;
@@ -530,8 +531,8 @@ class Interposer {
   Core& core_;
   Ledger& ledger;
   unsigned long inside_ = 0;             // the thread that is on the fast path
-  std::vector<unsigned long> visitors_;  // on a GPU: the threads whose operators are here
-  std::shared_ptr<int> ticket_ = std::make_shared<int>();  // of threads other than the session's own
+  std::vector<unsigned long> visitors_;  // on a GPU: the threads whose operators are being handled
+  std::shared_ptr<int> ticket_ = std::make_shared<int>();  // shows whether another thread has joined this session
   OperatorTable operators_;
   Lock lock_;
   Replays replays_;
@@ -544,8 +545,8 @@ class Interposer {
   Observation observation_;
   Slot any_reason_, home_, next_tick_, waiting_;
   Ref known_home_;
-  unsigned long home_thread_ = 0;  // what `known_home_` says
-  bool shared_ = false;  // by several threads, whose turns `lock_` is for
+  unsigned long home_thread_ = 0;  // the value of `known_home_`
+  bool shared_ = false;  // by several threads, which take turns with `lock_`
   int64_t next_look_ = 0, left_ = 0;
 };
 

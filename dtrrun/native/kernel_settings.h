@@ -30,10 +30,10 @@ struct KernelSetting {
   void (*write)(at::Context&, int);
 };
 
-// As `torch.set_flush_denormal` has set it for this thread.
+// Returns what `torch.set_flush_denormal` has set for this thread.
 inline bool flushes_denormal() {
 #if defined(__x86_64__)
-  return (_mm_getcsr() & (_MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON)) != 0;  // to multiply a denormal number takes 50 ns
+  return (_mm_getcsr() & (_MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON)) != 0;  // multiplying a denormal number takes 50 ns
 #else
   volatile double denormal = 4e-320;
   return denormal * 0.5 == 0.0;
@@ -46,7 +46,7 @@ inline bool flushes_denormal() {
 inline constexpr KernelSetting GENERAL_SETTINGS[] = {
     DTRRUN_SETTING(c10::GradMode::is_enabled(), c10::GradMode::set_enabled(value != 0)),
     DTRRUN_SETTING(context.userEnabledMkldnn(), context.setUserEnabledMkldnn(value != 0)),
-    // With the second one off, some kernels raise.
+    // Without warn-only, some kernels raise.
     DTRRUN_SETTING(context.deterministicAlgorithms() | context.deterministicAlgorithmsWarnOnly() << 1,
                    context.setDeterministicAlgorithms((value & 1) != 0, (value & 2) != 0)),
     DTRRUN_SETTING(flushes_denormal(), context.setFlushDenormal(value != 0)),
@@ -80,15 +80,15 @@ inline constexpr KernelSetting CUDA_SETTINGS[] = {
 };
 #undef DTRRUN_SETTING
 
-// The values of settings at a moment. Equal ones have the same address.
+// The values of settings at one moment. Equal ones have the same address.
 class KernelState {
  public:
-  // The last ones of calls that are alike. They hardly ever change but back and forth, as grad mode does between a model and its
-  // optimizer.
+  // The last two states of similar calls. They hardly ever change except back and forth, as grad mode does between a model and
+  // its optimizer.
   struct Recent {
     const KernelState *last = nullptr, *before = nullptr;
   };
-  // Those of now: the general ones, or also those of the backends on this device.
+  // Returns the current settings: the general ones, or also those of the backends on this device.
   static const KernelState* now(bool general, bool on_cpu) { return interned(read(general, on_cpu)); }
   static const KernelState* now(bool general, bool on_cpu, Recent& recent) {
     KernelState found = read(general, on_cpu);
@@ -100,7 +100,7 @@ class KernelState {
     return recent.last;
   }
 
-  // Makes these the present ones. Returns those before.
+  // Makes these settings current. Returns the previous ones.
   const KernelState* restore() const {
     const KernelState* before = now(general_, on_cpu_);
     if (before != this) write(*before);
@@ -125,12 +125,12 @@ class KernelState {
       read<CUDA_SETTINGS>(context, &found.values_[GENERAL], std::make_index_sequence<std::size(CUDA_SETTINGS)>());
     return found;
   }
-  // Without calls by address: it is done for every operator.
+  // Makes no indirect calls, since it is done for every operator.
   template <const auto& settings, size_t... places>
   static void read(at::Context& context, int* values, std::index_sequence<places...>) {
     ((values[places] = settings[places].read(context)), ...);
   }
-  // Of those that are not as in `present`, which are the present ones.
+  // Writes the settings that differ from `present`, the current ones.
   void write(const KernelState& present) const {
     for (size_t place = 0; place < GENERAL; place++) write(GENERAL_SETTINGS[place], present, place);
     if (general_) return;
@@ -154,7 +154,7 @@ class KernelState {
   std::array<int, GENERAL + std::size(CUDA_SETTINGS)> values_{};
 };
 
-// While the settings are those that an operator saw.
+// Restores the settings that an operator saw while in scope.
 class Restored {
  public:
   explicit Restored(const KernelState& state) : before_(state.restore()), changed_(before_ != &state) {}

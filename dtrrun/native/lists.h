@@ -1,5 +1,5 @@
-// An optimizer's operators on lists of tensors, as long as nothing about them is special: all that they read is in memory, and what
-// they write to stays there, without recipes.
+// An optimizer's operators on lists of tensors, in the simple case: everything that they read is resident, and what they write
+// to stays resident, without recipes.
 #pragma once
 
 #include "operator_info.h"
@@ -9,20 +9,20 @@ namespace dtrrun {
 
 class ListUpdates {
  public:
-  // python: the `Interposer` of Python.
+  // python: the Python `Interposer`.
   ListUpdates(PyObject* python, TensorVersions& versions)
       : updates_(attribute(python, "updates")), versions_(versions), core_(versions.core), ledger(versions.ledger) {}
 
-  // Finds what the call reads and writes. Returns false if something about it is special: without effect, but for what
-  // has been rescued.
+  // Finds what the call reads and writes. Returns false if something about it is special: without effect, except for what has
+  // been rescued.
   bool prepare(const OperatorInfo& info, const c10::FunctionSchema& schema, const IValue* values) {
-    forget();  // of a call that was interrupted
+    forget();  // left by a call that was interrupted
     bool found = look(info, schema, values);
-    if (!found) forget();  // the program's tensors, above all
+    if (!found) forget();  // above all, the program's tensors
     return found;
   }
 
-  // The signature of the call that is prepared: borrowed.
+  // Returns the signature of the prepared call (borrowed).
   PyObject* prepared() const { return signature_.get(); }
 
   // The operator has run.
@@ -82,7 +82,7 @@ class ListUpdates {
     return true;
   }
 
-  // Whether what is about to be written to has a copy, or may be worth one.
+  // Returns true if a version that is about to be written to has a copy, or may be worth one.
   bool may_be_copied(const Version* one) {
     if (one->copy) return true;
     if (!ledger.pressure || !one->used) return false;
@@ -101,7 +101,7 @@ class ListUpdates {
     targets_.emplace_back(one);
     return true;
   }
-  // The signature under `list_key` (runtime/dispatch/signatures.py).
+  // Finds the signature under `list_key` (runtime/dispatch/signatures.py).
   Ref find(const OperatorInfo& info, int64_t nbytes, uint64_t dtypes) const {
     Ref types = checked(PyList_New(0));
     for (int type = 0; type < 64; type++)
@@ -123,7 +123,7 @@ class ListUpdates {
   TensorVersions& versions_;
   Core& core_;
   Ledger& ledger;
-  std::vector<Version*> found_, loose_;  // of all its tensors, and those that are written to and have a recipe
+  std::vector<Version*> found_, loose_;  // of all its tensors; those that are written to and have a recipe
   std::vector<VersionRef> targets_;       // of those that are written to
   std::vector<at::Tensor> written_;
 };

@@ -1,6 +1,6 @@
-// Operators on the fast path, as those see them who observe operators (`core.observer.Observer`): with the attributes that
-// `dispatch/call.py` gives to an operator on the slow path. Observers ask for most of them before it runs, as
-// `observe/recorder.py` does. Nothing of this is made while nobody observes.
+// Operators on the fast path as their observers see them (`core.observer.Observer`): with the attributes that
+// `dispatch/call.py` gives to an operator on the slow path. Observers ask for most of them before the operator runs, as
+// `observe/recorder.py` does. Without observers, nothing here is made.
 #pragma once
 
 #include <unordered_map>
@@ -12,7 +12,7 @@ namespace dtrrun {
 
 struct ObservedCall;
 
-// What all calls of a session need.
+// What all calls of a session share.
 class Observation {
  public:
   Observation(PyObject* slow_path, const TensorVersions& versions, const FirstCalls& first_calls)
@@ -21,11 +21,11 @@ class Observation {
   const TensorVersions& versions;
   const FirstCalls& first_calls;
   Ref slow_path;
-  // Keys on the slow path by signatures, which are kept with them.
+  // Slow-path keys by signature. The signatures are kept alive with them.
   std::unordered_map<PyObject*, std::pair<Ref, Ref>> identities;
 };
 
-// An operator, from before room is made for it until it has run: tells observers, if there are any.
+// An operator, from before room is made for it until it has run: notifies observers, if there are any.
 class Observed {
  public:
   // found: the operator's signature.
@@ -37,7 +37,7 @@ class Observed {
   }
   Observed(const Observed&) = delete;
 
-  // Its kernel is about to run, or could not begin.
+  // now: true if its kernel is about to run, false if it could not begin.
   void runs(bool now) {
     if (call_) set_running(now);
   }
@@ -58,7 +58,7 @@ class Observed {
 
 struct ObservedCall {
   PyObject_HEAD
-  Observation* by;  // null once it is over
+  Observation* by;  // null once the call is over
   const OperatorInfo* info;
   Arrival* arrival;
   PyObject *signature, *versions;
@@ -66,15 +66,15 @@ struct ObservedCall {
 
   size_t count() const { return arrival->count; }
   const IValue* values() const {
-    expect(ADMITTED);  // the kernel takes them
+    expect(ADMITTED);  // the kernel consumes them
     return arrival->values();
   }
   void expect(State expected) const {
     if (state != expected) throw std::runtime_error("dtrrun: internal error: an observer asks too early or too late");
   }
 
-  // Whether its signature says all that its key on the slow path does: others share one for tensors that are in other
-  // places of their storages, and for lists of the same length and size.
+  // Returns true if the signature is as specific as the key on the slow path. Other signatures are shared by tensors at
+  // different places in their storages, and by lists of the same length and size.
   bool is_exact() const {
     return info->handler == HandlerKind::PLAIN ? info->makes_tensors : info->handler != HandlerKind::LISTS;
   }
@@ -92,7 +92,7 @@ struct ObservedCall {
         if (is_hole(item)) function(place, item.toTensor());
     }
   }
-  // A list of the holes of which this is true.
+  // Returns a list of the holes for which `predicate` is true.
   template <class Predicate>
   Ref holes_if(const Predicate& predicate) const {
     Ref holes = checked(PyList_New(0));
@@ -128,7 +128,7 @@ struct ObservedCall {
     }
     return all;
   }
-  // `TensorCall.overwrites`. written: the place among what is written to.
+  // `TensorCall.overwrites`. written: an index into what is written to.
   bool overwrites(size_t written) const {
     if (info->handler != HandlerKind::WRITES) return false;
     std::vector<const Version*> targets;
@@ -156,7 +156,7 @@ struct ObservedCall {
     if (is_exact()) return attribute(signature, "geometries");
     return by->first_calls.geometries_of(values(), count(), nullptr);
   }
-  // Its key on the slow path.
+  // Returns its key on the slow path.
   Ref identity() const {
     auto known = by->identities.find(signature);
     if (is_exact() && known != by->identities.end()) return Ref::copy(known->second.second.get());
@@ -176,7 +176,7 @@ struct ObservedCall {
       PyList_SET_ITEM(list.get(), i, Ref::copy(is_hole(items[i]) ? tensor_slot : Py_None).release());
     return list;
   }
-  // The storage and the geometry of each tensor among its results; None for those without a plain storage.
+  // Returns the storage and the geometry of each tensor among the results; None for those without a plain storage.
   Ref results() const {
     expect(FINISHED);
     Ref all = checked(PyList_New(0));
@@ -230,7 +230,7 @@ inline void Observed::finish(PyObject* outputs) {
   end();
 }
 
-// Lets go of the versions, too, so that they have as many references as without observers.
+// Also releases the versions, so that they have as many references as without observers.
 inline void Observed::end() noexcept {
   ObservedCall* call = get();
   try {
@@ -245,7 +245,7 @@ inline void Observed::end() noexcept {
   call_ = Ref();
 }
 
-// An attribute, for Python.
+// Gets an attribute, for Python.
 template <auto attribute>
 PyObject* ask(PyObject* self, void*) {
   return guarded([&]() -> PyObject* {

@@ -1,7 +1,7 @@
-// Those who are told of operators on the fast path: observers (`core/observer.py`), fingerprints under `--verify`
+// What is notified of operators on the fast path: observers (`core/observer.py`), fingerprints under `--verify`
 // (`runtime/observe/verify.py`), and `--where`, which looks at the caller of each operator.
 //
-// As long as there is none, each costs one comparison for an operator. Whom the core tells is in `bindings/backend.h`.
+// While there is none, each costs one comparison per operator. What the core notifies is in `bindings/backend.h`.
 #pragma once
 
 #include "python.h"
@@ -9,7 +9,7 @@
 
 namespace dtrrun {
 
-// A list of the ledger's, which may change while its members are told of something.
+// A list of the ledger's, which may change while its members are being notified.
 class ObserverList {
  public:
   ObserverList(PyObject* ledger, const char* name) : all_(attribute(ledger, name)) {}
@@ -26,7 +26,7 @@ class ObserverList {
   Ref all_;
 };
 
-// `core.observer.Observer`: of operators. Everything else that these are told of is the core's, or Python's.
+// Notifies each `core.observer.Observer` of operators. The core or Python notifies them of everything else.
 class Observers : public ObserverList {
  public:
   explicit Observers(PyObject* ledger) : ObserverList(ledger, "observers") {}
@@ -46,7 +46,7 @@ class Observers : public ObserverList {
   }
 };
 
-// Digests of evicted contents: which part of a storage they are of.
+// Digests of evicted contents: records which part of a storage they cover.
 class Fingerprints {
  public:
   explicit Fingerprints(PyObject* ledger) : object_(attribute(ledger, "fingerprints")) {}
@@ -57,14 +57,14 @@ class Fingerprints {
     if (are_taken() && tensor.is_contiguous())
       one->extent = (tensor.storage_offset() + tensor.numel()) * static_cast<int64_t>(tensor.itemsize());
   }
-  // Whether a version is a workspace, parts of which are never written: what reads it is for Python.
+  // Returns true if a version is a workspace, parts of which are never written: what reads it must be handled in Python.
   bool is_workspace(const Version* one) const { return are_taken() && one->extent == 0 && one->nbytes != 0; }
 
  private:
   Ref object_;
 };
 
-// `SlowPath.called`, or nobody.
+// Calls `SlowPath.called`, if it is set.
 class CallObserver {
  public:
   explicit CallObserver(PyObject* slow_path) : function_(attribute(slow_path, "called")) {}

@@ -1,4 +1,4 @@
-// What is known of an operator.
+// What is known about an operator.
 #pragma once
 
 #include <string_view>
@@ -10,7 +10,7 @@
 
 namespace dtrrun {
 
-// How many elements an operator's results have. `runtime/formulas.py` says which operators have which.
+// The formula for the number of elements of an operator's results. `runtime/formulas.py` says which operators have which.
 enum class Formula {
   UNKNOWN, NOTHING, ELEMENTWISE, PRODUCT, ALL, GIVEN, SHAPED, COUNTED, ONE, SECOND, REDUCED, EMBEDDING, EMBEDDING_BACKWARD,
   BATCH_NORM, BATCH_NORM_BACKWARD, LAYER_NORM, LAYER_NORM_BACKWARD, GROUP_NORM, GROUP_NORM_BACKWARD,
@@ -34,27 +34,27 @@ inline Formula formula_named(std::string_view name) {
   return Formula::UNKNOWN;
 }
 
-// Who handles an operator: Python, or which part of the fast path.
+// What handles an operator: Python, or which part of the fast path.
 enum class HandlerKind { PYTHON, VIEW, PLAIN, WRITES, LISTS, NO_TENSORS };
 
-// What is known of an operator; see `runtime/operators.py`.
+// What is known about an operator; see `runtime/operators.py`.
 struct OperatorInfo {
   HandlerKind handler = HandlerKind::PYTHON;
   bool composite = false, foreign = false, untouching = false, random = false, overwrites = false, uninitialised = false;
   bool makes_tensors = true, sized_by_numbers = false;
-  bool opaque = false;  // one result is a workspace, which is there only if gradients may be computed
-  bool blank = false;   // whether it overwrites memory that nothing has written to, of which it may write to a part only
+  bool opaque = false;  // one result is a workspace, which exists only if gradients may be computed
+  bool blank = false;   // it overwrites memory that nothing has written to, perhaps only a part of it
   std::vector<size_t> mutates;  // the places of the tensors, or lists of them, that it writes to
   bool replayable = false, grows = false;  // it may have a recipe; what it writes to may become larger
-  bool varies = false;          // what it allocates does, between calls of one signature
-  int statistics[2] = {-1, -1}, trains = -1;  // places of running statistics, and of what says whether it trains (-1: it does)
-  bool updates = false;                       // it writes to these
+  bool varies = false;          // what it allocates varies between calls of one signature
+  int statistics[2] = {-1, -1}, trains = -1;  // places of running statistics, and of the training flag (-1: it trains)
+  bool updates = false;                       // it writes to the statistics
   Formula formula = Formula::UNKNOWN;  // of what it allocates
-  bool first_calls = false;            // they may be handled here
+  bool first_calls = false;            // first calls may be handled here
   Ref replay;  // what is run again, without the statistics
   KernelState::Recent states;  // of its last calls
   bool writes_to(size_t place) const { return std::find(mutates.begin(), mutates.end(), place) != mutates.end(); }
-  bool general = true;  // of the settings, its kernels read the general ones only
+  bool general = true;  // its kernels read only the general settings
   int64_t python_calls = 0, native_calls = 0;
   Ref func, operator_;
   std::vector<Enumeration>* enumerations = new std::vector<Enumeration>();  // never freed: recipes refer to it

@@ -1,4 +1,4 @@
-// The operators that have come to a session, and what is known of each (`runtime/operators.py`).
+// The operators that a session has seen, and what is known about each (`runtime/operators.py`).
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -13,7 +13,7 @@ namespace dtrrun {
 
 class OperatorTable {
  public:
-  // python: the `Interposer` of Python, which is asked.
+  // python: the Python `Interposer`, which is asked.
   explicit OperatorTable(PyObject* python) : python_(Ref::copy(python)) {}
   OperatorTable(const OperatorTable&) = delete;
 
@@ -28,19 +28,19 @@ class OperatorTable {
     if (info.func && !info.foreign) return info;
     Ref func = Ref::copy(torch::detail::getTorchApiFunction(op).ptr());
     if (info.func.get() == func.get()) return info;
-    // New, or a library of the program's has been removed and its memory used again.
+    // New, or a library of the program's has been removed and its memory reused.
     OperatorInfo found = learned(op, std::move(func));
     if (info.func.get() != found.func.get()) info = std::move(found);  // or another thread has learned it meanwhile
     return info;
   }
 
-  // Null if it has not come.
+  // Returns null if the session has not seen it.
   OperatorInfo* find(const c10::OperatorHandle& op) {
     auto known = facts_.find(&op.schema());
     return known == facts_.end() ? nullptr : &known->second;
   }
 
-  // How often each operator went to Python, or was handled here, by name.
+  // Returns how often each operator went to Python, or was handled here, by name.
   Ref calls(int64_t OperatorInfo::*counter) const {
     Ref calls = checked(PyDict_New());
     for (const auto& [schema, info] : facts_) {
@@ -104,7 +104,7 @@ class OperatorTable {
     return info;
   }
 
-  // The places of the arguments that it writes to. Python has the names of those that it knows by keyword.
+  // Returns the places of the arguments that it writes to. Python gives keyword arguments by name.
   static std::vector<size_t> written_by(const c10::FunctionSchema& schema, PyObject* learned) {
     std::vector<size_t> places;
     Ref mutates = attribute(learned, "mutates");

@@ -1,7 +1,7 @@
-// Blocks that are allocated while no operator is under way: `torch.UntypedStorage(n)`, `copy.deepcopy`, `torch.load`.
+// Blocks that are allocated while no operator is running: `torch.UntypedStorage(n)`, `copy.deepcopy`, `torch.load`.
 //
-// Nobody has foreseen them, and the ledger does not know them until a tensor over them is met. So their room is asked for
-// before they are allocated (`runtime/outside.py`), and until then their bytes are counted here.
+// Nothing announces them, and the ledger does not know them until it meets a tensor over them. So room is made before they are
+// allocated (`runtime/outside.py`), and until the ledger knows them, their bytes are counted here.
 #pragma once
 
 #include <atomic>
@@ -15,9 +15,9 @@ namespace dtrrun {
 
 class Outside {
  public:
-  static constexpr size_t NOTICED = 8 << 10;  // below are a generator's state, and numbers of almost every operator
+  static constexpr size_t NOTICED = 8 << 10;  // smaller ones are a generator's state, and numbers of almost every operator
 
-  // The process's own, which is never destroyed.
+  // The process-wide instance, never destroyed.
   static Outside& own() {
     static Outside& outside = *new Outside();
     return outside;
@@ -32,8 +32,8 @@ class Outside {
     nbytes_ = 0;
   }
 
-  // Whether a block of so many bytes is one to be noted, once room has been made for it. Raises the budget error. The
-  // threads that ask have the GIL already: one that waited for it here might have a lock that its owner wants.
+  // Makes room for a block. Returns true if the block must then be noted. Raises the budget error. Does nothing in threads
+  // without the GIL: a thread that waited for it here might hold a lock that the GIL's owner wants.
   bool asks(size_t nbytes) {
     if (nbytes < NOTICED || !listening_.load(std::memory_order_relaxed)) return false;
     if (!is_outside() || !PyGILState_Check() || !ask_) return false;
@@ -45,7 +45,7 @@ class Outside {
     std::lock_guard<std::mutex> guard(mutex_);
     if (listening_ && blocks_.emplace(block, nbytes).second) nbytes_ += nbytes;
   }
-  // It has been freed, or is counted as a tensor's from now on. Returns its bytes if it was here.
+  // The block has been freed, or is counted as a tensor's from now on. Returns its bytes if it was noted.
   size_t leave(const void* block) {
     if (nbytes_.load(std::memory_order_relaxed) == 0) return 0;
     std::lock_guard<std::mutex> guard(mutex_);
@@ -61,8 +61,8 @@ class Outside {
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
 
-  // Whether no operator is under way in this thread, of those that come to us, and nothing of ours. What makes tensors of
-  // numbers (`torch.tensor`) hides its operators from our key, together with another one.
+  // Returns true if this thread is running none of the operators that arrive here, and no code of ours. Code that makes tensors
+  // of numbers (`torch.tensor`) hides its operators from our key, together with another one.
   static bool is_outside() {
     if (!Off::none() || !is_switched_on()) return false;
     return !is_hidden() || c10::impl::tls_is_dispatch_key_excluded(DispatchKey::DeferredInit);

@@ -1,9 +1,8 @@
-// The addresses of evicted storages: a range for each, of its size, that nobody can read or write.
+// The addresses of evicted storages: each has a range of its size that can be neither read nor written.
 //
-// An evicted storage has no memory, but tensors over it are still in the hands of code that may read them by address:
-// a kernel that keeps a tensor in a global, a serializer, a library that we do not know. A null pointer would make such code
-// crash, or take the tensor for an empty one. With a placeholder its access is a fault at an address that tells which storage it
-// wants (`faults.h`).
+// An evicted storage has no memory, but code that still has tensors over it may read them by address: a kernel that keeps a
+// tensor in a global, a serializer, an unknown library. With a null pointer, such code would crash, or take the tensor for an
+// empty one. With a placeholder, its access faults at an address that identifies the storage (`faults.h`).
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -23,13 +22,13 @@ namespace dtrrun {
 
 class Placeholders {
  public:
-  // The process's own, which is never destroyed: storages live longer than sessions.
+  // The process-wide instance, never destroyed: storages outlive sessions.
   static Placeholders& own() {
     static Placeholders& all = *new Placeholders();
     return all;
   }
 
-  // What an evicted storage points to. A null pointer if the system has no addresses left.
+  // Returns what an evicted storage points to: a null pointer if the system has no addresses left.
   at::DataPtr take(c10::StorageImpl* storage) {
     std::lock_guard<std::mutex> guard(mutex_);
     uintptr_t place = enter(storage, round_up(std::max<size_t>(storage->nbytes(), 1)));
@@ -39,16 +38,16 @@ class Placeholders {
 
   static bool is_one(const c10::StorageImpl* storage) { return storage->data_ptr().get_deleter() == &free_range; }
 
-  // Whether an address is one of those that placeholders are made of.
+  // Returns true if an address is in the range that placeholders are taken from.
   bool has(uintptr_t address) const { return begin_ <= address && address < end_; }
 
   // What a thread that has touched an address finds there.
   struct Claim {
     uintptr_t first = 0;                // of the range; 0 if no storage has it
-    c10::StorageImpl* storage = nullptr;  // whose it is; perhaps dead
-    bool is_memory = false;             // another thread has made it that meanwhile
+    c10::StorageImpl* storage = nullptr;  // the range's; perhaps dead
+    bool is_memory = false;             // another thread has made the range memory meanwhile
   };
-  // Until `release`, the range is not given to another storage, even if its own no longer points to it.
+  // Until `release`, the range is not given to another storage, even if its own storage no longer points to it.
   Claim claim(uintptr_t address) {
     std::lock_guard<std::mutex> guard(mutex_);
     auto next = ranges_.upper_bound(address);
@@ -68,8 +67,8 @@ class Placeholders {
     return ranges_.at(claim.first).is_memory;
   }
 
-  // Moves the memory of a storage, which is back, to what was its placeholder and is claimed. Returns false if the system has
-  // no memory. No more than `AT_ONCE` bytes are there twice.
+  // Moves the contents of a storage that is back in memory to its former placeholder, which is claimed. Returns false if the
+  // system has no memory. Frees arena memory as it copies, `AT_ONCE` bytes at a time.
   bool make_memory(const Claim& claim, c10::StorageImpl* storage) {
     uintptr_t first = claim.first;
     size_t nbytes = storage->nbytes();
@@ -82,7 +81,7 @@ class Placeholders {
       range.is_free = false;
     }
     auto* from = static_cast<char*>(storage->data_ptr().get());
-    bool in_arena = Heap::own().has(from);  // where all pages between its ends are its own
+    bool in_arena = Heap::own().has(from);  // where all pages between its ends belong to it alone
     for (size_t done = 0; done < nbytes; done += AT_ONCE) {
       size_t count = std::min(AT_ONCE, nbytes - done);
       std::memcpy(to + done, from + done, count);
@@ -111,7 +110,7 @@ class Placeholders {
     auto lock = [] { own().mutex_.lock(); };  // a child inherits the lock, but not the thread that would unlock it
     auto unlock = [] { own().mutex_.unlock(); };
     pthread_atfork(lock, unlock, unlock);
-    for (size_t nbytes : RESERVED) {  // addresses alone, which cost nothing
+    for (size_t nbytes : RESERVED) {  // address space only, which costs nothing
       void* found = mmap(nullptr, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       if (found == MAP_FAILED) continue;
       begin_ = next_ = reinterpret_cast<uintptr_t>(found);
@@ -122,8 +121,8 @@ class Placeholders {
 
   size_t round_up(size_t nbytes) const { return (nbytes + page_ - 1) & -page_; }
 
-  // Enters a range of so many bytes and returns its address, or 0. Addresses are used again as late as possible: who still
-  // has one of a storage that is back in memory should not find another.
+  // Adds a range of so many bytes and returns its address, or 0. Addresses are reused as late as possible: code that still has
+  // the address of a storage that is back in memory should not find another storage there.
   uintptr_t enter(c10::StorageImpl* storage, size_t nbytes) {
     bool wrapped = false;
     for (auto behind = ranges_.lower_bound(next_);;) {
@@ -169,10 +168,10 @@ class Placeholders {
   const size_t page_;
   std::mutex mutex_;
   std::map<uintptr_t, Range> ranges_;  // by first address
-  uintptr_t begin_ = 0, end_ = 0, next_ = 0;  // of the reserved addresses; where to look for room
+  uintptr_t begin_ = 0, end_ = 0, next_ = 0;  // the reserved addresses, and where to look for room
 };
 
-// Whether what is evicted is overwritten, so that tests find who still reads at its former address.
+// If true, evicted memory is overwritten, so that tests find code that still reads at the former address.
 inline bool spoils_evicted = false;
 
 // Gives the memory of a storage back to its allocator. Tensors over it keep their sizes, strides and identity.
@@ -182,8 +181,8 @@ inline void empty(c10::StorageImpl* storage) {
   if (!is_mapped) storage->set_nbytes(0);
   storage->set_data_ptr_noswap(is_mapped ? Placeholders::own().take(storage) : at::DataPtr(nullptr, storage->device()));
 }
-// Whether a storage that no session has evicted is there for the shapes of its tensors only. PyTorch's FakeTensor is over such a
-// one, and says that it is on a CPU.
+// Returns true if a storage that no session has evicted exists only for the shapes of its tensors. PyTorch's FakeTensor is over
+// such a storage, and claims to be on a CPU.
 inline bool is_for_shapes(c10::StorageImpl* storage) {
   if (storage->device_type() == c10::DeviceType::Meta || storage->sym_nbytes().is_symbolic()) return true;
   return storage->_mutable_data_ptr_no_checks().get() == nullptr && storage->nbytes() > 0;

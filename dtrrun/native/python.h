@@ -1,4 +1,4 @@
-// Errors of Python's and of PyTorch's, and the GIL.
+// Python's and PyTorch's errors, and the GIL.
 #pragma once
 
 #include <torch/csrc/Exceptions.h>
@@ -8,7 +8,7 @@
 
 namespace dtrrun {
 
-// For PyTorch to give to the program.
+// Throws the current Python error, for PyTorch to pass on to the program.
 [[noreturn]] inline void raise() {
   python_error error;
   error.persist();
@@ -18,7 +18,7 @@ namespace dtrrun {
 // Not HANDLE_TH_ERRORS, which would also show warnings here: they belong to the program's own call.
 inline void set_python_error() { torch::translate_exception_to_python(std::current_exception()); }
 
-// An exception of C++, as Python gets it.
+// Converts a C++ exception to a Python exception.
 inline Ref as_error(const std::exception_ptr& exception) {
   torch::translate_exception_to_python(exception);
   PyObject *type, *value, *traceback;
@@ -28,7 +28,7 @@ inline Ref as_error(const std::exception_ptr& exception) {
   return Ref(value);
 }
 
-// Gives up the GIL, which this thread has, until its end.
+// Releases the GIL, which this thread has, while in scope.
 class WithoutGil {
  public:
   WithoutGil() : saved_(PyEval_SaveThread()) {}
@@ -39,7 +39,7 @@ class WithoutGil {
   PyThreadState* saved_;
 };
 
-// The state of the thread that has the GIL, or null.
+// Returns the state of the thread that has the GIL, or null.
 inline PyThreadState* gil_holder() {
 #if PY_VERSION_HEX >= 0x030D0000
   return PyThreadState_GetUnchecked();
@@ -48,13 +48,13 @@ inline PyThreadState* gil_holder() {
 #endif
 }
 
-// Holds the GIL; `released` gives it up for a while, unless the thread had it before. As `PyGILState_Ensure`, which looks for the
-// thread's state three times, here and there.
+// Holds the GIL; `Released` gives it up for a while, unless the thread had it before. Does what `PyGILState_Ensure` and its
+// counterpart do, which look up the thread's state three times.
 class Gil {
  public:
   Gil() : thread_(PyGILState_GetThisThreadState()) {
     if (thread_ == nullptr) {
-      ensured_ = PyGILState_Ensure();  // which makes one
+      ensured_ = PyGILState_Ensure();  // which makes a state
     } else if (thread_ == gil_holder()) {
       held_before_ = true;
     } else {
@@ -84,7 +84,7 @@ class Gil {
   };
 
  private:
-  PyThreadState* thread_;  // null if Python had not met this thread
+  PyThreadState* thread_;  // null if Python did not know this thread
   bool held_before_ = false;
   PyGILState_STATE ensured_;
 };

@@ -1,4 +1,4 @@
-// What PyTorch's versions have in different places, or not at all.
+// What differs between PyTorch's versions, or is missing in some.
 #pragma once
 
 #include <ATen/Context.h>
@@ -12,7 +12,7 @@
 #include <new>
 #include <type_traits>
 
-// Of torch/csrc/jit/frontend/tracer.h.
+// From torch/csrc/jit/frontend/tracer.h.
 namespace torch::jit::tracer {
 struct TracingState;
 TORCH_API const std::shared_ptr<TracingState>& getTracingState();
@@ -21,8 +21,8 @@ TORCH_API void setTracingState(std::shared_ptr<TracingState> state);
 
 namespace dtrrun {
 
-// `torch.jit.trace` also records what is asked of a tensor without an operator, its sizes for one. While Python code of ours
-// looks at the program's tensors, nothing is traced.
+// `torch.jit.trace` also records queries that are not operators, such as a tensor's sizes. Turns tracing off while our Python
+// code looks at the program's tensors.
 class Untraced {
  public:
   Untraced() : state_(torch::jit::tracer::getTracingState()) {
@@ -50,7 +50,7 @@ inline bool has_python_key(const at::Tensor& tensor) {
 
 // -- storages --------------------------------------------------------------------------------------------------
 
-// Swaps what two storages hold, without a copy. Before 2.13, PyTorch has no function for it.
+// Swaps what two storages hold, without a copy. PyTorch has no function for it before 2.13.
 template <class Storage>
 void swap_memory(Storage& one, Storage& other) {
   if constexpr (requires { one.swap_data_ptr(other); }) {
@@ -70,7 +70,7 @@ void swap_memory(Storage& one, Storage& other) {
   }
 }
 
-// The object that Python has for a tensor or a storage, or null.
+// Returns the Python object of a tensor or a storage, or null.
 template <class Slot>
 PyObject* object_in(const Slot* slot) {
   if constexpr (requires { slot->load_pyobj(); }) {
@@ -80,7 +80,7 @@ PyObject* object_in(const Slot* slot) {
   }
 }
 
-// Makes `object`, whose memory is cleared, hold a storage.
+// Makes `object`, whose memory is zeroed, hold a storage.
 template <class Object>
 void fill_object(Object* object, const c10::Storage& storage) {
   using Held = decltype(object->cdata);
@@ -93,15 +93,15 @@ void fill_object(Object* object, const c10::Storage& storage) {
 
 // -- the precision of float32 ----------------------------------------------------------------------------------
 
-// Sets how cuBLAS may sum in half precision. option: a `CuBLASReductionOption`; before 2.10, whether it may.
+// Sets whether cuBLAS may sum in half precision. option: a `CuBLASReductionOption`; before 2.10, a Boolean.
 inline void set_sums(at::Context& context, void (at::Context::*set)(bool, bool), int option) {
   (context.*set)(option == 0, option != 2);
 }
 inline void set_sums(at::Context& context, void (at::Context::*set)(bool), int option) { (context.*set)(option != 0); }
 
-// The precision of a backend's matrix products, convolutions or recurrent layers, as a number. kind: 0, 1 or 2.
+// Returns the precision of a backend's matrix products, convolutions or recurrent layers, as a number. kind: 0, 1 or 2.
 inline int read_precision(at::Context& context, bool cuda, int kind);
-// Sets it. What is equal to the one that all of them inherit is inherited.
+// Sets it. A value equal to the one that all of them inherit is set as inherited.
 inline void write_precision(at::Context& context, bool cuda, int kind, int value);
 
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10

@@ -1,7 +1,7 @@
-// What a replay needs of an operator's call: `Operation.recorded`, kept as PyTorch's own values.
+// What a replay needs to know of an operator call: `Operation.recorded`, kept as PyTorch's own values.
 //
 // Python sees the sequence that the slow path records, (func, template, kwargs, rng, state, autocast), but it
-// is made only when something asks for it: most operations are never run again.
+// is made only on request: most operations are never run again.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -13,14 +13,14 @@
 
 namespace dtrrun {
 
-enum Hole : int { VALUE = -1, TENSOR = -2, STATISTICS = -3 };  // otherwise: so many tensors in a list
+enum Hole : int { VALUE = -1, TENSOR = -2, STATISTICS = -3 };  // otherwise: the number of tensors in a list
 
-// A value for a recipe to keep. TorchScript passes the program's own lists, which it may change later.
+// Returns a value for a recipe to keep. TorchScript passes the program's own lists, which the program may change later.
 inline IValue to_keep(const IValue& value) {
   return value.isList() && value.use_count() > 1 ? value.deepcopy() : value;
 }
 
-// Of so many arguments. Followed by their values and holes, in one piece of memory: most operators have few.
+// A recipe of `count` arguments, followed by their values and holes in the same block of memory: most operators have few.
 class Recipe {
  public:
   Recipe(const c10::OperatorHandle& handle, const std::vector<Enumeration>* enumerations, PyObject* func,
@@ -30,16 +30,16 @@ class Recipe {
   }
   ~Recipe() { std::destroy_n(values(), count); }
   Recipe(const Recipe&) = delete;
-  // A multiple of what pointers are aligned to.
+  // Returns a multiple of the alignment of pointers.
   static size_t nbytes(size_t count) { return (sizeof(Recipe) + count * (sizeof(IValue) + sizeof(int)) + 7) / 8 * 8; }
 
   const c10::OperatorHandle handle;
-  const std::vector<Enumeration>* enumerations;  // of the operator's; never freed
+  const std::vector<Enumeration>* enumerations;  // the operator's; never freed
   Ref func, rng;
-  const KernelState* const state;  // the settings that it saw
+  const KernelState* const state;  // the settings that the kernel saw
   const uint32_t count;
 
-  // Where tensors were, None or which items of a list there are.
+  // In place of tensors: None, or which items of a list are present.
   IValue* values() { return reinterpret_cast<IValue*>(this + 1); }
   const IValue* values() const { return reinterpret_cast<const IValue*>(this + 1); }
   int* holes() { return reinterpret_cast<int*>(values() + count); }

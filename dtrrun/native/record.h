@@ -1,4 +1,4 @@
-// Takes down the recipe of a call on the fast path, and finds out what it has made.
+// Records the recipe of a call on the fast path, and finds out what it has made.
 #pragma once
 
 #include "fast_call.h"
@@ -13,10 +13,10 @@ class Recording {
   Recording(PyObject* python, PyObject* slow_path, const Device& device, TensorVersions& versions)
       : python_(Ref::copy(python)), slow_path_(Ref::copy(slow_path)), device_(device), versions_(versions) {}
 
-  // Takes down the arguments of an admitted call, which its kernel will take, for its recipe, if it has one.
+  // Saves the arguments of an admitted call for its recipe, if it gets one: its kernel will consume them.
   void prepare(FastCall& call) {
     const OperatorInfo& info = call.info;
-    if (info.random && (call.recordable || !device_.is_cpu())) {  // a GPU may find no memory, and draw again
+    if (info.random && (call.recordable || !device_.is_cpu())) {  // a GPU may run out of memory, and draw again
       int64_t drawn = call.signature->output_bytes;
       for (const Call::Write& one : call.written) drawn += one.target->nbytes;
       Ref generator = generator_of(call);
@@ -37,14 +37,14 @@ class Recording {
     for (auto& [place, given] : call.gaps) recipe->values()[place] = std::move(given);
     recipe->rng = Ref::copy(call.rng.get());
   }
-  // Whether the signature that such a recipe has is known (`TensorCall.replay_signature`).
+  // Returns true if the signature that the call's recipe has is known (`TensorCall.replay_signature`).
   bool knows_replay(const FastCall& call) const {
     return !call.excludes || replayed_as(call.its_signature.get()) != nullptr;
   }
 
   using Outputs = c10::SmallVector<NewStorage, 2>;
 
-  // Finds the new storages among the results. Returns whether all results have a plain one.
+  // Finds the new storages among the results. Returns true if all results have a plain storage.
   bool outputs_of(FastCall& call, Outputs& outputs) {
     if (!call.info.makes_tensors) return true;
     auto tensors = call.arrival.tensors();
@@ -62,7 +62,7 @@ class Recording {
     }
     return true;
   }
-  // For `--verify`: which part of what it has made is initialised.
+  // For `--verify`: notes which part of what the call has made is initialized.
   void note_extents(const FastCall& call, const Outputs& outputs) const {
     if (!versions_.fingerprints.are_taken() || outputs.empty()) return;
     auto tensors = call.arrival.tensors();
@@ -73,7 +73,7 @@ class Recording {
   }
 
  private:
-  // The generator that a call was given, or None.
+  // Returns the generator that a call was given, or None.
   static Ref generator_of(const FastCall& call) {
     for (size_t place = 0; place < call.count; place++)
       if (call.argument(place).isGenerator()) return to_python(call.argument(place), Enumeration::NONE);

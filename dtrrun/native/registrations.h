@@ -1,4 +1,4 @@
-// Tells when libraries register operators, as they do while they are loaded, and when operators are removed.
+// Reports when libraries register operators, as they do while they are loaded, and when operators are removed.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -14,7 +14,7 @@
 
 namespace dtrrun {
 
-// PyTorch's dispatcher tells with its mutex locked, and before an operator has kernels. So what it says is only noted here.
+// PyTorch's dispatcher notifies us with its mutex locked, and before an operator has kernels. So changes are only noted here.
 class Registrations {
  public:
   struct Change {
@@ -22,7 +22,7 @@ class Registrations {
     bool is_removal;
   };
 
-  // From now on, changes are noted for `take`. in_python: called once the main thread is back in Python after some.
+  // From now on, changes are noted for `take`. in_python: called once the main thread is back in Python after some changes.
   static void note_changes(void (*in_python)()) {
     begin();
     in_python_ = in_python;
@@ -34,8 +34,8 @@ class Registrations {
     return std::exchange(changes_, {});
   }
 
-  // `callback` gets a list of names of operators that are not PyTorch's own: at once of those that exist, later of those that
-  // have been registered, as soon as the main thread is back in Python. None: nobody does any more.
+  // Calls `callback` with lists of names of operators that are not PyTorch's own: immediately for those that exist, and for
+  // those registered later as soon as the main thread is back in Python. None: stops that.
   static void watch(PyObject* callback) {
     Py_XDECREF(std::exchange(callback_, callback == Py_None ? nullptr : Ref::copy(callback).release()));
     begin();
@@ -54,7 +54,7 @@ class Registrations {
       if (watched_) note_name(op.operator_name());
       schedule();
     }
-    // Also when the process ends, and Python has ended.
+    // Also called when the process ends, after Python has ended.
     void onOperatorDeregistered(const c10::OperatorHandle& op) override { note(op.operator_name(), true); }
   };
 

@@ -1,4 +1,4 @@
-// Runs a recorded operator again: as `Executor.execute` in runtime/execute.py, for what the fast path has recorded.
+// Runs a recorded operator again, like `Executor.execute` in runtime/execute.py, for recipes that the fast path has recorded.
 //
 // `core/rematerialize.h` decides what is run again, and in which order.
 #pragma once
@@ -20,7 +20,7 @@
 
 namespace dtrrun {
 
-constexpr int64_t BRIEF_NS = 10'000;  // for such a kernel, giving up the GIL would take longer than it does
+constexpr int64_t BRIEF_NS = 10'000;  // releasing the GIL would take longer than such a kernel
 
 // A tensor's place in its storage (`core.graph.Geometry`).
 struct Geometry {
@@ -28,7 +28,7 @@ struct Geometry {
   int64_t offset = 0;
   caffe2::TypeMeta dtype;
 
-  // Returns false if it says more than that.
+  // Returns false if the tuple says more than that.
   bool read(PyObject* tuple) {
     if (PyTuple_GET_SIZE(tuple) != 4) return false;
     auto numbers = [](PyObject* from, c10::SmallVector<int64_t, 5>& to) {
@@ -52,8 +52,8 @@ struct Geometry {
   using DispatchKeySet = c10::DispatchKeySet;
 };
 
-// Called while an exception is being handled: whether it means that an operator did not begin for want of a GPU's
-// memory, so that Python may run it again (`CudaInterposer.can_retry`). operator_: null if it could have begun. rng: the
+// Called while an exception is being handled. Returns true if it means that an operator did not begin because a GPU ran out
+// of memory, so that Python may run it again (`CudaInterposer.can_retry`). operator_: null if it may have begun. rng: the
 // state of the generator that it draws from.
 inline bool can_retry(PyObject* python, PyObject* operator_, PyObject* rng = nullptr) {
   Ref error = as_error(std::current_exception());
@@ -63,13 +63,13 @@ inline bool can_retry(PyObject* python, PyObject* operator_, PyObject* rng = nul
 
 class Replays {
  public:
-  // python: the `Interposer` of Python.
+  // python: Python's `Interposer`.
   Replays(PyObject* python, OperatorTable& operators, const Device& device)
       : python_(Ref::copy(python)), device_(device), operators_(operators) {}
 
   void forget() { geometries_.clear(); }
 
-  // Runs an operation; see `Backend::execute`. Returns false, with nothing changed, if that is for Python.
+  // Runs an operation; see `Backend::execute`. Returns false, with nothing changed, if Python must run it.
   bool execute(Run& run) {
     const Recorded& maker = *run.maker;
     const Recipe* known_recipe = recipe_of(run.maker);
@@ -110,14 +110,14 @@ class Replays {
   }
 
  private:
-  // While a random operator draws what it drew when it first ran (`runtime/rng.py`).
+  // Makes a random operator draw what it drew when it first ran (`runtime/rng.py`).
   class Drawing {
    public:
     Drawing(PyObject* python, const Recipe& recipe) {
       if (recipe.rng) context_ = checked(PyObject_CallMethod(python, "replaying", "(O)", recipe.rng.get()));
     }
     ~Drawing() {
-      if (!context_) return;  // after an error of the kernel
+      if (!context_) return;  // otherwise the kernel has raised
       PyObject *type, *value, *traceback;
       PyErr_Fetch(&type, &value, &traceback);
       if (!Ref(PyObject_CallMethod(context_.get(), "__exit__", nullptr))) PyErr_WriteUnraisable(context_.get());
@@ -177,7 +177,7 @@ class Replays {
     }
     return stack;
   }
-  // The memory of what is read, at this place among the tensors.
+  // Returns the memory of the tensor that is read at this place.
   static c10::Storage memory_of(const Run& run, size_t place) {
     size_t read = place;  // unless something is overwritten, or read more than once
     if (run.maker->tensors) {
@@ -195,7 +195,7 @@ class Replays {
     return copy;
   }
 
-  // Runs the operator. `SessionBackend` has gone beneath all that the program has put above the kernels.
+  // Runs the operator. `SessionBackend` has already excluded everything that the program has put above the kernels.
   void call(const Recipe& recipe, const Signature& signature, Stack* stack) {
     if (device_.is_cpu() && signature.calls != 0 && signature.cost < BRIEF_NS) {
       recipe.handle.callBoxed(stack);
@@ -205,8 +205,8 @@ class Replays {
     }
   }
 
-  // The geometries of a signature's tensors, or null if they are for Python. The caller shares them: Python code that
-  // runs while room is made may change the budget, and then the table is cleared.
+  // Returns the geometries of a signature's tensors, or null if Python must handle them. The caller shares ownership: Python
+  // code that runs while room is made may change the budget, and then the table is cleared.
   std::shared_ptr<const std::vector<Geometry>> geometries_of(PyObject* found) {
     auto known = geometries_.find(found);
     if (known == geometries_.end()) {

@@ -1,4 +1,4 @@
-// Runs the kernel of a call on the fast path, beside the operators of other threads.
+// Runs the kernel of a call on the fast path, concurrently with the operators of other threads.
 #pragma once
 
 #include "contention.h"
@@ -13,8 +13,8 @@ class KernelRun {
   KernelRun(PyObject* python, const Device& device, TensorVersions& versions, FirstCalls& first_calls)
       : python_(Ref::copy(python)), device_(device), core_(versions.core), first_calls_(first_calls) {}
 
-  // Runs the kernel of an admitted call. Returns false if it did not begin for want of a GPU's memory: then Python will run it
-  // again. started: when it begins, or 0 if nobody wants to know when it ended.
+  // Runs the kernel of an admitted call. Returns false if it did not begin because a GPU ran out of memory: then Python will
+  // run it again. started: when it begins, or 0 if `ended` is not needed.
   bool run(FastCall& call, const Gil& gil, int64_t started, int64_t& ended) {
     Signature& figures = *call.signature;
     OwnTime own(figures.calls < Signature::SETTLED, started);
@@ -56,7 +56,7 @@ class KernelRun {
   }
 
  private:
-  // While a kernel runs, other threads may have their turns, unless it writes to what is in the ledger, or draws from a
+  // Lets other threads have their turns while a kernel runs, unless it writes to what is in the ledger, or draws from a
   // generator.
   class Others {
    public:

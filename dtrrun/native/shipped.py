@@ -1,8 +1,8 @@
 """Tries the binary that a wheel brings for this PyTorch, once for each installation, before it is loaded.
 
-It was compiled against the same sources of PyTorch, but perhaps for other libraries than are here, and what
-does not fit may crash the process. So a child loads it first, and trains a small network with it
-(`boot/trial.py`). What came of that is kept in the cache, or, if that cannot be written, in the run's folder.
+It was compiled against the same PyTorch sources, but perhaps for other libraries than are here, and a
+mismatch may crash the process. So a child loads it first, and trains a small network with it
+(`boot/trial.py`). The result is kept in the cache, or, if that cannot be written, in the run's folder.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from . import compiling
 
 TRIAL = compiling.HERE.parent / "boot" / "trial.py"
 WORKS = "works"
-"""What the trial prints last, and what is kept then. There is no exit status in a program that ignores
-SIGCHLD, and a power cut may leave an empty file."""
+"""What a successful trial prints last, and what is then kept. A program that ignores SIGCHLD gets no exit
+status, and a power cut may leave an empty file."""
 TIME_LIMIT_SECONDS = 300.0
 """Mostly for importing torch, on a slow disk."""
 UNFIT = "the binary that came with dtrrun does not work here ({})"
 DAMAGED = "the binary that came with dtrrun is damaged"
 OTHERS = "dtrrun came with binaries for PyTorch {} only"
 OUTSIDE = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP)
-"""Signals that others have sent to the child: they tell nothing about the binary."""
+"""Signals that others have sent to the child: they say nothing about the binary."""
 
 
 def binary() -> Path | None:
@@ -68,7 +68,7 @@ def why_not(binary: Path | None, folder: Path) -> str:
 
 @contextmanager
 def _alone(places: list[Path]) -> Iterator[None]:
-    """Context that one process at a time is in, if one of these folders can be written."""
+    """Let only one process at a time in, if one of these folders can be written."""
     with ExitStack() as stack:
         for place in places:
             with suppress(OSError):
@@ -96,7 +96,7 @@ def _name(digest: bytes) -> str:
 
 
 def _keep(text: str, place: Path, name: str) -> bool:
-    """Write a file, all at once. Returns whether it could be."""
+    """Write a file atomically. Return whether that was possible."""
     try:
         handle, unfinished = tempfile.mkstemp(prefix="unfinished-", dir=place)
         with open(handle, "w") as file:
@@ -108,7 +108,7 @@ def _keep(text: str, place: Path, name: str) -> bool:
 
 
 def _try(binary: Path) -> tuple[str, bool]:
-    """Load the binary in a child: ("", True) if it works, else the reason, and whether it is certain."""
+    """Load the binary in a child; return ("", True) if it works, else why not and whether it is certain."""
     if not sys.executable or getattr(sys, "frozen", False):
         return UNFIT.format("there is no interpreter that could try it"), False
     dropped = ("DTRRUN_", "PYTHON")

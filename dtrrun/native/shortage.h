@@ -1,8 +1,8 @@
-// What is done when the system refuses memory to the heap (`ulimit -d`), or a GPU's allocator to a kernel: others are evicted for
-// it, and it is asked again.
+// Handles memory that the system refuses to the heap (`ulimit -d`), or a GPU's allocator to a kernel: evicts other tensors, and
+// asks again.
 //
-// It may happen in the middle of an operator, whose kernel goes on afterwards: nothing runs twice. `runtime/shortage.py`
-// evicts. What the kernel reads is locked, and nothing comes to depend on what it writes to.
+// This may happen in the middle of an operator, whose kernel continues afterwards: nothing runs twice. `runtime/shortage.py`
+// evicts. What the kernel reads is locked, and nothing becomes dependent on what it writes to.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@ class Shortage {
  public:
   static constexpr int ATTEMPTS = 5;
 
-  // A kernel that runs in this thread. locked: whether its tensors are. If not, nothing is evicted for it.
+  // A kernel that runs in this thread. locked: whether its tensors are locked. If not, nothing is evicted for it.
   class Kernel {
    public:
     explicit Kernel(bool locked) : outer_(std::exchange(all_locked, all_locked && locked)) {}
@@ -27,24 +27,24 @@ class Shortage {
    private:
     friend class Shortage;
     bool outer_;
-    static inline thread_local bool all_locked = true;  // those of all kernels in this thread
+    static inline thread_local bool all_locked = true;  // the tensors of all kernels in this thread
   };
 
-  // The process's own, which is never destroyed.
+  // The process-wide instance, never destroyed.
   static Shortage& own() {
     static Shortage& shortage = *new Shortage();
     return shortage;
   }
 
-  // release: called with the bytes of the block that is refused and the number of the attempt, from 0, returns whether
-  // anything has been freed; or null. Called with the GIL.
+  // release: called with the bytes of the refused block and the number of the attempt, from 0; returns whether anything has
+  // been freed. May be null. Called with the GIL.
   void listen(PyObject* release) {
     release_ = release == nullptr ? Ref() : Ref::copy(release);
     listening_ = release != nullptr;
   }
 
-  // The system refuses so many bytes. Returns whether to ask it again. In other threads, such as those that share the work of
-  // a kernel, nothing is done: the one that they work for may have the GIL.
+  // The system has refused so many bytes. Returns true if it should be asked again. Does nothing in other threads, such as
+  // those that share the work of a kernel: the thread that they work for may have the GIL.
   bool relieve(size_t nbytes, int attempt) {
     if (attempt >= ATTEMPTS || !listening_ || busy_ || !Kernel::all_locked || (Off::none() && !Outside::is_outside())) return false;
     Gil gil;

@@ -23,7 +23,7 @@ class Key {
     for (int64_t stride : strides) *next++ = static_cast<uint64_t>(stride);
     *next = with_offset ? static_cast<uint64_t>(impl->storage_offset()) : 0;
   }
-  // Returns whether calls with this argument can be told apart here.
+  // Returns false if calls with this argument cannot be told apart here.
   bool add(const IValue& value) {
     if (value.isNone()) {
       add(NONE);
@@ -65,7 +65,7 @@ class Key {
     }
     return true;
   }
-  // Of a number that affects the size of a result.
+  // Adds a number that affects the size of a result.
   void add_size(double number) {
     uint64_t bits;
     std::memcpy(&bits, &number, sizeof bits);

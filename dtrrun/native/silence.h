@@ -1,4 +1,4 @@
-// Suppresses warnings of operators that run again, as `runtime/silence.py` does.
+// Suppresses warnings of operators that are run again, as `runtime/silence.py` does.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -7,7 +7,7 @@
 
 namespace dtrrun {
 
-// While neither PyTorch's C++ nor Python code that it calls warns in this thread.
+// Suppresses warnings of PyTorch's C++ code, and of Python code that it calls, in this thread while in scope.
 class Silent : c10::WarningHandler {
  public:
   Silent() : filters_(filters()) {
@@ -26,14 +26,14 @@ class Silent : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 
  private:
-  // `warnings.filters`, or null if the program has made it something else.
+  // Returns `warnings.filters`, or null if the program has replaced it with something that is not a list.
   static Ref filters() {
     static PyObject* warnings = PyImport_ImportModule("warnings");
     Ref found(warnings == nullptr ? nullptr : PyObject_GetAttrString(warnings, "filters"));
     if (!found) PyErr_Clear();
     return found && PyList_Check(found.get()) ? std::move(found) : Ref();
   }
-  // Has an object in place of the pattern for the text, which matches all warnings of silent threads.
+  // Returns a filter with an object in place of the pattern for the text, which matches all warnings of silent threads.
   static PyObject* filter() {
     static PyObject* made = [] {
       static PyMethodDef match = {"match", [](PyObject*, PyObject*) { return PyBool_FromLong(depth > 0); }, METH_O, nullptr};

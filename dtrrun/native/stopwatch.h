@@ -1,5 +1,5 @@
-// Which operators are timed for the report. To read the clock takes 25 ns, and for a brief operator it would be read four
-// times. So one in a few of them is timed, chosen at random since programs repeat, and counts for the others.
+// Chooses which operators are timed for the report. Reading the clock takes 25 ns, and a brief operator would need four
+// readings. So only one operator in a few is timed, chosen at random since programs repeat, and counts for the others.
 #pragma once
 
 #include <atomic>
@@ -10,21 +10,21 @@ namespace dtrrun {
 
 class Stopwatch {
  public:
-  static constexpr int64_t EACH = 4;  // what a timed one counts for
+  static constexpr int64_t EACH = 4;  // how many operators a timed one counts for
 
-  // An operator has come.
+  // An operator has arrived.
   Stopwatch() {
-    // A linear congruential generator, of which the highest bits are the best. Threads may disturb it.
+    // A linear congruential generator, whose highest bits are the best. Races between threads may disturb it.
     uint32_t next = random_.load(std::memory_order_relaxed) * 1664525 + 1013904223;
     random_.store(next, std::memory_order_relaxed);
     if (next >> 30 == 0) entered_ = now_ns();
   }
   bool is_on() const { return entered_ != 0; }
-  // ns: accounted for elsewhere, of the time before it runs.
+  // ns: part of the time before it runs, accounted for elsewhere.
   void leave_out(int64_t ns) {
     if (is_on()) entered_ += ns;
   }
-  // The time before `started`, which stands for that of other operators, too; 0 if this one is not timed.
+  // Returns the time before `started`, scaled to stand for other operators, too; 0 if this one is not timed.
   int64_t before(int64_t started) const { return is_on() ? EACH * (started - entered_) : 0; }
 
  private:

@@ -1,7 +1,7 @@
-// The storages of a session's versions: how their deaths are told, and how Python sees them.
+// The storages of a session's versions: how the session is notified of their deaths, and how Python sees them.
 //
-// A weak reference of Python's to each storage would tell its death, too, but takes a call into Python for each operator,
-// and a Python object for each storage, which PyTorch could not let go of without the GIL.
+// A Python weak reference to each storage would report its death too, but needs a call into Python for each operator and a
+// Python object for each storage, which PyTorch could not release without the GIL.
 #pragma once
 
 #include <torch/csrc/Storage.h>
@@ -15,10 +15,10 @@
 
 namespace dtrrun {
 
-// Of all sessions whose versions are still looked at. Never destroyed: Python may live longer.
+// The ledgers of all sessions that still track versions. Never destroyed: Python may live longer.
 inline std::vector<Ledger*>& ledgers = *new std::vector<Ledger*>;
 
-// A storage with this address has died; perhaps another one is there already.
+// A storage at this address has died; another one may already be there.
 inline void storage_died(Ledger& ledger, const c10::StorageImpl* storage) {
   Version* one = ledger.versions.find(reinterpret_cast<int64_t>(storage));
   if (one == nullptr || as_stored(one)->died || is_alive(as_stored(one)->storage)) return;
@@ -26,7 +26,7 @@ inline void storage_died(Ledger& ledger, const c10::StorageImpl* storage) {
   ledger.dead->add(one);
 }
 
-// While a ledger is told which of its storages have died. The caller has the GIL.
+// Notifies a ledger of its storages' deaths while in scope. The caller has the GIL.
 class Listening {
  public:
   explicit Listening(Ledger& ledger) : ledger_(ledger) {
@@ -50,9 +50,9 @@ inline void tell_deaths() {
   });
 }
 
-// An object of Python's for a storage: the program's, or one of ours, of which PyTorch knows nothing. One that it knows
-// lives as long as the storage. It takes the GIL to let go of such a storage, and two gradients are not summed in
-// place if there is an object for either. A storage that cannot be watched has to have one: its death tells the storage's.
+// Returns a Python object for a storage: the program's, or one of ours that PyTorch does not know about. One that it knows
+// about lives as long as the storage. Releasing such a storage takes the GIL, and two gradients are not summed in place if
+// either has an object. A storage that cannot be watched needs one: the object's death reports the storage's.
 inline Ref object_of(const c10::Storage& storage) {
   c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
   bool is_known = object_in(impl->pyobj_slot()) != nullptr;
@@ -63,7 +63,7 @@ inline Ref object_of(const c10::Storage& storage) {
   return object;
 }
 
-// Makes this the storage of a new version. It can be watched.
+// Makes this the storage of a new version. It must be watchable.
 inline void take_storage(StoredVersion* one, c10::StorageImpl* storage) {
   WatchedStorage::watch(storage);
   one->node.key = reinterpret_cast<int64_t>(storage);
@@ -74,13 +74,14 @@ inline void take_storage(StoredVersion* one, c10::StorageImpl* storage) {
 
 inline bool is_storage(PyObject* object) { return PyObject_TypeCheck(object, &THPStorageType); }
 
-// What versions of this storage have as their key.
+// Returns the key of this storage's versions.
 inline int64_t key_of(PyObject* storage) {
   if (!is_storage(storage)) return reinterpret_cast<int64_t>(storage);  // not PyTorch's
   return reinterpret_cast<int64_t>(THPStorage_Unpack(storage).unsafeGetStorageImpl());
 }
 
-// As `core.graph.Version(storage, on_death)`. The ledger is told the death of PyTorch's storages; others are watched.
+// Like `core.graph.Version(storage, on_death)`. PyTorch's storages notify the ledger of their deaths; others get a Python weak
+// reference.
 inline VersionRef version_over(PyObject* storage, PyObject* on_death) {
   VersionRef made = new_version<StoredVersion>();
   if (is_storage(storage)) {
@@ -104,7 +105,7 @@ inline bool has_storage(const StoredVersion* one) {
   return one->watch == nullptr ? is_alive(one->storage) : PyWeakref_GetObject(one->watch) != Py_None;
 }
 
-// As a weak reference: the storage, or None.
+// Like calling a weak reference: returns the storage, or None.
 inline Ref referent(const StoredVersion* one) {
   if (one->watch == nullptr) {
     ImplRef storage = held(one->storage);

@@ -8,7 +8,7 @@ namespace dtrrun {
 
 class TensorVersions {
  public:
-  // mask: that rounds bytes as the session's allocator does.
+  // mask: rounds bytes as the session's allocator does.
   TensorVersions(PyObject* ledger, int64_t mask)
       : core(core_of(ledger)), ledger(core.ledger), observers(ledger), fingerprints(ledger), object_(Ref::copy(ledger)),
         mask_(mask) {}
@@ -21,21 +21,21 @@ class TensorVersions {
   PyObject* ledger_object() const { return object_.get(); }
   int64_t rounded(int64_t nbytes) const { return dtrrun::rounded(nbytes, mask_); }
 
-  // The version of a tensor's storage, or null.
+  // Returns the version of a tensor's storage, or null.
   Version* of(const at::Tensor& tensor) const {
     const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     if (!impl->has_storage()) return nullptr;
     return at(impl->unsafe_storage().unsafeGetStorageImpl());
   }
-  // Null, too, if the storage cannot be watched: all that concerns it is for Python.
+  // Also returns null if the storage cannot be watched: everything that concerns it must be handled in Python.
   Version* at(const c10::StorageImpl* storage) const {
     Version* found = ledger.versions.find(reinterpret_cast<int64_t>(storage));
     return found == nullptr || as_stored(found)->storage == nullptr ? nullptr : found;
   }
 
-  // Whether the program has a version's storage (`Version.has_storage`), which can be watched.
+  // Returns true if the program still has the version's storage (`Version.has_storage`), which must be watchable.
   static bool has_storage(const Version* one) { return is_alive(as_stored(one)->storage); }
-  // That storage, or null.
+  // Returns that storage, or null.
   static ImplRef storage_of(const Version* one) { return held(as_stored(one)->storage); }
 
  private:

@@ -1,4 +1,4 @@
-// Turns at the ledger, where several threads bring operators: whose turn it is has the slow path's lock.
+// Turns at the ledger, if several threads use the session: the thread whose turn it is holds the slow path's lock.
 #pragma once
 
 #include <exception>
@@ -7,14 +7,14 @@
 
 namespace dtrrun {
 
-// The lock of the slow path, which a thread may take more than once. Waiting for it gives up the GIL.
+// The lock of the slow path, which is reentrant. Waiting for it releases the GIL.
 class Lock {
  public:
   explicit Lock(PyObject* slow_path)
       : acquire_(attribute(attribute(slow_path, "lock").get(), "acquire")),
         release_(attribute(attribute(slow_path, "lock").get(), "release")) {}
 
-  // Returns how long that took, in ns. Raises what the handler of a signal raises meanwhile.
+  // Returns how long it waited, in ns. Raises what a signal handler raises meanwhile.
   int64_t acquire() const {
     if (checked(PyObject_CallOneArg(acquire_.get(), Py_False)).get() == Py_True) return 0;
     int64_t started = now_ns();
@@ -42,7 +42,7 @@ class Held {
 // The turn of one operator.
 class Turn {
  public:
-  // shared: whether there are other threads. Otherwise there is nothing to wait for.
+  // shared: whether other threads use the session. Otherwise there is nothing to wait for.
   Turn(const Lock& lock, bool shared) : lock_(lock), shared_(shared) {
     if (shared) waited_ns = lock.acquire();
   }
@@ -53,14 +53,14 @@ class Turn {
 
   bool shared() const { return shared_; }
 
-  // Others may have their turns until `resume`.
+  // Lets other threads have their turns until `resume`.
   void pause() const { lock_.release(); }
   void resume() {
     while (true) {
       try {
         waited_ns += lock_.acquire();
         return;
-      } catch (const python_error&) {  // the operator has run, and must be entered first
+      } catch (const python_error&) {  // the operator has run, and its results must be entered first
         interrupt_ = std::current_exception();
       }
     }

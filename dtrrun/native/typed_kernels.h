@@ -1,9 +1,9 @@
-// Kernels of ours that operators arrive by with the arguments of their callers, as C++ has them.
+// Kernels of ours through which operators arrive with their callers' unboxed arguments.
 //
-// Where an operator arrives by a fallback, PyTorch first puts its arguments on a stack, and takes them off again for its kernel:
-// a quarter of a microsecond, and more for lists of numbers. So those that programs call most get a kernel of their own type.
-// Types are given by one operator each, for all others of PyTorch's that have it. Lists of tensors are none of them: what works
-// on these takes longer, and is looked at one by one.
+// When an operator arrives through a fallback, PyTorch first boxes its arguments onto a stack, and unboxes them again for its
+// kernel: a quarter of a microsecond, and more for lists of numbers. So the operators that programs call most get a kernel of
+// their own type. Each type is given by one operator, and serves all of PyTorch's operators of that type. None takes a list of
+// tensors: operators on such lists take longer, and their tensors are examined one by one.
 #pragma once
 
 #include <ATen/Operators.h>
@@ -18,7 +18,7 @@
 
 namespace dtrrun {
 
-// What an operator's kernel has returned, or something in its place.
+// Holds what an operator's kernel has returned, or its replacement.
 template <class Result>
 class Returning : public Arrival {
  public:
@@ -55,10 +55,10 @@ class Returning : public Arrival {
   template <class... Ones>
   static std::tuple<Ones...> unboxed(Stack&& results, std::tuple<Ones...>*) {
     size_t place = 0;
-    return {std::move(results.at(place++)).template to<Ones>()...};  // in order, since in braces
+    return {std::move(results.at(place++)).template to<Ones>()...};  // evaluated in order because of the braces
   }
 };
-// It works in place, and returns its first argument, whatever its kernel does.
+// For operators that work in place: returns the first argument, whatever the kernel returns.
 template <>
 class Returning<at::Tensor&> : public Arrival {
  public:
@@ -72,7 +72,7 @@ class Returning<at::Tensor&> : public Arrival {
   at::Tensor* self_ = nullptr;
 };
 
-// The caller has the tensors for as long as they are needed, so these values do not count as holding them.
+// The caller holds the tensors for as long as they are needed, so these values only borrow them.
 inline IValue boxed(const at::Tensor& tensor) { return c10::MaybeOwnedTraits<at::Tensor>::createBorrow(tensor); }
 inline IValue boxed(const std::optional<at::Tensor>& tensor) { return tensor.has_value() ? boxed(*tensor) : IValue(); }
 template <class Type>
@@ -107,7 +107,7 @@ class TypedArrival final : public Returning<Result> {
     else
       this->result_.emplace(std::apply(call, args_));
   }
-  void keep() override {}  // a kernel does not take them
+  void keep() override {}  // a kernel does not consume its arguments
   void restore() override {}
 
  private:
@@ -138,7 +138,7 @@ class TypedKernels {
  public:
   using Interpose = void (*)(Arrival&);  // of a way in
 
-  // A kernel for one of PyTorch's operators; none if its type is not among those here.
+  // Returns a kernel for one of PyTorch's operators; nullopt if its type is not listed here.
   static std::optional<c10::KernelFunction> made_for(const OperatorHandle& op, Interpose interpose) {
     if (op.operator_name().getNamespace() != "aten") return std::nullopt;
     static const auto& makers = *new std::unordered_map<std::string, Maker>(known());
@@ -146,7 +146,7 @@ class TypedKernels {
     if (found == makers.end()) return std::nullopt;
     try {
       return found->second(op, interpose);
-    } catch (const c10::Error&) {  // PyTorch compares the types
+    } catch (const c10::Error&) {  // PyTorch found that the types differ
       return std::nullopt;
     }
   }
@@ -202,16 +202,16 @@ class TypedKernels {
   static std::unordered_map<std::string, Maker> known() {
     namespace ops = at::_ops;
     return types_of<
-        // element by element
+        // elementwise
         ops::relu, ops::relu_, ops::mul_Tensor, ops::mul__Tensor, ops::div_Scalar, ops::div__Scalar, ops::pow_Scalar,
         ops::add_Tensor, ops::add__Tensor, ops::add_Scalar, ops::add__Scalar, ops::where_self, ops::lerp__Tensor,
         ops::addcmul, ops::addcmul_, ops::clamp, ops::gelu, ops::gelu_backward, ops::native_dropout,
         ops::native_dropout_backward, ops::bernoulli__float, ops::mse_loss,
-        // views, and what goes back through them
+        // views, and their backward operators
         ops::view, ops::expand, ops::permute, ops::transpose_int, ops::unsqueeze, ops::select_int, ops::slice_Tensor,
         ops::as_strided, ops::_reshape_alias, ops::unbind_int, ops::split_Tensor, ops::split_with_sizes, ops::select_backward,
         ops::slice_backward,
-        // made and copied
+        // creation and copies
         ops::empty_memory_format, ops::empty_strided, ops::new_empty, ops::zeros, ops::full, ops::zeros_like, ops::arange,
         ops::clone, ops::_to_copy, ops::copy_,
         // sums, products and the like

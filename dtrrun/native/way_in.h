@@ -1,15 +1,15 @@
 // The way in: how PyTorch's dispatcher hands operators to dtrrun.
 //
-// The dispatcher looks for an operator's kernel by dispatch keys, from the highest to the lowest. The way in puts a kernel of
-// ours at one of them, below the keys of autograd, autocast, modes and subclasses, and above those of the backends. A thread
-// whose operators are to come has the key among those that it includes. There are two such places, each in a file of its own:
+// The dispatcher looks up an operator's kernel by dispatch key, from the highest to the lowest. The way in puts one of our
+// kernels at a key below those of autograd, autocast, modes and subclasses, and above those of the backends. A thread whose
+// operators are to arrive has that key among its included keys. There are two ways in, each in its own file:
 //
-//   way_in_fake.h        a fallback at `Fake`, as long as that key has no other one
-//   way_in_custom_rng.h  kernels of each operator at `CustomRNGKeyId`, which PyTorch uses for nothing
+//   way_in_fake.h        a fallback at `Fake`, as long as that key has no other fallback
+//   way_in_custom_rng.h  a kernel for each operator at `CustomRNGKeyId`, which PyTorch does not use
 //
-// Either one has kernels in front for the operators that programs call most (typed_kernels.h). A process takes one of them when
-// its first session begins (`ways_in.py` chooses), and keeps it. It calls `arrive` for each operator. Nothing else in this folder
-// knows which it is.
+// Both have typed kernels for the operators that programs call most (typed_kernels.h). A process takes one way in when its
+// first session begins (`ways_in.py` chooses), and keeps it. The way in calls `arrive` for each operator. Nothing else in this
+// folder depends on which one it is.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -29,10 +29,10 @@ struct WayIn {
   const char* name = nullptr;  // null until the process has taken one
   DispatchKey key = DispatchKey::Undefined;
   DispatchKeySet own;            // the key, as a set
-  DispatchKeySet below;          // where operators go on from here
-  DispatchKeySet above;          // everything else, with the key
-  bool is_above_python = false;  // modes and subclasses of the program come after us
-  // From now on a composite operator comes as a whole wherever it has not been taken apart above us, as in inference mode.
+  DispatchKeySet below;          // where operators continue from here
+  DispatchKeySet above;          // everything else, including the key
+  bool is_above_python = false;  // the program's modes and subclasses run after us
+  // From now on, a composite operator arrives whole wherever it has not been decomposed above the key, as in inference mode.
   void (*take_whole)(const OperatorHandle& op) = [](const OperatorHandle&) {};
 
   WayIn() = default;
@@ -47,10 +47,10 @@ void take_way(std::string_view name);
 
 class Arrival;
 
-// An operator has come: of the keys that it was called with, `way_in.below` are left to do. (interposer.cpp)
+// Called when an operator arrives. Of the keys that it was called with, those in `way_in.below` remain. (interposer.cpp)
 void arrive(Arrival& arrival);
 
-// While an operator is here, what its kernel calls is not.
+// While an operator is handled, operators that its kernel calls do not arrive.
 class Off {
  public:
   Off() { depth++; }
@@ -63,12 +63,12 @@ class Off {
   c10::impl::ExcludeDispatchKeyGuard guard_{way_in.own};
 };
 
-// Whether this thread's operators come, but for those that something hides.
+// Whether this thread's operators arrive, and whether something hides them at present.
 inline bool is_switched_on() { return c10::impl::tls_is_dispatch_key_included(way_in.key); }
 inline bool is_hidden() { return c10::impl::tls_is_dispatch_key_excluded(way_in.key); }
 
-// Lets this thread's operators come, or not. Where the key stands above Python's, it is off in the handler of a mode or a
-// subclass that has been called before: what that calls is to come, too.
+// Lets this thread's operators arrive, or not. Where the key is above Python's, it is excluded in a handler of a mode or a
+// subclass that is already running: what this handler calls must arrive, too.
 inline void switch_key(bool on) {
   c10::impl::tls_set_dispatch_key_included(way_in.key, on);
   if (way_in.is_above_python && on && Off::none()) c10::impl::tls_set_dispatch_key_excluded(way_in.key, false);

@@ -1,20 +1,20 @@
-// The other way in: kernels at the dispatch key `CustomRNGKeyId`, which PyTorch defines and uses for nothing. It is open
-// whatever happens to `Fake`, and takes only what PyTorch's dispatcher offers to everybody.
+// The other way in: kernels at the dispatch key `CustomRNGKeyId`, which PyTorch defines but does not use. It is open whatever
+// happens to `Fake`, and needs only what PyTorch's dispatcher offers to any extension.
 //
 // A fallback at this key is not enough, since it counts as a backend's:
 //
-// - A kernel for all backends (CompositeExplicitAutograd) outranks a fallback. So each operator that has one gets a kernel of
-//   ours at the key.
-// - Kernels at `BackendSelect`, and those for sparse, nested and oneDNN tensors, stand above the key. So each of them is
-//   replaced by one that calls it, but lets an operator come to us first (`Gate`, and `FactoryGates` for some).
-// - Composites (CompositeImplicitAutograd) are left alone, and so their parts come where autograd has not taken them apart, as
-//   in inference mode. Those of which dtrrun has to know as a whole get a kernel, too (`take_whole`).
+// - A kernel for all backends (CompositeExplicitAutograd) takes precedence over a fallback. So each operator that has one gets
+//   one of our kernels at the key.
+// - Kernels at `BackendSelect`, and those for sparse, nested and oneDNN tensors, are above the key. So each of them is replaced
+//   by one that calls it, but lets the operator arrive first (`Gate`, and `FactoryGates` for some).
+// - Composites (CompositeImplicitAutograd) are left alone, so where autograd has not decomposed them, as in inference mode,
+//   their parts arrive. Those that dtrrun must handle as a whole get a kernel, too (`take_whole`).
 //
-// Operators that are registered later are seen to when the main thread is back in Python, or by the next operator that comes.
+// Operators that are registered later are covered when the main thread is back in Python, or when the next operator arrives.
 //
-// Nothing is ever taken back: the dispatcher's tables have no lock for those who read them, so a thread might call what has
-// just been removed. Adding a kernel is as unsafe as ever in PyTorch. Without a session the key is off, so that only gates cost
-// anything: the boxing of an operator's arguments, if it has a kernel above the key and none of the gates for factories.
+// Nothing is ever unregistered: the dispatcher's tables are read without a lock, so a thread might call what has just been
+// removed. Adding a kernel is as unsafe as ever in PyTorch. Without a session the key is off, so only gates cost anything: the
+// boxing of an operator's arguments, if it has a kernel above the key and no factory gate.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -60,14 +60,14 @@ class CustomRngWay {
     is_unseen() ? arrival.run() : arrive(arrival);
   }
 
-  // For a gate. keys: with ours, unless it is off, or the operator has come already.
+  // Returns true if an operator at a gate must arrive. keys: include ours, unless it is off or the operator has arrived already.
   static bool is_for_us(DispatchKeySet keys) { return keys.has(KEY) && !is_unseen(); }
 
  private:
   static constexpr DispatchKey KEY = DispatchKey::CustomRNGKeyId;
   using Factories = FactoryGates<CustomRngWay>;
   static constexpr const char* OURS = "by dtrrun";
-  // Above the key.
+  // The keys above ours whose kernels are replaced.
   static constexpr DispatchKey GATES[] = {
       DispatchKey::BackendSelect,    DispatchKey::MkldnnCPU,       DispatchKey::SparseCPU,    DispatchKey::SparseCUDA,
       DispatchKey::SparseMeta,       DispatchKey::SparseCsrCPU,    DispatchKey::SparseCsrCUDA, DispatchKey::SparseCsrMeta,
@@ -76,14 +76,14 @@ class CustomRngWay {
 
   static c10::KernelFunction kernel() { return c10::KernelFunction::makeFromBoxedFunction<&interpose_boxed>(); }
 
-  // `torch.tensor` makes a tensor by operators, and fills it by address. It hides them from modes of all kinds, but cannot know
-  // of our key.
+  // `torch.tensor` makes a tensor by operators, and fills it by address. It hides these operators from modes of all kinds, but
+  // cannot know our key.
   static bool is_unseen() {
     constexpr DispatchKeySet hidden({DispatchKey::Fake, DispatchKey::DeferredInit, DispatchKey::Python});
     return c10::impl::tls_local_dispatch_key_set().excluded_.has_all(hidden);
   }
 
-  // Stands in place of a kernel, and calls it.
+  // Stands in for a kernel, and calls it.
   class Stand : public c10::OperatorKernel {
    public:
     explicit Stand(c10::SafeKernelFunction kernel) : kernel_(std::move(kernel)) {}
@@ -94,15 +94,15 @@ class CustomRngWay {
       } catch (const c10::Error& error) {
         if (error.msg().rfind(REMOVED, 0) != 0) throw;
       }
-      cover_again(op);  // which destroys this one
+      cover_again(op);  // which destroys this object
       op.redispatchBoxed(keys, stack);
     }
 
    private:
-    static constexpr const char* REMOVED = "SafeKernelFunction has been invalidated";  // of PyTorch's
+    static constexpr const char* REMOVED = "SafeKernelFunction has been invalidated";  // PyTorch's message
     c10::SafeKernelFunction kernel_;
   };
-  // The same for one above the key.
+  // The same for a kernel above the key: lets operators arrive first.
   class Gate final : public Stand {
    public:
     using Stand::Stand;
@@ -115,7 +115,7 @@ class CustomRngWay {
   // What has been registered for one operator.
   class Cover {
    public:
-    bool is_whole = false;  // it is a composite of which dtrrun has to know
+    bool is_whole = false;  // it is a composite that dtrrun must handle as a whole
 
     void add(const OperatorHandle& op, DispatchKey key, c10::KernelFunction kernel) {
       handles_.emplace_back(key, c10::Dispatcher::singleton().registerImpl(op.operator_name(), key, std::move(kernel),
@@ -134,7 +134,7 @@ class CustomRngWay {
            op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
   }
 
-  // for_all_backends: it has such a kernel, or may get one. The caller has the lock.
+  // for_all_backends: the operator has a kernel for all backends, or may get one. The caller holds the lock.
   static void cover(const OperatorHandle& op, bool for_all_backends) {
     auto known = covers_.find(op.operator_name());
     if (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) {
@@ -161,7 +161,7 @@ class CustomRngWay {
     if (own.is_whole) return;
     own = Cover();
     own.is_whole = true;
-    // Because of the one at our key, PyTorch does not let the composite stand in for a kernel at this one any more.
+    // Because of the kernel at our key, PyTorch no longer uses the composite as the kernel at this key.
     own.add(op, DispatchKey::AutogradOther, standing_for<Stand>(op.getComputedKernelForDispatchKey(DispatchKey::AutogradOther)));
     own.add(op, KEY, kernel());
   }
@@ -170,7 +170,7 @@ class CustomRngWay {
     c10::SafeKernelFunction before = op.getComputedKernelForDispatchKey(key);
     if (key == DispatchKey::BackendSelect && Factories::is_generated(before.debug())) {
       const auto& arguments = op.schema().arguments();
-      // If there is a tensor, the kernel passes on what keys are switched on, and so the operator arrives after it.
+      // If there is a tensor argument, the kernel redispatches with the keys that are switched on, so the operator arrives then.
       if (std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& one) { return has_tensors(*one.type()); }))
         return std::nullopt;
       if (auto gate = Factories::made_for(op)) return gate;
@@ -202,11 +202,11 @@ class CustomRngWay {
     if (guard.owns_lock()) follow(false);
   }
   static void follow_in_python() {
-    WithoutGil released;  // which whoever has the dispatcher's mutex may be waiting for
+    WithoutGil released;  // the thread that holds the dispatcher's mutex may be waiting for the GIL
     std::lock_guard<std::mutex> guard(mutex_);
     follow(true);
   }
-  // early: perhaps between an operator's definition and that of its kernels.
+  // early: possibly between an operator's definition and that of its kernels.
   static void follow(bool early) {
     Unwarned unwarned;
     auto names = std::exchange(recent_, {});
@@ -222,7 +222,7 @@ class CustomRngWay {
     again_ = !recent_.empty();
   }
 
-  // While PyTorch does not warn that kernels are replaced, neither in this thread nor instead of the program's first time.
+  // Suppresses PyTorch's warning that kernels are replaced, in this thread, without using up the one that the program may get.
   class Unwarned : c10::WarningHandler {
    public:
     Unwarned() { c10::WarningUtils::set_warnAlways(true); }
@@ -236,7 +236,7 @@ class CustomRngWay {
 
   static inline std::mutex& mutex_ = *new std::mutex;
   static inline std::unordered_map<c10::OperatorName, Cover>& covers_ = *new std::unordered_map<c10::OperatorName, Cover>;
-  static inline std::vector<c10::OperatorName>& recent_ = *new std::vector<c10::OperatorName>;  // to be looked at once more
+  static inline std::vector<c10::OperatorName>& recent_ = *new std::vector<c10::OperatorName>;  // to be checked once more
   static inline std::atomic<bool> again_{false};
 };
 

@@ -1,8 +1,8 @@
-// One way in: a fallback at the dispatch key `Fake`, which handles every operator, whatever kernels that has, and later ones
-// too; and in front of it a kernel for each of those that programs call most.
+// One way in: a fallback at the dispatch key `Fake`, which handles every operator, whatever kernels it has, and operators
+// registered later, too. Typed kernels take precedence over it for the operators that programs call most.
 //
-// PyTorch has no fallback there up to 2.15. It is going to register one for fake tensors in C++, and then this way is closed:
-// a key can have only one.
+// PyTorch has no fallback there up to 2.15. It is going to register one for fake tensors in C++, and then this way in is
+// closed: a key can have only one.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -17,7 +17,7 @@ namespace dtrrun {
 
 class FakeWay {
  public:
-  // Registers the fallback and kernels, for as long as the process lives. Raises c10::Error if there is a fallback.
+  // Registers the fallback and kernels for the lifetime of the process. Raises c10::Error if there is a fallback already.
   static void install() {
     auto& dispatcher = c10::Dispatcher::singleton();
     static auto& handles = *new std::vector<c10::RegistrationHandleRAII>;
@@ -41,7 +41,7 @@ class FakeWay {
   }
 
  private:
-  // PyTorch shows this text to whoever wants to register another fallback there.
+  // PyTorch includes this text in its error when another fallback is registered there.
   static constexpr const char* OURS = "by dtrrun, which leaves this key alone with DTRRUN_WAY_IN=custom-rng";
   static constexpr bool IS_ABOVE_PYTHON = DispatchKey::Fake > DispatchKey::Python;  // before 2.13
 
@@ -52,7 +52,7 @@ class FakeWay {
     interpose(arrival);
   }
 
-  // Whether an operator is for a mode or for a subclass's `__torch_dispatch__`.
+  // Returns true if an operator must go to a mode or to a subclass's `__torch_dispatch__`.
   static bool is_for_python(Arrival& arrival) {
     if (c10::impl::TorchDispatchModeTLS::stack_len() > 0) return true;
     c10::ArrayRef<c10::IValue> values(arrival.values(), arrival.count);
@@ -66,8 +66,8 @@ class FakeWay {
     });
   }
 
-  // Does what PyTorch's fallback for `Python` does, but leaves our key switched on. So what the program's mode or subclass
-  // calls comes to us in turn.
+  // Does what PyTorch's fallback for `Python` does, but leaves our key switched on. So operators that the program's mode or
+  // subclass calls arrive in turn.
   static void to_python_first(Arrival& arrival) {
     if (arrival.op.hasKernelForDispatchKey(DispatchKey::Python)) {
       arrival.run(arrival.keys & after(DispatchKey::Fake));

@@ -1,4 +1,4 @@
-// The ways in, compiled by themselves: their kernels for operators of many types take as long as everything else together.
+// The ways in, compiled separately: their kernels for operators of many types take as long as everything else together.
 #include "python.h"
 
 #include "way_in_custom_rng.h"

@@ -1,10 +1,10 @@
 """Chooses the way in: the place in PyTorch's dispatcher at which operators come to the native extension.
 
-`way_in.h` describes both. A fallback at the dispatch key `Fake` is simpler, and closed once somebody has one
-there, as PyTorch itself is going to. `DTRRUN_WAY_IN` names the one to take.
+`way_in.h` describes both. A fallback at the dispatch key `Fake` is simpler, but closed once anyone else has
+one there, as PyTorch itself is going to. `DTRRUN_WAY_IN` names the one to take.
 
-The standard library alone: the launcher checks the variable, and `dtrrun doctor` has the target's interpreter
-run this file by itself.
+Uses only the standard library: the launcher checks the variable, and `dtrrun doctor` has the target's
+interpreter run this file by itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Closed(Exception):
 
 
 def forced(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the way in that the variable names, or None. Raises ValueError if that is unknown."""
+    """Return the way in that the variable names, or None. Raises ValueError if it is unknown."""
     name = environ.get(VARIABLE) or None
     if name is not None and name not in KEYS:
         raise ValueError(f"{VARIABLE}: {UNKNOWN.format(name, ', '.join(KEYS))}")
@@ -53,7 +53,7 @@ def choose(torch: Any, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def is_closed(torch: Any) -> bool:
-    """Return whether PyTorch or another extension uses the key `Fake`: it has a fallback or kernels there."""
+    """Return whether PyTorch or another extension uses the key `Fake`, for a fallback or kernels."""
     key = torch._C._dispatch_key_parse(KEYS[FAKE])
     return bool(
         torch._C._dispatch_has_backend_fallback(key)

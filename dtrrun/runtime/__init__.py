@@ -33,7 +33,7 @@ _active: Session | Plain | None = None
 def unsupported() -> str | None:
     """Return why no session can run in this interpreter; None if one can.
 
-    The ledger and the native nodes rely on the lock, between threads and within one operator.
+    The ledger and the native graph nodes rely on the GIL, between threads and within one operator.
     """
     return FREE_THREADED if sysconfig.get_config_var("Py_GIL_DISABLED") else None
 
@@ -48,7 +48,7 @@ def activate(settings: RuntimeSettings) -> None:
     if settings.manual_seed is not None:
         seed_all(settings.manual_seed)
         if settings.device != "cpu" and (torch.version.cuda or torch.version.hip):
-            # On a GPU, convolutions and others add in any order unless they are told not to.
+            # On a GPU, convolutions and others add in an arbitrary order by default.
             torch.use_deterministic_algorithms(True, warn_only=True)
     if settings.record_dir is not None:
         from dataclasses import asdict
@@ -76,7 +76,7 @@ def _session(settings: RuntimeSettings) -> Session | Plain:
 
 
 def seed_all(seed: int) -> None:
-    """Seed all generators, so that two runs of a program that sets no seed draw the same numbers."""
+    """Seed all generators, so that a program that sets no seed draws the same numbers in every run."""
     torch.manual_seed(seed)
     random.seed(seed)
     numpy = sys.modules.get("numpy")  # imported by torch, if it is installed

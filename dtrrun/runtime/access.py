@@ -18,11 +18,11 @@ from dtrrun.runtime.guards import untraced
 from dtrrun.runtime.storage import storage_of
 
 unseen = torch._C.DisableTorchFunction
-"""Context that hides what we do with tensors from the program's function modes and subclasses."""
+"""Context that hides our use of tensors from the program's function modes and subclasses."""
 
 RECENT = (64, 16, 4)
-"""How many versions that were used last stay while one comes back that native code is waiting for: if all of
-them need too much room, fewer."""
+"""How many of the most recently used versions stay while one comes back for waiting native code. If they
+leave too little room, the next number is tried."""
 
 
 @contextmanager
@@ -85,7 +85,7 @@ class Access:
         return ended
 
     def _locked(self, tensors: list[torch.Tensor]) -> Locks:
-        """Return locks on the versions of tensors, which are resident."""
+        """Make the versions of tensors resident, and return locks on them."""
         locks = Locks()
         began = now_ns()
         while True:
@@ -100,16 +100,16 @@ class Access:
                     raise
 
     def hold(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
-        """Like `lock`, but does not enter storages unknown to the ledger, since they are in memory."""
+        """Like `lock`, but do not enter storages unknown to the ledger, since they are in memory."""
         known = []
         for tensor in tensors:
-            with _unnoticed(), suppress(NotImplementedError, RuntimeError):  # sparse, or opaque
+            with _unnoticed(), suppress(NotImplementedError, RuntimeError):  # sparse or opaque
                 if self._ledger.version_of(storage_of(tensor)) is not None:
                     known.append(tensor)
         return self.lock(known)
 
     def reach(self, tensor: torch.Tensor, writes: bool, escapes: bool) -> Callable[[], None]:
-        """An escape is about to access the memory of `tensor`. Returns a function that ends the access."""
+        """Prepare an escape's access to the memory of `tensor`. Return a function that ends the access."""
         unlock = self.lock([tensor])
         if writes or escapes:
             try:
@@ -124,15 +124,15 @@ class Access:
         return unlock
 
     def touched(self, version: Version, settle: Callable[[], bool]) -> None:
-        """Code that is not an operator touches the memory of an evicted storage, by its address.
+        """Bring back an evicted storage whose memory code other than an operator touches by its address.
 
-        settle: moves the memory, once it is back, to that address, where it stays. Returns False if the
-        system has none. Raises BudgetError, and MemoryError.
+        settle: moves the restored memory to that address, where it stays. It returns False if the system has
+        no memory. Raises BudgetError, and MemoryError.
         """
         with _unnoticed(), self._slow_path.lock, Locks() as locks:
             joins()
             self._bring_back(version, locks)
-            # Its memory is about to be moved away from those that use it.
+            # Its memory is about to be moved: wait until no other thread uses it.
             while (found := self._slow_path.left_by_others(version)) is not version:
                 version = found
                 self._bring_back(version, locks)
@@ -141,9 +141,9 @@ class Access:
             self._dtr.mutation.written_outside(version, "read by address", escapes=True)
 
     def _bring_back(self, version: Version, locks: Locks) -> None:
-        """Lock a version in memory, beside those that the program has used last.
+        """Lock a version in memory, alongside the most recently used ones.
 
-        The code that is waiting for it may have taken their addresses already.
+        The code that is waiting for it may already hold their addresses.
         """
         self._ledger.collect_dead()
         resident = [one for one in self._ledger.versions.values() if one.resident]

@@ -1,6 +1,6 @@
 """A fixed cost model (`--cost model`): an operator's cost from its bytes and FLOPs alone.
 
-Decisions then do not depend on timings, so two runs evict the same. FLOPs come from PyTorch's `flop_counter`;
+Decisions then do not depend on timings, so two runs evict alike. FLOPs come from PyTorch's `flop_counter`;
 operators without a formula there are treated as memory-bound.
 """
 

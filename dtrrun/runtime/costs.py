@@ -1,9 +1,8 @@
 """Costs of operators that are known before the program runs: the file that `dtrrun profile` writes.
 
-Gzipped JSON: the version of torch and the device of the measurement, and by the identity of each signature
-its cost in ns, the bytes that it allocates, and the temporary bytes that it needs while it runs (0 if
-unknown). Operators in the file are not measured again, so decisions depend neither on the first calls nor on
-the load of the machine.
+Gzipped JSON: the version of torch and the device of the measurement, and by signature identity the cost in
+ns, the bytes allocated, and the temporary bytes needed while the operator runs (0 if unknown). Operators in
+the file are not measured again, so decisions depend neither on the first calls nor on the machine's load.
 """
 
 from __future__ import annotations
@@ -24,17 +23,20 @@ Costs = Mapping[str, tuple[int, int]]
 
 
 def identity(key: tuple[Any, ...]) -> str:
-    """Return a name, equal in every process, of a signature's key (operator, other arguments, geometries)."""
+    """Return a name for a signature's key (operator, other arguments, geometries), equal in every process."""
     return hashlib.blake2b(repr(key).encode(), digest_size=6).hexdigest()
 
 
 def costs_from(rows: Mapping[str, Sequence[Any]]) -> Costs:
-    """Raises TypeError, ValueError, IndexError or AttributeError for what is not the rows of such a file."""
+    """Return the costs in a file's rows.
+
+    Raises TypeError, ValueError, IndexError or AttributeError if they are malformed.
+    """
     return {name: (int(row[0]), int(row[1])) for name, row in rows.items()}
 
 
 def read_costs(path: str, device: str, warn: Callable[[str], None]) -> Costs:
-    """Read the costs in a file. Returns none, with a warning, if they do not apply here."""
+    """Read the costs in a file. Warn and return none if they cannot be read or do not apply here."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             found = json.load(file)

@@ -1,4 +1,4 @@
-"""The device of a session, chosen once. On the CPU it does nothing and costs nothing."""
+"""The device of a session, chosen once. On the CPU, almost all of its methods do nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Cpu:
     type = "cpu"
     uuid = ""
 
-    operators: Any = None  # how operators are run, if not as on a CPU
+    operators: Any = None  # how operators are run, if different from a CPU
     memory: Any = storage  # see `core.backend`
 
     def __init__(self, notice: str = "") -> None:
@@ -58,11 +58,11 @@ class Cpu:
         storage.use_device(storage.CPU_ROUNDING, None)
 
     def make_interposer(self, native: ModuleType, slow_path: SlowPath, *told: Any) -> Interposer:
-        """Return what brings operators. told: as `Interposer` takes it."""
+        """Return the interposer. told: the callbacks that `Interposer` takes."""
         return Interposer(native, slow_path, *told)
 
     def below(self) -> AbstractContextManager[None]:
-        """The context in which recorded operators are run again."""
+        """The context in which recorded operators are replayed."""
         return below()
 
     def replay(self, operation: Operation, run: Callable[[], Any]) -> Any:
@@ -96,7 +96,7 @@ class Cpu:
 
 
 def _see(build: str | None) -> Gpus:
-    """Return the GPUs that there are, without using CUDA if the program has not."""
+    """Return the existing GPUs, without initializing CUDA if the program has not."""
     return Gpus((0,) * torch.cuda.device_count()) if torch.cuda.is_initialized() else gpus(build)
 
 

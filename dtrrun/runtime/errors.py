@@ -1,4 +1,4 @@
-"""BudgetError: what the program gets if its budget is too small, and the text that explains it."""
+"""BudgetError, raised to the program if its budget is too small, and the text that explains it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dtrrun.sizes import format_size, format_size_up
 from dtrrun.telemetry.advice import FOR_A_COMMAND, advice
 
 SHOWN = 4
-"""How many reasons why memory cannot be evicted the message lists."""
+"""How many reasons why memory cannot be evicted are listed in the message."""
 
 
 CPU_WORDS = "DefaultCPUAllocator: can't allocate memory"
-"""What PyTorch says where the CPU has no memory left."""
+"""PyTorch's message when the CPU has no memory left."""
 
 
 class BudgetError(torch.OutOfMemoryError):
@@ -29,12 +29,12 @@ class BudgetError(torch.OutOfMemoryError):
     - `operator`: the name of the operator that did not fit.
     - `needed_bytes`: how much it had to allocate; 0 if it had allocated already.
     - `budget_bytes`: the budget that was too small.
-    - `least_budget_bytes`: the least budget that would have been enough at this point. A later operator may
-      need more.
+    - `least_budget_bytes`: the smallest budget that would have been enough at this point. A later operator
+      may need more.
     - `pinned`: how many bytes in memory could not be evicted, by reason.
     - `called`: the operator that the program called. It differs from `operator` if an input had to be
       recomputed.
-    - `called_bytes`: the bytes of its inputs, its results and everything that cannot be evicted; 0 if
+    - `called_bytes`: the bytes of its inputs, its results and all memory that cannot be evicted; 0 if
       unknown.
     - `training`: about how many bytes parameters, gradients and optimizer state need; None if unknown.
     - `expected_bytes`: the budget that is expected to be enough for the whole program; 0 if unknown.
@@ -51,7 +51,7 @@ class BudgetError(torch.OutOfMemoryError):
         least_budget_bytes: int = 0,
         pinned: dict[str, int] | None = None,
     ) -> None:
-        """Without figures, the first argument is the message, as when a library raises the error again."""
+        """Without figures, the first argument is the message: a library may re-create the error that way."""
         super().__init__()
         told = budget_bytes is None
         self.operator = "" if told else operator
@@ -81,11 +81,11 @@ class BudgetError(torch.OutOfMemoryError):
 
     @property
     def least_bytes(self) -> int:
-        """What is known to be needed for the program's own operator and for the one that failed."""
+        """The bytes known to be needed for the program's own operator and for the one that failed."""
         return max(self.least_budget_bytes, self.called_bytes)
 
     def __reduce__(self) -> Any:
-        """Support pickling: the workers of a pool send errors to another process."""
+        """Support pickling: a pool's workers send errors to another process."""
         given = (self.operator, self.needed_bytes, self.budget_bytes, self.least_budget_bytes, self.pinned)
         names = (
             "called",

@@ -23,11 +23,11 @@ class Executor:
     """Runs operations recorded by the slow path and the fast path (`Operation.recorded`)."""
 
     in_python = False
-    """For tests: in new sessions, C++ leaves all of them to this."""
+    """For tests: in new sessions, C++ leaves all replays to this class."""
 
     def __init__(self, native: Any, memory: Any, device: Any, between: Callable[[], None]) -> None:
         """native: the extension. memory: see `core.backend`. device: the session's. between: called between
-        operators that run again."""
+        replayed operators."""
         self._native, self._memory, self._device, self.between = native, memory, device, between
 
     def below(self) -> AbstractContextManager[None]:
@@ -36,7 +36,7 @@ class Executor:
         return below
 
     def quietly(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` without the warnings that its operators give."""
+        """Call `function`, suppressing the warnings of its operators."""
         return silently(partial(function, *args))
 
     def execute(self, operation: Operation, taken: set[int]) -> tuple[list[Any], int]:

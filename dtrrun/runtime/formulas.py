@@ -1,8 +1,8 @@
-"""Which formula says how much memory an operator allocates, from the sizes of its inputs alone.
+"""Names the formula for an operator's allocations, if they follow from the sizes of its inputs alone.
 
 PyTorch's shape functions know every operator, but take as long as a small kernel: too long for programs whose
 shapes hardly repeat. `native/formulas.h` has the formulas, and learns the sizes of elements. For operators
-without one, and for unusual calls, the shape function is called every time.
+without a formula, and for unusual calls, the shape function is called every time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ELEMENTWISE = {
     "aten::_softmax_backward_data",
     "aten::_log_softmax_backward_data",
 }
-"""One dense result of the broadcast size of the inputs. Operators tagged as pointwise need no entry."""
+"""One dense result with the broadcast size of the inputs. Operators tagged as pointwise need no entry."""
 
 TABLE: dict[Any, str] = {
     aten.mm.default: "product",

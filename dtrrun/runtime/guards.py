@@ -66,32 +66,32 @@ class _WayIn:
     """The dispatch key at which operators come to the extension."""
 
     key: Any = None
-    keys = _keys()  # it alone, or none
+    keys = _keys()  # the set of this key alone, or the empty set
 
 
 _extension: Any = None
 
 
 def use_extension(native: Any) -> None:
-    """Operators come to this extension at its dispatch key, for as long as the process lives."""
+    """Intercept operators at this extension's dispatch key from now on, as long as the process lives."""
     global _extension
     _extension = native
     _WayIn.key, _WayIn.keys = _C._dispatch_key_parse(native.key()), _keys(native.key())
 
 
 def silently(function: Callable[[], Any]) -> Any:
-    """Call a function that runs operators, without the warnings that they give: the program had these."""
+    """Call a function that runs operators, suppressing their warnings: the program has had these."""
     return _extension.silently(function)
 
 
 def without_our_key(keys: Any) -> Any:
-    """Return a set of dispatch keys without that at which operators come to the extension."""
+    """Return a set of dispatch keys without the one at which operators come to the extension."""
     return keys - _WayIn.keys
 
 
 @contextmanager
 def interposed() -> Iterator[None]:
-    """Context, while the interposer handles an operator: those of this thread come to it nonetheless."""
+    """Context: this thread's operators are intercepted, even while the interposer handles an operator."""
     key = _WayIn.key
     excluded = _C._dispatch_tls_is_dispatch_key_excluded(key)
     _C._dispatch_tls_set_dispatch_key_excluded(key, False)
@@ -102,15 +102,15 @@ def interposed() -> Iterator[None]:
 
 
 def unseen() -> Any:
-    """Context: what this thread does comes to no interposer."""
+    """Context: this thread's operators are not intercepted."""
     return _C._ExcludeDispatchKeyGuard(_WayIn.keys)
 
 
 class below:
     """Context: operators run on plain tensors, hidden from modes and not recorded by autograd.
 
-    An interrupt may arrive just as `__exit__` begins, which then does nothing. If the program could continue
-    without its modes after that, enter twice (`with guard, guard:`): the outer exit does the rest.
+    An interrupt may arrive just as `__exit__` begins, which then does nothing. If the program could then
+    continue without its modes, enter twice (`with guard, guard:`): the outer exit does the rest.
     """
 
     __slots__ = ("_compiler", "_guard", "_inference", "_modes")
@@ -129,13 +129,13 @@ class below:
         modes: list[Any] = []  # innermost first
         self._modes = modes
         try:
-            # Inference mode would mark fresh tensors; it is a setting of the thread, not only a dispatch key.
-            # It begins on construction and must be ended at the exit: when it is dropped is too late.
+            # Inference mode would mark fresh tensors; it is a thread-local setting, not only a dispatch key.
+            # This guard acts on construction and must be exited in `__exit__`: its destructor is too late.
             self._inference = _C._InferenceMode(False)
             self._guard = _C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED)
             self._guard.__enter__()
-            # Kernels ask whether there is any mode, whatever is excluded. And without one, Dynamo would begin
-            # to trace our code if the program is inside `torch.compile`.
+            # Kernels ask whether there is any mode, whatever is excluded. And with the modes gone, Dynamo
+            # would begin to trace our code if the program is inside `torch.compile`.
             height = _height()
             if height:  # `extend` and `map`: one call, with no interrupt in between
                 modes.extend(map(_pop, _NOTHING * height))
@@ -173,9 +173,9 @@ Autocast = tuple[tuple[str, torch.dtype], ...]
 
 
 def program_autocast(native: Any) -> Autocast:
-    """Return the autocast state that operators called by the kernel of the present operator have.
+    """Return the autocast state for operators called by the current operator's kernel.
 
-    native: the extension, which has brought the operator, and knows whether autocast is off inside it.
+    native: the extension, which intercepted the operator, and knows whether autocast is off inside it.
     """
     return tuple(
         [
@@ -188,7 +188,7 @@ def program_autocast(native: Any) -> Autocast:
 
 @contextmanager
 def autocasting(autocast: Autocast) -> Iterator[None]:
-    """For a replay: autocast casts the operators that its kernel calls."""
+    """Context for a replay: autocast casts the operators that its kernel calls."""
     dtypes = [(device_type, torch.get_autocast_dtype(device_type)) for device_type, _ in autocast]
     keys = _keys(*[AUTOCAST[device_type] for device_type, _ in autocast])
     included, excluded = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
@@ -206,7 +206,7 @@ def autocasting(autocast: Autocast) -> Iterator[None]:
 def untraced() -> Iterator[None]:
     """Context in which `torch.jit.trace` records nothing.
 
-    It also records what is asked of a tensor without an operator, such as its sizes.
+    Tracing also records queries that are not operators, such as those of a tensor's sizes.
     """
     state = _C._get_tracing_state() if is_tracing() else None
     if state is None:

@@ -1,7 +1,7 @@
 """Decides how much freed memory stays with the process.
 
-PyTorch's allocator for the CPU is replaced as long as the session is on (`dtrrun/native/heap.h`). What it has
-allocated may live longer.
+PyTorch's allocator for the CPU is replaced while the session is on (`dtrrun/native/heap.h`). Blocks that the
+replacement has allocated may outlive the session.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from types import ModuleType
 from dtrrun.settings import When
 
 SLACK_SHIFT = 3
-"""An eighth of the budget. In 6 steps of the DenseNet example inside half of its peak there are 160,000 page
+"""An eighth of the budget. In 6 steps of the DenseNet example, in half of its peak, there are 160,000 page
 faults with a quarter, 200,000 with an eighth, and 380,000 if nothing is kept beyond the budget."""
 
 
 class Heap:
-    """Tensors' blocks, and free pages, of this process."""
+    """The blocks of tensors, and the free pages, of this process."""
 
     def __init__(self, mode: When, native: ModuleType) -> None:
         self._mode, self._native = mode, native
@@ -32,7 +32,7 @@ class Heap:
         self._native.use_heap(False)
 
     def check(self, tensor_bytes: int, limit: int) -> None:
-        """Return the free pages that are too many for tensors within `limit`."""
+        """Give back the free pages in excess of what tensors within `limit` need."""
         if self._mode == "never":
             return
         blocks, *_ = self._native.heap_figures()
@@ -44,7 +44,7 @@ class Heap:
 def resident_peak() -> int:
     """Return the peak of this process's memory in bytes (`VmHWM`), or 0 if unknown."""
     with suppress(OSError, ValueError, IndexError):
-        # Linux's `ru_maxrss` includes memory of the process that forked this one.
+        # Linux's `ru_maxrss` includes memory of the parent that forked this process.
         return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) << 10
     with suppress(ImportError):
         import resource

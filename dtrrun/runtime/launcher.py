@@ -1,7 +1,7 @@
 """Ends a training process whose launcher was killed, since its budget and record are no longer supervised.
 
-The system signals the process that the launcher started (`launch.attached`). Processes that this one has
-started, for instance through a shell, check for themselves.
+The system signals the process that the launcher started directly (`launch.attached`). Its descendants, for
+instance through a shell, check for themselves.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 
 aten = torch.ops.aten
 
-# Outputs are uninitialised, or a part of them is: no recipe until something overwrites them completely.
+# Outputs are wholly or partly uninitialised: no recipe until something overwrites them completely.
 _UNINITIALISED = {
     "aten::empty",
     "aten::empty_like",
@@ -48,20 +48,20 @@ _UNTOUCHING = {"aten::detach", "aten::alias", "aten::lift_fresh"}
 _RESIZES = {"aten::resize_", "aten::resize_as_", "aten::_resize_output_"}
 _RESHAPES_STORAGE = {"aten::set_", *_RESIZES}
 
-# The results carry a conjugate or negative bit instead of new memory.
+# The results carry a conjugate or negative bit, and have no new memory.
 _LAZY_BITS = {"aten::_conj", "aten::_neg_view"}
 
 # One result is a workspace, parts of which are never written: `--verify` must not compare it.
 _OPAQUE_OUTPUT = {"aten::mkldnn_rnn_layer": 3, "aten::_cudnn_rnn": 3, "aten::cudnn_batch_norm": 3}
 
-# Operators that read such a workspace correctly; copies, as made by hooks on saved tensors, read all of it.
+# Operators that read only the written parts of a workspace; copies (hooks on saved tensors) read all of it.
 _READS_OPAQUE = {
     "aten::mkldnn_rnn_layer_backward",
     "aten::_cudnn_rnn_backward",
     "aten::cudnn_batch_norm_backward",
 }
 
-# These communicate with the outside of the process, or hand out memory: never replayed.
+# These communicate with other processes, hand out memory or are not reproducible: never replayed.
 _UNREPLAYABLE = {
     "aten::record_stream",
     "aten::_pin_memory",
@@ -71,14 +71,14 @@ _UNREPLAYABLE = {
     "aten::_efficientzerotensor",
     "aten::_lazy_clone",
     "aten::_ctc_loss",  # leaves part of its output unwritten: not reproducible
-    "aten::_cudnn_rnn_flatten_weight",  # its result is the parameters' memory, which C++ reads unseen
+    "aten::_cudnn_rnn_flatten_weight",  # returns the parameters' memory, which C++ reads unseen
     "aten::linalg_lstsq",  # its gelsy driver starts from uninitialised pivots: not reproducible
 }
 _UNREPLAYABLE_NAMESPACES = {"fsdp", "profiler"}
 
-# Objects that a recipe cannot copy, and that anyone may change: an operator that takes one is not replayed.
+# Objects that a recipe cannot copy, and that may change: a foreign operator that takes one is not replayed.
 _OBJECTS = "__torch__", "PyObject", "Any"
-# Of operators of PyTorch's own that pack weights into objects, which are only read.
+# Namespaces of PyTorch operators that pack weights into objects, which are only read.
 PACKED_NAMESPACES = {
     "_quantized",
     "xnnpack",
@@ -89,8 +89,8 @@ PACKED_NAMESPACES = {
     "mkl_prepacked",
 }
 
-# Other processes read and write the memory, also after the operator has returned, and most of the schemas do
-# not declare which tensors are written to.
+# Other processes read and write the memory, even after the operator has returned, and most schemas do not
+# declare which tensors are written to.
 _COLLECTIVE_NAMESPACES = {
     "c10d",
     "_c10d_functional",
@@ -103,11 +103,11 @@ _COLLECTIVE_NAMESPACES = {
 KERNELS = "inductor_kernel"
 """The namespace of kernels that `torch.compile` has generated (`runtime/compiled`). No library has it."""
 
-# Operators in other namespaces are not PyTorch's: their tags may be incomplete.
+# Operators in other namespaces are foreign: their tags may be incomplete.
 OWN_NAMESPACES = {"aten", "prim", "prims", "rngprims", KERNELS, *_COLLECTIVE_NAMESPACES}
 
 
-# Their kernels allocate a result of the inputs' size, and finally shrink the tensor but not the storage.
+# Their kernels allocate a result of the inputs' size, then shrink the tensor but not the storage.
 _REDUCES_LAST = {
     "aten::mse_loss",
     "aten::smooth_l1_loss",
@@ -116,7 +116,7 @@ _REDUCES_LAST = {
     "aten::col2im",
 }
 
-# How much these allocate depends on numbers that are not otherwise part of a signature.
+# Their allocations depend on numbers that are not otherwise part of a signature.
 _SIZED_BY_NUMBERS = {"aten::arange", "aten::range"}
 
 
@@ -125,17 +125,17 @@ _MATMULS = {
     *("_addmm_activation", "_int_mm", "_trilinear", "_euclidean_dist", "_cdist_forward", "_cdist_backward"),
 }
 
-# Their kernels take another path if the same tensor is given twice, and then compute different bits.
+# Their kernels take another path if the same tensor is passed twice, and then compute different bits.
 _COMPARES_TENSORS = {"aten::_native_multi_head_attention"}
 
 # Outputs (by position) that a composite reads in the backward pass before any operator does.
 _READ_UNSEEN = {"aten::_pack_padded_sequence": 1}
 
 AUTOCAST = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-"""By device type: the dispatch key under which autocast casts an operator, and is off inside."""
+"""By device type: the dispatch key under which autocast casts an operator; excluded inside the operator."""
 
-# Kernels that call other operators, which autocast may cast: they need the program's autocast state. The
-# kernel of a foreign operator may call anything.
+# Kernels that call other operators, which autocast may cast: they need the program's autocast state. Foreign
+# kernels may call anything, and need it too.
 _CALLS_OTHERS = {
     "aten::_transformer_encoder_layer_fwd",
     "aten::_trilinear",
@@ -153,22 +153,22 @@ class Statistics(NamedTuple):
     replay: Any = None  # the operator to replay with None for both, if it differs
 
 
-# These update their running statistics undeclared (`native_batch_norm`), or in a way that a replay must not
-# repeat. Without the statistics the result is the same, so a replay omits them.
+# These update running statistics without declaring it (`native_batch_norm`), or in a way that a replay must
+# not repeat. Without the statistics the result is the same, so a replay omits them.
 _STATISTICS = {
     "aten::native_batch_norm": Statistics((3, 4), 5, True),
     "aten::_native_batch_norm_legit": Statistics((3, 4), 5, True, aten.native_batch_norm.default),
     "aten::cudnn_batch_norm": Statistics((3, 4), 5, True),
     "aten::miopen_batch_norm": Statistics((3, 4), 5, True),
     "aten::native_batch_norm_backward": Statistics((3, 4), 7, False),
-    # These take them for the gradient formula alone (cudnn/BatchNorm.cpp, miopen/BatchNorm_miopen.cpp).
+    # These take statistics only for the gradient formula (cudnn/BatchNorm.cpp, miopen/BatchNorm_miopen.cpp).
     "aten::cudnn_batch_norm_backward": Statistics((3, 4), None, False),
     "aten::miopen_batch_norm_backward": Statistics((3, 4), None, False),
 }
 
 
-# These have undeclared writes: to their reserve space (derivatives.yaml clones it if it is needed again), or
-# to running statistics (the CUDA kernels of SyncBatchNorm).
+# These write undeclared: to their reserve space (derivatives.yaml clones it if it is needed again), or to
+# running statistics (the CUDA kernels of SyncBatchNorm).
 _WRITES_UNSAID = {
     "aten::_cudnn_rnn_backward": (20,),
     "aten::cudnn_batch_norm_backward": (8,),
@@ -178,15 +178,15 @@ _WRITES_UNSAID = {
     "aten::batch_norm_update_stats": (1, 2),
 }
 
-# They make state that cuDNN advances at every call that receives it: nothing may be recomputed from it.
+# They make state that cuDNN advances in every call that receives it: nothing may be recomputed from it.
 _KEEPS_STATE = {"aten::_cudnn_init_dropout_state"}
 
 
 class Operator:
     """The facts about one `OpOverload`, computed once.
 
-    `mutates`: positions (int) and names (str) of the arguments that it writes to. `grows`: those among them
-    whose storage it may enlarge. `foreign`: not PyTorch's own; it may draw random numbers undeclared.
+    `mutates`: positions (int) and names (str) of the arguments that it writes to. `grows`: whether it may
+    enlarge the storages of these. `foreign`: not PyTorch's own; it may draw random numbers undeclared.
     `generator`: position and name of the generator argument. `makes_tensors`: some result is a tensor that is
     not an argument. `only_views`: its results are views; a composite view (`reshape`) may copy. `simple`:
     suitable for the fast path.
@@ -246,7 +246,7 @@ class Operator:
         tags = func.tags
         self.foreign = namespace not in OWN_NAMESPACES
         self.name = name.replace("::", ".")
-        # Inference mode passes these on whole; decomposed, their parts reach us one by one.
+        # Inference mode passes these on whole; outside it, we see the operators that they decompose into.
         self.composite = _has_kernel(func, "CompositeImplicitAutograd") and not (
             _has_kernel(func, "CPU") or _has_kernel(func, "CUDA")
         )
@@ -254,7 +254,7 @@ class Operator:
         self.view = False
         if name in _RESIZES:  # tagged as below, but the storage may change
             self.mutates = (0,)
-        elif torch.Tag.inplace_view in tags:  # t_, squeeze_, ...: changes the tensor's shape, not its memory
+        elif torch.Tag.inplace_view in tags:  # t_, squeeze_, ...: change the tensor's shape, not its memory
             self.view = True
         else:
             self.mutates = tuple(
@@ -286,7 +286,7 @@ class Operator:
             self.mutates = tuple({*_STATISTICS[name].positions, *self.mutates})
         into_out = out and all(isinstance(place, str) for place in self.mutates)
         self.overwrites = name in _OVERWRITES or into_out
-        # Memory that nothing has written to: it need not write to all of that.
+        # For memory that nothing has written to: the operator need not write to all of it.
         self.overwrites_blank = into_out or namespace == KERNELS
         self.pointwise = torch.Tag.pointwise in tags and namespace == "aten" and not self.foreach
         self.untouching = name in _UNTOUCHING
@@ -316,14 +316,14 @@ class Operator:
             self.mutates = _WRITES_UNSAID[name]
         self.keeps_state = name in _KEEPS_STATE
         self.takes_storage = "Storage" in func._overloadname
-        self.shares_memory = name == "aten::_lazy_clone"  # of two storages, until one of them is written to
+        self.shares_memory = name == "aten::_lazy_clone"  # between two storages, until one is written to
         self.opaque_output = _OPAQUE_OUTPUT.get(name, -1)
         self.reads_opaque = name in _READS_OPAQUE
         self.compares_tensors = name in _COMPARES_TENSORS
         self.read_unseen = _READ_UNSEEN.get(name, -1)
         self.reduces = name in _REDUCES_LAST
         self.lazy_bits = name in _LAZY_BITS
-        # One input of theirs is a workspace that they leave changed; the others are only read.
+        # They change one input, a workspace; the others are only read.
         self.writes_beside = name in _WRITES_UNSAID and len(self.mutates) == 1
         special = (
             self.composite
@@ -356,7 +356,7 @@ class Operator:
         )
 
     def __repr__(self) -> str:
-        """Return what identifies it in every process: the keys of signatures contain it."""
+        """Return an identifier that is the same in every process: signature keys contain it."""
         return self.described
 
     def generators_of(self, args: Any, kwargs: dict[str, Any]) -> list[torch.Generator]:
@@ -372,14 +372,14 @@ class Operator:
 
 @cache
 def operator_of(func: Any) -> Operator:
-    """Return the facts about `func`, which sessions share."""
+    """Return the facts about `func`, shared by all sessions."""
     return Operator(func)
 
 
 def reads_backends(namespace: str, name: str) -> bool:
-    """Return whether an operator's kernels may read settings of backends, such as a precision.
+    """Return whether an operator's kernels may read backend settings, such as a precision.
 
-    name: without its namespace and overload. Operators of others may read anything.
+    name: without namespace and overload. Operators outside `aten` may read anything.
     """
     parts = ("linear", "_dot_product_", "conv", "rnn", "lstm", "gru", "linalg")
     return namespace != "aten" or name in _MATMULS or any(part in name for part in parts)

@@ -78,7 +78,7 @@ def lookahead(slow_path: SlowPath) -> Lookahead | None:
 def learning(session: Session, settings: RuntimeSettings) -> Learning | None:
     """`--heuristic auto`, inside a budget.
 
-    With modelled costs, two runs shall evict alike, so nothing may depend on how long a search takes.
+    With modelled costs, two runs must evict alike, so nothing may depend on how long a search takes.
     """
     if (
         settings.heuristic != AUTO

@@ -1,9 +1,9 @@
-"""Storages that are made while no operator is under way: room is made for them before they are allocated.
+"""Makes room for storages that are created outside of operators, before they are allocated.
 
-`torch.UntypedStorage(n)`, `copy.deepcopy`, `torch.load` and others ask PyTorch's allocator directly. On a CPU
-it passes on to the native extension's (`dtrrun/native/heap.h`), which calls us first. Until a tensor over
-such a storage is met, which makes a version of it, its bytes are a part of the budget that tensors cannot
-have. Memory that is shared with other processes does not come from there: its makers are replaced.
+`torch.UntypedStorage(n)`, `copy.deepcopy`, `torch.load` and others call PyTorch's allocator directly. On a
+CPU that is the native extension's (`dtrrun/native/heap.h`), which calls us first. Until a tensor over such a
+storage is seen, which makes it a version, its bytes are subtracted from the budget of tensors. Memory shared
+with other processes does not come from this allocator: the functions that create it are replaced.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dtrrun.runtime.patches.registry import Function, Patches
 from dtrrun.runtime.storage import rounded
 
 SHARES = ("_share_fd_cpu_", "_share_filename_cpu_")
-"""Methods of storages that move them to shared memory, if they are not there yet."""
+"""Methods that move a storage to shared memory, if it is not there yet."""
 
 WHAT = "storages that are no tensor's"
 MAKER = "a storage"
 
 
 class Outside:
-    """Counts them while installed; see `core.backend.Outside`."""
+    """Counts such storages while installed; see `core.backend.Outside`."""
 
     def __init__(self, slow_path: SlowPath, native: ModuleType) -> None:
         self._slow_path, self._ledger = slow_path, slow_path.ledger
@@ -47,7 +47,7 @@ class Outside:
         self._ledger.outside = None
 
     def _ask(self, nbytes: int) -> None:
-        """A block of `nbytes` is about to be allocated. Raises BudgetError."""
+        """Make room for a block of `nbytes` that is about to be allocated. Raises BudgetError."""
         ledger, nbytes = self._ledger, rounded(nbytes)
         with self._slow_path.lock:
             self._make_room(nbytes)

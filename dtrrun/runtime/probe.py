@@ -1,10 +1,10 @@
 """Describes the PyTorch installation for `dtrrun doctor`.
 
-Run as text by the target's interpreter, which may lack dtrrun.
+The target's interpreter, which may lack dtrrun, runs this file's text.
 
 Its arguments are a device and the folder of dtrrun's `native`. Writes one line of JSON. On a GPU it then
 holds a context and some memory until its standard input is closed, so that the launcher can ask the driver
-what it shows for this process.
+how much memory it reports for this process.
 """
 
 import importlib.util
@@ -18,11 +18,11 @@ from typing import Any
 MARK = "dtrrun-probe:"
 HELD_BYTES = 32 << 20
 NATIVE = "_dtrrun_probed_native"
-"""What dtrrun's package `native` is called here: one that is installed may be another version's."""
+"""The name of dtrrun's package `native` here: an installed one may be another version's."""
 
 
 def facts(device: str, package: str) -> dict[str, Any]:
-    """Return versions and settings, and `error` if torch, or `device_error` if the device, cannot be used.
+    """Return versions and settings; `error` if torch cannot be used, `device_error` if the device cannot.
 
     package: the folder of dtrrun's `native`.
     """
@@ -52,9 +52,9 @@ def facts(device: str, package: str) -> dict[str, Any]:
 
 
 def native(torch: Any, package: str) -> dict[str, Any]:
-    """Return the outlook for the native extension; `why` if it cannot be told.
+    """Return the outlook for the native extension; `why` says why there is none, or why it is unknown.
 
-    way_in: how operators would come to it. closed: why not as the user wants it, and what would help.
+    way_in: how operators would reach it. closed: why the requested way in is closed, and what would help.
     """
     found: dict[str, Any] = dict.fromkeys(("path", "compiler", "why", "do", "way_in", "closed"))
     found |= {"built": False, "shipped": False}
@@ -77,7 +77,7 @@ def native(torch: Any, package: str) -> dict[str, Any]:
 
 
 def on_device(torch: Any, device: str) -> dict[str, Any]:
-    """Describe the device, with a context and memory that stay until the process ends."""
+    """Describe the device, with a context and memory held until the process ends."""
     try:
         index = int(device.partition(":")[2] or 0)
         held.append(torch.empty(HELD_BYTES, dtype=torch.uint8, device=f"cuda:{index}"))

@@ -1,11 +1,11 @@
 """The random state that an operator saw, restored for its replay only.
 
 On a CPU the state of a generator is 5 kB, often more than was drawn from it. Consecutive small draws share a
-state: each recipe keeps how far the generator has advanced since, and a replay advances a spare generator as
-far. (The generator is a Mersenne twister. Its state is a block of 624 words and a position in it; when a
-block is used up, the next one is computed from it.)
+state: each recipe keeps how far the generator has advanced since, and a replay advances a spare generator
+equally far. (The generator is a Mersenne twister. Its state is a block of 624 words and a position in it;
+when a block is used up, the next one is computed from it.)
 
-On CUDA a replay draws from a state of its own, which temporarily replaces the program's
+On CUDA a replay draws from a separate state, which temporarily replaces the program's
 (`graphsafe_set_state`). Setting the program's seed or offset and restoring them would not be equivalent:
 either makes cuDNN's recurrent dropout start over, with a seed that it draws (`reset_rnn_state` in ATen's
 CUDAGeneratorImpl and native/cudnn/RNN.cpp). `put_back` sets them through a generator that shares the state.
@@ -30,7 +30,7 @@ Captured = tuple[tuple[Any, Any], ...]
 STATE_BYTES = 5056
 WORDS = 624
 BLOCK = slice(24, 24 + 8 * WORDS)
-LONGEST = 52  # maximum number of blocks from a shared state to a recipe's: some 0.1 ms
+LONGEST = 52  # maximum number of blocks from a shared state to a recipe's: about 0.1 ms
 SEARCHED = 16  # maximum number of blocks between draws that share a state
 
 
@@ -61,8 +61,8 @@ def moved(captured: Captured) -> bool:
 class replaying(list[tuple[Any, Any]]):
     """Context: captured generators are in the captured states, and afterwards in the program's again.
 
-    It is the list of generators with the program's states. That exists even if an interrupt comes before
-    `__init__`, so `__del__` can rely on it.
+    The object itself is the list of generators with the program's states: it exists even if an interrupt
+    comes before `__init__`, so `__del__` can rely on it.
     """
 
     __slots__ = ("_captured",)
@@ -96,7 +96,7 @@ class replaying(list[tuple[Any, Any]]):
                 generator.graphsafe_set_state(state)
             else:
                 generator.set_state(state)
-            del self[-1]  # last: after an interrupt it is done again
+            del self[-1]  # only now: after an interrupt the state is set again
 
     __del__ = __exit__  # an interrupt can prevent a `with` from exiting
 
@@ -114,7 +114,7 @@ class unmoved:
 
 
 def put_back(captured: Captured) -> None:
-    """Restore generators to their captured states, so that draws since then are repeated."""
+    """Restore generators to their captured states, so that the program repeats the draws since then."""
     for generator, state in captured:
         if type_of(generator.device) != "cuda" or (generator.initial_seed(), generator.get_offset()) != state:
             _set(generator, state)
@@ -162,7 +162,7 @@ class _Trail:
     def __init__(self, state: torch.Tensor, content: bytes) -> None:
         self.start = self.state = state
         self.blocks = 0
-        self.reach = 0  # blocks that the draw from here can use
+        self.reach = 0  # blocks that the draw from here can consume
         self._arrive(content)
 
     def _arrive(self, content: bytes) -> None:
@@ -171,7 +171,7 @@ class _Trail:
         self.position = Position(self.start, self.blocks, rest)
 
     def follow(self, state: torch.Tensor, content: bytes) -> bool:
-        """Move to another state if it is close; otherwise a new trail must begin."""
+        """Move to another state if it is close. Return False if a new trail must begin."""
         steps = 0
         block = content[BLOCK]
         if block != self.content[BLOCK]:
@@ -192,7 +192,7 @@ class _Trail:
         return True
 
 
-_trails: dict[int, _Trail] = {}  # by a generator's id; only a hint, since any state may follow
+_trails: dict[int, _Trail] = {}  # by the generator's id; only a hint, since any state may follow
 TRAILS = 16
 
 
@@ -211,7 +211,7 @@ def _state_of(generator: Any, nbytes: int) -> Any:
             _trails.clear()
         trail = _trails[id(generator)] = _Trail(state, content)
     if nbytes:
-        trail.reach = nbytes // (4 * WORDS) + 2  # about one word for four bytes
+        trail.reach = nbytes // (4 * WORDS) + 2  # about one word per four bytes
     return trail.position
 
 

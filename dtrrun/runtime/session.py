@@ -60,7 +60,7 @@ from dtrrun.telemetry.advice import FOR_A_BLOCK, FOR_A_COMMAND
 
 PUBLISH_NS = 200_000_000  # between two writes of the record
 COMPACT_EVERY = 20_000  # operators
-LEARNING = 2  # steps after which costs are measured once more
+LEARNING = 2  # steps; after each of them, costs are measured once more
 EXCEEDED = "the budget was exceeded, because nothing was left to evict (--over-budget warn)"
 
 
@@ -95,7 +95,7 @@ class Session:
             device_type=self.device.type,
             warn_only=settings.over_budget == "warn",
             fingerprints=self.fingerprints,
-            heap=self._heap,  # also without a budget, so that their times are comparable
+            heap=self._heap,  # also without a budget, so that times with and without one are comparable
             collect_garbage=self._collect_garbage,
             modelled=settings.cost == "model",
             met_device=self._met_device,
@@ -190,7 +190,7 @@ class Session:
             Shortage(self.slow_path, self._native, self.warn),
         ]
 
-    # -- on and off ------------------------------------------------------------------------------
+    # -- start and stop --------------------------------------------------------------------------
 
     def start(self, writer: Any = None) -> None:
         self.writer = writer
@@ -214,7 +214,7 @@ class Session:
             return self.dtr.rematerializer.restore_all()
 
     def _stop(self, restore: Callable[[], list[Version]], *, alone: bool = False) -> None:
-        """alone: there is no other thread. Otherwise operators come to us until all they may read is back."""
+        """alone: there is no other thread. Otherwise, operators are intercepted until everything is back."""
         if not self.running:
             return
         self.running = False
@@ -247,21 +247,21 @@ class Session:
     def set_budget(self, size: int | str | None) -> None:
         """Change the budget of a running session, and evict at once what no longer fits.
 
-        `size` is as in `budget`. Raises ValueError if it is invalid, and BudgetError if what cannot be
-        evicted does not fit.
+        `size` is as in `budget`. Raises ValueError if it is invalid, and BudgetError if the memory that
+        cannot be evicted does not fit.
         """
         budget_bytes = as_bytes(size)
         with self._lock:
             self.ledger.set_budget(budget_bytes)
             self.device.set_budget(budget_bytes)
-            self.slow_path.signatures.forget()  # without a budget, they don't know result sizes
+            self.slow_path.signatures.forget()  # those made without a budget lack result sizes
             with self.slow_path.telling(), (guard := below()), guard:
                 self.dtr.eviction.make_room(0, "set_budget")
 
     def change_heuristic(self, name: str) -> None:
-        """Choose what to evict by another heuristic from now on. Call it between operators.
+        """Switch to another eviction heuristic. Call it between operators.
 
-        Raises ValueError for one that is unknown or cannot be loaded.
+        Raises ValueError if it is unknown or cannot be loaded.
         """
         policy = native.policy(self._native, self.settings, name)
         with self._lock:
@@ -269,13 +269,13 @@ class Session:
 
     @property
     def rule(self) -> dict[str, Any] | None:
-        """What is known of the rule in force, if the session chooses it itself."""
+        """Facts about the current rule, if the session chooses it itself."""
         return None if self._learning is None else self._learning.rule
 
     # -- what the parts call ---------------------------------------------------------------------
 
     def pin(self, tensor: torch.Tensor) -> None:
-        """Keep a tensor's storage in memory from now on: for native code that dtrrun cannot see.
+        """Keep a tensor's storage in memory from now on, for native code that dtrrun cannot see.
 
         If it is evicted, it is brought back first. Raises BudgetError if it does not fit.
         """
@@ -285,7 +285,7 @@ class Session:
         self._gradients.watch(leaf)
 
     def _met_device(self, kind: str) -> None:
-        if kind == "meta":  # has no memory: PyTorch and libraries make such tensors to know shapes
+        if kind == "meta":  # has no memory: PyTorch and libraries use such tensors to infer shapes
             return
         if kind.startswith("cuda:"):
             self.slow_path.reasons.add("several GPUs")  # each has its own thread of the autograd engine
@@ -294,7 +294,7 @@ class Session:
             self.alert(notices.OTHER_DEVICE.format(device=kind, ours=ours))
 
     def _threaded(self) -> None:
-        """This thread is about to access the session's tensors: check whether the fast path stays allowed."""
+        """This thread is about to access the session's tensors: share the fast path if it is not `home`."""
         with self._lock:
             if self.slow_path.home is None:
                 self.slow_path.home = threading.get_ident()
@@ -315,7 +315,7 @@ class Session:
         new = text not in self.warnings
         self.warnings[text] = self.warnings.get(text, 0) + 1
         if new and shown and sys.stderr is not None:
-            with suppress(Exception):  # the program may have closed it, or put its own in its place
+            with suppress(Exception):  # the program may have closed or replaced it
                 print(f"dtrrun: warning: {text}", file=sys.stderr, flush=True)
 
     def _warn_once_a_run(self, text: str) -> None:
@@ -334,7 +334,7 @@ class Session:
     def _too_small(
         self, error: BudgetError, inputs: Sequence[Version] = (), failed: Signature | None = None
     ) -> None:
-        """The program is about to get `error`, because of a call with these inputs if it is one."""
+        """Explain `error`, which is about to be raised to the program. inputs, failed: the call's, if any."""
         if self._learning is not None:
             self._learning.forget()
         how = FOR_A_BLOCK if self.writer is None else FOR_A_COMMAND
@@ -344,7 +344,7 @@ class Session:
             expected = expected_budget(self.ledger, signatures, training, error, inputs, failed)
             error.hint = hint(self.ledger, training, error, failed, self.steps.count)
             error.explain(training.totals(), expected, how, self.ledger.device_type)
-        except Exception:  # optimizers and tensors may be of any kind, and it must get this error
+        except Exception:  # optimizers and tensors may be of any class; the program must get this error
             error.explain(None, 0, how, self.ledger.device_type)
         self._notices.budget_error = str(error)
         self.error = {
@@ -360,7 +360,7 @@ class Session:
         }
 
     def _collect_garbage(self) -> None:
-        # Finalizers of the program run in here. Their operators come to us as others do, but not in the
+        # The program's finalizers run here. Their operators are intercepted like any others, except in the
         # middle of a rematerialization.
         with nullcontext() if self.dtr.eviction.replaying else interposed():
             gc.collect()
@@ -368,7 +368,7 @@ class Session:
     # -- time ------------------------------------------------------------------------------------
 
     def times(self) -> dict[str, int]:
-        """Return the nanoseconds since the session's start, by what they were spent on."""
+        """Return the nanoseconds since the session's start, in total and by purpose."""
         policy = self.dtr.policy
         return {
             "wall_ns": now_ns() - self._started_ns,
@@ -385,7 +385,7 @@ class Session:
         }
 
     def stop_learning(self) -> None:
-        """End a search for a better rule, and what it has left on the disk."""
+        """End a search for a better rule, and delete its files."""
         if self._learning is not None:
             self._learning.remove()
 
@@ -413,7 +413,7 @@ class Session:
                 publish.write(self, self.writer)
 
     def _between_replays(self) -> None:
-        """Called after each operator that was run again: a rematerialization may take minutes."""
+        """Called after each replayed operator, since a rematerialization may take minutes."""
         if now_ns() > self.slow_path.next_tick:
             self._tick()
 
@@ -455,8 +455,8 @@ class Session:
     def _before_fork(self) -> None:
         """Bring back what fits into the budget, once for all children: they inherit our memory.
 
-        What does not fit is left to each child, since something else would be evicted for it here. No other
-        thread may be in the middle of something, of which the child would inherit half.
+        What does not fit is left to each child: here, something else would be evicted for it. The lock keeps
+        other threads from being in the middle of a change, half of which the child would inherit.
         """
         self._lock.acquire()
         if self.running and self.device.type == "cpu":  # a forked child can't use its parent's CUDA
@@ -476,7 +476,7 @@ class Session:
         python_warnings.filterwarnings("ignore", message=".*dtrrun.*")
         self.interposer.threads.forked = True
         enabled = gc.isenabled()
-        gc.disable()  # a collection writes to every object, and the system would copy all of the parent's
+        gc.disable()  # a collection writes to every object, so the system would copy all their pages
         try:
             self._stop(self._restore_in_child, alone=True)
         finally:
@@ -485,10 +485,10 @@ class Session:
         notices.warn_when_it_trains(lambda: not fork.is_watched())
 
     def _restore_in_child(self) -> list[Version]:
-        """Bring back what did not fit into the parent's budget, in a thread of its own.
+        """Bring back what did not fit into the parent's budget, in a separate thread.
 
-        OpenMP's threads are only in the parent. A kernel that this thread shared with them would wait for
-        them forever; a new thread gets others.
+        OpenMP's threads exist only in the parent. A parallel kernel in this thread would wait for them
+        forever; a new thread gets new ones.
         """
         if not self.ledger.evicted_bytes:
             return []
@@ -503,7 +503,7 @@ class Session:
     def report(self) -> dict[str, Any]:
         """Return the figures so far: the counters of `telemetry.fields`, and tables.
 
-        `operators` is the table of operators that ran again, not the counter of that name.
+        `operators` is the table of replayed operators, not the counter of that name.
         """
         with self._lock:
             self.ledger.collect_dead()

@@ -72,15 +72,15 @@ def _load() -> None:
 
 
 WITH_WORKSPACE = {"aten.mkldnn_rnn_layer": 17, "aten._cudnn_rnn": 32, "aten.cudnn_batch_norm": 2}
-"""What an operator takes in all, as a multiple of its results. oneDNN's workspace is 15 times the results on
-large LSTM layers, and a few pages more on small ones; cuDNN's was 25 times an LSTM's (on an H100), beside
-what it keeps for the backward pass. For a batch norm it keeps a bit an element, and often nothing."""
+"""An operator's total allocation, as a multiple of its results. oneDNN's workspace is 15 times the results on
+large LSTM layers, and a few pages more on small ones; cuDNN's was 25 times an LSTM's (on an H100), besides
+what it keeps for the backward pass. For a batch norm it keeps a bit per element, and often nothing."""
 
 
 def by_shape_function(
     func: Any, operator: Operator, template: list[Any], kwargs: dict[str, Any], geometries: list[Geometry]
 ) -> int | None:
-    """Like `predict`, from PyTorch's own functions, which run the operator on meta tensors."""
+    """Like `predict`, using PyTorch's own shape functions, which run the operator on meta tensors."""
     workspace = operator.opaque_output >= 0
     if operator.name == "aten.mkldnn_rnn_layer":
         workspace = torch.is_grad_enabled()  # the program's, which `below` changes
@@ -112,16 +112,16 @@ def by_shape_function(
             if operator.grows:
                 nbytes += max(sum(size_of(storage_of(tensor)) for tensor in tensors) - before, 0)
             if workspace:
-                # Which the shape function does not include; the first call corrects an overestimate.
+                # The shape function does not include the workspace; the first call corrects an overestimate.
                 nbytes = WITH_WORKSPACE[operator.name] * nbytes + 65536
             return nbytes
     except Exception:
-        # No shape function, or unsupported arguments: it is measured instead.
+        # No shape function, or unsupported arguments: the allocation is measured instead.
         return None
 
 
 def _undrawn(arg: Any) -> Any:
-    """Remove generators of another device: a shape function draws nothing."""
+    """Remove generators, which are of another device: a shape function draws nothing."""
     return None if isinstance(arg, torch.Generator) else arg
 
 
@@ -129,7 +129,7 @@ def _undrawn(arg: Any) -> Any:
 
 
 def _elements_and_places(geometries: list[Geometry]) -> int | None:
-    """nonzero, unique, …: elements, or the index of each of them."""
+    """nonzero, unique, …: all elements, or the index of each of them."""
     if not geometries:
         return None
     size, itemsize = geometries[0][0], geometries[0][3].itemsize
@@ -153,7 +153,7 @@ def _solved(geometries: list[Geometry]) -> int | None:
 
 
 def _aligned(geometries: list[Geometry]) -> int | None:
-    """_ctc_loss: losses, and for each time step the targets with blanks between them."""
+    """_ctc_loss: losses, and for each time step the targets, interleaved with blanks."""
     if len(geometries) < 2 or not geometries[1][0]:
         return None
     (size, _, _, dtype, *_), (targets, *_) = geometries[:2]

@@ -1,8 +1,8 @@
-"""Evicts where the system refuses memory though the budget has room (`ulimit -d`, `RLIMIT_AS`), on a CPU.
+"""Evicts when the system refuses memory though the budget has room (`ulimit -d`, `RLIMIT_AS`), on a CPU.
 
-The native extension's heap calls it (`dtrrun/native/shortage.h`), perhaps in the middle of an operator, and
-asks the system again. What is evicted leaves holes, which may be too small: each attempt evicts more. In the
-end the program gets PyTorch's own error, as without dtrrun.
+The native extension's heap calls this (`dtrrun/native/shortage.h`), perhaps in the middle of an operator, and
+asks the system again. Eviction leaves holes, which may be too small: each attempt evicts more. If all fail,
+the program gets PyTorch's own error, as without dtrrun.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import ModuleType
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.guards import below
 
-ALL = 4  # the number of the attempt for which everything is evicted
+ALL = 4  # the number of the attempt that evicts everything
 REFUSED = (
     "the system refuses memory that the budget has room for (is there a ulimit?): evicting more than the "
     "budget requires"

@@ -1,7 +1,7 @@
 """The mechanism that DTR relies on: emptying and refilling the storage under the program's tensors.
 
 The program's tensors must keep their identity while their memory is freed and restored. The native extension
-moves the memory of a recomputed storage to the old one, without a copy.
+moves a recomputed storage's memory into the emptied one, without a copy.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ OURS: int | None = None
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
-    """Return a tensor's storage. It may be another object each time: tell storages by their keys."""
+    """Return a tensor's storage. It may be another object each time: compare storages by their keys."""
     storage: torch.UntypedStorage = _storage_of(tensor)
     return storage
 
 
 def use_objects(function: Callable[[torch.Tensor], torch.UntypedStorage] | None) -> None:
-    """Choose what `storage_of` calls; None: PyTorch's method."""
+    """Set the function that `storage_of` calls; None: PyTorch's method."""
     global _storage_of
     _storage_of = own_storage_of if function is None else function
 
@@ -64,7 +64,7 @@ def holds(storage: torch.UntypedStorage, nbytes: int) -> bool:
 
 @functools.cache
 def type_of(device: torch.device) -> str:
-    """Return a device's type. Asking the device each time is slow: PyTorch writes it to a stream."""
+    """Return a device's type. Asking the device each time is slow: PyTorch formats it with a stream."""
     return device.type
 
 
@@ -81,7 +81,7 @@ def device_type_of(storage: torch.UntypedStorage) -> str:
 
 
 def use_extension(native: Any) -> None:
-    """Let this extension empty, refill and hash storages."""
+    """Use this extension to empty, refill and hash storages."""
     global _native
     _native = native
 
@@ -92,7 +92,7 @@ _native: Any = None
 def empty(storage: torch.UntypedStorage) -> None:
     """Free the memory at once. Tensors over the storage keep sizes, strides and identity.
 
-    The storage keeps its size. On a CPU, it points where nobody can read (`native/placeholders.h`).
+    The storage keeps its size. On a CPU, it points to unreadable addresses (`native/placeholders.h`).
     """
     _native.evict(storage)
 
@@ -104,10 +104,10 @@ def is_empty(storage: torch.UntypedStorage) -> bool:
 
 
 def is_for_shapes(storage: torch.UntypedStorage) -> bool:
-    """Return whether a storage that the session does not know has never had memory: it is there for shapes.
+    """Return whether a storage unknown to the session has never had memory: it is there for shapes only.
 
-    PyTorch's FakeTensor is over such a storage. It says that it is on a CPU, and its size may be a symbol, on
-    whose value nothing may depend.
+    PyTorch's FakeTensor has such a storage. It claims to be on a CPU, and its size may be a symbol, on whose
+    value nothing may depend.
     """
     found: bool = _native.is_for_shapes(storage)
     return found
@@ -135,8 +135,8 @@ def span_of(storage: torch.UntypedStorage) -> tuple[int, int]:
 
 
 def mapping_of(span: tuple[int, int]) -> str:
-    """Return what kind of memory is at these addresses of this process: "file" if it is mapped privately from
-    a file, "private" if it is anonymous, "shared" if other processes may write to it, "" if unknown."""
+    """Return the kind of memory at these addresses of this process: "file" if it is mapped privately from a
+    file, "private" if it is anonymous, "shared" if other processes may write to it, "" if unknown."""
     found = set()
     with suppress(OSError, ValueError, IndexError), open("/proc/self/maps") as maps:
         for line in maps:
@@ -149,19 +149,19 @@ def mapping_of(span: tuple[int, int]) -> str:
 
 
 from_workers: set[int] = set()
-"""Addresses of memory that has come from workers of a `DataLoader`, until a session asks."""
-MOST_FROM_WORKERS = 10_000  # in sessions that never ask
+"""Addresses of memory received from workers of a `DataLoader`, until a session asks."""
+MOST_FROM_WORKERS = 10_000  # if a session never asks
 
 
 def note_from_worker(storage: torch.UntypedStorage) -> None:
-    """A worker of a `DataLoader` has made this, and shares it."""
+    """Note a storage that a worker of a `DataLoader` has made and shares."""
     if len(from_workers) >= MOST_FROM_WORKERS:
         from_workers.clear()
     from_workers.add(address_of(storage))
 
 
 def is_from_worker(span: tuple[int, int]) -> bool:
-    """Return whether a worker of a `DataLoader` has made what is at these addresses. Ask once."""
+    """Return whether a worker of a `DataLoader` made the memory at these addresses. Ask once."""
     found = span[0] in from_workers
     from_workers.discard(span[0])
     return found
@@ -170,14 +170,14 @@ def is_from_worker(span: tuple[int, int]) -> bool:
 def is_held(storage: torch.UntypedStorage, times: int = 0) -> bool:
     """Return whether Python code holds this storage, besides its tensors and one variable of the caller.
 
-    times: how often the caller holds it otherwise.
+    times: the number of other references that the caller holds.
     """
     return sys.getrefcount(storage) > _references_beside_tensors() + times
 
 
 @functools.cache
 def _references_beside_tensors() -> int:
-    """Return what `is_held` counts for a storage that only a tensor has; PyTorch's versions differ."""
+    """Return the count in `is_held` for a storage held only by a tensor; PyTorch versions differ."""
 
     def count(storage: torch.UntypedStorage) -> int:
         return sys.getrefcount(storage)

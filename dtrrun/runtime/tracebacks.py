@@ -1,13 +1,13 @@
 """Removes dtrrun's frames from the tracebacks that the program sees, as Python does with importlib's.
 
-An error of an operator, or a budget error, passes through our handler on its way to the program. Without
-dtrrun the traceback would end at the program's line, or in the PyTorch function that it calls. So each of our
-functions that PyTorch or the program calls hides its frames when an error passes. A frame's entry is made
+An operator's error, or a budget error, passes through our handler on its way to the program. Without dtrrun
+the traceback would end at the program's line, or in the PyTorch function that it calls. So each of our
+functions that PyTorch or the program calls hides our frames when an error passes. A frame's entry is made
 when the error reaches the frame, and a bare `raise` makes no new one. Tracebacks printed by a hook are
 filtered once more, for errors that took another route.
 
-Errors caused by defects in our own code keep all of their frames, and so does every error while DTRRUN_DEBUG
-is set.
+Errors caused by defects in our own code keep all of their frames, as does every error while DTRRUN_DEBUG is
+set.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import torch
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 BETWEEN = tuple(os.path.join(_TORCH, *name.split("/")) for name in ("_ops.py", "utils/_python_dispatch.py"))
-"""Files of PyTorch whose frames, adjacent to ours, belong to a call that we have made."""
+"""PyTorch files whose frames, if they directly follow ours, belong to a call that we made."""
 
 MISTAKES = (AssertionError, AttributeError, KeyError, NameError, RecursionError)
-"""Errors that PyTorch's kernels do not raise: from our code, they are defects to be reported."""
+"""Errors that PyTorch's kernels do not raise: from our code, they are bugs to be reported."""
 
 
 def hide(error: BaseException) -> None:
-    """Remove our frames from the traceback of `error`, and of the errors during whose handling it was raised.
+    """Remove our frames from the traceback of `error`, and from those of the errors in its context chain.
 
     Errors that we caught ourselves (a budget error followed by another attempt) are removed completely.
     """
@@ -51,7 +51,7 @@ def hide(error: BaseException) -> None:
 
 
 def hiding(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the same function, with our frames hidden when an error leaves it."""
+    """Return a wrapper of the function that hides our frames when an error leaves it."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -68,7 +68,7 @@ def _is_ours(entry: TracebackType) -> bool:
 
 
 def _cut(entry: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without our frames, and without PyTorch's that they have called."""
+    """Return the traceback without our frames, and without the PyTorch frames that they called."""
     first = last = None
     after_ours = False
     while entry is not None:

@@ -76,7 +76,7 @@ native(
     ("kept inputs are never let go of", "if («came_back_.empty()») return;", "true",
      "rematerialization::dear_inputs_of_a_cheap_evicted_storage_outlive_their_release"),
     ("what one recipe alone reads stays when it has been read",
-     "if («others») { // keep it while there is memory", "true",
+     "if («others») {", "true",
      "rematerialization::what_only_one_recipe_reads_goes_at_once"),
     ("all that was recomputed stays", "if («ledger_.scratch.size() == 0») return; int64_t allowed", "true",
      "rematerialization::what_was_recomputed_beside_the_target_is_kept_to_a_share"),

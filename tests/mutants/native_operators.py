@@ -84,7 +84,7 @@ native(
      "version = enter(output.storage, operation); where = «output.where»;", "int64_t{0}",
      "hazards_values::several_outputs_of_which_some_are_dropped"),
     ("what has grown counts as before",
-     "call.resized(write.hole, version.get())) «ledger_.backend.resized(version.get(), *nbytes);» // Another",
+     "call.resized(write.hole, version.get())) «ledger_.backend.resized(version.get(), *nbytes);» // The memory",
      "", "hazards_sizes::an_operator_in_place_enlarges_what_it_writes_to"),
 )
 native(
@@ -168,7 +168,7 @@ native(
 native(
     "threads", "interposer.h",
     ("who has waited does not look again",
-     "if («turn.shared() && any_reason_.is_true(reasons_.get())») return false; // since it waits bool done",
+     "if («turn.shared() && any_reason_.is_true(reasons_.get())») return false; // one may have come up while this thread waited bool done",
      "false", "hazards_threads::who_has_waited_for_a_turn_looks_again_whether_it_may_be_native"),
     ("every thread takes the fast path from its first operator",
      "&& («shared_ || is_home()»); if (!(device", "true",
@@ -255,7 +255,7 @@ native(
     ("all elements take a byte", "«(*numels)[i] *= itemsizes->second[i];»", "",
      "unit/formulas::as_the_shape_function_and_as_pytorch"),
     ("a formula that does not fit is used again",
-     "«info.formula = Formula::UNKNOWN;» // it does not fit", "",
+     "«info.formula = Formula::UNKNOWN;» //", "",
      "native_first_calls::a_formula_that_does_not_fit_is_not_used_again"),
     ("room is made for what no memory holds",
      "if («(*numels)[i] < 0 || (*numels)[i] >= MANY») return std::nullopt;", "false",

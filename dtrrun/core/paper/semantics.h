@@ -1,8 +1,8 @@
 // Replay of a schedule under a budget, with the paper's semantics (App. C.4 and C.5).
 //
-// A view is destroyed with its storage's memory and has to be recomputed like any other tensor. Memory is the sum of the
-// storages, without an allocator; the clock is the sum of the costs of what was run. Storages, tensors and operators are
-// numbered in the order in which they are added.
+// A view is destroyed together with its storage's memory and has to be recomputed like any other tensor. Memory is the sum of the
+// storages' sizes, without an allocator; the clock is the total cost of the operators that were run. Storages, tensors and
+// operators are numbered in the order in which they are added.
 #pragma once
 
 #include <deque>
@@ -15,13 +15,13 @@ namespace dtrrun {
 // What becomes of a storage when the program's last reference to it is released (App. C.5).
 //
 // Banishing evicts it permanently. It must have no evicted dependents, since they would need it. Its resident dependents could
-// never be recomputed without it, so they are pinned until they are banished themselves. If it has an evicted dependent,
-// banishing is tried again when one is rematerialized or banished; until then it is an ordinary storage and may be evicted.
-// Constants can be banished, too. A view of a resident storage may be undefined. It counts as an evicted dependent of what its
-// operator reads.
+// never be recomputed without it, so they are pinned until they are banished themselves. If it has evicted dependents, banishing
+// is tried again whenever one of them is rematerialized or banished; until then it is an ordinary storage and may be evicted.
+// Constants can be banished, too. A view of a resident storage may be undefined; it then counts as an evicted dependent of what
+// its operator reads.
 enum class DeallocationPolicy { EAGER, BANISH, IGNORE };
 
-// How a replay goes on, or ended: nothing is left to evict, or more was recomputed than the limit.
+// The state of a replay. OOM: nothing was left to evict. THRASH: more was recomputed than the limit allows.
 enum class Status { OK, OOM, THRASH };
 
 class Replay {
@@ -32,12 +32,12 @@ class Replay {
   struct Storage : Node {
     Number name;
     Operation recipe{nullptr, 0};
-    std::vector<Node*> reads;     // of the operators that made its tensors, without constants
+    std::vector<Node*> reads;     // inputs of the operators that made its tensors, without constants
     std::vector<Number> tensors;  // the first one is its root, the others are views
     int64_t locks = 0;
     bool pinned = false;
-    bool waits = false, banished = false;  // for its banishment, like the next
-    Numbers readers;                       // the tensors that are computed from it
+    bool waits = false, banished = false;  // waits: to be banished
+    Numbers readers;                       // tensors computed from it; noted only for banishing
 
     Storage(Number name, int64_t bytes) : Node{}, name(name) {
       kept = 1;  // by the replay
@@ -55,38 +55,38 @@ class Replay {
   };
   struct Operator {
     std::string name;
-    int64_t cost, nbytes, peak_bytes;  // the peak has what it needs while it runs, in addition to its outputs
+    int64_t cost, nbytes, peak_bytes;  // the peak includes what it needs while it runs, in addition to its outputs
     Numbers inputs, outputs;
     bool is_constant;
   };
-  // A schedule, which several replays run: all by number.
+  // A schedule, which several replays can run. Everything is listed by number.
   struct Schedule {
-    std::vector<int64_t> nbytes;                       // of storages
-    std::vector<std::pair<Number, int64_t>> tensors;   // the storage, and bytes: 0 for a view
+    std::vector<int64_t> nbytes;                       // of the storages
+    std::vector<std::pair<Number, int64_t>> tensors;   // the storage, and the bytes: 0 for a view
     std::vector<std::shared_ptr<const Operator>> operators;
   };
   struct Options {
     int64_t budget;            // bytes; INT64_MAX: none
-    double limit;              // of the time in recomputation
-    bool requeue;              // reinsert storages into the pool after they were locked, as in the paper: only ties differ
+    double limit;              // on the time spent in recomputation
+    bool requeue;              // reinsert storages into the pool once they are unlocked, as in the paper: only ties differ
     DeallocationPolicy deallocation;
   };
   enum class Event { RUN, COMPUTE, EVICT };
-  // Is told of an operator that is about to run, and of storages whose memory was allocated or freed, by their numbers.
+  // Notified, with the number, of each operator that is about to run and each storage whose memory was allocated or freed.
   using Observer = std::function<void(Event, Number)>;
 
   Replay(Heuristic heuristic, Policy::Options search, Options options, Observer observer)
       : policy(std::move(heuristic), std::move(search)), options_(options),
         observer_(std::move(observer)) {}
-  ~Replay() { policy.clear(); }  // which keeps storages
+  ~Replay() { policy.clear(); }  // it refers to storages
   Replay(const Replay&) = delete;
 
   Policy policy;
   int64_t memory = 0, peak_bytes = 0, clock = 0;
-  int64_t evictions = 0, chosen = 0;  // those that made room; the others are deallocations
+  int64_t evictions = 0, chosen = 0;  // chosen: evictions that made room; the others are deallocations
   int64_t rematerializations = 0, recomputed = 0;
   int64_t age = 0;               // how many operators the program has run
-  std::deque<Number> made_last;  // storages, the newest first: some of them
+  std::deque<Number> made_last;  // the storages made most recently, newest first
 
   Number add_storage(int64_t nbytes) {
     storages_.emplace_back(static_cast<Number>(storages_.size()), nbytes);
@@ -135,7 +135,7 @@ class Replay {
     return Status::OK;
   }
 
-  // The program's last reference has been released.
+  // Called when the program has released its last reference to a storage.
   void release(Number number) {
     Storage& storage = storages_.at(number);
     if (options_.deallocation == DeallocationPolicy::IGNORE) return;
@@ -149,7 +149,7 @@ class Replay {
     try_to_banish({&storage});
   }
 
-  // Output condition (App. C.6): what is alive at the end must be resident, and stay.
+  // Enforces the output condition (App. C.6): what is alive at the end must be resident, and stay so.
   Status keep(Number number) {
     Tensor& tensor = tensors_.at(number);
     if (!tensor.defined) {
@@ -174,7 +174,7 @@ class Replay {
   void enter(Number output, Number number) {
     const Operator& op = *operators_[number];
     Storage& storage = *tensors_[output].storage;
-    if (storage.tensors.empty() || tensors_[storage.tensors.back()].maker != number)  // an operator's are consecutive
+    if (storage.tensors.empty() || tensors_[storage.tensors.back()].maker != number)  // tensors of one operator are consecutive
       storage.cost += op.cost;
     storage.tensors.push_back(output);
     for (size_t i = 0; i < op.inputs.size(); i++) {
@@ -187,7 +187,7 @@ class Replay {
     storage.recipe = {storage.reads.data(), static_cast<uint32_t>(storage.reads.size())};
     if (storage.resident) policy.cost_changed(&storage);
   }
-  // Whether no earlier input has the same storage.
+  // Returns whether no earlier input has the same storage.
   bool is_first(const Operator& op, size_t place) const {
     for (size_t i = 0; i < place; i++)
       if (tensors_[op.inputs[i]].storage == tensors_[op.inputs[place]].storage) return false;
@@ -195,7 +195,7 @@ class Replay {
   }
 
   struct Frame {
-    Number number, wanted;  // an operator, and the output that is needed
+    Number number, wanted;  // an operator, and its output that is needed
     Numbers missing;        // inputs to rematerialize, the first one last
   };
   Frame frame(Number number, Number wanted) {
@@ -245,7 +245,7 @@ class Replay {
       policy.insert(&storage);
     }
     if (waiting_ == 0) return;
-    std::vector<Storage*> pending;  // what was computed from them may have been rematerialized
+    std::vector<Storage*> pending;  // a dependent of these may have been rematerialized
     for (Number input : inputs) pending.push_back(tensors_[input].storage);
     try_to_banish(std::move(pending));
   }
@@ -311,7 +311,7 @@ class Replay {
       if (!storage.waits || is_needed) continue;
       storage.waits = false;
       waiting_--;
-      for (Number tensor : storage.tensors)  // these may have one evicted dependent less
+      for (Number tensor : storage.tensors)  // its inputs may have one evicted dependent fewer
         for (Number input : operators_[tensors_[tensor].maker]->inputs) pending.push_back(tensors_[input].storage);
       banish(storage);
     }
@@ -327,7 +327,7 @@ class Replay {
     } else {
       policy.left(&storage);
     }
-    for (Number tensor : storage.tensors) tensors_[tensor].defined = true;  // a sibling's replay frees it at once
+    for (Number tensor : storage.tensors) tensors_[tensor].defined = true;  // if a sibling's replay makes it, it is freed at once
     for (Number reader : std::exchange(storage.readers, {})) {
       Storage& dependent = *tensors_[reader].storage;
       if (dependent.banished || dependent.pinned) continue;
@@ -342,10 +342,10 @@ class Replay {
 
   const Options options_;
   const Observer observer_;
-  std::deque<Storage> storages_;  // which stay where they are
+  std::deque<Storage> storages_;  // a deque, since their addresses must not change
   std::vector<Tensor> tensors_;
   std::vector<std::shared_ptr<const Operator>> operators_;
-  int64_t waiting_ = 0;  // how many storages wait for their banishment
+  int64_t waiting_ = 0;  // how many storages wait to be banished
 };
 
 }  // namespace dtrrun

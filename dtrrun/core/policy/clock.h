@@ -6,7 +6,7 @@
 
 namespace dtrrun {
 
-// As Python's `perf_counter_ns`.
+// The same clock as Python's `perf_counter_ns`.
 inline int64_t now_ns() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);

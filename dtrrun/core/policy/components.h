@@ -6,14 +6,14 @@
 namespace dtrrun {
 
 // One evicted storage, as an element of the union-find forest. A root represents its component.
-// A dormant one is a component by itself.
+// A dormant storage is a component by itself.
 struct Component final : Evicted {
-  int64_t above = 1;  // dormant: an upper bound on how many dormant storages it is computed from, with itself
+  int64_t above = 1;  // if dormant: an upper bound on the number of dormant storages it is computed from, including itself
   Reference parent;
-  // Of a root:
+  // Valid for a root:
   int64_t members = 1, total;  // the sum of its members' costs
   double floor = 0;            // the bounds of `watchers_of_all` are valid while the total is at least this
-  Numbers watchers_of_all;     // of the nodes in the pool that are adjacent to any member
+  Numbers watchers_of_all;     // numbers of the nodes in the pool that are adjacent to any member
   Component(Node* one, const Dead& dead) : Evicted(one, dead), total(one->cost) {}
 };
 
@@ -30,13 +30,13 @@ inline Component* unite(Component* a, Component* b) {
   return a;
 }
 
-// How far a component's cost may fall before the bounds that rely on it are renewed. A larger value loosens the bounds, so more
-// scores are computed per search; a smaller one renews more bounds after rematerializations.
+// The fraction by which a component's cost may fall before the bounds that rely on it are renewed. A larger value loosens the
+// bounds, so more scores are computed per search; a smaller one renews more bounds after rematerializations.
 constexpr double SLACK = 1.0 / 64;
-// How many dormant storages a projected cost may count. Beyond that they are joined like evicted ones.
+// How many dormant storages a projected cost may count. Beyond that, they are joined to components like evicted ones.
 constexpr int64_t DORMANT = 64;
 
-// Leaving a component removes the storage's cost from it but no connection, so phantom connections remain, as in the paper.
+// When a storage leaves a component, its cost is removed but no connection is, so phantom connections remain, as in the paper.
 class Components final : public Neighbourhood {
  public:
   using Neighbourhood::Neighbourhood;
@@ -57,7 +57,7 @@ class Components final : public Neighbourhood {
         Component* other = component_of(parent);
         if (other == nullptr) continue;
         if (other->dormant)
-          pending.push_back(parent);  // it finds us among its dependents
+          pending.push_back(parent);  // when it is processed, it finds this node among its dependents
         else
           root = unite(root, find(other));
       }
@@ -109,7 +109,7 @@ class Components final : public Neighbourhood {
   }
 
  private:
-  // The root of an element's component. Halves the path on the way.
+  // Returns the root of an element's component, halving the path on the way.
   Component* find(Component* element) {
     visited++;
     while (Component* parent = component(element->parent)) {
@@ -142,7 +142,7 @@ class Components final : public Neighbourhood {
       root->floor = 0;
     }
   }
-  // Lists in `neighbours_` the evicted storages that are adjacent to a node.
+  // Sets `neighbours_` to the evicted storages that are adjacent to a node.
   void find_neighbours(Node* node) {
     neighbours_.clear();
     for (Node* parent : node->inputs()) {
@@ -154,7 +154,7 @@ class Components final : public Neighbourhood {
     for (const Reference& member : dependents_of(node))
       if (!member.get()->gone) neighbours_.push_back(component(member));
   }
-  // Adds the non-resident storages that a dormant one is computed from.
+  // Adds to `neighbours_` the non-resident storages that a dormant one is computed from.
   void behind(Node* wanted) {
     std::vector<Node*> pending{wanted};
     while (!pending.empty()) {
@@ -170,7 +170,7 @@ class Components final : public Neighbourhood {
     }
   }
 
-  std::vector<Component*> neighbours_, roots_;  // of the node that is being looked at
+  std::vector<Component*> neighbours_, roots_;  // scratch space for the node under consideration
 };
 
 }  // namespace dtrrun

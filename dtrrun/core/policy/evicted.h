@@ -1,9 +1,9 @@
 // Evicted storages, and which of them are computed from which.
 //
-// A storage that the program has released is *dormant* while nothing that depends on it is evicted. It will not be needed
-// then, so it is in no neighbourhood of what it was computed from. What depends on it counts its cost, since it would have to
-// be rematerialized first. (The paper counts a released storage as evicted at once. An activation updated in place then
-// counts against the eviction of what it was computed from.)
+// A storage that the program has released is *dormant* while nothing that depends on it is evicted. While dormant it is not
+// needed, so it is not in the neighbourhood of what it was computed from. The neighbourhoods of its dependents do include its
+// cost, since it would have to be rematerialized before them. (The paper counts a released storage as evicted at once. An
+// activation updated in place then counts against the eviction of what it was computed from.)
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace dtrrun {
 
-// Numbers of nodes in the pool, some of them twice.
+// Numbers of nodes in the pool. May contain duplicates.
 class Numbers {
  public:
   template <class IsStale>
@@ -28,7 +28,7 @@ class Numbers {
     all_.erase(std::remove_if(all_.begin(), all_.end(), is_stale), all_.end());
     limit_ = std::max<size_t>(64, 2 * all_.size());
   }
-  void take(Numbers& other) {  // the smaller set into the larger one
+  void take(Numbers& other) {  // moves the smaller set into the larger one
     if (all_.size() < other.all_.size()) std::swap(all_, other.all_);
     all_.insert(all_.end(), other.all_.begin(), other.all_.end());
     limit_ = std::max(limit_, 2 * all_.size());
@@ -45,7 +45,7 @@ class Numbers {
   size_t limit_ = 64;
 };
 
-// A reference to an evicted storage, which lives as long as there is one. Counted without atomics: one thread at a time.
+// An owning reference to an evicted storage. Counted without atomics: for one thread at a time.
 class Reference {
  public:
   Reference() = default;
@@ -63,7 +63,7 @@ class Reference {
   Evicted* evicted_ = nullptr;
 };
 
-// Those that died. Deaths occur at any moment, so they are only queued.
+// Evicted storages that died. Deaths can occur at any moment, so they are only queued.
 using Dead = std::shared_ptr<std::vector<Reference>>;
 
 // One evicted storage, from its eviction to its rematerialization or death. Its inputs list it among their dependents, but do
@@ -74,17 +74,17 @@ struct Evicted {
   Node* node;          // null once it has died
   bool dormant = true;
   bool gone = false;  // rematerialized or dead: remaining references must be ignored
-  Numbers watchers;   // of the nodes in the pool whose projected cost assumes that it is evicted
+  Numbers watchers;   // numbers of the nodes in the pool whose projected cost assumes that it is evicted
   Dead dead;
   Evicted(Node* one, Dead dead) : cost(one->cost), node(one), dead(std::move(dead)) {}
   virtual ~Evicted() = default;
 
-  // Its node refers to it from now on.
+  // Makes its node refer to it.
   void enter() {
     node->evicted = this;
     references++;
   }
-  // A node is no longer evicted, or dies.
+  // Called when a node is no longer evicted, or dies.
   static void leave(Node* node) {
     Evicted* evicted = std::exchange(node->evicted, nullptr);
     evicted->node = nullptr;
@@ -109,7 +109,7 @@ inline const std::vector<Reference>& dependents_of(const Node* node) {
   return node->dependents == nullptr ? none : node->dependents->members;
 }
 
-// Whether something evicted is computed from a node.
+// Returns whether anything evicted is computed from a node.
 inline bool depended_on(const Node* node) {
   const auto& members = dependents_of(node);
   return std::any_of(members.begin(), members.end(), [](const Reference& member) { return !member.get()->gone; });

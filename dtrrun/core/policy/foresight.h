@@ -1,24 +1,24 @@
-// When each storage is used next, according to an earlier step.
+// Predicts when each storage is used next, according to an earlier step.
 #pragma once
 
 #include "pool.h"
 
 namespace dtrrun {
 
-// Nothing is predicted. What follows a recorded step overrides all of it.
+// The base class predicts nothing. A subclass follows a recorded step.
 class Foresight {
  public:
   virtual ~Foresight() = default;
 
-  // Finds the position. Returns whether it changed other than by moving forward.
+  // Finds the present position in the recorded step. Returns whether it changed other than by moving forward.
   virtual bool look() { return false; }
-  // When the program uses the node next, or NEVER. Asked only while there is a position.
+  // Returns when the program uses the node next, or NEVER. Called only while there is a position.
   virtual int64_t next_use(Node*) const { return NEVER; }
 
-  // Of the last look: whether there is a position in a recorded step, and which.
+  // The result of the last `look`: whether there is a position in a recorded step, and which.
   bool predicts() const { return predicts_; }
   int64_t position() const { return position_; }
-  // The distance of what is not used again: farther than any other.
+  // The distance assigned to what is not used again: greater than any other.
   int64_t horizon() const { return horizon_; }
 
  protected:

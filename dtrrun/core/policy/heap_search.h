@@ -1,11 +1,10 @@
 // The search for the storage with the least score, without computing all scores.
 //
-// It keeps lower bounds, each valid up to a time of its own. Between the events that touch a storage's neighbourhood its score
-// only falls, as 1/staleness does. So once a score has been computed the node sleeps: a lower bound is stored that holds until
-// its waking time, which is halfway to the time when its score could become the least. A search considers the nodes that are
+// It keeps lower bounds, each with the time up to which it is valid. Between the events that touch a storage's neighbourhood, its
+// score only falls, as 1/staleness does. So once a score has been computed, the node sleeps: a lower bound is stored that holds
+// until its waking time, which is halfway to the time when its score could become the least. A search considers the nodes that are
 // due (new, or reported by the neighbourhood because their cost may have fallen), those that wake, and those whose bound is not
-// above the least score found. Of these, it computes only the scores that may be the least. The choice is exactly that of the
-// scan.
+// above the least score found. Of these, it computes only the scores that may be the least. The choice is exactly that of `Scan`.
 #pragma once
 
 #include "search.h"
@@ -19,7 +18,7 @@ class HeapSearch final : public Search {
       : Search(pool, neighbourhood, foresight, heuristic), far_(heuristic.neighbours == Neighbours::NONE ? 1 : FAR) {}
 
   void look_ahead() override {
-    if (foresight_->look()) {  // the expected times belong to another step or place
+    if (foresight_->look()) {  // the expected times are for another step or position
       pool_.make_all_due();
       expected_.clear();
       for (auto& [number, item] : pool_.items) item.expected = NEVER;
@@ -77,7 +76,7 @@ class HeapSearch final : public Search {
     double bound;
     int64_t number;
     uint64_t entry;
-    bool operator<(const Bound& other) const {  // the least on top of a heap
+    bool operator<(const Bound& other) const {  // reversed, so that the least is on top of a heap
       return bound != other.bound ? bound > other.bound : number > other.number;
     }
   };
@@ -100,7 +99,7 @@ class HeapSearch final : public Search {
   };
   static constexpr double UNKNOWN = -1;
   static constexpr double ROUNDING = 1 - 1e-12;  // keeps a bound computed in another order below the score itself
-  // If a node's own cost alone gives a score this many times the least, its neighbourhood is not read.
+  // If a node's own cost alone gives a score this many times the least score, its neighbourhood is not read.
   static constexpr double FAR = 4;
 
   template <class One>
@@ -125,7 +124,7 @@ class HeapSearch final : public Search {
                                       pool_.inserted());
   }
 
-  // Removes the bounds that have expired. Returns their numbers and their values at staleness 1.
+  // Removes the bounds that have expired. Returns the numbers of their nodes, and the bounds at staleness 1.
   std::vector<std::pair<int64_t, double>> wake(int64_t now) {
     for (int64_t number : pool_.due)
       if (Item* item = pool_.find(number)) item->asleep = false;
@@ -181,7 +180,7 @@ class HeapSearch final : public Search {
   int64_t staleness_of(const Node* node, int64_t now) const {
     return heuristic_.staleness ? std::max<int64_t>(now - node->last_access, 1) : 1;
   }
-  // Makes a node a candidate if it may score less than the first one.
+  // Makes a node a candidate if its score may be less than that of the first candidate.
   void consider(int64_t number, double share, std::vector<Candidate>& candidates, std::vector<Above>& above,
                 int64_t now) {
     Item* item = pool_.find(number);
@@ -280,7 +279,7 @@ class HeapSearch final : public Search {
   uint64_t entries_ = 0;
   int64_t looked_at_ = 0;
   int64_t origin_ = NEVER;  // the clock value at which the program began
-  int64_t longest_ = 0;     // the longest sleep: the time in which as many nodes are inserted as the pool has
+  int64_t longest_ = 0;     // the longest sleep: the time in which as many nodes are inserted as are in the pool
 };
 
 }  // namespace dtrrun

@@ -1,4 +1,4 @@
-// What a heuristic makes of a storage (`core.heuristics.Heuristic`).
+// How a heuristic scores a storage (`core.heuristics.Heuristic`).
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace dtrrun {
 
-// cost / (size * staleness), rounded once, as Python divides whole numbers.
+// Returns cost / (size * staleness), rounded once, as Python divides integers.
 inline double divided(int64_t cost, int64_t size, int64_t staleness) {
   constexpr int64_t EXACT = int64_t{1} << 53;
   using Wide = unsigned __int128;
@@ -25,45 +25,45 @@ inline double divided(int64_t cost, int64_t size, int64_t staleness) {
   if (cost == 0) return 0;
   Wide dividend = static_cast<Wide>(cost) << shift;
   auto quotient = static_cast<uint64_t>(dividend / divisor);  // at least 56 bits, of which a double keeps 53
-  if (dividend % divisor != 0) quotient |= 1;                 // so that half-way cases are rounded rightly
+  if (dividend % divisor != 0) quotient |= 1;                 // a sticky bit, so that halfway cases are rounded correctly
   return std::ldexp(static_cast<double>(quotient), -shift);
 }
 
 enum class Neighbours { NONE, ANCESTORS, E_STAR, EQCLASS };
 
-// c / (m * s ** S), each of which may be left out, and two factors on it; or a function.
+// c / (m * s ** S), each of which may be left out, times two factors; or a function.
 struct Heuristic {
-  Neighbours neighbours;  // those that a projected cost includes
+  Neighbours neighbours;  // the storages whose cost a projected cost includes
   bool cost, size;
   bool staleness;         // the score falls with time
   bool root;              // staleness has an exponent, which makes all numbers floats
   double exponent = 1;    // of staleness: above 0, at most 1
   double released = 1;    // factor on the score of what the program has released
   double foresight = 0;   // exponent of the time until the next use, which divides the score; or 0
-  // score(size, staleness, cost, projected_cost), in place of all but the first, if there is one.
+  // score(size, staleness, cost, projected_cost): if set, replaces all of these except `neighbours`.
   std::function<double(int64_t, int64_t, int64_t, int64_t)> function;
 
   bool adjusts() const { return foresight > 0 || released != 1; }
 
-  // The score of a projected cost, without the factors.
+  // Returns the score for a projected cost, without the factors.
   double score(int64_t projected_cost, int64_t nbytes, int64_t since) const {
-    if (root)  // with floats from here on, in this order
+    if (root)  // in floats, in this order of operations
       return static_cast<double>(projected_cost) /
              (static_cast<double>(nbytes) * std::pow(static_cast<double>(since), exponent));
     return divided(cost ? projected_cost : 1, size ? nbytes : 1, staleness ? since : 1);
   }
-  // The score at staleness 1, of a lower bound of the cost.
+  // Returns the score at staleness 1 for a lower bound of the projected cost.
   double share(double projected_cost, int64_t nbytes) const {
     return (cost ? projected_cost : 1) / (size ? static_cast<double>(nbytes) : 1);
   }
-  // By what the score has fallen.
+  // Returns the divisor by which the score has fallen at this staleness.
   double aged(int64_t since) const {
     auto time = static_cast<double>(since);
     return exponent == 1 ? time : std::pow(time, exponent);
   }
-  // The staleness at which it has fallen by this.
+  // Returns the staleness at which the score has fallen by this divisor.
   double staleness_of(double fallen) const { return exponent == 1 ? fallen : std::pow(fallen, 1 / exponent); }
-  // The factor for what is used at this distance of the recorded step.
+  // Returns the divisor for what is used at this distance in the recorded step.
   double nearness(int64_t distance) const {
     return std::pow(static_cast<double>(std::max<int64_t>(distance, 1)), foresight);
   }

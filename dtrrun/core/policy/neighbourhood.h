@@ -1,22 +1,22 @@
-// Evicted neighbourhoods: what would have to be recomputed along with a storage (Sec. 4.1, App. C.2, C.5). The interface, and
-// the exact one, e*.
+// Evicted neighbourhoods: what would have to be recomputed along with a storage (Sec. 4.1, App. C.2, C.5). The interface and the
+// exact neighbourhood, e*.
 #pragma once
 
 #include "foresight.h"
 
 namespace dtrrun {
 
-// For heuristics that consider only the storage itself.
+// The base class is for heuristics that consider only the storage itself.
 class Neighbourhood {
  public:
   explicit Neighbourhood(Pool& pool) : pool_(pool) {}
   virtual ~Neighbourhood() = default;
 
-  int64_t visited = 0;  // how many storages have been, as a measure of work (App. D.3)
+  int64_t visited = 0;  // number of storages visited, as a measure of work (App. D.3)
 
   virtual void evicted(Node*) {}
   virtual void released(Node*) {}
-  // It was rematerialized, or will never be.
+  // Called when a node was rematerialized, or never will be.
   void left(Node* node) {
     settle();
     if (node->evicted == nullptr) return;
@@ -24,7 +24,7 @@ class Neighbourhood {
     leave(node->evicted);
     Evicted::leave(node);
   }
-  // Removes those that died.
+  // Removes the evicted storages that died.
   void settle() {
     while (!dead_->empty()) {
       Reference evicted = std::move(dead_->back());
@@ -32,19 +32,19 @@ class Neighbourhood {
       leave(evicted.get());
     }
   }
-  // The node may have other inputs.
+  // Called when the inputs of a node may have changed.
   virtual void changed(Item&) {}
   virtual int64_t projected_cost(Node* node, int64_t, Item&) { return node->cost; }
-  // The projected cost, and a lower bound of it that holds until the node is made due.
+  // Returns the projected cost, and a lower bound of it that holds until the node is made due.
   virtual std::pair<int64_t, double> watched_cost(Node* node, int64_t number, Item& item) {
     int64_t cost = projected_cost(node, number, item);
     return {cost, static_cast<double>(cost)};
   }
-  // When it is next needed, by the program or for an evicted descendant, or NEVER.
+  // Returns when a node is next needed, by the program or for an evicted descendant, or NEVER.
   virtual int64_t next_use(Node* node, int64_t, Item&, const Foresight& foresight) { return foresight.next_use(node); }
 
  protected:
-  // It is evicted no longer: what depends on that is due.
+  // Called when a storage is no longer evicted: makes the nodes due whose projected cost relies on it.
   virtual void leave(Evicted*) {}
 
   Pool& pool_;
@@ -53,13 +53,13 @@ class Neighbourhood {
 
 struct Member final : Evicted {
   using Evicted::Evicted;
-  Numbers watchers_below;  // those that have it among their evicted ancestors
-  uint64_t walk = 0;       // the last that came by
+  Numbers watchers_below;  // numbers of the nodes that have it among their evicted ancestors
+  uint64_t walk = 0;       // the last walk that visited it
 };
 
 // e*(S) of every storage: its evicted ancestors and (unless `ancestors_only`) evicted descendants. Both are cached in the
-// pool, and dropped separately when an eviction or a rematerialization changes them. For this, a node leaves its number at
-// every storage that its walk visited.
+// pool, and dropped separately when an eviction or a rematerialization changes them. To make this possible, a node leaves its
+// number at every storage that its walk visits.
 class ExactNeighbourhood final : public Neighbourhood {
  public:
   // ancestors_only: costs are those of e_R. foresees: `next_use` will be called.
@@ -105,7 +105,7 @@ class ExactNeighbourhood final : public Neighbourhood {
       walks_++;
       for (const auto* members : {&reach.above, &reach.below}) {
         if (members == &reach.below && ancestors_only_) break;
-        for (const Reference& one : *members) {  // those mutated with one another's help can be on both sides
+        for (const Reference& one : *members) {  // storages that are mutated using one another can be on both sides
           auto* member = static_cast<Member*>(one.get());
           if (std::exchange(member->walk, walks_) != walks_) reach.cost += member->cost;
         }
@@ -219,7 +219,7 @@ class ExactNeighbourhood final : public Neighbourhood {
 
   bool ancestors_only_, looks_below_;
   uint64_t walks_ = 0;
-  std::vector<Node*> pending_;  // of the walk under way
+  std::vector<Node*> pending_;  // used by the current walk
 };
 
 }  // namespace dtrrun

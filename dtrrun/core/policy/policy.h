@@ -1,4 +1,4 @@
-// Which storage to evict: a heuristic, the pool of what can be evicted, and the search in it.
+// Chooses which storage to evict: a heuristic, the pool of what can be evicted, and the search in it.
 #pragma once
 
 #include "components.h"
@@ -6,15 +6,15 @@
 
 namespace dtrrun {
 
-// Chooses among the nodes that are inserted into it. Its owner tells what happens to the nodes, each event once and in order.
-// Accesses are not told: `last_access` is read when a score is computed. For one thread at a time, and not re-entrant; but an
+// Chooses among the nodes that are inserted into it. Its owner reports what happens to the nodes, each event once and in order.
+// Accesses are not reported: `last_access` is read when a score is computed. For one thread at a time, and not reentrant; but an
 // evicted node may die at any moment without notice.
 class Policy {
  public:
   struct Options {
-    bool latest = false;      // of equal scores, the node inserted last is chosen, not the first
+    bool latest = false;      // of equal scores, choose the node inserted last, not first
     bool scan = false;        // compute all scores; the choices are the same
-    double ignore_small = 0;  // as for `Scan`, like the next
+    double ignore_small = 0;  // see `Scan`, also for `sample`
     Scan::Sample sample;
   };
 
@@ -26,52 +26,52 @@ class Policy {
   const Pool& pool() const { return pool_; }
   int64_t& score_evaluations() { return search_->score_evaluations; }
   int64_t& scoring_ns() { return search_->scoring_ns; }
-  int64_t& search_ns() { return search_ns_; }  // the rest of the time in `select`
-  // How many storages have been considered for a score, or visited for a neighbourhood (App. D.3).
+  int64_t& search_ns() { return search_ns_; }  // time in `select` apart from scoring
+  // Returns how many storages have been considered for a score or visited for a neighbourhood (App. D.3).
   int64_t accesses() const { return search_->looked_at() + neighbourhood_->visited; }
-  // For heuristics that use it. Null: nothing is foreseen.
+  // Sets the foresight, for heuristics that use it. Null: predict nothing.
   void follow(std::unique_ptr<Foresight> foresight) {
     foresight_ = foresight ? std::move(foresight) : std::make_unique<Foresight>();
   }
-  // Lets go of all nodes, without telling them.
+  // Drops the references to all nodes, without updating the nodes.
   void clear() { pool_.clear(); }
 
   // -- events --
 
   // A node became resident and evictable.
   void insert(Node* node) { pool_.insert(node); }
-  // It can no longer be evicted: it died or was pinned.
+  // A node can no longer be evicted: it died or was pinned.
   void discard(Node* node) { pool_.discard(node); }
   void evicted(Node* node) {
     KeptNode kept(node);
     pool_.discard(node);
     if (!node->constant()) neighbourhood_->evicted(node);
   }
-  // The program released it and its memory is freed, while something evictable depends on it.
+  // The program released a node and its memory is freed, while something evictable depends on it.
   void released(Node* node) {
     KeptNode kept(node);
     pool_.discard(node);
     if (!node->constant()) neighbourhood_->released(node);
   }
-  // It was rematerialized, or will never be. A node's death need not be told.
+  // A node was rematerialized, or never will be. A node's death need not be reported.
   void left(Node* node) { neighbourhood_->left(node); }
-  // It is resident, and has a new cost or other inputs.
+  // A resident node has a new cost or other inputs.
   void cost_changed(Node* node) {
     Item* item = pool_.find(node);
     if (item == nullptr) return;
     pool_.make_due(node->pool_id, *item);
     neighbourhood_->changed(*item);
   }
-  // c(node), with what must be computed before it; if it is not in the pool, its own cost.
+  // Returns c(node), including what must be computed before it; if the node is not in the pool, its own cost.
   int64_t projected_cost(Node* node) {
     neighbourhood_->settle();
     Item* item = pool_.find(node);
     return item == nullptr ? node->cost : neighbourhood_->projected_cost(node, node->pool_id, *item);
   }
 
-  // Returns the resident node with the least score, or null if there is none. `evictable` is called for the node that is about
+  // Returns the resident node with the least score, or null if there is none. `evictable` is called with the node that is about
   // to be chosen, which is passed over if it returns false; it may discard nodes. The chosen node stays in the pool until its
-  // eviction is told.
+  // eviction is reported.
   KeptNode select(int64_t now, const Evictable& evictable) {
     int64_t started = now_ns(), scoring = scoring_ns();
     KeptNode chosen;

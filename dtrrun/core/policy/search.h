@@ -1,4 +1,4 @@
-// The search for the storage with the least score: the interface, and the one that computes all scores.
+// The search for the storage with the least score: the interface, and the search that computes all scores.
 #pragma once
 
 #include <cmath>
@@ -18,19 +18,19 @@ class Search {
   virtual ~Search() = default;
 
   int64_t score_evaluations = 0;
-  int64_t scoring_ns = 0;  // in computing scores, with reading neighbourhoods
+  int64_t scoring_ns = 0;  // spent computing scores, including reading neighbourhoods
 
-  // How many storages have been considered.
+  // Returns how many storages have been considered.
   virtual int64_t looked_at() const { return score_evaluations; }
-  // The position in the recorded step moves on.
+  // Updates the position in the recorded step.
   virtual void look_ahead() = 0;
-  // Returns the resident node with the least score of those that are `evictable`, or null. Of equal ones, that with the least
-  // number.
+  // Returns the resident node with the least score among those that are `evictable`, or null. Of equal scores, the one with the
+  // least number wins.
   virtual KeptNode choose(int64_t now, const Evictable& evictable) = 0;
 
  protected:
-  // The factor on the score. It can only rise until `next`, when the node is used, or until the node is made due.
-  // whole: false for a lower bound that considers the node alone.
+  // Returns the factor on the score. It can only rise until `next`, when the node is used, or until the node is made due.
+  // whole: if false, returns a lower bound that considers the node alone.
   double factor(Node* node, int64_t number, Item& item, bool whole, int64_t& next) const {
     double found = node->released ? heuristic_.released : 1;
     if (!foresight_->predicts()) return found;
@@ -45,10 +45,10 @@ class Search {
   const Heuristic& heuristic_;
 };
 
-// Scores the whole pool, or a random √n of its n nodes (App. E.2). For any heuristic.
+// Scores the whole pool, or a random √n of its n nodes (App. E.2). Works with any heuristic.
 class Scan final : public Search {
  public:
-  // Returns k different places of n, at random.
+  // Returns k distinct places out of n, chosen at random.
   using Sample = std::function<std::vector<size_t>(size_t n, size_t k)>;
 
   // ignore_small: nodes below this fraction of the pool's mean size are chosen last (App. E.2). sample: null for all nodes.
@@ -76,7 +76,7 @@ class Scan final : public Search {
       }
       std::reverse(sampled.begin(), sampled.end());
     }
-    for (const auto* candidates : {&sampled, &large, &small})  // what follows is for when none of these can be evicted
+    for (const auto* candidates : {&sampled, &large, &small})  // each is used only if none of those before can be evicted
       if (KeptNode chosen = least(*candidates, now, evictable)) return chosen;
     return KeptNode();
   }
@@ -91,12 +91,12 @@ class Scan final : public Search {
     int64_t started = now_ns();
     for (int64_t number : candidates) {
       Item* item = pool_.find(number);
-      if (item == nullptr) continue;  // the user's function has let it die
+      if (item == nullptr) continue;  // it died while the user's function ran
       scored.emplace_back(score(*item, number, now), number);
     }
     score_evaluations += static_cast<int64_t>(scored.size());
     scoring_ns += now_ns() - started;
-    auto later = [](const auto& a, const auto& b) { return b < a; };  // the least on top of a heap
+    auto later = [](const auto& a, const auto& b) { return b < a; };  // reversed, so that the least is on top of a heap
     std::make_heap(scored.begin(), scored.end(), later);
     for (; !scored.empty(); scored.pop_back()) {
       std::pop_heap(scored.begin(), scored.end(), later);

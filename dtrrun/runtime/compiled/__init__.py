@@ -1,1 +1,1 @@
-"""Programs that call `torch.compile`: each kernel of what it generates is an operator of the session."""
+"""Programs that call `torch.compile`: each kernel that it generates is an operator of the session."""

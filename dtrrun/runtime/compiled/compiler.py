@@ -1,8 +1,8 @@
 """Follows PyTorch's compiler, and puts the session's functions into the modules that it generates.
 
-What a generated module calls are its globals: those are replaced when it has been loaded, whether it was
-compiled just now or found in a cache. So the caches hold what they hold without us. While it compiles, the
-compiler sees the program as it would be without us.
+A generated module calls its globals: these are replaced once it is loaded, whether it was just compiled or
+found in a cache. So the caches hold the same as without us. While it compiles, the compiler sees the program
+as it would be without us.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ CODE_CACHE = "torch._inductor.codecache"
 DYNAMO_CALLBACKS = "torch._dynamo.callback"
 OWN = "dtrrun."
 CALLING = ("dtrrun.runtime.patches.", "dtrrun.runtime.tracebacks", "dtrrun.runtime.observe.where")
-"""Modules whose functions stand in for those of PyTorch that call the program: `Function.apply`, say."""
+"""Modules whose functions replace functions of PyTorch that call the program, such as `Function.apply`."""
 
 _kept_out: set[CodeType] = set()
 _looked_at: set[str] = set()
 COMPILES = ("DYNAMO", "LAZY_BACKWARD")
-"""The reasons for which PyTorch says that it compiles, unless it records a CUDA graph."""
+"""The triggers that PyTorch reports when it compiles, as opposed to recording a CUDA graph."""
 UNKNOWN = (
     "torch.compile has generated {}, which dtrrun cannot look into: what it computes stays in memory "
     "(--compile eager runs it eagerly)"
@@ -52,8 +52,8 @@ NO_CUDA_GRAPHS = (
 class Compiler:
     """The part of a session that follows the compiler.
 
-    kernels: how many kernels are operators of the session. graphs: how many generated modules have been
-    loaded. opaque: how many of these it cannot look into.
+    kernels: number of kernels that are operators of the session. graphs: number of generated modules loaded.
+    opaque: number of these that it cannot look into.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Compiler:
     def _making(self, original: Function) -> Function:
         def compile(*args: Any, **kwargs: Any) -> Any:
             self._follow_dynamo()
-            with paused():  # it may keep how a module is called now
+            with paused():  # it may store how a module is called at this point
                 return original(*args, **kwargs)
 
         return compile
@@ -110,7 +110,7 @@ class Compiler:
     # -- while it compiles -----------------------------------------------------------------------
 
     def _follow_dynamo(self) -> None:
-        """Be told when PyTorch compiles. `torch.compile` imports Dynamo as well, which takes a second."""
+        """Watch when PyTorch compiles. `torch.compile` imports Dynamo anyway, which takes a second."""
         if self._follows_dynamo:
             return
         self._follows_dynamo = True
@@ -127,7 +127,7 @@ class Compiler:
                     yield
                     return
                 self._keep_out()
-                if "torch._dynamo.backends.inductor" in sys.modules:  # by `torch._dynamo.optimize`
+                if "torch._dynamo.backends.inductor" in sys.modules:  # imported by `torch._dynamo.optimize`
                     self._follow_inductor()
                 with paused(but=_is_left_alone):
                     yield
@@ -135,9 +135,9 @@ class Compiler:
         return install_callbacks
 
     def _keep_out(self) -> None:
-        """Let Dynamo run our functions as they are, and all that they call, unless it is the program.
+        """Make Dynamo run our functions as they are, and all that they call except the program.
 
-        C++ calls them at any time.
+        C++ may call them at any time.
         """
         frames: Any = import_module("torch._C._dynamo.eval_frame")
         types: Any = import_module("torch._dynamo.types")
@@ -159,7 +159,7 @@ class Compiler:
         for module in [*modules.modules]:
             self._meet(module, is_loaded=True)
         self._patches.wrap(modules, "load_by_key_path", self._loading)
-        for name in ("compile_fx", "compile_fx_inner"):  # of which the latter compiles backward passes, later
+        for name in ("compile_fx", "compile_fx_inner"):  # the latter compiles backward passes, later
             self._patches.wrap(import_module("torch._inductor.compile_fx"), name, self._in_python)
         graph: Any = import_module("torch._inductor.output_code").CompiledFxGraph
         self._patches.wrap(graph, "post_compile", self._compiled)
@@ -174,7 +174,7 @@ class Compiler:
 
     @staticmethod
     def _in_python(original: Function) -> Function:
-        """Let the graph be a function in Python, into which we can look, rather than C++ (`cpp_wrapper`)."""
+        """Make the graph a Python function, which we can look into, rather than C++ (`cpp_wrapper`)."""
         config: Any = import_module("torch._inductor.config")
         values: Any = import_module("torch._inductor.virtualized").V
 
@@ -189,10 +189,10 @@ class Compiler:
         return compile
 
     def _meet(self, module: ModuleType, *, is_loaded: bool = False) -> None:
-        """Put our functions into a module, if it is a graph's. is_loaded: it has been there before.
+        """Put our functions into a module if it is a graph's. is_loaded: it was loaded before.
 
-        They stay there: the program may have functions of the module. While no session is on, they do what
-        was done before.
+        They stay there, since the program may hold functions of the module. Without an active session, they
+        do what the originals did.
         """
         names = vars(module)
         if "call" not in names:
@@ -209,7 +209,7 @@ class Compiler:
         if found.unknown:
             self.opaque += 1
             if is_new:
-                if is_loaded:  # whoever calls it has the function already
+                if is_loaded:  # its callers already hold the function
                     self._warn(UNSEEN.format(found.unknown))
                 names["call"] = Region(names["call"])
             names["call"].begin(self._lock, self._written, lambda: self._warn(UNKNOWN.format(found.unknown)))
@@ -234,7 +234,7 @@ class Compiler:
         if not kernel.is_triton:
             return self._native.compiled_kernel(name, plain, plain, kernel.arguments)
 
-        def launch(*args: Any) -> None:  # on the stream of whoever launches it, or runs it again
+        def launch(*args: Any) -> None:  # on the current stream, also when replayed
             plain.run(*args, stream=torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
 
         return Launcher(plain, self._native.compiled_kernel(name, launch, plain.run, kernel.arguments))
@@ -254,7 +254,7 @@ class Compiler:
 
 
 class Launcher:
-    """Stands in place of a kernel in Triton's language. run: what to call instead of its own `run`."""
+    """Stands in for a Triton kernel. run: what to call instead of the kernel's `run`."""
 
     def __init__(self, kernel: Any, run: Any) -> None:
         self._kernel, self.run = kernel, run
@@ -264,10 +264,11 @@ class Launcher:
 
 
 def _is_left_alone(function: Function) -> bool:
-    """Return whether Dynamo does not look into a function of PyTorch's, but breaks its graph there.
+    """Return whether Dynamo breaks its graph at a function of PyTorch instead of looking into it.
 
-    Its guards compare the function's code with what was there when it compiled. Had that stepped aside,
-    it would compile again at each call. There is no such guard on methods; those of tensors it calls itself.
+    Its guards compare the function's code with the code at compile time. If our replacement stepped aside
+    then, Dynamo would recompile at each call. Methods have no such guard, and Dynamo itself calls those of
+    tensors.
     """
     is_method = "." in function.__qualname__
     return not is_method and import_module("torch._dynamo.trace_rules").check(function)
@@ -275,7 +276,7 @@ def _is_left_alone(function: Function) -> bool:
 
 @cache
 def _call_our_hooks() -> None:
-    """Let Dynamo call them, in programs that it compiles, rather than trace them."""
+    """Make Dynamo call our hooks in programs that it compiles, rather than trace them."""
     import_module("torch._dynamo.trace_rules").add(OWN.rstrip("."))
 
 
@@ -284,12 +285,12 @@ def _anew(size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> t
 
 
 def _copy(buffer: torch.Tensor) -> torch.Tensor:
-    """Return a copy with the same place in memory; the buffer itself if that is not all of its memory."""
+    """Return a copy with the same memory layout; the buffer itself if it does not cover its storage."""
     return buffer.clone() if covers(buffer) else buffer
 
 
 def _codes_in(names: dict[str, Any], module: str) -> Iterator[CodeType]:
-    """Return the code of all functions that a module or a class of it defines."""
+    """Yield the code of all functions that a module, or a class in it, defines."""
     for value in [*names.values()]:
         if isinstance(value, type):
             if value.__module__ == module:

@@ -1,4 +1,4 @@
-"""`--compile eager`: nothing is compiled, and what would be runs eagerly."""
+"""`--compile eager`: nothing is compiled, and what would be compiled runs eagerly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Eagerly:
     """Keeps `torch.compile` from compiling while installed."""
 
     kernels = graphs = opaque = 0
-    """As of `Compiler`."""
+    """As in `Compiler`."""
 
     def __init__(self) -> None:
         self._stance: Any = None  # Dynamo's, while it compiles nothing
@@ -30,7 +30,7 @@ class Eagerly:
 
     def _compiling(self, original: Function) -> Function:
         def compile(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("fullgraph"):  # it would raise, also in flex_attention, which sets it itself
+            if kwargs.get("fullgraph"):  # it would raise, even in flex_attention, which sets it itself
                 kwargs["fullgraph"] = False
             if (
                 self._stance is None

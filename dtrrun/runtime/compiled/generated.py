@@ -1,8 +1,8 @@
 """Reads the Python modules that inductor generates: which kernels they call, and with what.
 
-Such a module allocates buffers and calls kernels on them, past PyTorch's dispatcher. Its source says what a
-kernel does with each argument: inductor declares what a kernel only reads as `const`, and names what it
-updates in place `in_out_ptr`.
+Such a module allocates buffers and calls kernels on them, bypassing PyTorch's dispatcher. Its source says
+what a kernel does with each argument: inductor declares what a kernel only reads as `const`, and names what
+it updates in place `in_out_ptr`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any
 _INTEGERS = {"int64_t", "int32_t", "int", "long", "size_t"}
 _NUMBERS = {"float", "double"}
 _COMPILER = "async_compile"
-"""The name of inductor's compiler of kernels in these modules."""
+"""The name of inductor's kernel compiler in these modules."""
 _CPP_WRAPPER = "CppWrapperCodeCache"
-"""The name that they import if all of a graph is one function in C++."""
+"""The name that they import if the whole graph is one C++ function."""
 UPDATED = "in_out_ptr"
 MET = "_dtrrun_met"
-"""The name in a generated module of the token of the session that has met it last, and what was read then."""
+"""The name, in a generated module, of the token of the last session that met it and of what was read then."""
 
 
 @dataclass(frozen=True)
 class Kernel:
     """A kernel, as a module defines it.
 
-    arguments: a letter for each argument, as `native.compiled_kernel` wants it. updated: whether it updates
-    each of them in place, rather than overwrite it.
+    arguments: a letter for each argument, as `native.compiled_kernel` expects it. updated: whether it
+    updates each of them in place, rather than overwriting it.
     """
 
     name: str
@@ -39,12 +39,12 @@ class Kernel:
     digest: str
     """Of its source: kernels of the same name differ from graph to graph."""
     is_triton: bool = False
-    """Whether it is launched by its method `run`."""
+    """Whether it is launched through its method `run`."""
 
 
 @dataclass
 class Found:
-    """What a module's source says. unknown: what it calls past the dispatcher, if that is not all known."""
+    """What a module's source says. unknown: what bypasses the dispatcher and is not understood, if any."""
 
     kernels: dict[str, Kernel] = field(default_factory=dict)
     unknown: str = ""
@@ -73,7 +73,7 @@ def read(source: str) -> Found:
 
 
 def _cpp(name: str, call: ast.Call) -> Kernel | None:
-    """Return a kernel in C++; None if it takes something else than tensors and numbers."""
+    """Return a C++ kernel; None if it takes anything other than tensors and numbers."""
     try:
         types, source = (ast.literal_eval(arg) for arg in call.args[:2])
     except ValueError:
@@ -86,7 +86,7 @@ def _cpp(name: str, call: ast.Call) -> Kernel | None:
     return Kernel(
         name,
         "".join(map(str, letters)),
-        # The memory of what it computes itself, and then updates, is also called by another name.
+        # Memory that the kernel itself computes before it updates it also has a second name.
         tuple(
             one.startswith(UPDATED) and not re.search(rf"\bauto out_ptr\d+ = {one};", source) for one in names
         ),
@@ -95,8 +95,8 @@ def _cpp(name: str, call: ast.Call) -> Kernel | None:
 
 
 def _triton(name: str, call: ast.Call) -> Kernel | None:
-    """Return a kernel in Triton's language. Its parameters are named as those in C++, and their types
-    declared beside it, as are those that it changes: kernels of the program's own have other names."""
+    """Return a Triton kernel. Its parameters are named as in C++. Their types are declared beside it, as are
+    the parameters that it changes, since the program's own kernels use other names."""
     try:
         source = ast.literal_eval(call.args[1])
     except (ValueError, IndexError):
@@ -118,7 +118,7 @@ def _triton(name: str, call: ast.Call) -> Kernel | None:
         declared = types.get(parameter.arg, "constexpr")
         if isinstance(
             parameter.annotation, ast.Attribute
-        ):  # tl.constexpr: block sizes, which are no arguments
+        ):  # tl.constexpr: block sizes, which are not arguments
             continue
         writes = parameter.arg in changed or parameter.arg.startswith(("out_ptr", UPDATED))
         if declared.startswith("*"):
@@ -144,7 +144,7 @@ def _literals(table: ast.Dict) -> dict[str, Any]:
 
 
 _READERS = {"cpp_pybinding": _cpp, "triton": _triton}
-"""By the method of inductor's compiler that a module calls."""
+"""Keyed by the method of inductor's compiler that a module calls."""
 
 
 def _letter_of(declared: str) -> str | None:
@@ -154,7 +154,7 @@ def _letter_of(declared: str) -> str | None:
     return "i" if bare in _INTEGERS else "f" if bare in _NUMBERS else None
 
 
-# -- buffers that are used again ---------------------------------------------------------------------------
+# -- reused buffers ----------------------------------------------------------------------------------------
 
 _REUSES = re.compile(
     r"^(\s+)(\w+) = (?:(\w+)|reinterpret_tensor\((\w+), (\([^()]*\)), (\([^()]*\)), 0\)); del (\w+)  # reuse$"
@@ -167,13 +167,13 @@ ANEW, COPY = "_dtrrun_anew", "_dtrrun_copy"
 
 
 def with_new_buffers(source: str, kernels: dict[str, Kernel]) -> str | None:
-    """Return the part of a module's source that calls kernels, so that what is overwritten is a new buffer.
+    """Return the part of a module's source that calls kernels, changed to overwrite only new buffers.
 
-    Inductor gives a kernel the buffer of a value that is not read any more. Then the new value depends on
-    all of the values before it, since they were in the same memory; and to compute it again would take them
-    all. So that value is let go of when it has been read for the last time, and the kernel gets a new
-    buffer. What is updated in place several times, such as a sum over the layers, is copied in between, for
-    the same reason. Lines stay where they were. None if nothing is to change.
+    Inductor gives a kernel the buffer of a value that is no longer read. Then the new value depends on all
+    earlier values in the same memory, and recomputing it would require all of them. So the old value is
+    released after its last use, and the kernel gets a new buffer. For the same reason, what is updated in
+    place several times, such as a sum over the layers, is copied in between. Lines stay where they were.
+    None if nothing changes.
     """
     lines = source.split("\n")
     first = next((place for place, line in enumerate(lines) if line.startswith(f"del {_COMPILER}")), None)
@@ -184,7 +184,7 @@ def with_new_buffers(source: str, kernels: dict[str, Kernel]) -> str | None:
         len(lines),
     )
     changed = False
-    updated: set[str] = set()  # buffers whose values have been computed in the memory of another
+    updated: set[str] = set()  # buffers whose values have been computed in another's memory
     for place in range(first, last):
         found = _REUSES.match(lines[place])
         if not found or found[7] != (before := found[3] or found[4]):
@@ -230,11 +230,11 @@ def _indented(line: str) -> str:
 
 
 def _is_overwritten(buffer: str, lines: list[str], kernels: dict[str, Kernel]) -> bool:
-    """Return whether what uses a buffer first overwrites it."""
+    """Return whether the first use of a buffer overwrites it."""
     line = _first_use(buffer, lines)
     if named_anew := _REUSES.match(line):
         return _is_overwritten(named_anew[2], lines[lines.index(line) + 1 :], kernels)
-    if _ALIAS.match(line):  # of tensors that will be put together there
+    if _ALIAS.match(line):  # of tensors that will be concatenated there
         return True
     named = re.compile(rf"\b{buffer}\b")
     line = line.strip()

@@ -9,7 +9,7 @@ import torch
 
 
 class Region:
-    """Stands in a generated module in place of the function that runs all of the graph.
+    """Replaces the function of a generated module that runs the whole graph.
 
     It is called with a list of inputs, which it empties.
     """
@@ -20,7 +20,7 @@ class Region:
         self._written: Callable[[torch.Tensor], None] | None = None
         self._called: Callable[[], None] | None = None
         self.mutated: tuple[int, ...] = ()
-        """The places of the inputs that it writes to."""
+        """Positions of the inputs that it writes to."""
 
     def begin(
         self,
@@ -28,12 +28,12 @@ class Region:
         written: Callable[[torch.Tensor], None],
         called: Callable[[], None],
     ) -> None:
-        """A session is on. lock: keeps tensors in memory, and returns a function that lets them go. written:
-        called with each tensor that is about to be written to. called: at the first call."""
+        """Begin a session. lock: keeps tensors in memory, and returns a function that unlocks them. written:
+        called with each tensor that is about to be written to. called: called once, at the first call."""
         self._lock, self._written, self._called = lock, written, called
 
     def end(self) -> None:
-        """The session is over."""
+        """End the session."""
         self._lock = self._written = self._called = None
 
     def __call__(self, inputs: list[Any]) -> Any:

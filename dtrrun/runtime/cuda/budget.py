@@ -19,10 +19,10 @@ GUARD_SHARE = 50  # a fiftieth of the budget: 2 %
 SEGMENT = 20 * MIB  # a single request may exceed the cap by this much: the allocator's granularity
 LEAST_SLACK = SEGMENT + 2 * MIB  # the ends of the last segment of each of the allocator's two pools
 IDLE = 1536 * MIB  # above this, other processes use the device, since no context is this large
-CONTEXT = 512 * MIB  # the assumed size of ours in that case
+CONTEXT = 512 * MIB  # the assumed size of our context in that case
 SLACK_SHARE = 4  # never more than a quarter of the cap
-FLUSHED_SHARE = 8  # kept free once the allocator has had to flush
-DECAY = 8  # guard and slack lose an eighth of their excess at a check, and at a step's end
+FLUSHED_SHARE = 8  # an eighth of the cap is kept free once the allocator has had to flush
+DECAY = 8  # the guard's excess shrinks by an eighth at each check, the slack at each step's end
 
 
 class Accounts:
@@ -32,7 +32,7 @@ class Accounts:
         self.overhead = 0
         self._sure_overhead: int | None = None  # when the driver's figure last counted
         self._least_overhead = 0  # known so far: a context does not shrink
-        self._unexplained = 0  # what has grown since, though no operator has run for the first time
+        self._unexplained = 0  # growth since then without an operator's first run
         self.set_budget(budget_bytes)
         self._slack = 0
         self._others: int | None = None  # bytes of the device used by other processes
@@ -48,26 +48,26 @@ class Accounts:
         self.cap: int | None = None
 
     def forget_growth(self) -> None:
-        """Keep no more free than at the beginning, until memory grows again."""
+        """Reset the guard to its initial value until memory grows again."""
         self.guard = self._sure_guard = self.least_guard
 
     def still_since(self, reserved: int, now: float) -> float:
-        """Return since when the allocator's bytes have been what they are."""
+        """Return the time since which the allocator's bytes have not changed."""
         if reserved != self._reserved:
             self._reserved, self._since = reserved, now
         return self._since
 
     def doubtful(self, reserved: int, used: int) -> bool:
-        """Return whether much would be counted that may be another process's."""
+        """Return whether much memory that may be another process's would be counted as ours."""
         return self._others is None or used - self._others - reserved - self.overhead > SEGMENT
 
     def look(
         self, reserved: int, used: int, driver: tuple[int, float] | None, now: float, *, loaded: bool = False
     ) -> None:
-        """Update from measurements: the allocator's bytes, and the bytes of the device in use.
+        """Update from measurements: the allocator's bytes, and the device's bytes in use.
 
         driver: the bytes that the driver last showed for this process, and when. They count if `reserved` has
-        not changed since. Times are in seconds, of one clock. loaded: an operator has run for the first time.
+        not changed since. Times are in seconds on one clock. loaded: an operator has run for the first time.
         """
         since, first, figured = self.still_since(reserved, now), self._others is None, False
         if driver is not None and driver[1] >= since:
@@ -75,10 +75,10 @@ class Accounts:
         if self._others is None:
             own = used - reserved
             self._others = 0 if own <= IDLE else own - CONTEXT
-        if not figured:  # when another process ends, less is in use, but not by ours
+        if not figured:  # when another process ends, less is in use, but not by us
             self._others = max(min(self._others, used - reserved - self._least_overhead), 0)
         before, self.overhead, guard = self.overhead, max(used - self._others - reserved, 0), self.guard
-        if figured:  # what has grown meanwhile may have been another process's
+        if figured:  # growth in the meantime may have been another process's
             before = before if self._sure_overhead is None else self._sure_overhead
             guard, self._sure_overhead = self._sure_guard, self.overhead
         if first or figured:
@@ -100,7 +100,7 @@ class Accounts:
         self.cap = max(self.budget_bytes - self.overhead - self.guard, 0)
 
     def disown(self) -> int:
-        """Count what has grown without an operator's first call as other processes'. Returns its bytes."""
+        """Attribute growth without an operator's first run to other processes. Returns its bytes."""
         found, self._unexplained = self._unexplained, 0
         self._others = (self._others or 0) + found
         return found
@@ -113,13 +113,13 @@ class Accounts:
         return min(max(self._slack, LEAST_SLACK), self.cap // SLACK_SHARE)
 
     def limit(self, allocated: int, resident: int) -> int:
-        """Return what tensors may take, given their bytes according to allocator and ledger."""
+        """Return what tensors may take, given the bytes in use according to the allocator and the ledger."""
         if self.cap is None:
             return UNLIMITED
         return max(self.cap - max(allocated - resident, 0) - self.slack, 0)
 
     def request_failed(self, allocated: int, wanted: int) -> None:
-        """The allocator refused `wanted` bytes, so the memory that was free then is fragmented."""
+        """Note that the allocator refused `wanted` bytes: the memory that was free then is fragmented."""
         if self.cap is not None:
             unusable = self.cap - allocated
             if unusable > self._slack and unusable >= wanted:
@@ -128,8 +128,8 @@ class Accounts:
     def step_ended(self, flushed: bool) -> None:
         """Forget some of the fragmentation, since it can disappear.
 
-        flushed: the allocator has returned its cache. That waits for the GPU, and unmaps all that is free
-        (100 µs for 20 MiB on an H100). With more memory free, a request finds a piece that is large enough.
+        flushed: the allocator has returned its cache, which waits for the GPU and unmaps all free memory
+        (100 µs for 20 MiB on an H100). With more memory free, a request finds a block that is large enough.
         """
         self._slack -= self._slack // DECAY
         if flushed and self.cap is not None:

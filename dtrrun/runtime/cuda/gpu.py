@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 class Statistics(NamedTuple):
     """Of the caching allocator, in bytes. `total`: everything ever allocated; `ooms`: its refusals;
-    `flushes`: how often it has returned its cache for want of memory."""
+    `flushes`: how often it has returned its cache because memory was short."""
 
     allocated: int
     peak: int
@@ -101,7 +101,7 @@ class Gpu:
         return total - free, total
 
     def shown(self) -> int | None:
-        """Return the bytes that the driver shows for this process, if it tells. May take milliseconds."""
+        """Return the bytes that the driver shows for this process, if it does. May take milliseconds."""
         if self._own is None:
             self._own = OwnMemory(self.uuid(), self.index)
         return self._own.nbytes()
@@ -122,7 +122,7 @@ class Gpu:
     def cap_stands(self) -> bool:
         """Return whether the allocator's limit is still that of `set_cap`.
 
-        A new one of the program's is stored.
+        If the program has set a new one, that is stored.
         """
         share = torch.cuda.get_per_process_memory_fraction(self.index)
         if self._cap_share is None or share == self._cap_share:
@@ -143,7 +143,7 @@ class Gpu:
         found: list[Segment] = []
         try:
             snapshot = torch.cuda.memory_snapshot()
-        except RuntimeError:  # an allocator without segments (cudaMallocAsync, a user's)
+        except RuntimeError:  # an allocator without segments (cudaMallocAsync, a custom one)
             return []
         for segment in snapshot:
             if (
@@ -165,7 +165,7 @@ class Gpu:
         return bool(_C._cuda_getCurrentRawStream(self.index) != self._home)
 
     def come_from(self) -> int | None:
-        """Make ours the current device. Returns the previous one, if it was another."""
+        """Make our device current. Returns the previous one if it was different."""
         if torch.cuda.current_device() == self.index:
             return None
         return int(torch.cuda._exchange_device(self.index))
@@ -176,7 +176,7 @@ class Gpu:
         torch.cuda._maybe_exchange_device(index)
 
     def leave_side_stream(self) -> Any:
-        """Switch to the program's main stream, which waits for the present one. Returns the present one.
+        """Switch to the program's main stream, which waits for the current one. Returns the latter.
 
         Our device must be current: `set_stream` would make it so.
         """
@@ -186,7 +186,7 @@ class Gpu:
         return side
 
     def return_to(self, side: Any) -> None:
-        """Return to the side stream, which waits for everything done meanwhile."""
+        """Return to the side stream, which waits for everything done in the meantime."""
         torch.cuda.set_stream(side)
         side.wait_stream(self._home_stream)
 

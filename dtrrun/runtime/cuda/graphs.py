@@ -1,8 +1,8 @@
 """CUDA graphs: nothing is evicted during a capture, and what it uses stays where it is.
 
-A captured graph reads and writes fixed addresses when it is replayed, and no operator shows it. So what fits
-is brought back before a capture, and what the capture used becomes escaped. Needed as long as
-`torch.cuda.CUDAGraph` has no hooks.
+A captured graph reads and writes fixed addresses when it is replayed, and no operator shows these accesses.
+So what fits is brought back before a capture, and what the capture used is marked as escaped. Needed as long
+as `torch.cuda.CUDAGraph` has no hooks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CAPTURED = "what a CUDA graph reads or writes stays in memory, and nothing is re
 
 
 class Captures:
-    """Patches the begin and the end of captures while installed."""
+    """Patches the beginning and the end of captures while installed."""
 
     def __init__(self, device: Any, warn: Callable[[str], None]) -> None:
         self._device = device
@@ -60,7 +60,7 @@ class Captures:
         return capture_end
 
     def began(self) -> None:
-        """Bring back what fits. Until the end nothing is evicted, timed or replayed."""
+        """Bring back what fits. Until the capture ends, nothing is evicted, timed or replayed."""
         device, ledger, slow_path = self._device, self._device.ledger, self._device.slow_path
         if device.capturing or not device.awake:
             return

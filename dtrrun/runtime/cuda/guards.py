@@ -13,8 +13,8 @@ from dtrrun.runtime.guards import below
 class home(below):
     """Context: `below`, on the program's main stream and device.
 
-    What is evicted was computed on that stream, and its memory belongs to the stream's pool in the allocator.
-    A side stream that needs it waits for the replay, on the GPU; the replay waits for the inputs of the side
+    Evicted tensors were computed on that stream, and their memory belongs to its pool in the allocator. A
+    side stream that needs one waits for the replay, on the GPU; the replay waits for the inputs of the side
     stream. The device must be current, since `torch.zeros(device="cuda")` is recorded without an index.
     """
 

@@ -1,4 +1,4 @@
-"""The native interposer of a session on a GPU: it passes operators that use none."""
+"""The native interposer of a session on a GPU: operators that use no GPU pass through."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dtrrun.runtime.operators import Operator
 
 
 class CudaInterposer(Interposer):
-    """An `Interposer` that wakes the session, and decides about out-of-memory errors of the fast path."""
+    """An `Interposer` that wakes the session and handles out-of-memory errors of the fast path."""
 
     def __init__(
         self,
@@ -55,22 +55,22 @@ class CudaInterposer(Interposer):
 
     @staticmethod
     def join() -> None:
-        """This thread, which is not the one that trains, is about to use the GPU."""
+        """Note that this thread, which is not the training thread, is about to use the GPU."""
         joins()
 
     def overlap(self) -> None:
-        """Operators of two threads are here at once: from now on all take the slow path, which locks."""
+        """Note that operators of two threads overlap: from now on all take the slow path, which locks."""
         self.slow_path.shared = True
         self.share(self.slow_path.reasons)
 
     def share(self, reasons: Reasons) -> None:
-        self.leave_fast_path(reasons)  # taking turns is for the CPU alone
+        self.leave_fast_path(reasons)  # threads take turns only on the CPU
 
     def can_retry(self, operator: Operator | None, drawn: Any, error: Any) -> bool:
         """Return whether an operator that raised `error` has not begun to write, and will run again.
 
-        operator: None if it may have begun. drawn: the generators that it draws from, with their states
-        before, or None. They are put back.
+        operator: None if it may have begun to write. drawn: the generators that it draws from and their
+        previous states, which are restored; or None.
         """
         device = self.device
         if operator is None or not device.operators.can_retry(operator, error, drawn is not None):
@@ -92,6 +92,6 @@ class CudaInterposer(Interposer):
     def capture(self, nbytes: int, generator: torch.Generator | None) -> Any:
         """Return the state of the generator from which an operator is about to draw `nbytes` bytes.
 
-        generator: the one that it was given.
+        generator: the one passed to the operator.
         """
         return rng.capture(self.place, generator, nbytes)

@@ -1,10 +1,9 @@
-"""Out-of-memory observers: the program's are called for the errors that it gets, and for no others.
+"""Out-of-memory observers: the program's are called only for errors that reach the program.
 
-PyTorch's allocator calls them at each refusal, also where the operator runs again after evictions. They
-usually write a snapshot of the allocator to a file, which takes seconds. So calls wait until the error
-reaches the program, or until it is clear that none does. Observers cannot be taken out of the allocator:
-those attached before the session are called as before, and those attached during it go on as they are after
-it.
+PyTorch's allocator calls them at each refusal, even if the operator is then retried after evictions. They
+usually write a snapshot of the allocator to a file, which takes seconds. So calls are deferred until the
+error reaches the program, or it is clear that none does. Observers cannot be detached from the allocator:
+those attached before the session are called as before, and those attached during it keep working after it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 from dtrrun.runtime.patches.registry import Function, Patches
 
 NAMES = ("_cuda_attach_out_of_memory_observer", "_cuda_attachOutOfMemoryObserver")
-"""PyTorch has renamed it."""
+"""PyTorch has renamed this function."""
 
 Observer = Callable[..., Any]
 
@@ -54,11 +53,11 @@ class Observers:
         return attach
 
     def survived(self) -> None:
-        """The operator has found its memory after all."""
+        """Drop deferred calls: the operator got its memory after all."""
         self._waiting.clear()
 
     def reached_program(self) -> None:
-        """The program gets the error of the last refusal."""
+        """Make deferred calls: the error of the last refusal reaches the program."""
         waiting, self._waiting = self._waiting, {}
         for call in waiting.values():
             call()

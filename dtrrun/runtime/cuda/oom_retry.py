@@ -1,13 +1,13 @@
 """Out-of-memory retry: after an out-of-memory error, evict and run the operator again.
 
 The ledger makes room before an operator runs, so this handles only what it cannot see: workspaces on the
-first call, and fragmentation. Where PyTorch's allocator refuses memory, storages are evicted at once, in the
-middle of the operator (`Retry.relieve`). It runs again where that was in vain, or where a library has asked
-the driver itself, and only if it has certainly not begun to write (`retriable`).
+first call, and fragmentation. When PyTorch's allocator refuses memory, storages are evicted immediately, in
+the middle of the operator (`Retry.relieve`). The operator runs again if that did not help, or if a library
+asked the driver directly, and only if it has certainly not begun to write (`retriable`).
 
-PyTorch's convolutions catch the error themselves and let cuDNN try its other algorithms. The next one gives
-different bits and remains the thread's choice (`try_configs` in aten/src/ATen/native/cudnn/Conv_v8.cpp). If
-no algorithm is left, they raise another error.
+PyTorch's convolutions catch the error and let cuDNN try its other algorithms. The next one gives different
+bits and stays selected for the thread (`try_configs` in aten/src/ATen/native/cudnn/Conv_v8.cpp). If no
+algorithm is left, they raise another error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ALLOCATES_FIRST = {
 """In-place operators whose CUDA kernels allocate all of their workspace before writing to their target."""
 
 NO_ENGINE = "unable to find an engine to execute this computation"
-"""The RuntimeError of a cuDNN convolution that has memory for none of its algorithms."""
+"""The RuntimeError of a cuDNN convolution that lacks the memory for any of its algorithms."""
 
 LACKS_MEMORY = re.compile(
     r"(CUDA|HIP)( driver)? error: out of memory"
@@ -53,10 +53,10 @@ LACKS_MEMORY = re.compile(
     r"|\b(CU|HIP|ROC)[A-Z]+_([A-Z_]+_)?(?<!_HOST_)ALLOC(ATION)?_FAILED\b"
     r"|\bmiopenStatusAllocFailed\b"
 )
-"""The RuntimeErrors of those that ask the driver for memory themselves: for a kernel, a handle, a plan.
+"""The RuntimeErrors of libraries that ask the driver for memory directly: for a kernel, a handle, a plan.
 
-CUDA's runtime and driver, cuSPARSE and Triton say `out of memory`; in the other libraries of NVIDIA and AMD,
-the name of the status ends alike. What a library lacks on the host is not meant.
+CUDA's runtime and driver, cuSPARSE and Triton say `out of memory`; in NVIDIA's and AMD's other libraries, the
+status names share an ending. Failed allocations on the host are excluded.
 """
 
 SMALL_REQUEST = 2 << 20
@@ -78,7 +78,7 @@ def retriable(operator: Operator, *, random_state_known: bool) -> bool:
         return False
     if operator.random and not random_state_known:
         return False
-    if not operator.mutates:  # including running statistics: their kernels come after all allocations
+    if not operator.mutates:  # may still update running statistics, but only after all allocations
         return operator.replayable or operator.name.startswith("aten.")
     return operator.replayable and (
         operator.overwrites or operator.pointwise or operator.name in ALLOCATES_FIRST
@@ -99,13 +99,13 @@ def short_of_memory(error: BaseException, index: int) -> bool:
 def requested(message: str) -> int:
     """Return the bytes that the allocator's error reports, to two decimals of its unit; 0 if it has none.
 
-    That is what it would take from the driver: 2 MiB for everything up to 1 MiB, 20 MiB below 10 MiB.
+    This is what it would take from the driver: 2 MiB for everything up to 1 MiB, 20 MiB below 10 MiB.
     """
     return _size(_REQUEST, message) or 0
 
 
 def missing(message: str) -> int:
-    """Return how much more the allocator would have had to be allowed for its request, to a segment."""
+    """Return by how much the allocator's cap was too low for the request, to within a segment."""
     asked = requested(message)
     allocated, cached, cap = (_size(pattern, message) for pattern in (_ALLOCATED, _CACHED, _CAP))
     if allocated is None or cached is None or cap is None:
@@ -119,7 +119,7 @@ def _size(pattern: re.Pattern[str], message: str) -> int | None:
 
 
 class Retry:
-    """Runs what allocates, repeatedly if necessary. `retries` counts the repetitions."""
+    """Runs calls that allocate memory, and retries them if necessary. `retries` counts the retries."""
 
     def __init__(self, gpu: Any, accounts: Accounts, dtr: DTR, slow_path: SlowPath) -> None:
         self.gpu = gpu
@@ -128,7 +128,7 @@ class Retry:
         self.retries = 0
         self.lifted = False  # the cap is removed for good: exceed the budget rather than run out of memory
         self.refused: int | None = None
-        """Bytes that were refused to the fast path's operator, which comes next."""
+        """Bytes that were refused to an operator on the fast path, which is attempted next."""
         self.observers = Observers()
         self.refusals = 0  # refusals of the allocator that were seen as errors
 
@@ -136,13 +136,13 @@ class Retry:
         """Call run(), and again after an out-of-memory error, up to `ATTEMPTS` times, and once more if a new
         measurement leaves more room; then raise BudgetError.
 
-        wanted: bytes that it will allocate, as far as known. ran: it has succeeded before, so it lacks only
-        memory.
+        wanted: bytes that it will allocate, as far as known. ran: it has succeeded before, so it fails only
+        for lack of memory.
         """
         if self._ledger.budget_bytes is None:
             return run()
         refused, self.refused = self.refused, None
-        if refused is not None:  # it was run once already
+        if refused is not None:  # it has already run once
             self._release(0, max(wanted, refused), refused)
         for attempt in range(refused is not None, ATTEMPTS + 2):
             try:
@@ -157,8 +157,8 @@ class Retry:
                     error.dtrrun_given_up = True  # type: ignore[attr-defined]
                     raise
                 asked, lacking = requested(str(error)), missing(str(error))
-            # The error has been released, and so has what its traceback held.
-            if asked > wanted + wanted // 100:  # not only rounding
+            # The error has been released, and with it whatever its traceback kept alive.
+            if asked > wanted + wanted // 100:  # by more than rounding
                 wanted = asked + asked // 100
             if attempt < ATTEMPTS:
                 self._release(attempt, wanted, asked)
@@ -179,24 +179,24 @@ class Retry:
         raise too_small
 
     def once(self, run: Callable[[], Any], name: str) -> Any:
-        """Call run(), which may have begun to write when it runs out of memory. Then raise BudgetError."""
+        """Call run() without retrying, since it may have begun to write. Out of memory: raise BudgetError."""
         try:
             return run()
         except torch.OutOfMemoryError as error:
             found = self._refusal(error)
             if found is None:
                 raise
-        # The error has been released, and so has what its traceback held.
+        # The error has been released, and with it whatever its traceback kept alive.
         self._refuse(found[0], name, found[1])
 
     def refuse(self, error: BaseException, name: str) -> None:
-        """Raise BudgetError if an operator's error is that of the allocator under our cap."""
+        """Raise BudgetError if an operator's error is the allocator's refusal under our cap."""
         found = self._refusal(error)
         if found is not None:
             self._refuse(found[0], name, found[1])
 
     def _refusal(self, error: BaseException) -> tuple[int, int] | None:
-        """Return the bytes that the allocator refused under our cap, and those that it lacked."""
+        """Return the bytes that the allocator refused under our cap, and how many were missing; or None."""
         limited = self._ledger.budget_bytes is not None and not self._dtr.eviction.warn_only
         ours = isinstance(error, torch.OutOfMemoryError) and short_of_memory(error, self.gpu.index)
         asked, free = requested(str(error)), _size(_FREE, str(error))
@@ -208,7 +208,7 @@ class Retry:
     def relieve(self, nbytes: int, attempt: int) -> bool:
         """Evict for a request that the allocator refuses, perhaps in the middle of an operator.
 
-        Returns whether to ask it again.
+        Returns whether to ask the allocator again.
         """
         ledger, cap = self._ledger, self.accounts.cap
         if ledger.budget_bytes is None or not ledger.evicting or attempt >= ATTEMPTS:
@@ -221,8 +221,8 @@ class Retry:
         return True
 
     def met(self, error: BaseException) -> None:
-        """Note an error that is being reported, to tell it from refusals that were not."""
-        if getattr(error, "dtrrun_met", False):  # it passes several handlers
+        """Note a reported error, to distinguish it from refusals that raised none."""
+        if getattr(error, "dtrrun_met", False):  # it passes through several handlers
             return
         error.dtrrun_met = True  # type: ignore[attr-defined]
         if isinstance(error, torch.OutOfMemoryError):

@@ -19,11 +19,11 @@ from dtrrun.runtime.storage import size_of, storage_of
 from dtrrun.settings import RuntimeSettings
 
 CONVOLUTIONS = {"aten.convolution", "aten.convolution_backward"}
-"""Operators whose library can do without a workspace: it takes another algorithm, with other bits."""
+"""Operators whose library can do without a workspace, using another algorithm with different bits."""
 LIBRARIES = CONVOLUTIONS | {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"}
-"""Operators of libraries that choose, and load, a kernel by the sizes of what they are given."""
+"""Operators of libraries that choose and load a kernel depending on their arguments' sizes."""
 TIMED = 3
-"""Calls of a signature that are timed, which Python does: some 70 µs each (beside an H100)."""
+"""Calls of a signature that are timed, in Python: some 70 µs each (on an H100's host)."""
 LEAST_WORKSPACE = 1 << 20  # bytes; less fits into the slack
 
 SIDE_STREAM = (
@@ -74,7 +74,7 @@ class CudaOperators:
         if self.timer.pending:
             with self._slow_path.lock:
                 self.timer.poll()
-        # The first two: the first may initialise libraries, or try several kernels.
+        # The first two calls: the first may initialize libraries or try several kernels.
         measured = signature.calls < 2 and not self.blind
         state = [self._state() if measured else None]
         first = [True]
@@ -107,7 +107,7 @@ class CudaOperators:
         return result
 
     def _state(self) -> tuple[Any, int]:
-        """Return the allocator's statistics, and how often something was evicted for what it refused."""
+        """Return the allocator's statistics, and how often its refusals have caused evictions."""
         return self.gpu.statistics(), self._retry.retries
 
     def replay(self, operation: Operation, run: Callable[[], Any]) -> Any:
@@ -118,7 +118,7 @@ class CudaOperators:
         return run()
 
     def price(self, call: TensorCall, args: Any, kwargs: dict[str, Any]) -> None:
-        """Set the cost of a signature: the model's, until the timer has read one."""
+        """Set the cost of a signature: the cost model's, until the timer has read one."""
         signature = call.signature
         if not signature.calls and not signature.timed:
             nbytes = sum(version.nbytes for version in call.versions) + signature.output_bytes
@@ -128,7 +128,7 @@ class CudaOperators:
             signature.calls = signature.calls + 1 if more else Signature.SETTLED
 
     def finished(self, call: TensorCall, signature: Signature) -> None:
-        """An operator's results are in the ledger."""
+        """Update a signature once its operator's results are in the ledger."""
         if call.needed >= 0:
             if signature.calls == 2:
                 signature.output_bytes = min(call.needed, signature.output_bytes)
@@ -152,7 +152,7 @@ class CudaOperators:
             self._loaded()  # kernels, perhaps a library
 
     def _pin_side(self, call: TensorCall) -> None:
-        """Pin what two streams use, because one of them could not safely free it."""
+        """Pin what two streams use, because neither could safely free it."""
         touched = [self._ledger.versions.get(version.key) for version in call.versions]
         touched += [self._slow_path.version_of(tensor) for tensor in outputs_of(call.result, [])]
         for version in touched:
@@ -173,7 +173,7 @@ class CudaOperators:
 def _taken(before: tuple[Any, int], after: tuple[Any, int]) -> int:
     """Return the bytes that a call used at its peak, or slightly more, without resetting statistics.
 
-    There are two bounds: everything allocated meanwhile, and how far the peak is above the initial memory.
+    There are two bounds: everything allocated by the call, and how far the peak is above the initial memory.
     The second is exact if the call has raised the peak, and too low if something was evicted in between.
     """
     (first, retries), (last, retries_now) = before, after

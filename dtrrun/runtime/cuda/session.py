@@ -1,6 +1,6 @@
 """A session on a GPU: its budget as seen by the driver, its operators' costs and workspace, its streams.
 
-The session sleeps until CUDA is initialised and an operator uses a GPU, so helpers, agents and programs on
+The session sleeps until CUDA is initialized and an operator uses a GPU, so helpers, agents and programs on
 the CPU are unaffected. Its work is described in docs/design/cuda.md.
 """
 
@@ -34,7 +34,7 @@ from dtrrun.telemetry import driver
 CONTEXT = "CUDA context and libraries"
 GUARD = "kept free beside them"
 WORKSPACES = "workspaces of libraries"
-ASK_SECONDS = 1.0  # between questions to the driver, which may take milliseconds
+ASK_SECONDS = 1.0  # between driver queries, which may take milliseconds
 WAIT_SECONDS = 2.0  # at most, for the launcher's next figure
 SETTLE_SECONDS = 0.005
 LOOK_AT_HOLES_SECONDS = 10.0  # the allocator's snapshot takes milliseconds
@@ -57,11 +57,11 @@ OTHERS = (
 
 @functools.cache
 def settle_at_exit() -> None:
-    """Give the autograd engine's threads the GIL once more, before the interpreter ends.
+    """Give the autograd engine's threads the GIL once more before the interpreter shuts down.
 
-    After a backward pass, a GPU's thread drops what it ran for, which needs the GIL. If that comes once the
-    interpreter is ending, Python ends the thread, and C++ the process ("terminate called without an active
-    exception"), though its work is done. That is PyTorch's own race, which our bookkeeping makes likelier.
+    After a backward pass, a GPU's thread releases that pass's objects, which needs the GIL. If this happens
+    during shutdown, Python ends the thread, and C++ the process ("terminate called without an active
+    exception"), though its work is done. This race is PyTorch's own; our bookkeeping makes it likelier.
     """
     atexit.register(sleep, SETTLE_SECONDS)
 
@@ -82,14 +82,14 @@ class Cuda:
         self._statistics: Any = None  # of the last check
         self._flushes = 0  # of the allocator, up to the last step's end
         self._footprint = 0  # bytes
-        self._noted: Any = None  # statistics up to which that is known
+        self._noted: Any = None  # statistics at its last update
         self.fragmented = 0
         self._looked_at_holes = 0.0
-        self._ask_again = self._refresh_again = 0.0  # not before that time
+        self._ask_again = self._refresh_again = 0.0  # not before this time
         self._patience = ASK_SECONDS
         self._has_loaded = False  # since the last reading
 
-    # -- the session's ---------------------------------------------------------------------------
+    # -- called by the session -------------------------------------------------------------------
 
     def connect(
         self, dtr: DTR, slow_path: SlowPath, warn: Callable[[str], None], alert: Callable[[str], None]
@@ -107,7 +107,7 @@ class Cuda:
         return CudaInterposer(native, slow_path, self, *told)
 
     def below(self) -> home:
-        """The context in which recorded operators are run again."""
+        """Return the context in which recorded operators are replayed."""
         return home(self)
 
     def replay(self, operation: Operation, run: Callable[[], Any]) -> Any:
@@ -158,7 +158,7 @@ class Cuda:
             self.uuid = self.gpu.uuid()
             storage.use_device(storage.CUDA_ROUNDING, self.gpu.index)
             try:
-                before = self.gpu.statistics()  # the session
+                before = self.gpu.statistics()  # at the session's start
                 self.retry.unseen(before.ooms)
                 self._flushes = before.flushes
             except RuntimeError:
@@ -187,7 +187,7 @@ class Cuda:
         self.look()
 
     def ended(self, steps: int) -> None:
-        """The process ends after this many steps."""
+        """Note that the process ends after this many steps."""
         if not self.awake and steps:
             self._alert(NEVER_USED)
 
@@ -208,7 +208,7 @@ class Cuda:
     # -- the budget ------------------------------------------------------------------------------
 
     def _loaded(self) -> None:
-        """An operator has run for the first time, and perhaps loaded kernels or a library."""
+        """Measure after an operator's first run, which may have loaded kernels or a library."""
         self._has_loaded = True
         self.look()
 
@@ -226,7 +226,7 @@ class Cuda:
             now = monotonic()
             shown = self._shown(found.reserved, used, now)
             if self.gpu.statistics().reserved != found.reserved:
-                return  # changed by another thread's operator, so they don't match; check again soon
+                return  # another thread's operator changed it, so the figures don't match; check again soon
             before = accounts.cap
             accounts.look(found.reserved, used, shown, now, loaded=self._has_loaded)
             self._has_loaded = False
@@ -239,9 +239,9 @@ class Cuda:
             self._limit(found)
 
     def _note_footprint(self, found: Any) -> None:
-        """Update the most that overhead and reserved memory have taken together, since the last reading.
+        """Update the peak of overhead plus reserved memory from what happened since the last reading.
 
-        What has been loaded meanwhile may have been there when most was reserved.
+        What was loaded in the meantime may already have been there at the peak of reserved memory.
         """
         before, self._noted = self._noted, found
         reserved = found.reserved_peak
@@ -250,15 +250,15 @@ class Cuda:
         self._footprint = max(self._footprint, self.accounts.overhead + reserved)
 
     def _shown(self, reserved: int, used: int, now: float) -> tuple[int, float] | None:
-        """Return the bytes that the driver shows for this process, as the launcher says or the driver itself,
-        and when that was."""
+        """Return the bytes that the driver shows for this process, read by the launcher or directly, and when
+        they were read."""
         told = self._told()
         if told is not None and told[1] >= self.accounts.still_since(reserved, now):
             return told
         if now >= self._ask_again or self.accounts.doubtful(reserved, used):
             self._ask_again = now + ASK_SECONDS
             nbytes = self.gpu.shown()
-            if nbytes is not None and nbytes > reserved:  # a context takes some, so less would not be ours
+            if nbytes is not None and nbytes > reserved:  # a context takes some, so less is not ours
                 return nbytes, now
         return None
 
@@ -268,8 +268,8 @@ class Cuda:
     def refresh(self) -> bool:
         """Measure again before the program is refused memory. Returns whether tensors may now take more.
 
-        Memory of other processes may have been counted as ours since the driver's last figure, and as a sign
-        of more to come. If nothing is gained, it is not tried again for a while.
+        Since the driver's last figure, other processes' memory may have been counted as ours, and taken as a
+        sign of further growth. If nothing is gained, do not measure again for a while.
         """
         start = monotonic()
         if not self.awake or start < self._refresh_again:
@@ -306,7 +306,7 @@ class Cuda:
 
 
 def driver_bytes(record_dir: str) -> tuple[int, float] | None:
-    """Return what the launcher last saw the driver show for this process, and when (s, monotonic)."""
+    """Return the driver's figure for this process as last read by the launcher, and when (s, monotonic)."""
     figure = driver.read_figure(record_dir, os.getpid())
     if figure is None or figure.source not in driver.PER_PROCESS:
         return None

@@ -1,6 +1,6 @@
 """Measures operators on a GPU with CUDA events around a signature's first few calls.
 
-The host returns from a launch long before the kernel has run, so its own clock says nothing. Nothing waits
+The host returns from a launch long before the kernel has run, so the host's clock is of no use. Nothing waits
 for an event: until one has been read, the cost model's value is used. The time between two events is that of
 the kernels, or of their launches if these take longer: an operator's contribution to the step.
 """
@@ -41,13 +41,13 @@ class Timer:
             return self._new_event()
 
     def end(self, signature: Signature, start: Any) -> None:
-        """Record an event after it. A later `poll` reads its cost."""
+        """Record an event after the operator. A later `poll` reads the cost."""
         event = self._event()
         event.record(self._stream())
         self.pending.append((signature, start, event))
 
     def dropped(self, start: Any) -> None:
-        """The operator failed, so drop its event."""
+        """Reuse the event of an operator that failed."""
         self._idle.append(start)
 
     def poll(self) -> None:

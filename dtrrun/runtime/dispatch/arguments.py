@@ -19,7 +19,7 @@ KINDS: dict[type, int] = {
     list: SEQUENCE,
     tuple: SEQUENCE,
     torch.Size: SEQUENCE,
-    # These have few values: part of a signature.
+    # These have few distinct values, and are part of a signature.
     int: VALUE,
     bool: VALUE,
     str: VALUE,
@@ -34,9 +34,6 @@ KINDS: dict[type, int] = {
     torch.Generator: UNKEYED,
 }
 """How arguments of each type are treated. `kind_of` adds types seen later."""
-
-PLAIN = (torch.Tensor,)
-"""The `types` of a dispatch without subclasses (PyTorch passes Tensor for some tensors)."""
 
 
 def kind_of(cls: type) -> int:
@@ -54,7 +51,7 @@ def kind_of(cls: type) -> int:
 def flatten_into(values: Iterable[Any], key: list[Any], tensors: list[torch.Tensor]) -> list[Any]:
     """Collect the tensors of arguments, which may be nested.
 
-    Returns these with each tensor replaced by TENSOR_SLOT. `key` receives what a signature needs of the rest.
+    Returns the arguments, each tensor replaced by TENSOR_SLOT. Adds to `key` what a signature needs of them.
     """
     template: list[Any] = []
     for value in values:
@@ -82,7 +79,7 @@ def holes_in(argument: Any) -> int:
 
 
 def fill(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """The inverse of `flatten_into`: each TENSOR_SLOT gets the next tensor."""
+    """Undo `flatten_into`: replace each TENSOR_SLOT by the next tensor."""
     if value is TENSOR_SLOT:
         return next(tensors)
     if type(value) is list:
@@ -123,12 +120,12 @@ def is_leaf(tensor: torch.Tensor) -> bool:
     try:
         return tensor.is_leaf
     except RuntimeError:
-        # One of several views of an overwritten base: autograd raises here, but operators work.
+        # One of several views of an overwritten base: asking autograd raises, but operators work.
         return False
 
 
 def geometry_of(tensor: torch.Tensor) -> Geometry:
-    """Return a tensor's place in its storage; `over` makes it again from that."""
+    """Return a tensor's place in its storage, from which `over` can recreate the tensor."""
     geometry = (tensor.size(), tensor.stride(), tensor.storage_offset(), tensor.dtype)
     if tensor.is_neg() or (tensor.is_complex() and tensor.is_conj()):
         return (*geometry, tensor.is_conj(), tensor.is_neg())

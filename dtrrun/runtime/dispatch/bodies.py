@@ -1,7 +1,7 @@
-"""What the kernel of an operator that is not PyTorch's own touches beside its arguments.
+"""Handles what the kernel of a foreign operator touches besides its arguments.
 
 Such a kernel may read a table or a buffer of its module, or keep an argument for later. The native interposer
-sees the operators that it calls (`native/bodies.h`) and tells what they touch.
+sees the operators that the kernel calls (`native/bodies.h`) and reports what they touch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dtrrun.core.locks import Locks
 
 
 def has_python_kernel(func: Any) -> bool:
-    """Return whether an operator's kernel is a function in Python: what that keeps, operators will read."""
+    """Return whether an operator's kernel is a Python function: only operators read what that keeps."""
     schema = func._schema
     namespace, _, name = schema.name.partition("::")
     if schema.overload_name:
@@ -26,16 +26,16 @@ def has_python_kernel(func: Any) -> bool:
 
 
 class Body:
-    """While one such kernel runs."""
+    """One run of such a kernel."""
 
     def __init__(self, dtr: DTR, lock: Any) -> None:
         self.locks = Locks()
         self._dtr, self._lock = dtr, lock
 
     def touch(self, version: Version, writes: bool) -> None:
-        """Bring back what the kernel is about to read or write beside its arguments.
+        """Bring back what the kernel is about to read or write besides its arguments.
 
-        It stays until the kernel has ended. Raises BudgetError.
+        It stays resident until the kernel has ended. Raises BudgetError.
         """
         with self._lock:
             self._dtr.rematerializer.lock([version], self.locks)

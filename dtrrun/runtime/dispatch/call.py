@@ -19,8 +19,8 @@ UNINITIALISED = "uninitialised"
 
 
 class TensorCall(Call):
-    """A call in progress, with its tensors. Observers see those of the fast path as `native/observed.h` shows
-    them, with the same attributes."""
+    """A call in progress, with its tensors. `native/observed.h` shows fast-path calls to observers with the
+    same attributes."""
 
     __slots__ = (
         "autocast",
@@ -53,17 +53,17 @@ class TensorCall(Call):
     writes: Sequence[list[int]]
     """The values of `written`."""
     state: int
-    """The settings that its kernel sees, as the extension tells them apart."""
+    """The settings that its kernel sees, as numbered by the extension."""
     autocast: Autocast
     """The autocast state of operators that its kernel calls."""
     generators: Sequence[torch.Generator]
     """The generators that it was given."""
     rng: Any
-    """The generators that it may draw from, with their states before it; None if there are none."""
+    """The generators that it may draw from, with their states before the call; None if there are none."""
     complex: bool
     """A tensor may have a conjugate or negative bit, or its kernel may produce one."""
     common: bool
-    """Whether its signature is that of every call with such arguments."""
+    """Whether every call with such arguments has the same signature."""
     identity: Any
     """Its signature's key."""
     unplain: int
@@ -71,7 +71,7 @@ class TensorCall(Call):
     counted: int
     """Bytes of its results without plain storage."""
     kept: list[torch.Tensor]
-    """Its tensors that native code has kept, if it is not PyTorch's own."""
+    """Its tensors that native code has kept, if the operator is foreign."""
     result: Any
     """Its result, once it has run."""
     measured: bool
@@ -101,11 +101,11 @@ class TensorCall(Call):
         self.shrinks = not (operator.view or (operator.mutates and not operator.grows))
 
     def take_by_value(self, key: list[Any]) -> bool:
-        """Keep numbers that lie on the CPU, beside tensors on a GPU, as copies in the template.
+        """Copy numbers on the CPU, given along with tensors on a GPU, into the template.
 
-        Kernels take them when they are launched, so the program may write to them later. Otherwise, nothing
-        that was computed with a scale, a mask value or the seed of an attention's dropout could be computed
-        again. Adds to `key` what a signature needs of them. Returns whether there are any.
+        Kernels read them at launch, so the program may overwrite them later. Without copies, nothing computed
+        with a scale, a mask value or the seed of an attention's dropout could be recomputed. Adds to `key`
+        what a signature needs of them. Returns whether there are any.
         """
         tensors = self.tensors
         if self.operator.collective or all(tensor.dim() or tensor.is_cuda for tensor in tensors):
@@ -141,7 +141,7 @@ class TensorCall(Call):
 
     @property
     def geometries(self) -> Sequence[Geometry]:
-        """Those of its tensors, by hole."""
+        """The geometries of its tensors, by hole."""
         return self.signature.geometries
 
     @property
@@ -221,9 +221,9 @@ class TensorCall(Call):
 
 
 def is_number(tensor: torch.Tensor) -> bool:
-    """Return whether a copy of a tensor on the CPU is as good as itself: one real element, and no mark.
+    """Return whether a CPU tensor can be replaced by a copy: one real element and no lazy bits.
 
-    A number in the place of a tensor would not stand for a number any more, and lazy bits be resolved.
+    A copy would no longer stand for a number, and its lazy bits would be resolved.
     """
     return (
         tensor.device.type == "cpu"

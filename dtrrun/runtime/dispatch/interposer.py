@@ -1,4 +1,4 @@
-"""Brings operators to a session: the native interposer (`dtrrun/native`).
+"""Connects a session to the native interposer (`dtrrun/native`), which intercepts operators.
 
 The interposer is switched on thread by thread. It handles most operators itself, and passes the others to
 `Interposer.handle`, beneath autograd and all modes of the program.
@@ -25,14 +25,14 @@ from dtrrun.runtime.patches.registry import Function, Patches
 from dtrrun.runtime.tracebacks import hide
 
 CLASSES = {one.__name__: one for one in (Reasons, SlowPath)}
-"""The classes whose slots the interposer reads and writes."""
+"""Classes whose slots the interposer reads and writes."""
 
 CPU = torch.device("cpu")
 NO_KEYWORDS: dict[str, Any] = {}
 
 
 class Interposer:
-    """The interposer of one session, from `begin` until `end`: takes the operators that it passes on."""
+    """The interposer of one session, from `begin` until `end`; handles the operators passed on in C++."""
 
     device_type = "cpu"
     size_class = torch.Size
@@ -52,7 +52,7 @@ class Interposer:
         self.updates = slow_path.signatures.updates
         self.mask = storage.MASK
         self.touch: Callable[[Version, Callable[[], bool]], None] | None = None
-        self._patches = Patches(lasting=True)  # the compiler runs such operators, too
+        self._patches = Patches(lasting=True)  # the compiler runs higher-order operators, too
         self._is_shared = False
         self.running = False
         self._faults = native.faults()
@@ -85,13 +85,13 @@ class Interposer:
 
     @property
     def python_calls(self) -> dict[str, int]:
-        """How often each of the other operators has gone to Python, by name."""
+        """How often each operator has fallen back to Python, by name."""
         found: dict[str, int] = self.native.python_calls() if self.running else self._ended_calls[1]
         return found
 
     @property
     def read_by_address(self) -> int:
-        """How often code that is not an operator has touched an evicted storage."""
+        """How often code other than operators has touched an evicted storage."""
         found: int = self.native.faults() - self._faults
         return found
 
@@ -118,14 +118,14 @@ class Interposer:
         return self.slow_path.operators.get(id(func)) or self.slow_path.learn(func)
 
     def formula_of(self, func: Any) -> str | None:
-        """Return the name of the formula for what an operator allocates; None if it has none."""
+        """Return the name of the formula for an operator's allocations; None if it has none."""
         operator = self.facts_of(func)
         return formulas.name_of(func, operator) if operator.simple else None
 
     def has_native_first_calls(self) -> bool:
         """Return whether C++ may handle first calls.
 
-        On a GPU, Python measures them; costs that are known from an earlier run, it looks up.
+        On a GPU, Python measures them; it also looks up costs known from an earlier run.
         """
         return self.slow_path.device is None and not self.slow_path.signatures.has_costs
 
@@ -141,31 +141,31 @@ class Interposer:
     def capture(self, nbytes: int, generator: torch.Generator | None) -> Any:
         """Return the state of the generator from which an operator is about to draw `nbytes` bytes.
 
-        generator: the one that it was given.
+        generator: the operator's generator argument, if any.
         """
         return rng.capture(CPU, generator, nbytes)
 
     @staticmethod
     def replaying(captured: rng.Captured) -> rng.replaying:
-        """Enter the context in which generators are in these states again."""
+        """Enter and return a context in which generators are in these states again."""
         context = rng.replaying(captured)
         context.__enter__()
         return context
 
     def touched(self, version: Version) -> None:
-        """Code that is not an operator touches the memory of an evicted storage, and waits for it."""
+        """Bring back an evicted storage: code that is not an operator touches its memory, and waits."""
         assert self.touch is not None
         self.touch(version, self.native.settle)
 
     def overwritten(self, nbytes: int, size: int) -> Overwritten:
-        """Return what stands in a recipe for memory that its operator overwrites."""
+        """Return the placeholder in a recipe for memory that its operator overwrites."""
         return Overwritten(nbytes, size, self.place)
 
     # -- in PyTorch's Python ---------------------------------------------------------------------
 
     def install(self) -> None:
         self.threads.install()
-        # Operators of higher order (`torch.cond`) look for a kernel in Python for each key that is on.
+        # Higher-order operators (`torch.cond`) look for a Python kernel for each active key.
         self._patches.wrap(torch._ops, "key_extractor", _without_our_key)
 
     def remove(self) -> None:
@@ -193,22 +193,22 @@ class Interposer:
         storage.use_objects(None)
 
     def share(self, reasons: Reasons) -> None:
-        """Several threads use the session from now on: on the fast path they take turns."""
+        """Several threads use the session from now on: make them take turns on the fast path."""
         if not self._is_shared:
-            self.leave_fast_path(reasons)  # until nobody is there who knows of no turns
+            self.leave_fast_path(reasons)  # threads already there do not take turns yet
             self.native.share()
             self._is_shared = True
             reasons.remove("threads")
 
     def leave_fast_path(self, reasons: Reasons) -> None:
-        """Let all operators take the slow path, and wait until no other thread is on the fast path."""
+        """Make all operators take the slow path, and wait until no other thread is on the fast path."""
         reasons.add("threads")
         wait_while(self.native.is_inside)
 
     def look(self) -> None:
-        """Enter threads that nobody has seen begin, and take the faults back."""
+        """Enter threads whose start was not seen, and reinstall the fault handler."""
         self.threads.look()
-        self.native.watch_faults()  # the program may have put another handler in place of ours
+        self.native.watch_faults()  # the program may have replaced our handler
 
 
 def _without_our_key(original: Function) -> Function:

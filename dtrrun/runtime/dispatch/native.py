@@ -16,10 +16,10 @@ from dtrrun.settings import RuntimeSettings
 
 
 def load(settings: RuntimeSettings) -> ModuleType:
-    """Return the native extension, after building it if need be.
+    """Return the native extension, building it if necessary.
 
-    Raises CannotBuild, of one line, if it cannot be had, and RuntimeError if the way in that DTRRUN_WAY_IN
-    names does not exist or is closed.
+    Raises CannotBuild, with a one-line message, if it can be neither found nor built, and RuntimeError if the
+    way in named by DTRRUN_WAY_IN does not exist or is closed.
     """
     extension = build.load(_nothing if settings.quiet else _say)
     _take_way_in(extension)
@@ -27,7 +27,7 @@ def load(settings: RuntimeSettings) -> ModuleType:
 
 
 def _take_way_in(extension: ModuleType) -> None:
-    """Let operators come to the extension, unless an earlier session has. Raises RuntimeError."""
+    """Open the extension's way in, unless an earlier session has. Raises RuntimeError."""
     try:
         extension.use_way(extension.way() or ways_in.choose(torch))
     except (ways_in.Closed, ValueError) as error:
@@ -36,10 +36,9 @@ def _take_way_in(extension: ModuleType) -> None:
 
 
 def policy(extension: ModuleType, settings: RuntimeSettings, heuristic: str | None = None) -> Policy:
-    """Return a policy of a session.
+    """Return a policy for a session.
 
-    heuristic: another than that of the settings. Raises ValueError for a rule that is unknown or cannot be
-    loaded.
+    heuristic: overrides that of the settings. Raises ValueError if a rule is unknown or cannot be loaded.
     """
     name = heuristic or settings.heuristic
     return bindings.make_policy(

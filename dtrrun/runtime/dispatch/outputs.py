@@ -15,7 +15,7 @@ from dtrrun.runtime.storage import place_of, storage_of
 
 
 def new_storages(result: Any, operator: Operator, ledger: Ledger) -> tuple[list[Output], list[torch.Tensor]]:
-    """Return an operator's results: storages that the ledger lacks, and tensors without a plain one."""
+    """Return an operator's new storages (not in the ledger), and its results without a plain storage."""
     outputs: list[Output] = []
     unplain: list[torch.Tensor] = []
     seen: set[int] = set()

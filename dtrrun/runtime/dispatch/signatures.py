@@ -1,4 +1,4 @@
-"""What is known of calls before they run: their costs and allocations."""
+"""What is known about calls before they run: their costs and allocations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dtrrun.runtime.cost_model import modelled_ns
 from dtrrun.runtime.costs import Costs, identity
 from dtrrun.runtime.dispatch.call import TensorCall
 
-LIMIT = 50_000  # programs whose shapes never repeat: start over rather than grow forever
+LIMIT = 50_000  # if a program's shapes never repeat, start over rather than grow forever
 
 
 class Signatures:
@@ -29,7 +29,7 @@ class Signatures:
         modelled: bool = False,
         asks_sizes: bool = False,
     ) -> None:
-        """device: the session's if it is a GPU, which does its own measurements.
+        """device: the session's, if it is a GPU: it does its own measurements.
 
         costs: known before the program runs. modelled: costs are computed, not measured. asks_sizes: predict
         the sizes of results before the first call even without a budget.
@@ -39,10 +39,10 @@ class Signatures:
         self.asks_sizes = asks_sizes
         self.by_key: dict[Any, Signature] = {}
         self.made: list[Signature] = []
-        """Those on a CPU, by their first calls. The native fast path makes some, and has keys of its own."""
-        self.known: Callable[[], Signature | None] = _nothing  # the present call's, if it was made there
+        """On a CPU: all, in order of first calls. The native fast path makes some, under its own keys."""
+        self.known: Callable[[], Signature | None] = _nothing  # the current call's, if made natively
         self.by_formula: Callable[[], int | None] = (
-            _nothing  # what it will allocate, in bytes, if that is known
+            _nothing  # the bytes that the current call will allocate, if known
         )
         self.on_forget: Callable[[], None] = _nothing
         self.updates: dict[Any, Signature] = {}  # operators that update lists, by `list_key`
@@ -55,13 +55,13 @@ class Signatures:
         self.on_forget()
 
     def all(self) -> list[Signature]:
-        """Return the signatures of the calls so far, by their first calls."""
+        """Return the signatures of the calls so far, in order of their first calls."""
         if self._device is None:
             return list(self.made)
         return [*self.by_key.values(), *self._device.young_signatures()]
 
     def measure_again(self) -> None:
-        """Time the next calls of each operator as well, because the first step's use fresh pages."""
+        """Time the next calls of each operator as well, because those of the first step use fresh pages."""
         if self._device is not None or self.modelled:
             return
         costs = self._costs
@@ -71,17 +71,17 @@ class Signatures:
                 signature.calls = 1
 
     def expect(self, costs: Costs) -> None:
-        """Costs that are known from an earlier run. Call it before the program runs."""
+        """Use these costs, known from an earlier run. Call it before the program runs."""
         self._costs = self._costs or costs
 
     @property
     def has_costs(self) -> bool:
-        """Return whether there are costs that were known before the program ran."""
+        """Return whether any costs were known before the program ran."""
         return bool(self._costs)
 
     @property
     def needs_sizes(self) -> bool:
-        """Return whether predictions of allocations are needed."""
+        """Return whether allocations must be predicted."""
         return self.asks_sizes or self._ledger.budget_bytes is not None
 
     def of(
@@ -89,7 +89,7 @@ class Signatures:
     ) -> Signature:
         """Return the signature of a call.
 
-        geometries: those of its tensors. elsewhere: its results are not on the session's device.
+        geometries: of its tensors. elsewhere: its results are not on the session's device.
         """
         signature = self.by_key.get(key)
         if signature is None and self._device is not None:
@@ -140,9 +140,9 @@ class Signatures:
 
 
 def list_key(func: Any, tensors: list[torch.Tensor], versions: list[Version]) -> tuple[Any, ...]:
-    """Return what calls on lists of tensors have in common that cost about the same (`native/lists.h`).
+    """Return a key shared by calls on lists of tensors that cost about the same (`native/lists.h`).
 
-    The types distinguish complex tensors.
+    The dtypes distinguish complex tensors.
     """
     nbytes = sum([version.nbytes for version in versions])
     return func, len(tensors), frozenset([tensor.dtype for tensor in tensors]), nbytes

@@ -1,8 +1,8 @@
 """Handles any operator of the program. The common ones take a fast path, in C++ (`dtrrun/native`).
 
 This covers evicted inputs, memory shortage, in-place and random operators, unknown storages, first calls and
-several threads. `core.operator` defines what is done for an operator, and in which order; this flattens
-PyTorch's calls for it, and runs them.
+several threads. `core.operator` defines what is done for an operator, and in which order; this module
+flattens PyTorch's calls for it, and runs them.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from dtrrun.runtime.storage import (
 
 UNPLAIN = "no plain storage"
 PATIENCE_SECONDS = 1.0  # for operators of other threads, which may be waiting for one another
-PATIENCE_WITH_USERS_NS = 30_000_000_000  # for those that use memory which is to be moved
+PATIENCE_WITH_USERS_NS = 30_000_000_000  # for other threads that use memory about to be moved
 POLL_SECONDS = 0.01
 
 _onednn: Any = torch.ops.mkldnn
 CAN_ASK_ONEDNN = hasattr(_onednn, "data_ptr") and hasattr(_onednn, "_nbytes")
 
-sees_functions = torch._C._is_torch_function_mode_enabled  # some function mode, unless all are disabled
+sees_functions = torch._C._is_torch_function_mode_enabled  # a function mode is on, and not all are disabled
 
 
 class Reasons:
-    """Why every operator takes the slow path. While there is no reason, plain ones take the fast path."""
+    """Why every operator takes the slow path. Without a reason, plain operators take the fast path."""
 
     __slots__ = ("all", "any")
 
@@ -76,7 +76,7 @@ class Reasons:
 
 
 class NativeComposite(Protocol):
-    """Follows what a composite operator of a native library calls."""
+    """Follows the operators that a native library's composite operator calls."""
 
     thread: int
 
@@ -109,9 +109,9 @@ class SlowPath:
     ) -> None:
         """ended: a condition of the lock, notified when an operator has ended. device: the session's, if it
         is a GPU. kernels: our kernels of composite operators. tick: called periodically. met_leaf: called
-        with leaves of autograd. met_thread: called when another thread is about to run operators. too_small:
-        called with an error that the program is about to get. native: the extension, which brings the
-        operators."""
+        with autograd leaves. met_thread: called when another thread is about to run operators. too_small:
+        called with an error that is about to be raised to the program. native: the extension, which passes
+        the operators on."""
         self.dtr, self.ledger = dtr, dtr.ledger
         self._operators, self._eviction = dtr.operators, dtr.eviction
         self._rematerializer = dtr.rematerializer
@@ -121,13 +121,13 @@ class SlowPath:
         self.too_small = too_small
         self._native = native
         self.operators: dict[int, Operator] = {}
-        """By id of the overload, since hashing one is a call in Python; `operator_of` keeps it alive."""
+        """By the overload's id, since hashing an overload calls Python; `operator_of` keeps it alive."""
         self.reasons = Reasons()
         self.next_tick = 0  # ns
         self.operators_ns = 0  # time in the program's own operators
         self.bookkeeping_ns = 0  # our time, without rematerializations and evictions
-        self.waiting = 0  # threads that wait until an operator of another one ends
-        self.shared = False  # several threads have brought operators
+        self.waiting = 0  # threads waiting for another thread's operator to end
+        self.shared = False  # several threads have run operators
         self.home: int | None = (
             None  # the thread that may use the fast path: the main one, or the first one seen
         )
@@ -135,9 +135,9 @@ class SlowPath:
         self.called: Callable[[], None] | None = None
         """`--where`: called after each operator that is not a view. Set it before the session begins."""
         self.stateful: set[str] = set()
-        """Namespaces of operators of which one has kept a tensor: what they make may depend on it."""
+        """Namespaces with an operator that has kept a tensor: their results may depend on it."""
         self.composites: list[NativeComposite] = []
-        """Composite operators of native libraries that are under way, in any thread."""
+        """Native libraries' composite operators that are running, in any thread."""
 
     def learn(self, func: Any) -> Operator:
         """Return the facts about an operator seen for the first time."""
@@ -149,12 +149,12 @@ class SlowPath:
     # -- running an operator ---------------------------------------------------------------------
 
     def run(self, operator: Operator, func: Any, args: Any, kwargs: dict[str, Any], entered: int) -> Any:
-        """Run one operator, which the interposer has brought at the time `entered`.
+        """Run one operator, which the interposer passed on at the time `entered`.
 
         Raises what the operator raises, and BudgetError.
         """
         if sees_functions():
-            # Some PyTorch functions hide from function modes, and call us with one active.
+            # Some PyTorch functions bypass function modes, and call us with one active.
             with torch._C.DisableTorchFunction():
                 return self.run(operator, func, args, kwargs, entered)
         if not self.reasons.any and self.device is None and get_ident() != self.home:
@@ -184,19 +184,19 @@ class SlowPath:
                         operators.abandon(call)
                         if not (self.others_end() or self.found_garbage(entered)):
                             raise
-                # While it is written to, the memory still counts as the version before: no other thread may
-                # recompute anything from it. A program's own kernel may wait for another thread.
+                # While memory is written to, it still counts as the previous version: no other thread may
+                # recompute from it. Foreign kernels run unlocked, since they may wait for another thread.
                 if call.written and call.recordable and not operator.foreign:
                     result = self._perform(call, args, kwargs)
             if not call.ended:
                 result = self._perform(call, args, kwargs)
         except BaseException as error:
-            # Also for interrupts, before the kernel or between it and its entry in the ledger.
+            # Also covers interrupts, before the kernel or between it and its entry in the ledger.
             started = call is not None and call.started
             with self.lock:
                 if call is not None:
                     (operators.fail if started else operators.abandon)(call)
-                if isinstance(error, BudgetError) and not error.explained:  # before it ran, or after
+                if isinstance(error, BudgetError) and not error.explained:  # before or after the kernel
                     if call is not None:
                         self.refuse(error, call.versions, call.signature)
                     else:
@@ -214,7 +214,7 @@ class SlowPath:
         return result
 
     def _perform(self, call: TensorCall, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run the kernel of a call that is admitted, and enter what it has made."""
+        """Run the kernel of an admitted call, and enter its results."""
         operator = call.operator
         timed = self.device is None and call.signature.calls < Signature.SETTLED
         call.started = now_ns()
@@ -234,7 +234,7 @@ class SlowPath:
             self._finish(call, args, kwargs, own)
             for one in composites:
                 one.finished(call, result)
-            # On a GPU a signature's first calls are measured, here.
+            # On a GPU, a signature's first calls are measured here, in Python.
             ready = self.device is None or call.signature.calls >= Signature.SETTLED
             if call.common and ready:
                 self._native.remember(call.signature)
@@ -248,7 +248,7 @@ class SlowPath:
         return [one for one in self.composites if one.thread == get_ident()] if self.composites else []
 
     def call(self, call: TensorCall) -> Any:
-        """Run the kernel of the operator that the interposer has brought."""
+        """Run the kernel of the operator that the interposer has passed on."""
         if not call.operator.foreign:
             return self._native.proceed()
         body = Body(self.dtr, self.lock)
@@ -258,7 +258,7 @@ class SlowPath:
             )
         if call.kept and namespace_of(call.operator) not in PACKED_NAMESPACES:
             self.stateful.add(namespace_of(call.operator))
-        if reads_unseen or call.kept:  # calling it again might give something else
+        if reads_unseen or call.kept:  # a second call might give another result
             call.recordable = False
             with self.lock:
                 given = {version.key: version for version in call.versions}
@@ -270,7 +270,7 @@ class SlowPath:
         return result
 
     def _hand_out(self, tensors: list[torch.Tensor]) -> None:
-        """Native code has kept some of what a call has made: it can reach the memory from now on."""
+        """Native code has kept some of a call's results: it can access their memory from now on."""
         versions = [version for tensor in tensors if (version := self.version_of(tensor)) is not None]
         self.dtr.mutation.escape_together(versions, "kept by native code")
 
@@ -307,13 +307,13 @@ class SlowPath:
         call.result = None
 
     def _given_storages(self, call: TensorCall) -> list[Version]:
-        """The program gives a tensor an existing storage, to which it may write if it holds it itself.
+        """Return the versions of storages given to tensors; the program may write to those that it holds.
 
-        C++ holds it only for the call: cuDNN's recurrent layers find the buffer of their weights this way.
+        C++ holds one only for the call: cuDNN's recurrent layers get their weight buffer this way.
         """
         tensors = outputs_of(call.result, [])
         given = [version for tensor in tensors if (version := self.version_of(tensor)) is not None]
-        if until_return() is not None:  # `torch.load`: no other code will have it
+        if until_return() is not None:  # `torch.load`: no other code will hold it
             for version in given:
                 version.escaped, version.pin = False, "loaded or copied"
             return given
@@ -343,7 +343,7 @@ class SlowPath:
                 version.extent = 0
 
     def _keep_results(self, call: TensorCall, result: Any) -> None:
-        """Other threads may have drawn between the capture of the generator's state and this operator.
+        """Make the results constant: other threads may have drawn after the generator's state was captured.
 
         Operators known to draw hold the lock. Others must not, since they may wait for another thread.
         """
@@ -354,9 +354,9 @@ class SlowPath:
             self.dtr.recipes.make_constant(self.ledger.versions[key], "drawn among threads")
 
     def _capture_rng(self, call: TensorCall) -> None:
-        """Note the states of the generators that a call can draw from, if it may have to draw again."""
+        """Capture the states of the generators that a call can draw from, if it may have to be repeated."""
         operator = call.operator
-        # Its recipe needs them, and on a GPU its next attempt, when it has found no memory.
+        # Its recipe needs them, and so does a retry on a GPU that ran out of memory.
         repeatable = self.device is not None and operator.replayable
         if self.capturing or not (call.recordable or repeatable):
             return
@@ -375,8 +375,8 @@ class SlowPath:
     # -- tensors ---------------------------------------------------------------------------------
 
     def version_of(self, tensor: torch.Tensor) -> Version | None:
-        """Return the version of a tensor's storage, entered as a constant if it is new; None without a
-        storage, or if it is there for shapes only."""
+        """Return the version of a tensor's storage, entered as a constant if it is new; None if there is no
+        plain storage, or if it is there for shapes only."""
         try:
             storage = storage_of(tensor)
         except (NotImplementedError, RuntimeError):
@@ -392,7 +392,7 @@ class SlowPath:
                 return None
             held = is_held(storage)
             version = self._operators.adopt(storage)
-            if held and not version.escaped:  # through which the program can read and write unseen
+            if held and not version.escaped:  # the program can read and write unseen through it
                 version.escaped, version.pin = True, "handed out"
             if tensor.is_neg():
                 self.reasons.add("lazy bits")  # negative views of it may predate the session
@@ -438,13 +438,13 @@ class SlowPath:
         key: list[Any] = [operator]
         tensors = call.tensors
         call.template = flatten_into(args, key, tensors)
-        if kwargs:  # their names are values, too: part of the key
+        if kwargs:  # their names are values, and thus part of the key
             named = flatten_into(chain.from_iterable(kwargs.items()), key, tensors)
             call.kwargs = dict(zip(named[::2], named[1::2], strict=True))
         by_value = self.device is not None and call.take_by_value(key)
         elsewhere = self._elsewhere(kwargs.get("device"), tensors)
         if elsewhere:
-            key.append(elsewhere)  # a key unknown to the fast path, which assumes that results are here
+            key.append(elsewhere)  # unknown to the fast path, which assumes that results are on our device
         if operator.sized_by_numbers:
             key += [arg for arg in (*args, *kwargs.values()) if isinstance(arg, (float, complex))]
         if operator.random or operator.foreign:
@@ -452,7 +452,7 @@ class SlowPath:
         call.state = self._native.present_state(operator.general, self.device is None)
         dtype = torch.get_default_dtype()
         if dtype is not torch.float32:
-            key.append(dtype)  # of results without an explicit one
+            key.append(dtype)  # the default for results
         if operator.calls_others:
             call.autocast = program_autocast(self._native)
         geometries = self._look_up(call)
@@ -464,7 +464,7 @@ class SlowPath:
             )
             key.append(same)
         if call.complex:
-            key.append("complex")  # the fast path has no such key: these calls must come here
+            key.append("complex")  # the fast path has no such key: these calls must take the slow path
         if operator.opaque_output >= 0:
             key.append(torch.is_grad_enabled())  # without gradients there is no workspace
         call.replayable = (
@@ -472,7 +472,7 @@ class SlowPath:
             and not operator.uninitialised
             and not elsewhere
             and not call.opaque
-            and not self._native.has_numbers()  # a replay's tensor would not stand for one
+            and not self._native.has_numbers()  # in a replay, a tensor would not count as a number
         )
         if operator.foreign:
             call.replayable = call.replayable and namespace_of(operator) not in self.stateful
@@ -515,7 +515,7 @@ class SlowPath:
         return geometries
 
     def _elsewhere(self, device: torch.device | None, tensors: list[torch.Tensor]) -> str:
-        """Return the type of another device where results may be (or `meta`), or "" if there is none."""
+        """Return the type of another device that results may be on (or `meta`), or "" if there is none."""
         ours = self.ledger.device_type
         if device is not None:
             kind = place_of(torch.device(device))
@@ -531,7 +531,7 @@ class SlowPath:
     def identity_of(
         self, operator: Operator, args: Any, kwargs: dict[str, Any] | None, geometries: Sequence[Any]
     ) -> tuple[Any, ...]:
-        """Return the key that `_describe` makes of a call of these tensors: TENSOR_SLOT stands for each."""
+        """Return the key that `_describe` makes for a call with such tensors, each given as TENSOR_SLOT."""
         key: list[Any] = [operator]
         flatten_into(args, key, [])
         if kwargs:
@@ -547,18 +547,18 @@ class SlowPath:
         return tuple(key)
 
     def refuse(self, error: BudgetError, inputs: Sequence[Version], signature: Signature) -> None:
-        """The program is about to get this error, because of a call that there is no room for.
+        """Complete an error that is about to be raised to the program, whose call does not fit.
 
-        It says how much the program's own call needs, whatever failed on the way to it.
+        It says how much the program's own call needs, even if a recomputation for it failed.
         """
         error.called = signature.operator.name
         error.called_bytes = self._eviction.least_bytes_with(inputs) + signature.output_bytes
         self.too_small(error, inputs, signature)
 
     def classify(self, result: Any, operator: Operator) -> tuple[Sequence[Output], int, bool]:
-        """Look at results of the fast path that are no plain tensors. Its inputs are locked: this may evict.
+        """Classify fast-path results that are not plain tensors. May evict: the call's inputs are locked.
 
-        Returns the new storages, the bytes of results without a plain storage, and whether there are no such.
+        Returns the new storages, the bytes of results without a plain storage, and whether there are none.
         """
         with self.lock:
             ledger = self.ledger
@@ -572,7 +572,7 @@ class SlowPath:
     def others_end(self) -> bool:
         """Wait until an operator of another thread ends and its locks are released.
 
-        The caller holds the lock, which is released meanwhile. Returns False if there is no such operator.
+        The caller holds the lock, which is released meanwhile. Returns False if there is none, or on timeout.
         """
         if not self.ledger.others_reserve():
             return False
@@ -583,10 +583,10 @@ class SlowPath:
             self.waiting -= 1
 
     def left_by_others(self, version: Version) -> Version:
-        """Wait until no other thread uses the memory of a version, which this one has locked once.
+        """Wait until no other thread uses the memory of a version, which this thread has locked once.
 
-        The caller holds the lock, which is released meanwhile. Returns the present version of the storage:
-        others may have written to it. Raises RuntimeError if they do not end.
+        The caller holds the lock, which is released meanwhile. Returns the storage's current version: others
+        may have written to it. Raises RuntimeError if they keep using it.
         """
         ends = now_ns() + PATIENCE_WITH_USERS_NS
         self.waiting += 1
@@ -597,22 +597,22 @@ class SlowPath:
                     return found
                 if now_ns() > ends:
                     raise RuntimeError("another thread does not stop using it")
-                self._ended.wait(POLL_SECONDS)  # locks of custom functions end untold
+                self._ended.wait(POLL_SECONDS)  # custom functions release their locks without notifying
         finally:
             self.waiting -= 1
 
     def found_garbage(self, since_ns: int) -> bool:
-        """Return whether a garbage collection gives reason to try once more what was begun at that time."""
+        """Return whether a garbage collection justifies retrying what was begun at that time."""
         return self.dtr.garbage.before_refusing(since_ns)
 
     def tell_waiting(self) -> None:
-        """Tell threads that wait, if there are any, that an operator has ended. The caller holds the lock."""
+        """Notify waiting threads, if any, that an operator has ended. The caller holds the lock."""
         if self.waiting:
             self._ended.notify_all()
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """A context in which a budget error that the program gets is also reported."""
+        """Context: report a budget error that is about to be raised to the program."""
         try:
             yield
         except BudgetError as error:

@@ -1,12 +1,12 @@
-"""Switches the interposer on in all threads of the program: when they start, or the session does.
+"""Switches the interposer on in all threads of the program: when they start, or when the session starts.
 
 Every Python thread is started by `_thread`, in any library. Its functions are replaced in all modules that
-have them by name, since no public hook can enter a context when a thread starts. Running threads are visited
-(`visits`). Threads started by PyTorch's autograd engine inherit the interposer.
+have imported them by name, since no public hook can enter a context when a thread starts. Running threads are
+visited (`visits`). Threads started by PyTorch's autograd engine inherit the interposer.
 
 Most threads of a program never touch a tensor of the session: a data loader's feeder and pinning thread,
-progress bars, log writers. As long as none of them does, the fast path of the thread that trains takes no
-lock. So each of the others tells the session before it does (`SecondaryThread`).
+progress bars, log writers. As long as none of them does, the fast path of the training thread takes no lock.
+So each of the others notifies the session before its first access (`SecondaryThread`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ UNREACHED = (
 )
 
 _here = threading.local()
-"""`secondary`: the `SecondaryThread` that this thread is, if it is one."""
+"""`secondary`: this thread's `SecondaryThread`, if it has one."""
 
 
 class SecondaryThread:
-    """A thread other than the one that trains, until it first touches a tensor of the session."""
+    """A thread other than the training thread; reports when it first touches a tensor of the session."""
 
     def __init__(self, noticed: Callable[[], None]) -> None:
         self._noticed = noticed
@@ -50,9 +50,9 @@ class SecondaryThread:
 
 
 class Started(functools.partial):  # type: ignore[type-arg]
-    """What a thread calls first: it switches the interposer on, then calls the program's function.
+    """The first call of a thread: switches the interposer on, then calls the program's function.
 
-    This leaves no frame of ours beneath the program's, and error reports name its function.
+    This leaves none of our frames beneath the program's, and error reports name the program's function.
     """
 
     function: Any
@@ -71,16 +71,16 @@ class Threads:
     """Switches the interposer on in every thread, from `begin` until `end`."""
 
     def __init__(self, native: Any, noticed: Callable[[], None], alert: Callable[[str], None]) -> None:
-        """native: the extension. noticed: called in each other thread, before it first touches a tensor of
-        the session. alert: called with a line about threads that cannot be reached."""
+        """native: the extension. noticed: called in each secondary thread, before it first touches a tensor
+        of the session. alert: called with a line about threads that cannot be reached."""
         self._native = native
         self._noticed = noticed
         self._alert = alert
         self._entered: set[int] = set()
-        self.running = False  # threads that start after the session has ended are the program's own
+        self.running = False  # threads that start after the session has ended are left alone
         self.forked = False  # this process is a child of the session's
 
-    # -- threads to come ---------------------------------------------------------------------------
+    # -- future threads ----------------------------------------------------------------------------
 
     def install(self) -> None:
         self._replaced: list[tuple[Any, Any]] = []
@@ -93,7 +93,7 @@ class Threads:
 
     def remove(self) -> None:
         if self.forked:
-            return  # to search all modules takes longer than a data loader's worker takes to begin
+            return  # searching all modules takes longer than starting a data loader's worker
         for original, ours in self._replaced:
             _rename(ours, original)
 
@@ -114,13 +114,13 @@ class Threads:
 
         return start
 
-    # -- threads that there are ----------------------------------------------------------------------
+    # -- existing threads ----------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Switch the interposer on in this thread and all others.
 
-        Torch may have been imported first in a thread that does nothing else. So outside of the main thread
-        this one counts as a secondary thread, too: the first operator shows which thread trains.
+        A thread may do nothing but import torch first. So this one also counts as a secondary thread if it is
+        not the main thread: the first operator shows which thread trains.
         """
         self.running = True
         if threading.current_thread() is threading.main_thread():
@@ -130,8 +130,8 @@ class Threads:
         self.look()
 
     def look(self) -> None:
-        """Visit threads that have not been entered. Repeated, since not only Python starts threads."""
-        self._entered.add(get_ident())  # it has brought an operator here: perhaps one of autograd's
+        """Visit threads that have not been entered. Called repeatedly: not only Python starts threads."""
+        self._entered.add(get_ident())  # its operators already come here: perhaps one of autograd's threads
         strangers = sys._current_frames().keys() - self._entered
         if strangers:
             self._entered.update(strangers)
@@ -147,7 +147,7 @@ class Threads:
         visits.visit([one for one in others if not visits.cancel(one, self.enter)], self._leave)
 
     def enter(self) -> None:
-        """Let this thread's operators come to the session from now on."""
+        """Pass this thread's operators to the session from now on."""
         if not self.running:
             return
         self._entered.add(get_ident())
@@ -163,12 +163,12 @@ class Threads:
 _without: dict[str, dict[str, int]] = {}
 """By function name: modules that did not have it, with their number of names at that time.
 
-There are thousands, too many to search whenever a session begins or ends.
+There are thousands of modules, too many to search whenever a session begins or ends.
 """
 
 
 def _rename(one: Any, other: Any) -> None:
-    """Replace `one` by `other`, which has the same name, in every module that has it."""
+    """Replace `one` by `other`, which has the same function name, in every module that has it."""
     known = _without.setdefault(one.__name__, {})
     changed = [
         (place, module.__dict__)
@@ -184,14 +184,14 @@ def _rename(one: Any, other: Any) -> None:
 
 
 def joins() -> None:
-    """Code that is not an operator is about to touch a tensor of the session."""
+    """Report that this thread is about to touch a tensor of the session, if it is a secondary thread."""
     secondary = getattr(_here, "secondary", None)
     if secondary is not None:
         secondary.join()
 
 
 def wait_while(is_inside: Callable[[], bool]) -> None:
-    """Wait for an operator of another thread to end."""
+    """Wait for an operator of another thread to end, within a time limit."""
     ends = monotonic() + PATIENCE_SECONDS
     while is_inside() and monotonic() < ends:
         sleep(LOOK_SECONDS)

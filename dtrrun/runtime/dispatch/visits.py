@@ -3,7 +3,7 @@
 Python has no public way to do this so far. Since 3.12 `sys.monitoring` can watch the code that a thread is
 executing; before that, `_PyEval_SetTrace` gives another thread a tracing function. Either is called at the
 thread's next instruction, does its work and is removed at once. A thread waiting in C is reached when it
-returns from there. No longer needed once an interposer sees the operators of all threads.
+returns to Python. Obsolete once an interposer sees the operators of all threads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 Call = Callable[[], None]
 
 _awaited: dict[int, tuple[list[Call], CodeType]] = {}
-"""By thread: what it is to call, in order, and the code in which it is expected."""
+"""By thread: the pending calls, in order, and the code in which the thread is expected."""
 
 
 def visit(threads: Iterable[int], call: Call) -> list[int]:
@@ -55,7 +55,7 @@ def cancel(thread: int, call: Call) -> bool:
 
 
 def _arrived() -> None:
-    """A thread has made a step."""
+    """Make this thread's pending calls: it has taken a step."""
     found = _awaited.pop(threading.get_ident(), None)
     if found is not None:
         calls, code = found
@@ -118,7 +118,7 @@ else:
             if top is not None:
                 _released(top)
                 if top == id(frame):
-                    if _is_traced(frame):  # by a debugger: we see calls and returns
+                    if _is_traced(frame):  # by a debugger: use the profiler's calls and returns instead
                         _set_profile(state, _profiler, None)
                     else:
                         frame.f_trace_opcodes = True

@@ -1,11 +1,11 @@
 """The budget that is expected to be enough for a program whose budget was too small.
 
-It is the sum of what stays in memory in any case, now or later in the step, and of the most that one operator
-needs besides. The operators that have run are known, and those of the backward pass can be guessed from the
-forward pass. Computed once, when the program is about to end, from what the session knows anyway.
+It is the sum of what stays in memory in any case, now or later in the step, and of the most that any one
+operator needs besides. The operators that have run are known, and those of the backward pass can be guessed
+from the forward pass. Computed once, when the program is about to end, from what the session already knows.
 
-A program that has not begun to compute (it makes its parameters, or its first batch) gives no hint, and no
-budget is named: it would be too small again.
+For a program that has not begun to compute (it is making its parameters or its first batch), there is no
+basis for an estimate, and no budget is named: it would be too small again.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dtrrun.runtime.storage import rounded
 
 MARGIN = 1.05
 LOST_PINS = (INPUT_LOST, INPUT_MUTATED)
-"""Why computed memory became constant."""
+"""Reasons why computed memory became constant."""
 NESTED = 2
-"""While an input is recomputed, how many operators on the way to it may wait for one of their inputs."""
+"""How many operators may be waiting for one of their own inputs while an input is recomputed."""
 JOINED = 3
-"""How many more may, where what was computed is joined (residual connections)."""
+"""How many more may be waiting where results are joined (residual connections)."""
 COPYING = {"aten.clone", "aten._to_copy", "aten.copy_"}
 UPDATES = ("aten._foreach", "aten._fused")
 JOINING = {"aten.add", "aten.add_"}
@@ -41,10 +41,10 @@ def expected_budget(
     inputs: Sequence[Version] = (),
     failed: Signature | None = None,
 ) -> int:
-    """Return the budget in bytes, 0 if nothing is known.
+    """Return the budget in bytes; 0 if nothing is known.
 
-    signatures: of the calls so far, including the one that failed. inputs, failed: of this one, if it is a
-    call.
+    signatures: of the calls so far, including the one that failed. inputs, failed: the inputs and signature
+    of the call that failed, if it was a call.
     """
     assert ledger.budget_bytes is not None
     trained = training.present(ledger.key_of)
@@ -91,10 +91,10 @@ def expected_budget(
     larger = 0 if trains or failed is None else _with_larger_batch(calls, Sizes(failed, parameters))
     needed = kept + most
     if not torch.is_grad_enabled() or in_backward():  # otherwise there is more to come
-        # With this much, nothing that has been computed would have to be evicted.
+        # With this much, no computed memory would have to be evicted.
         whole = unseen + around + to_come + _whole_bytes(ledger, operations, inputs)
         needed = min(needed, whole + max((one.nbytes for one in known), default=0))
-    # The optimizer's temporary memory may exist already: it becomes constant when the weights change.
+    # The optimizer's temporary memory may already exist: it becomes constant when the weights change.
     update = kept + training.update_bytes() - lost
     return max(int(MARGIN * max(needed, update, error.least_bytes)), kept + larger)
 
@@ -106,7 +106,7 @@ def _begun(
     inputs: Sequence[Version],
     failed: Signature | None,
 ) -> bool:
-    """Return whether an operator has computed with a parameter, or there is none, or it has a gradient."""
+    """Return whether an operator has computed with a parameter, or one has a gradient, or there is none."""
     if not training.parameters or training.has_gradients():
         return True
     calls = [(one.signature, one.inputs) for one in operations]
@@ -120,7 +120,7 @@ def _begun(
 
 
 def _under_way(training: Training, ledger: Ledger, reached: set[int], failed: Signature | None) -> set[int]:
-    """Return the parameter whose gradient the call that failed may have made: a backward pass has left it."""
+    """Return the key of a parameter whose gradient the failed call may have made in a backward pass."""
     if failed is None:
         return set()
     sizes = training.without_gradient(ledger.key_of)
@@ -130,7 +130,7 @@ def _under_way(training: Training, ledger: Ledger, reached: set[int], failed: Si
 
 
 def _whole_bytes(ledger: Ledger, operations: list[Operation], inputs: Sequence[Version]) -> int:
-    """Return the bytes of all that the program has, and of what this is computed from."""
+    """Return the bytes of all the program's storages, and of those from which they are computed."""
     versions = {id(one): one for one in (*ledger.versions.values(), *inputs, *_read(operations))}
     largest: dict[int, int] = {}  # versions of one storage take its memory once
     for one in versions.values():
@@ -143,7 +143,7 @@ def _read(operations: list[Operation]) -> Iterable[Version]:
 
 
 def _operations(ledger: Ledger, inputs: Sequence[Version]) -> Iterable[Operation]:
-    """Return the recipes of what the program has, and of what these are computed from."""
+    """Return the recipes of the program's storages, and of those from which they are computed."""
     found: dict[int, Operation] = {}
     pending: list[Version] = [*ledger.versions.values(), *ledger.scratch, *inputs]
     while pending:
@@ -155,7 +155,7 @@ def _operations(ledger: Ledger, inputs: Sequence[Version]) -> Iterable[Operation
 
 
 class Call:
-    """What a call has in memory besides constants: the bytes of its `inputs`, and of its `result`."""
+    """The memory of a call, besides constants: the bytes of its `inputs` and of its `result`."""
 
     operator: Any
     inputs: list[int]
@@ -167,12 +167,12 @@ class Call:
 
     @property
     def updates(self) -> bool:
-        """Return whether it is an optimizer's, on many parameters at once."""
+        """Return whether this is an optimizer's update of many parameters at once."""
         return bool(self.operator.name.startswith(UPDATES))
 
     @property
     def waiting(self) -> int:
-        """Return what is in memory while the smallest of its inputs is recomputed."""
+        """Return the bytes in memory while the smallest of its inputs is recomputed."""
         return sum(self.inputs) - min(self.inputs, default=0)
 
     def backward(self) -> Backward:
@@ -180,11 +180,11 @@ class Call:
 
 
 class Backward(Call):
-    """What the backward of a call is likely to have in memory.
+    """The likely memory of a call's backward.
 
-    That of most operators with one input, such as a convolution or an activation, reads the gradient of the
-    output and the input or the output, and makes the gradient of the input. With more inputs, there is an
-    operator for each.
+    For most operators with one input, such as a convolution or an activation, it reads the output's gradient
+    and the input or the output, and makes the input's gradient. With more inputs, there is one operator for
+    each.
     """
 
     def __init__(self, call: Call) -> None:
@@ -197,10 +197,10 @@ class Backward(Call):
 
 
 class Recorded(Call):
-    """An operation that can be run again."""
+    """An operation that can be replayed."""
 
     def __init__(self, operation: Operation, parameters: set[tuple[int, ...]]) -> None:
-        """parameters: the shapes that are taken for parameters. A sum of their gradients stays."""
+        """parameters: the shapes taken to be parameters'. A sum of their gradients stays in memory."""
         self.operator = operation.signature.operator
         name, geometries = self.operator.name, operation.signature.geometries
         of_gradients = name in JOINING and all(_shape(one[0]) in parameters for one in geometries)
@@ -212,7 +212,7 @@ class Recorded(Call):
 
 
 def _after(failed: Signature) -> Call:
-    """Return the backward of an operator that works by elements on the result of the one that failed."""
+    """Return the backward of an elementwise operator on the result of the call that failed."""
     call = Call()
     call.operator, call.result = failed.operator, failed.output_bytes
     call.inputs = [failed.output_bytes, failed.output_bytes]
@@ -220,10 +220,10 @@ def _after(failed: Signature) -> Call:
 
 
 class Sizes(Call):
-    """A call of a signature. `shapes`: those of its inputs that are no parameters."""
+    """A call of a signature. `shapes`: of its inputs that are not parameters."""
 
     def __init__(self, signature: Signature, parameters: set[tuple[int, ...]]) -> None:
-        """parameters: the shapes that are taken for parameters."""
+        """parameters: the shapes taken to be parameters'."""
         inputs = [one for one in signature.geometries if _shape(one[0]) not in parameters]
         self.operator = signature.operator
         self.shapes = [tuple(one[0]) for one in inputs if one[0]]
@@ -232,7 +232,7 @@ class Sizes(Call):
 
 
 def _shape(size: tuple[int, ...]) -> tuple[int, ...]:
-    """Return what a tensor's size has in common with its transposed sizes."""
+    """Return a tensor's size in a form shared by all of its transposes."""
     return tuple(sorted(size))
 
 
@@ -245,10 +245,10 @@ def _nbytes(geometry: Geometry) -> int:
 
 
 def _with_larger_batch(calls: list[Sizes], failed: Sizes | None) -> int:
-    """Return what the forward pass needs if the call that failed has a larger batch than those before.
+    """Return what the forward pass needs if the failed call has a larger batch than earlier ones, else 0.
 
     An evaluation often has a larger batch than the training before it. A result that grows from call to call
-    (predictions that are gathered by `torch.cat`) is no batch. It may need twice as much in a later call.
+    (predictions gathered by `torch.cat`) is not a batch. It may need twice as much in a later call.
     """
     if failed is None or not failed.shapes:
         return 0

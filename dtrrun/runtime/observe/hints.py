@@ -1,4 +1,4 @@
-"""What a program can do itself where its budget is too small: known cures, by what fills the memory."""
+"""What a program can do itself if its budget is too small: known remedies, by what fills the memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dtrrun.runtime.observe.training_memory import Training
 from dtrrun.sizes import format_size
 
 LEAK = 0.1
-"""The share of the budget from which values of earlier steps are worth a word."""
+"""The share of the budget from which values of earlier steps are mentioned."""
 LARGE = 0.2
-"""The share of the budget from which one operator's logits are."""
+"""The share of the budget from which one operator's logits are mentioned."""
 VOCABULARY = 1000
 
 EARLIER_STEPS = (
@@ -25,7 +25,7 @@ LOGITS = (
 
 
 def hint(ledger: Ledger, training: Training, error: BudgetError, failed: Signature | None, steps: int) -> str:
-    """Return what is known to help, "" if nothing is. steps: that the program has made."""
+    """Return what is known to help, or "" if nothing is. steps: the number of steps so far."""
     found = []
     if steps and (nbytes := _of_earlier_steps(ledger, training)) >= LEAK * error.budget_bytes:
         found.append(EARLIER_STEPS.format(format_size(nbytes)))

@@ -1,10 +1,10 @@
 """`--heuristic auto`: finds the heuristic that suits the program while it trains, and switches to it.
 
-The run begins with a heuristic that does well in general, or with what an earlier run has found. When steps
-recompute more than a little, some of them are logged, and another process tries heuristics on the log
-(`simulator.learn`) while training goes on. At the end of a step, the session switches to what was found, and
-back if that is worse. All of this happens again when the steps change. The values that the program computes
-depend on none of it. In this code, a rule is a heuristic with its settings.
+The run begins with a heuristic that does well in general, or with one that an earlier run has found. When
+steps recompute more than a little, some of them are logged, and another process tries heuristics on the log
+(`simulator.learn`) while training goes on. At the end of a step, the session switches to the heuristic found,
+and back if that is worse. All of this is repeated when the steps change. It never affects the values that the
+program computes. In this code, a rule is a heuristic with its settings.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ from dtrrun.runtime.observe.remembered import Remembered
 from dtrrun.runtime.observe.steps import StepClock
 
 WORTH = 0.02
-"""A share of the program's own operators: neither is less recomputation worth a search, nor a lesser saving a
-change."""
+"""A share of the program's own operators: less recomputation is not worth a search, and less saving is not
+worth a change of rule."""
 PAID = 2.0
-"""Recomputation since the beginning, in steps without any, from which a search is worth its price: about what
-logging the steps costs. So a short run, or one that recomputes next to nothing, does without. Each further
-search has to be worth twice as much as the one before."""
+"""Recomputation so far, in multiples of a step without any, from which a search is worth its price: about the
+cost of logging the steps. So a short run, or one that recomputes next to nothing, does not search. The
+threshold doubles with each search."""
 JUDGED = 4
 """Steps (or more, if several kinds of steps alternate) by which a rule is judged. Before the first are over,
-costs have not been measured, and there is no optimizer's state."""
+costs have not been measured, and there is no optimizer state."""
 WORSE = 0.01
-"""By how much the share of a new rule may be worse than that of the former."""
+"""By how much the share of a new rule may exceed that of the former rule."""
 BROKEN = 1.25
-"""By what factor (and twice `WORTH`) a share may become worse than it was, in this run or the one that is
-remembered, before another search."""
+"""By what factor (plus twice `WORTH`) a share may exceed its earlier value, in this run or the remembered
+one, before another search."""
 VARYING = "h_dtr_eq"
-"""For a program in which no step is like another: what was best for some of its steps is not for the next."""
+"""For a program whose steps all differ: the best rule for some of its steps is not the best for the next."""
 HOPELESS = 3.0
 """Recomputation in a step, relative to its own operators, from which another rule is tried at once."""
 AT_ONCE_NS = 1_000_000_000
-"""Less recomputation is not worth that."""
+"""Less recomputation than this does not justify that."""
 OTHERS = ("h_next", VARYING, FIRST)
 """Rules that are tried then, each once, and the last of them in any case."""
 MOST_OPERATORS = 100_000
-"""Of the steps to be logged: more would take the search too long."""
+"""In the steps to be logged: with more, the search would take too long."""
 SECONDS = 30.0
 LONGEST = 20
 MEMORY_BYTES = 4 << 30
-"""Bounds on the search: seconds, or steps where these take longer; and memory."""
+"""Bounds on the search: seconds, or a number of steps if these take longer; and memory."""
 START = (
     "import os, sys; os.fork() and os._exit(0); sys.path.insert(0, sys.argv.pop(1)); "
     "from dtrrun.simulator.learn import main; main()"
 )
-"""It is not our child: a program may wait for any child (`os.wait`), and count them."""
+"""Forks, so that the search is not our child: a program may wait for any child (`os.wait`), or count them."""
 
 
 class Session(Protocol):
@@ -78,14 +78,14 @@ class Session(Protocol):
 
 
 class Learning:
-    """Watches steps, has rules searched, and changes the session's rule."""
+    """Watches steps, starts searches for rules, and changes the session's rule."""
 
     def __init__(
         self, session: Session, remembered: Remembered | None = None, folder: str | None = None
     ) -> None:
-        """remembered: where earlier runs have left what they found, and this one leaves it; None: nowhere.
+        """remembered: where runs keep what they have found; None: nowhere.
 
-        folder: for the log, removed even if this process is killed; None: the one for temporary files.
+        folder: for the log, removed even if this process is killed; None: the system's temporary folder.
         """
         self._session, self._remembered, self._folder = session, remembered, folder
         self._dtr = session.slow_path.dtr
@@ -94,23 +94,23 @@ class Learning:
         self._recorder: Recorder | None = None
         self._search: Search | None = None
         self._ages: deque[int] = deque(maxlen=2 * KNOWN + 1)  # at the ends of the latest steps
-        self._shares: deque[float] = deque(maxlen=2 * KNOWN)  # recomputation in steps with the present rule
-        self._skip = 0  # steps that belong to two rules
+        self._shares: deque[float] = deque(maxlen=2 * KNOWN)  # recomputation per step with the current rule
+        self._skip = 0  # steps to ignore, because they belong to two rules
         self._recomputed = 0.0  # the sum of all shares since the last search
-        self._paid = PAID  # by which the next one is worth its price
-        self._tolerated = WORTH  # the share up to which there is none
-        self._kinds = 1  # of steps, which alternate
-        self._judged = True  # whether the present rule needs no judgement any more
-        self._promised: float | None = None  # its share in the run that is remembered
+        self._paid = PAID  # the sum from which the next search is worth its price
+        self._tolerated = WORTH  # the share up to which there is no search
+        self._kinds = 1  # the number of kinds of steps that alternate
+        self._judged = True  # whether the current rule has been judged or needs no judgment
+        self._promised: float | None = None  # its share in the remembered run
         self._former: float | None = None  # the share before the search
-        self._found: dict[str, Any] = {"heuristic": FIRST, "steps": []}  # the present rule
-        self._previous = self._found  # that of `_former`
-        self._costs: dict[str, Any] = {}  # of operators, with which the present rule was found
+        self._found: dict[str, Any] = {"heuristic": FIRST, "steps": []}  # the current rule
+        self._previous = self._found  # the rule that had the share `_former`
+        self._costs: dict[str, Any] = {}  # of operators, with which the current rule was found
         self._untried = list(OTHERS)
-        self._changed_in = 0  # the step within which the rule was changed last
-        self._recomputed_before = 0  # ns, in that step until then
+        self._changed_in = 0  # the step within which the rule was last changed
+        self._recomputed_before = 0  # ns, in that step before the change
         self.rule: dict[str, Any] = {"heuristic": FIRST, "since_step": 1, "source": "first"}
-        """What is told of the present rule: shares are of the program's own operators."""
+        """What is reported about the current rule: shares are of the program's own operators."""
 
     def install(self) -> None:
         found = None if self._remembered is None else self._remembered.read()
@@ -120,8 +120,8 @@ class Learning:
             costs = costs_from(found["costs"])
             self._change(found, "remembered")
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-            return  # it was not written by us, or by another version
-        # What suits a program depends on what its operators seem to cost, and that differs from run to run.
+            return  # written by something else, or by another version
+        # The best rule for a program depends on the measured costs, which differ from run to run.
         self._costs = found["costs"]
         self._session.slow_path.signatures.expect(costs)
         self._judged = False
@@ -134,14 +134,14 @@ class Learning:
         self._end_search()
 
     def forget(self) -> None:
-        """The budget is too small, perhaps because of the present rule: no run begins with it again."""
+        """Let no run begin with the current rule again: the budget is too small, perhaps because of it."""
         if self._remembered is not None:
             self._remembered.forget()
 
     # -- steps -----------------------------------------------------------------------------------
 
     def step_ended(self) -> None:
-        """Called when the step is over, and its figures are known."""
+        """Called when the step is over and its figures are known."""
         self._ages.append(self._ledger.age)
         if self._lookahead is not None:
             self._lookahead.step_ended()
@@ -158,10 +158,10 @@ class Learning:
             self._consider()
 
     def step_goes_on(self, step: dict[str, int]) -> None:
-        """Called from time to time within a step, also within a rematerialization. step: its figures so far.
+        """Called periodically within a step, even within a rematerialization. step: its figures so far.
 
-        If it is mostly recomputation, another rule takes over at once: better ones are learned at the ends of
-        steps, and this one's may be ages away.
+        If the step is mostly recomputation, another rule takes over at once: better ones are learned at the
+        ends of steps, and this step's end may be very far away.
         """
         recomputed = step["rematerialization_ns"]
         if self._changed_in == step["index"]:
@@ -192,7 +192,7 @@ class Learning:
 
     @property
     def _share(self) -> float | None:
-        """Recomputation with the present rule: the median of each kind of steps, and of these the mean.
+        """Recomputation with the current rule: the mean, over the kinds of steps, of each kind's median.
 
         None if there were too few steps.
         """
@@ -206,7 +206,7 @@ class Learning:
     # -- searching -------------------------------------------------------------------------------
 
     def _consider(self) -> None:
-        """Log the next steps, if that is worth it."""
+        """Log the next steps, if a search is worth it."""
         share = self._share
         if share is None or share < self._tolerated or self._recomputed < self._paid:
             return
@@ -251,9 +251,9 @@ class Learning:
             self._cannot(error.strerror)
 
     def _look(self) -> None:
-        """See what the search has found so far."""
+        """Check what the search has found so far."""
         assert self._search is not None
-        running = self._search.running()  # first, so that no answer comes after this
+        running = self._search.running()  # first: if it has ended, no answer can come later
         answer = self._search.answer()
         if answer is not None and "error" in answer:
             self._cannot(answer["error"])
@@ -261,7 +261,7 @@ class Learning:
         if answer is not None:
             self._costs = answer["costs"]
         if answer is not None and answer["heuristic"] != self._found["heuristic"]:
-            # The figures of one search can be compared, but not with what was measured.
+            # A search's figures can be compared with each other, but not with measurements.
             present = answer["present_overhead"] if self._former is None else self.rule["predicted"]
             if present is None or present - answer["overhead"] > WORTH:
                 self._take(answer, "searched")
@@ -271,13 +271,13 @@ class Learning:
             self._end_search()
 
     def _take(self, found: dict[str, Any], source: str) -> None:
-        """Change to what was found, and keep what there was, to change back to."""
+        """Change to the rule found, and keep the current one, in case the new one is worse."""
         if self._former is None:
             self._former, self._previous = self._share, self._found
         self._change(found, source)
 
     def _change(self, found: dict[str, Any], source: str) -> None:
-        """Let another rule choose from now on."""
+        """Switch to another rule."""
         steps = [WatchedStep.from_values(values) for values in found["steps"]]
         if self._lookahead is not None:
             self._lookahead.end()
@@ -298,7 +298,7 @@ class Learning:
         self._kinds = max(len(steps), 1) if source == "remembered" else self._kinds
 
     def _judge(self) -> None:
-        """Compare the present rule with the one before, or with its promise, once."""
+        """Compare the current rule, once, with the previous one or with its share in the remembered run."""
         share = self._share
         if share is None:
             return
@@ -314,7 +314,7 @@ class Learning:
         self._tolerated = BROKEN * expected + 2 * WORTH
 
     def _back(self) -> None:
-        """The new rule is worse than the former."""
+        """Change back to the former rule: the new one is worse."""
         self._change(self._previous, "worse")
         self.rule["share"] = self._former
 
@@ -332,7 +332,7 @@ CANNOT = "cannot search for a better heuristic ({why}): the run keeps {heuristic
 
 
 def kinds_of(operators: Sequence[int]) -> int | None:
-    """Return how many kinds of steps alternate, 0 if none are alike; None if more steps have to be seen.
+    """Return how many kinds of steps alternate; 0 if none are alike; None if more steps are needed to tell.
 
     operators: the number of operators of each of the latest steps.
     """
@@ -341,12 +341,12 @@ def kinds_of(operators: Sequence[int]) -> int | None:
             return kinds
     if len(operators) < 2 * KNOWN:
         return None
-    most = max(map(operators.count, operators))  # others may differ: an evaluation, a line in a log
+    most = max(map(operators.count, operators))  # a few may differ: an evaluation, a log message
     return 1 if 2 * most >= len(operators) else 0
 
 
 class Search:
-    """The other process, its log and its answer, in a folder of their own."""
+    """The search process, its log and its answer, in a separate folder."""
 
     def __init__(self, folder: Path, known: int) -> None:
         self._folder, self._known = folder, known
@@ -358,7 +358,7 @@ class Search:
         self._pid = os.getpid()
 
     def start(self, budget_bytes: int, present: str, seconds: float) -> None:
-        """Raises OSError."""
+        """Start the process. Raises OSError."""
         wanted = {
             "log": str(self.log),
             "answer": str(self._answer),
@@ -374,10 +374,10 @@ class Search:
         self._process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=quiet, start_new_session=True
         )
-        self._process.wait()  # for the one that has forked
+        self._process.wait()  # the process that forked the search ends at once
 
     def running(self) -> bool:
-        """It writes nothing, so that its output can only be read from once it has ended."""
+        """Return whether the search runs: it writes no output, so its pipe is readable only once it ends."""
         assert self._process is not None
         assert self._process.stdout is not None
         poll = select.poll()
@@ -385,7 +385,7 @@ class Search:
         return not poll.poll(0)
 
     def answer(self) -> dict[str, Any] | None:
-        """Return the best so far, if it is new."""
+        """Return the best rule so far, if it is new."""
         try:
             written = os.stat(self._answer).st_mtime_ns
             if written == self._read_ns:
@@ -399,8 +399,8 @@ class Search:
 
     def end(self) -> None:
         if os.getpid() != self._pid:
-            return  # a forked child, to which none of this belongs
+            return  # a forked child, which owns none of this
         for pipe in (self._process.stdin, self._process.stdout) if self._process is not None else ():
             if pipe is not None:
-                pipe.close()  # by which it ends
+                pipe.close()  # makes it end
         shutil.rmtree(self._folder, ignore_errors=True)

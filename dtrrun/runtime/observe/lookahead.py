@@ -12,22 +12,22 @@ from dtrrun.runtime.dispatch.slow_path import SlowPath
 TOGETHER = 2
 """Steps recorded in a row: two networks trained alternately have two kinds of steps."""
 KNOWN = 4
-"""The number of latest steps that are remembered."""
+"""The number of recorded steps that are kept."""
 
 
 class Lookahead(Observer):
-    """Records a step or two once memory runs short, and again when steps no longer match these."""
+    """Records a step or two once memory runs short, and again when steps no longer match them."""
 
     def __init__(self, slow_path: SlowPath, steps: Sequence[WatchedStep] = ()) -> None:
-        """steps: those that are known already; without any, the first ones are recorded."""
+        """steps: those already known; without any, the first ones are recorded."""
         self._ledger = slow_path.ledger
         self._history = slow_path.dtr.history
         self.foresight = self._ledger.policy.foresight = Foresight(self._ledger, steps)
         self._step: WatchedStep | None = None
-        self._before: WatchedStep | None = None  # the one that ended when this step began
+        self._before: WatchedStep | None = None  # the step that has just ended, if it was recorded
         self._to_watch = 0 if steps else TOGETHER
         self._strange = 0  # steps in which the position was mostly unknown
-        self._patience = 1  # number tolerated; doubled each time, for programs that never repeat
+        self._patience = 1  # how many are tolerated; doubled each time, for programs that never repeat
 
     def step_ended(self) -> None:
         foresight, step = self.foresight, self._step
@@ -47,7 +47,7 @@ class Lookahead(Observer):
         self._watch(self._to_watch > 0 and self._ledger.pressure)
 
     def end(self) -> None:
-        """The rule no longer looks ahead."""
+        """Stop recording: the rule no longer looks ahead."""
         self._watch(False)
 
     def _watch(self, wanted: bool) -> None:

@@ -1,6 +1,6 @@
 """One-line notices when the program does something that dtrrun does not support.
 
-These are only hooks: they cost operators no time.
+These only use hooks: they cost operators no time.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Notices:
 
 
 def warn_when_it_trains(wanted: Callable[[], bool]) -> None:
-    """In a forked child without a session, print a line at its first optimizer step, if `wanted()`."""
+    """Print a line at the first optimizer step of a forked child without a session, if `wanted()`."""
 
     def stepping(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
         handle.remove()

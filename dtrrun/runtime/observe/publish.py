@@ -111,7 +111,7 @@ def tables(session: Session) -> dict[str, Any]:
 
 
 def _native(interposer: Interposer) -> dict[str, Any]:
-    """Return how many operators there were, and which of them the fast path left to Python."""
+    """Return how many operators there were, and which of them fell back to Python."""
     calls = sorted(interposer.python_calls.items(), key=lambda item: -item[1])
     in_python = sum(count for _, count in calls)
     return {
@@ -124,7 +124,7 @@ def _native(interposer: Interposer) -> dict[str, Any]:
 
 
 def _places(session: Session) -> list[dict[str, Any]]:
-    """Return where the program called the operators that were run again, costliest first."""
+    """Return where the program called the replayed operators, costliest first."""
     if session._where is None:
         return []
     rows: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""Logs what the runtime is asked to do in a step: for `dtrrun record`, and to find a heuristic.
+"""Logs what the runtime is asked to do in a step, for `dtrrun record` and the search for a heuristic.
 
 The log contains facts about the program (sizes, costs, which storages an operator reads and writes);
 `dtrrun.simulator.live` derives their consequences under a budget, with the same core.
@@ -24,8 +24,8 @@ from dtrrun.runtime.observe.step_log import Facts, StepLog, open_log
 
 
 class Pending(NamedTuple):
-    """An operator that has not run yet: facts for the log, and by hole the keys of its inputs in the ledger,
-    their bytes, and the geometries of its tensors; and the first hole of each version that it writes to."""
+    """An operator that has not run yet: facts for the log; by hole, its inputs' keys in the ledger, their
+    bytes, and its tensors' geometries; and the first hole of each version that it writes to."""
 
     facts: Facts
     keys: list[int]
@@ -35,12 +35,12 @@ class Pending(NamedTuple):
 
 
 class Recorder(Observer):
-    """The log from the end of one step to the end of another, and the numbers of its storages."""
+    """The log from the end of one step to the end of another, and its numbering of storages."""
 
     def __init__(self, path: str, first: int, last: int, cost: str, *, alone: bool = True) -> None:
         """first, last: steps, counted from 1 when the recorder is made. cost: how operators are priced.
 
-        alone: nothing is evicted, so that storages can die when the program releases them. Otherwise small
+        alone: nothing is evicted, so storages can die when the program releases them. Otherwise, small
         constants are kept for recipes, and die late.
         """
         self._path, self._first, self._last, self._cost, self._alone = path, first, last, cost, alone
@@ -64,14 +64,14 @@ class Recorder(Observer):
         pass  # it begins with its first step
 
     def remove(self) -> None:
-        """The program ends before the step does."""
+        """Discard an unfinished log: the program ends before the step does."""
         if self._log is not None:
             self._log.discard()
             self._end()
 
     @property
     def ended(self) -> bool:
-        """Whether the last step has been logged, or could not be: then there is an `error`."""
+        """Whether the last step has been logged, or logging has failed: then there is an `error`."""
         return self._log is None and (self._steps >= self._last or self.error is not None)
 
     # -- steps -----------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class Recorder(Observer):
         self.step_begins()
 
     def step_begins(self) -> None:
-        """Called before the first step, and after the end of each."""
+        """Called before the first step, and at the end of each step."""
         if self._log is not None:
             self._annotate("STEP", step=self._steps)
             self._backward = False
@@ -141,10 +141,10 @@ class Recorder(Observer):
         self._flush().annotate(event, facts)
 
     def met(self, version: Version) -> None:
-        """A storage that is new to the ledger is a constant of the step."""
+        """Log a storage that is new to the ledger as a constant of the step."""
         if version.key not in self._numbers:
             facts: Facts = {"pin": version.pin, "exposed": version.escaped}
-            # What an operator in progress releases is logged after it.
+            # What is released during an operator is logged after it.
             if not self._pending:
                 self._begins()
             assert self._log is not None
@@ -183,7 +183,7 @@ class Recorder(Observer):
     def admitted(self, call: Any) -> None:
         versions = call.versions
         for version in versions:
-            self.met(version)  # the fast path knows those that no operator has met
+            self.met(version)  # the fast path also uses versions that `met` has not been called with
         self._begins()
         written = call.written
         self._pending[id(call)] = Pending(
@@ -203,7 +203,7 @@ class Recorder(Observer):
             self._annotate("FAILED", **pending.facts)
 
     def finished(self, call: Any, outputs: Sequence[Output]) -> None:
-        """Log an operator with its outputs. What died meanwhile is logged after it."""
+        """Log an operator with its outputs. Storages that died meanwhile are logged after it."""
         pending = self._pending.pop(id(call), None)
         if pending is None or self._log is None:
             return
@@ -247,7 +247,7 @@ class Recorder(Observer):
         self._log.call(call.operator.name, inputs, made, views, replaced, call.signature.cost, facts)
 
     def _facts(self, call: TensorCall, written: dict[int, list[int]]) -> Facts:
-        """Return the facts for the simulator's equivalent of a call (`simulator.live.LoggedCall`)."""
+        """Return the facts from which the simulator rebuilds a call (`simulator.live.LoggedCall`)."""
         operator, numbers = call.operator, self._numbers
         key = call.identity
         if key not in self._identities:

@@ -19,7 +19,7 @@ from dtrrun.telemetry.private import open_private
 
 FORMAT = 2
 MOST = 200
-"""Files kept: those used last."""
+"""How many files are kept: the most recently used."""
 UNWRITTEN = "cannot keep what was learned about this program for the next run ({why})"
 
 
@@ -43,7 +43,7 @@ class Remembered:
         self._path = cache_folder() / f"{digest[:32]}.json.gz"
 
     def read(self) -> dict[str, Any] | None:
-        """Return what was kept, None if there is nothing that can be read."""
+        """Return what was kept, or None if nothing can be read."""
         try:
             found: dict[str, Any] = json.loads(gzip.decompress(self._path.read_bytes()))
         except (OSError, ValueError, EOFError, zlib.error):
@@ -53,7 +53,7 @@ class Remembered:
         whole = isinstance(found, dict) and {"heuristic", "overhead", "steps", "costs"} <= found.keys()
         if not (whole and isinstance(found["overhead"], float) and isinstance(found["heuristic"], str)):
             return None
-        return None if ":" in found["heuristic"] else found  # no module of whoever wrote it is imported
+        return None if ":" in found["heuristic"] else found  # never import a module that a file names
 
     def forget(self) -> None:
         """Leave nothing for the next run."""
@@ -61,12 +61,12 @@ class Remembered:
             self._path.unlink()
 
     def write(self, found: dict[str, Any]) -> None:
-        """Keep it, in place of what was there. Warns if that is impossible."""
+        """Replace the file's content. Warn if that is impossible."""
         part = self._path.with_suffix(f".{os.getpid()}")
         content = gzip.compress(json.dumps(found, separators=(",", ":")).encode(), 6, mtime=0)
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            part.unlink(missing_ok=True)  # left by a process of that id that was killed
+            part.unlink(missing_ok=True)  # left by a killed process with the same id
             with open_private(part, "wb") as file:
                 file.write(content)
             os.replace(part, self._path)
@@ -74,7 +74,7 @@ class Remembered:
             with suppress(OSError):
                 part.unlink()
             self._warn(UNWRITTEN.format(why=error.strerror))
-        with suppress(OSError):  # other processes do the same
+        with suppress(OSError):  # other processes may be deleting the same files
             kept = sorted(self._path.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
             for path in kept[:-MOST]:
                 path.unlink()

@@ -1,4 +1,4 @@
-"""The ledger at the beginning of a recorded step: its versions, and the recipes that reach further back."""
+"""The ledger at the beginning of a recorded step: its versions, and recipes that reach further back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def head(dtr: DTR, step: int, last: int, cost: str) -> Facts:
 def state(dtr: DTR, numbers: dict[int, int]) -> Facts:
     """Return versions and operations, which refer to each other by index.
 
-    Those of the storages come first, in the ledger's order; then old versions that a recipe reads.
+    The storages' current versions come first, in the ledger's order, then old versions that recipes read.
     """
     ledger, trusts = dtr.ledger, dtr.recipes.foreign.trusts
     versions: list[Version] = list(ledger.versions.values())
@@ -81,7 +81,7 @@ def _told(operation: Operation, maker: Version, places: dict[int, int]) -> dict[
         "operator": operation.signature.operator.name,
         "cost": operation.signature.cost,
         "bytes": operation.signature.output_bytes,
-        # What is overwritten may be the memory of several of them: it is known by the place of the first.
+        # Several tensors may be over one overwritten memory, which is identified by the first one's place.
         "tensors": [
             {"blank": entry.nbytes, "first": [*map(id, operation.tensors)].index(id(entry))}
             if type(entry) is Overwritten

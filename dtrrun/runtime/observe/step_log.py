@@ -21,7 +21,7 @@ FORMAT = 1
 Facts = dict[str, Any]
 
 AT_ONCE = 256
-"""Lines that are written together."""
+"""How many lines are written together."""
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -48,7 +48,7 @@ class Names:
         return name
 
     def only_root(self) -> list[str]:
-        """After a mutation: return the names of the views, which are no longer valid."""
+        """Forget the views, whose names are invalid after a mutation, and return their names."""
         views, self.all = self.all[1:], [self.root]
         self.by_geometry.clear()
         return views
@@ -57,7 +57,7 @@ class Names:
 class StepLog:
     """An open log file. Raises OSError if it cannot be opened or completed.
 
-    A write error in between is not the recorded operator's: it is kept for `close`.
+    A write error in between must not fail the recorded operator: `close` raises it.
     """
 
     def __init__(self, path: str) -> None:
@@ -69,12 +69,12 @@ class StepLog:
         self._pid = os.getpid()
         self._part = f"{path}.part"
         raw = self._raw = open_private(self._part, "wb")
-        # No name and no time in the header, so that the same step gives the same bytes.
+        # No name or time in the header, so that the same step gives the same bytes.
         compressed: Any = gzip.GzipFile("", "wb", 9, raw, 0) if path.endswith(".gz") else raw
         self._file: Any = compressed
 
     def close(self) -> None:
-        """Complete the log: it gets its final name."""
+        """Complete the log, and give it its final name."""
         self._write_lines()
         try:
             if self._error is not None:
@@ -87,7 +87,7 @@ class StepLog:
             raise
 
     def discard(self) -> None:
-        """Give up the log. A forked child only lets go of its copy, whose buffers hold half a line."""
+        """Discard the log. A forked child only drops its copy, whose buffers hold incomplete output."""
         if os.getpid() != self._pid:
             nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             os.dup2(nowhere, self._raw.fileno(), inheritable=False)
@@ -114,13 +114,13 @@ class StepLog:
         text = "".join(f"{line}\n" for line in self._lines)
         self._lines.clear()
         if self._error is not None or os.getpid() != self._pid:
-            return  # a forked child ends its session, which is no event of the step
+            return  # a forked child ends its session, which is not an event of the step
         try:
             self._file.write(text.encode())
         except OSError as error:
             self._error = error
 
-    # Most lines are such ones. They are written without an encoder, which would take most of the time.
+    # Most lines are of these kinds. Encoding them as JSON would take most of the time, so they are formatted.
 
     def _memory(self, name: str, nbytes: int) -> None:
         self._write(f'{{"INSTRUCTION":"MEMORY","NAME":"{name}","MEMORY":"{nbytes}"}}')
@@ -140,7 +140,7 @@ class StepLog:
         self._memory(names.root, nbytes)
 
     def released(self, number: int) -> None:
-        """The program has released a storage: all tensors over it, the first one last."""
+        """Log that the program has released a storage: all tensors over it, the first one last."""
         *views, root = reversed(self._names.pop(number).all)
         for name in views:
             self._release(name)
@@ -158,9 +158,9 @@ class StepLog:
     ) -> None:
         """Log one operator.
 
-        inputs: number of the storage and geometry of each tensor argument. made: number, bytes and geometry
-        of new storages. views: of results over its inputs' storages. written: numbers of storages of which it
-        makes a new version.
+        inputs: storage number and geometry of each tensor argument. made: number, bytes and geometry of new
+        storages. views: storage number and geometry of results over its inputs' storages. written: numbers of
+        storages of which it makes a new version.
         """
         names = self._names
         args = [
@@ -189,7 +189,7 @@ class StepLog:
         self, operator: str, args: list[str], results: list[tuple[str, int, int]], cost: int, facts: Facts
     ) -> None:
         nothing = not results
-        if nothing:  # the format requires a result: one of no bytes, released at once
+        if nothing:  # the format requires a result: write one of zero bytes, released at once
             self._fresh += 1
             results = [(f"n{self._fresh}", 0, -1)]
         named = [name for name, _, _ in results]
@@ -202,7 +202,7 @@ class StepLog:
 
 
 def open_log(path: str) -> StepLog | None:
-    """Return None if another process of the program writes this log."""
+    """Open the log. Return None if another process of the program writes it."""
     try:
         return StepLog(path)
     except FileExistsError:

@@ -13,13 +13,13 @@ from dtrrun.telemetry.fields import OVERHEADS
 KEPT = 32
 SAMPLED = 256
 MOST = 999.0
-"""With several threads, the overheads can add up to more than the time."""
+"""The largest slowdown reported: with several threads, overheads can add up to more than the time."""
 
 
 class StepClock:
     """Time and memory of each step. `ended` is called at its end.
 
-    `totals()` gives the running sums (ns and counts by name), whose differences are a step's.
+    `totals()` gives the running sums (ns and counts by name), whose differences are a step's figures.
     """
 
     def __init__(self, totals: Any, ended: Any) -> None:
@@ -73,12 +73,12 @@ class Sample:
         self._seen += 1
 
     def median(self) -> float | None:
-        """Return None if there are no values."""
+        """Return the median, or None if there are no values."""
         return median(self._values) if self._values else None
 
 
 def overhead_ns(step: dict[str, int]) -> int:
-    """Return the time that a step spent on recomputation and dtrrun's own work: 0 in a plain run."""
+    """Return a step's time for recomputation and dtrrun's own work: 0 in a plain run."""
     return sum(step.get(name, 0) for name in OVERHEADS)
 
 

@@ -9,12 +9,12 @@ from dtrrun.settings import RuntimeSettings
 
 THRASHING = 10.0  # the slowdown that causes a warning by default
 GRACE_NS = 5_000_000_000  # of overhead in an unfinished step
-WINDOW_NS = 500_000_000  # by default, short steps are judged together: each of many optimizers makes its own
+WINDOW_NS = 500_000_000  # by default, short steps are judged together: each optimizer's step counts as one
 THRASHED = 1  # exit status of --on-thrash stop
 
 
 class Thrashing:
-    """Judges steps. `alert` says why the program is ended, and `publish` is called before."""
+    """Judges steps. Before the program is ended, `alert` is called with the reason, then `publish`."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Thrashing:
         self._warn(self._warning)
 
     def _add(self, step: dict[str, int]) -> int:
-        """Add a step. Returns the first of the steps that are counted."""
+        """Add a step to the window. Return the index of the window's first step."""
         window = self._window
         first = window.get("index", step["index"])
         self._window = {name: value + window.get(name, 0) for name, value in step.items()} | {"index": first}

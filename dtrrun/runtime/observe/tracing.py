@@ -19,8 +19,8 @@ from dtrrun.telemetry.events import EVICT, MODULE, REMATERIALIZE, SEARCH, STEP, 
 class Tracing(DecisionObserver):
     """Writes evictions, searches and rematerializations to a file in `folder` while installed.
 
-    Times are the host's: on a GPU an operator's time is that of its launch. module_of: the module of a
-    version, under `--where`.
+    Times are the host's: on a GPU an operator's time is that of its launch. module_of: returns a version's
+    module, under `--where`.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class Tracing(DecisionObserver):
         self._steps = 0
 
     def install(self) -> None:
-        """Raises OSError if the file can't be created."""
+        """Begin to write. Raises OSError if the file can't be created."""
         self._writer = EventWriter(self._folder)
-        # The events' clock is common to all processes. Compared once: if this thread had to wait between two
-        # looks at the clocks, an event would seem to begin before the one before it.
+        # The events' clock is common to all processes. The clocks are compared only once: if each event did
+        # it, a delay between the two readings could make it seem to begin before the previous event.
         self._ahead_ns = max(monotonic_ns() - now_ns() for _ in range(4))
         atexit.register(self._writer.close)
         self._stepped_ns = now_ns()
@@ -65,7 +65,7 @@ class Tracing(DecisionObserver):
         self._stepped_ns = now_ns()
 
     def _name_of(self, version: Version, operation: Operation | None) -> str:
-        """Return the name of the operator that makes it, and of its module."""
+        """Return the names of the operator that makes the version, and of its module."""
         assert operation is not None
         name: str = operation.signature.operator.name
         module = self._module_of(version) if self._module_of is not None else ""

@@ -1,4 +1,4 @@
-"""The memory that training needs whatever the budget: parameters, gradients and optimizer state.
+"""The memory that training needs regardless of budget: parameters, gradients and optimizer state.
 
 Computed once, when a budget is too small, so nothing has to be tracked for it: parameters and optimizers are
 found among Python's objects, even if they predate the session.
@@ -32,7 +32,7 @@ COPIES: dict[str, Callable[[dict[str, Any]], int]] = {
     "ASGD": lambda group: 1,
     "Muon": lambda group: 1,
     "RMSprop": lambda group: 1 + bool(group.get("centered")) + bool(group.get("momentum")),
-    "Adafactor": lambda group: 0,  # a row and a column per matrix
+    "Adafactor": lambda group: 0,  # only a row and a column per matrix
 }
 """How many tensors of a parameter's size PyTorch's optimizers keep, by class and options."""
 
@@ -48,7 +48,7 @@ class Training(NamedTuple):
     def present(self, key_of: Callable[[Any], int]) -> dict[int, int]:
         """Return the bytes of parameters, gradients and optimizer state that exist, by storage.
 
-        key_of: gives a storage's key in the result.
+        key_of: returns a storage's key in the result.
         """
         tensors = [*self.parameters]
         tensors += [one for parameter in self.parameters if (one := _gradient(parameter)) is not None]
@@ -62,14 +62,14 @@ class Training(NamedTuple):
         return any(_gradient(one) is not None for one in self.parameters)
 
     def without_gradient(self, key_of: Callable[[Any], int]) -> dict[int, int]:
-        """Return the bytes of the parameters that may get a gradient and have none, by storage."""
+        """Return the bytes of the parameters that may get a gradient but have none, by storage."""
         found = ((one, _storage(one)) for one in self._trained() if _gradient(one) is None)
         return {key_of(storage): _size(one) for one, storage in found if storage is not None}
 
     def to_come_bytes(self, key_of: Callable[[Any], int] = id, reached: set[int] | None = None) -> int:
         """Return the bytes of gradients and of known optimizer state that are not yet allocated.
 
-        reached: the storages of the parameters that the present backward pass reaches, if there is one.
+        reached: the storages of the parameters that the current backward pass reaches, if there is one.
         """
         learning = {id(one) for one in self._learning(key_of, reached)}
         total = sum(_size(one) for one in self._trained() if id(one) in learning and _gradient(one) is None)
@@ -82,8 +82,8 @@ class Training(NamedTuple):
     def _learning(self, key_of: Callable[[Any], int], reached: set[int] | None) -> Iterator[torch.Tensor]:
         """Yield the parameters that have gradients, or may get them, as far as that is known.
 
-        One that no optimizer has gets none, if there are optimizers. Nor does one that the present backward
-        pass does not reach, unless it has had one before.
+        If there are optimizers, a parameter that none of them has gets no gradient. Nor does one that the
+        current backward pass does not reach, unless it has had one before.
         """
         if not self.learns:
             return
@@ -99,7 +99,7 @@ class Training(NamedTuple):
     def update_bytes(self) -> int:
         """Return the approximate temporary memory of an optimizer's step.
 
-        PyTorch's optimizers compute a denominator and a decayed gradient: for one parameter at a time, or for
+        PyTorch's optimizers compute a denominator and a decayed gradient, for one parameter at a time or for
         all of a group at once.
         """
         most = 0
@@ -116,7 +116,7 @@ class Training(NamedTuple):
     def totals(self) -> dict[str, int | None]:
         """Return the bytes of `parameters`, `gradients` and `optimizer`, including those not yet allocated.
 
-        `optimizer` is None if one has not stepped and is of an unknown class.
+        `optimizer` is None if an optimizer has not stepped and is of an unknown class.
         """
         states = [self._state_bytes(one) for one in self.optimizers]
         return {
@@ -151,8 +151,8 @@ class Training(NamedTuple):
 def find_training(device_type: str) -> Training:
     """Find the parameters and optimizers of the program.
 
-    Gradients are those of all parameters that require them; none are assumed in a program without an
-    optimizer that computes without gradients.
+    Gradients are those of all parameters that require them; none are assumed in a program that has no
+    optimizer and computes without gradients.
     """
     parameters: dict[int, torch.Tensor] = {}
     optimizers: list[torch.optim.Optimizer] = []
@@ -200,7 +200,7 @@ def _state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[An
 
 
 def _is_parameter(tensor: Any, device_type: str) -> bool:
-    """Return whether it is a module's parameter or another trained leaf that takes memory on the device."""
+    """Return whether a tensor is a module's parameter or another trained leaf with memory on the device."""
     with torch._C.DisableTorchFunctionSubclass():
         try:
             if tensor.device.type != device_type or not is_leaf(tensor):

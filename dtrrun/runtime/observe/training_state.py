@@ -81,9 +81,9 @@ class TrainingState:
                 yield f"random generator of cuda:{index}", state
 
     def _modules(self) -> list[tuple[str, torch.nn.Module]]:
-        """Return modules that are part of no other, with names.
+        """Return the top-level modules, with names.
 
-        Equal modules without an optimizer are distinguished by content, in no significant order.
+        Those of the same class that are in no optimizer are ordered by content, which has no further meaning.
         """
         # type(), because isinstance() would ask lazy proxies among all objects for their __class__.
         found = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]

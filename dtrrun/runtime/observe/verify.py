@@ -20,7 +20,7 @@ class Fingerprints:
 
     @staticmethod
     def note(version: Version, tensor: torch.Tensor) -> None:
-        """Some operators allocate more than their result needs (`mse_loss`): the rest is never written."""
+        """Note a result's extent: some operators (`mse_loss`) allocate more, and never write the rest."""
         if tensor.is_contiguous():
             version.extent = int(tensor.storage_offset() + tensor.numel()) * tensor.element_size()
 

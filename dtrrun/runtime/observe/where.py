@@ -1,11 +1,11 @@
 """`--where`: from which module and which line of the program a recomputed operator was called.
 
 Operators are numbered: a storage's age is the number of its maker. So it is enough to note at which numbers
-the program entered and left modules, and the line of each operator; both are looked up only when something is
-run again. Lines are found in the frames below an operator. None of this is active unless requested.
+the program entered and left modules, and the line of each operator; both are looked up only when an operator
+is replayed. Lines are found in the frames below an operator. None of this is active unless requested.
 
 Modules are observed where they are called, not by PyTorch's global module hooks: with those, `torch.compile`
-would compile another program, which computes other bits.
+would compile a different program, which computes different bits.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Marks:
 
 
 class Where(DecisionObserver):
-    """Adds up what was run again, by module, line and operator."""
+    """Adds up replays by module, line and operator."""
 
     def __init__(self, slow_path: SlowPath) -> None:
         self._slow_path, self._ledger = slow_path, slow_path.ledger
@@ -91,7 +91,7 @@ class Where(DecisionObserver):
         self._ledger.decision_observers.remove(self)
 
     def step_ended(self) -> None:
-        """Long-lived storages keep their recipes for a step or two."""
+        """Forget old marks: even long-lived storages keep their recipes only for a step or two."""
         self._steps = [*self._steps[1:], self._ledger.age]
         for marks in (self._modules, self._lines):
             marks.forget(self._steps[0])
@@ -123,7 +123,7 @@ class Where(DecisionObserver):
     # -- lines -----------------------------------------------------------------------------------
 
     def _called(self) -> None:
-        """An operator that is not a view has been called."""
+        """Note the line and module of an operator (not a view) that has been called."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and not is_the_programs(frame):
             frame = frame.f_back
@@ -135,10 +135,10 @@ class Where(DecisionObserver):
             self._modules.set(age, "")
 
     def module_of(self, version: Version) -> str:
-        """Return the module that called the operator that made it, or "" if unknown."""
+        """Return the module that called the operator that made the version, or "" if unknown."""
         return self._modules.at(version.age - 1)
 
-    # -- what is run again -----------------------------------------------------------------------
+    # -- replays ---------------------------------------------------------------------------------
 
     def rematerialized(self, version: Version, operation: Operation, started_ns: int, cost_ns: int) -> None:
         age = version.age - 1
@@ -154,7 +154,7 @@ _call_module = nn.Module.__call__
 
 
 def call_module(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-    """Is `nn.Module.__call__` while a `Where` is installed."""
+    """Replaces `nn.Module.__call__` while a `Where` is installed."""
     where = _current
     where.enter(self)
     try:

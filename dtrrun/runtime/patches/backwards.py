@@ -2,7 +2,7 @@
 
 Such a program updates its weights itself, often by making new ones (`torch.func`, weights in a list). Only
 the end of a backward pass separates its steps. Nothing else shows which results are gradients, and
-recomputing an evicted gradient replays the whole step. The engine's entrance is watched as long as no
+recomputing an evicted gradient replays the whole step. The engine's entry point is watched as long as no
 optimizer has been made. No longer needed once PyTorch has hooks around backward passes.
 """
 
@@ -22,7 +22,7 @@ _F: Any = torch._C._functorch
 
 
 class Backwards:
-    """Patches the entrance to the autograd engine while installed.
+    """Patches the autograd engine's entry point while installed.
 
     wanted: whether there is no optimizer. pin: called with each gradient as it arrives, and the reason.
     watch: called with each leaf that will accumulate a gradient. ended: called after the last pass through a

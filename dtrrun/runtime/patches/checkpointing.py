@@ -1,4 +1,4 @@
-"""Warns of gradient checkpointing in the program, which recomputes what dtrrun might have kept."""
+"""Warns about gradient checkpointing in the program, which recomputes what dtrrun might have kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHECKPOINTING = (
 
 
 class Checkpointing:
-    """Watches for it while installed, until it has been seen."""
+    """Watches for checkpointing while installed, until it has been seen."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
@@ -31,7 +31,7 @@ class Checkpointing:
 
             return call
 
-        # What each of its two kinds calls once for each part of the network.
+        # Each of the two kinds of checkpointing calls one of these once per part of the network.
         if frame := getattr(torch_checkpoint, "_CheckpointFrame", None):  # private: it may go away
             self._patches.wrap(frame, "__init__", noting)
         self._patches.wrap(torch_checkpoint, "check_backward_validity", noting)
@@ -40,7 +40,7 @@ class Checkpointing:
         self._patches.undo()
 
     def step_ended(self, recomputes: bool) -> None:
-        """Say it once, if there is a budget that makes dtrrun recompute as well."""
+        """Warn once, if there is a budget that makes dtrrun recompute as well."""
         if self._seen and recomputes:
             self._warn(CHECKPOINTING)
             self._seen = False

@@ -3,8 +3,7 @@
 Some read an integer tensor by its address (lengths, split points) before any operator runs: it must be
 resident. Our kernels are registered with the dispatcher, where C++, TorchScript and Python all reach them,
 and nothing that Python sees is replaced. They use autograd's key, for which a composite operator has no
-kernel of its own. Where autograd is left out, as in inference mode, the native extension calls them
-(`take_whole`).
+kernel. Where autograd is bypassed, as in inference mode, the native extension calls them (`take_whole`).
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ READ_INTEGERS = (
     "tensor_split.tensor_indices_or_sections",
     "ctc_loss.Tensor",
 )
-"""These read an integer tensor's memory. They pass their other tensors to operators."""
+"""These read an integer tensor's memory. Their other tensors they only pass to operators."""
 
 READ_WITHOUT_GRADIENT = ("max_pool1d",)
-"""These read their tensors' memory themselves where there is no gradient to compute, on a CPU."""
+"""These read their tensors' memory directly when there is no gradient to compute, on a CPU."""
 
 UNSEEN = (
     "_sobol_engine_draw",
@@ -52,7 +51,7 @@ class Composites:
     def __init__(
         self, reach: Reach, native: ModuleType | None, kernels: dict[Any, Kernel], devices: Sequence[str]
     ) -> None:
-        """native: the extension. kernels: receives them, by operator.
+        """native: the extension. kernels: filled with the kernels, by operator.
 
         devices: dispatch keys of the devices of the operators' tensors.
         """
@@ -119,7 +118,7 @@ class Composites:
         try:
             for tensor, writes in touched:
                 ends.append(self._reach(tensor, writes, False))
-            # The operator has been called: the program's function modes have seen it.
+            # The program's function modes have already seen this call of the operator.
             with unseen(), around():
                 return func._op_dk(COMPOSITE, *args, **kwargs)
         finally:
@@ -134,7 +133,7 @@ def _overloads(name: str) -> Iterator[Any]:
 
 
 def _named(names: tuple[str, ...]) -> Iterator[Any]:
-    """Yield those overloads that this PyTorch has."""
+    """Yield the overloads that this version of PyTorch has."""
     for name in names:
         packet, _, overload = name.partition(".")
         yield from (func for func in _overloads(packet) if func._overloadname == (overload or "default"))

@@ -1,4 +1,4 @@
-"""The entrance to the autograd engine, which PyTorch has under two names, and the graph of its nodes."""
+"""The autograd engine's entry point, which has two names in PyTorch, and the graph of its nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.autograd import graph
 
 
 def replace_entrance(run: Any) -> Any:
-    """Replace the entrance by `run`, which gets its arguments. Returns the original."""
+    """Replace the entry point by `run`, which gets its arguments. Returns the original."""
     original = graph._engine_run_backward
     graph._engine_run_backward = run
     torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]

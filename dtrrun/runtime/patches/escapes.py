@@ -1,9 +1,9 @@
 """Access to a tensor's memory by functions that are not operators: patched while a session runs.
 
-On an evicted tensor `data_ptr()` is 0 and `numpy()` an array over nothing, so each of these first brings the
-storage back. Functions that hand out memory also pin it, and replays no longer read from it, since other code
-may write there unseen. Class attributes cost other tensors nothing. Needed as long as PyTorch has no hook for
-reads of a storage's memory.
+On an evicted tensor `data_ptr()` is 0 and `numpy()` has no memory behind it, so each of these first makes the
+storage resident. Functions that hand out memory also pin it, and replays no longer read from it, since other
+code may write there unnoticed. Patching class attributes costs other tensors nothing. Needed as long as
+PyTorch has no hook for reads of a storage's memory.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dtrrun.runtime.patches.passing import TAKE_STORAGES, is_read, passing, unti
 from dtrrun.runtime.patches.registry import Function, Patches, caller
 
 READS = ("__repr__", "tolist", "__reduce_ex__", "__format__")
-"""These read the memory while they run (`repr` by operators, but with all modes switched off)."""
+"""These read the memory while they run (`repr` through operators, but with all modes disabled)."""
 
 NUMBERS = ("__float__", "__int__", "__index__", "__bool__", "__complex__")
-"""These read one element, by an operator.
+"""These read one element through an operator.
 
-But constructors and indices call them for each tensor in a nested list, and run their operators below every
-mode.
+But constructors and indexing call them for each tensor in a nested list, and run that operator below all
+modes.
 """
 
 WRITES = ("apply_", "map_", "map2_")
@@ -61,7 +61,7 @@ STATES: tuple[tuple[Any, str], ...] = ((torch.random, "set_rng_state"), (torch.c
 """These read the state of a random generator from a tensor. `Generator.set_state` cannot be replaced."""
 
 KERNELS = ((torch._C, "_cuda_jiterator_compile_and_launch_kernel"),)
-"""These run a kernel over the memory of tensors, beneath all operators."""
+"""These run a kernel on the memory of tensors without any operator."""
 
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _PYTHON = torch._C.DispatchKey.Python
@@ -158,7 +158,7 @@ class Escapes:
         reach = self._reach
 
         def patched(tensor: torch.Tensor) -> Any:
-            if not _is_excluded(_PYTHON):  # then the operator comes to us
+            if not _is_excluded(_PYTHON):  # then the operator reaches us
                 return original(tensor)
             end = reach(tensor, False, False)
             try:

@@ -1,8 +1,8 @@
-"""Notices tensors that DLPack's C exchange exports.
+"""Notices tensors that are exported through DLPack's C exchange.
 
-`Tensor.__dlpack_c_exchange_api__` is a table of C functions. Consumers find the table once and keep it, or
-its functions, for the life of the process. So functions in PyTorch's own table are exchanged while a session
-runs (`dtrrun/native/dlpack.h`); ours go on to call PyTorch's afterwards. New in PyTorch 2.10.
+`Tensor.__dlpack_c_exchange_api__` is a table of C functions. Consumers look it up once and keep it, or its
+functions, for the life of the process. So functions in PyTorch's own table are replaced while a session runs
+(`dtrrun/native/dlpack.h`); ours call PyTorch's after the session. New in PyTorch 2.10.
 """
 
 from __future__ import annotations

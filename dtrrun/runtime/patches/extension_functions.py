@@ -1,7 +1,7 @@
 """Watches functions of native extensions that Python calls directly, such as those made by pybind11.
 
 No operator shows what they do. They read and write tensors by address, before, between and after the
-operators that they call, as composite operators of native libraries do, and so the same is done about them
+operators that they call, as composite operators of native libraries do, and are handled in the same way
 (`foreign_composites.py`).
 """
 
@@ -19,10 +19,10 @@ from dtrrun.runtime.tracebacks import hiding
 
 
 class ExtensionFunctions:
-    """Those of one session."""
+    """The functions watched by one session."""
 
     def __init__(self, native: ModuleType, composites: ForeignComposites) -> None:
-        """native: our own extension. composites: what is done about the functions."""
+        """native: our own extension. composites: what handles calls of the functions."""
         self._native, self._composites = native, composites
         self._patches = Patches()
 
@@ -30,7 +30,7 @@ class ExtensionFunctions:
         self._native.watch_functions(hiding(self._composites.call))
         if paths := set(self._native.foreign_paths()):
             self._native.meet_functions(gc.get_objects())  # not those that `gc.freeze` has hidden
-            for module in list(sys.modules.values()):  # where modules need not be
+            for module in list(sys.modules.values()):  # modules need not be listed there
                 if getattr(module, "__file__", None) in paths:
                     self._native.meet_functions(functions_of(module))
         self._patches.wrap(ExtensionFileLoader, "exec_module", self._loading)
@@ -49,7 +49,7 @@ class ExtensionFunctions:
 
 
 def functions_of(module: ModuleType) -> list[Any]:
-    """Return the functions of a module, its submodules and their classes that are built in, and others."""
+    """Return the built-in functions, among others, of a module, its submodules and their classes."""
     found: list[Any] = []
     seen: set[int] = set()
     pending: list[Any] = [module]

@@ -1,9 +1,9 @@
-"""Watches composite operators of native libraries, which may work by address between operators.
+"""Watches composite operators of native libraries, which may access memory by address between operators.
 
-`m.def("f", &f)` registers a C++ function that PyTorch runs above autograd, as those of torch_scatter and
-torchvision are. It may fill a tensor by an operator and go on through `data_ptr()`: a recipe that knows the
-operator alone would make something else. So while such a function runs, what it uses stays in memory, and
-what its operators have made is compared with what is there in the end. What has changed becomes a constant.
+`m.def("f", &f)` registers a C++ function that PyTorch runs above autograd, as in torch_scatter and
+torchvision. It may fill a tensor with an operator and continue through `data_ptr()`: a recipe that knows only
+the operator would compute something else. So while the function runs, what it uses stays in memory, and what
+its operators have made is compared with the final content. What has changed becomes a constant.
 
 The functions are replaced at autograd's key, like those of `composites.py`, as soon as they are registered.
 """
@@ -40,14 +40,14 @@ class ForeignComposites:
     def __init__(
         self, slow_path: SlowPath, native: ModuleType, kernels: dict[Any, Kernel], devices: Sequence[str]
     ) -> None:
-        """native: the extension. kernels, devices: as of `Composites`."""
+        """native: the extension. kernels, devices: as in `Composites`."""
         self._slow_path, self._native = slow_path, native
         self._kernels, self._devices = kernels, devices
         self._libraries: list[Any] = []
         self._unready: list[str] = []
         self._backward: list[Running] = []
         self._places_written: dict[Any, set[int]] = {}
-        """By function: the places among the tensors that it was given of those that it has written to."""
+        """By function: positions, among its tensor arguments, of those that it has written to."""
         self._is_on = False
 
     def install(self) -> None:
@@ -64,7 +64,7 @@ class ForeignComposites:
             self._backward.pop().__exit__()
 
     def _registered(self, names: Sequence[str]) -> None:
-        """Operators with these names have been registered; their kernels may not be yet."""
+        """Handle newly registered operators; their kernels may not be registered yet."""
         names, self._unready = [*self._unready, *names], []
         for name in names:
             namespace, _, rest = name.partition("::")
@@ -100,7 +100,7 @@ class ForeignComposites:
         return kernel
 
     def call(self, function: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function of an extension that Python calls directly, which works in the same way."""
+        """Call a function of an extension that Python calls directly, and watch it in the same way."""
         if self._slow_path.ledger.budget_bytes is None:  # nothing will be evicted, and nothing recomputed
             return function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
@@ -113,7 +113,7 @@ class ForeignComposites:
         return type(tensor) in _PLAIN and tensor.device.type == self._slow_path.ledger.device_type
 
     def _run(self, function: Any, call: Callable[[], Any], tensors: list[torch.Tensor]) -> Any:
-        """Call a function that is given these tensors."""
+        """Call a function that receives these tensors."""
         places = self._places_written.setdefault(function, set())
         with Running(self._slow_path, tensors, places_written=places) as running:
             result = call()
@@ -125,9 +125,9 @@ class ForeignComposites:
     def _watch_backward(
         self, results: list[torch.Tensor], given: list[torch.Tensor], keys: list[int]
     ) -> None:
-        """Let the library's own autograd functions be watched like the operator that has called them.
+        """Watch the library's own autograd functions like the operator that has called them.
 
-        keys: of the storages that they may have saved.
+        keys: those of the storages that they may have saved.
         """
         ends = {tensor.grad_fn for tensor in given}
         nodes = [tensor.grad_fn for tensor in results]
@@ -163,7 +163,7 @@ class ForeignComposites:
         return before, after
 
     def _leave_failed(self) -> None:
-        """End those of this thread whose backward pass has raised."""
+        """End this thread's `Running` contexts whose backward pass has raised."""
         thread, task = _task()
         for running in [one for one in self._backward if one.thread == thread and one.task != task]:
             self._backward.remove(running)
@@ -171,7 +171,7 @@ class ForeignComposites:
 
 
 def _task() -> tuple[int, int]:
-    """Return what tells this thread's backward pass from others."""
+    """Return what distinguishes this thread's backward pass from others."""
     return get_ident(), torch._C._current_graph_task_id()
 
 
@@ -188,7 +188,7 @@ def _is_native_composite(name: str) -> bool:
 
 
 class Running:
-    """While one of them runs: a context."""
+    """Context in which one such function runs."""
 
     def __init__(
         self,
@@ -197,9 +197,9 @@ class Running:
         keys: Sequence[int] = (),
         places_written: set[int] | None = None,
     ) -> None:
-        """tensors: its arguments. keys: of other storages that it may read.
+        """tensors: its arguments. keys: those of other storages that it may read.
 
-        places_written: those of the arguments that it is known to write to; receives others.
+        places_written: positions of the arguments that it is known to write to; others are added.
         """
         self.thread, self.task = _task()
         self._keys = keys
@@ -209,7 +209,7 @@ class Running:
         self._locks = Locks()
         self._given: dict[int, tuple[Version, int]] = {}
         self._made: dict[int, tuple[Version, int]] = {}
-        """By key of their storages: versions, and what they held when an operator had made them."""
+        """By storage key: versions, and their content when an operator had made them."""
 
     def is_in(self, task: tuple[int, int]) -> bool:
         return (self.thread, self.task) == task
@@ -253,9 +253,9 @@ class Running:
                 self._locks()
 
     def about_to_run(self, call: TensorCall) -> bool:
-        """Look at what an operator is about to read or write: it may have died when this one ends.
+        """Check what an operator is about to read or write, since it may be dead when this function ends.
 
-        Returns whether some of it has been written to since it was made, and so has another version now.
+        Returns whether any of it has been written to since it was made, and so has a new version.
         Raises the budget error.
         """
         found = [version for version in call.versions if self._is_changed(version)]
@@ -280,14 +280,14 @@ class Running:
         self._dtr.mutation.written_outside(version, WRITTEN, escapes=False)
 
     def about_to_finish(self, call: TensorCall) -> None:
-        """Unlock what an operator has written to, so that others need not be using it."""
+        """Unlock what an operator has written to: a lock would count as use by another thread's operator."""
         for holes in call.written.values():
             for version in [one for one in self._locks if one is call.versions[holes[0]]]:
                 version.locks -= 1
                 self._locks.remove(version)
 
     def finished(self, call: TensorCall, result: Any) -> None:
-        """Keep in memory what an operator has used and made: the address of any of it may be taken now."""
+        """Keep in memory what an operator has used and made: native code may take its address from now on."""
         versions = self._ledger.versions
         used = [versions[version.key] for version in call.versions if version.key in versions]
         made = [
@@ -305,12 +305,12 @@ class Running:
         storage = version()
         if storage is None or not version.resident:
             return 0
-        if self._ledger.device_type != "cpu":  # where it cannot be read: it counts as changed
+        if self._ledger.device_type != "cpu":  # the content cannot be read, so it counts as changed
             return next(_DIFFERENT)
         return self._ledger.memory.checksum(storage)
 
     def _compare(self) -> None:
-        """Find what native code has written to: it differs from what was given, or made by operators."""
+        """Find what native code has written to: it differs from what was given or made by operators."""
         ledger, recipes = self._ledger, self._dtr.recipes
         ledger.collect_dead()
         for key, (version, _) in self._made.items():
@@ -323,7 +323,7 @@ class Running:
         ]
         if not changed:
             return
-        for version, _ in self._made.values():  # perhaps from the old content, perhaps from the new
+        for version, _ in self._made.values():  # perhaps made from the old content, perhaps from the new
             recipes.make_constant(version, WRITTEN)
         keys = [None if one is None else one.key for one in map(self._slow_path.version_of, self._tensors)]
         for version in changed:

@@ -12,9 +12,9 @@ _registered = False
 
 
 def watch(before: Callback, after_in_parent: Callback, after_in_child: Callback) -> None:
-    """Call these around every fork, until `unwatch`.
+    """Call these around every fork until `unwatch`.
 
-    Handlers of `os` can't be removed, so there is only one.
+    Handlers cannot be removed from `os`, so they are registered only once.
     """
     global _callbacks, _registered
     _callbacks = before, after_in_parent, after_in_child

@@ -4,7 +4,7 @@ It may pass them to native code that is not an operator. So its inputs stay in m
 and the result of `ctx.saved_tensors` during the backward pass. `Function.apply` and the class from which
 PyTorch derives each backward node are the only places to observe both.
 
-The functions that PyTorch's compiler makes are no custom ones: what they call are operators (`compiled`).
+The functions that PyTorch's compiler makes do not count as custom: what they call are operators (`compiled`).
 What a compiled model saves need not fit into the budget at once.
 """
 

@@ -21,14 +21,14 @@ class Gradients:
     """Hooks on leaves. `pin` is called with each gradient once it has been accumulated."""
 
     def __init__(self, pin: Callable[[torch.Tensor, str], None], native: Any) -> None:
-        """native: the extension: thousands of gradients arrive in a step."""
+        """native: the extension, for speed: thousands of gradients arrive in a step."""
         self._pin = pin
         self._patches = Patches()
-        # A single object, to find it among a leaf's hooks.
+        # A single object, so that it can be found among a leaf's hooks.
         self._hook = native.gradient_hook(self._arrived)
         self._handles: list[Any] = []
         self._prune_at = 64
-        self.optimizers = 0  # number of parameter groups given to one
+        self.optimizers = 0  # number of parameter groups added to any optimizer
 
     def install(self) -> None:
         def registered(_module: Any, _name: str, parameter: Any) -> None:

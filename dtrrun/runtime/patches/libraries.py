@@ -1,7 +1,7 @@
 """Pins the results of operators whose kernels the program removes or replaces while it runs.
 
-A notebook redefines a custom operator; a library of kernels overrides PyTorch's own within a context. What
-the earlier kernels have made cannot be made again by the later ones, so it is brought back before, and stays.
+A notebook redefines a custom operator; a kernel library overrides PyTorch's own within a context. The new
+kernels cannot recompute what the old ones have made, so that is brought back first, and stays.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Libraries:
         self._forgotten: list[tuple[set[str], Callable[[], None]]] = []
         """Libraries that the program no longer has: the operators of each, and what removes them.
 
-        Python finds them at any moment, also in the middle of our own work. So they stay until the program
-        makes or changes a library.
+        Python may finalize them at any moment, even in the middle of our own work. So they stay until the
+        program makes or changes a library.
         """
         self._destroyed: dict[int, Any] = {}  # by id
 
@@ -115,7 +115,7 @@ class Libraries:
         return any(operator.name in names for operator in [*self._slow_path.operators.values()])
 
     def _about_to_change(self, names: set[str]) -> None:
-        """Rescue what operators with these names have made, and remove those that are forgotten.
+        """Bring back what operators with these names have made, and remove forgotten libraries.
 
         Raises the budget error.
         """

@@ -1,9 +1,9 @@
 """PyTorch's own Python functions that take storages from tensors only until they return.
 
-`torch.save` and `copy.deepcopy` ask a tensor for its storage. That counts as escaping for good, since the
-program may keep it and write to it unseen: nothing is recomputed from it any more, and after the first
-checkpoint of a training that would apply to all parameters. What these functions take stays in memory only
-until they return. `torch.load` makes tensors over storages that no other code has.
+`torch.save` and `copy.deepcopy` ask a tensor for its storage. That normally counts as a permanent escape,
+since the program may keep it and write to it unnoticed: nothing is recomputed from it any more. After the
+first checkpoint of a training run, that would apply to all parameters. What these functions take stays in
+memory only until they return. `torch.load` makes tensors over storages that no other code holds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ READERS = frozenset(
 )
 """Modules whose functions compare addresses or write memory to a file, but never write to the memory.
 
-What they receive must not move, but may be recomputed from.
+What they receive must not move, but replays may still read it.
 """
 
 _here = threading.local()

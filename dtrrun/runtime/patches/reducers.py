@@ -1,6 +1,6 @@
 """Keeps the buckets of DDP's reducer, and its map of used parameters, in memory.
 
-The reducer accesses them below all operators. It makes them with operators, in its constructor and when it
+The reducer accesses them without operators. It makes them with operators, in its constructor and when it
 rebuilds its buckets, so the ledger would treat them like other results. They are marked as escaped instead:
 they stay, and nothing is recomputed from them. Needed as long as the reducer is C++ that accesses memory by
 pointer.

@@ -3,7 +3,7 @@
 PyTorch and programs keep tables of functions: TorchScript's builtins, what `__torch_function__` may override,
 names in pickles, dictionaries filled when a module was imported. A replacement must be found in all of them,
 before, during and after the session. So a Python function stays the same object, and only its code is
-exchanged. A C function gets a stand-in, which is equal to it and has its hash, name, documentation and
+swapped. A C function gets a stand-in, which is equal to it and has its hash, name, documentation and
 signature.
 
 Before adding a patch here, consider a hook, or a kernel registered with the dispatcher (`composites`), which
@@ -31,22 +31,22 @@ Make = Callable[[Function], Function]
 """Given the original, returns the function to be called instead."""
 
 _MISSING = object()
-_WRAPPERS = (__file__, hiding.__code__.co_filename)  # with frames between a caller and our replacement
+_WRAPPERS = (__file__, hiding.__code__.co_filename)  # their frames lie between a caller and our replacement
 
 
 class Patches:
     """The replacements of one part of a session. `undo` reverts them, the last one first."""
 
     def __init__(self, *, lasting: bool = False) -> None:
-        """lasting: they are not `paused`."""
+        """lasting: `paused` leaves them in place."""
         self._layers: list[_Code | _Attribute] = []
         self._lasting = lasting
 
     def wrap(self, owner: Any, name: str, make: Make, *aliases: tuple[Any, str]) -> None:
-        """Call `make(original)` instead of the attribute `name` of `owner`. No effect if there is none.
+        """Replace the attribute `name` of `owner` by `make(original)`. No effect if it does not exist.
 
         aliases: other places where PyTorch keeps the same C function. A Python function needs none: all
-        references to it are affected, however old.
+        references to it are affected, including older ones.
         """
         found = inspect.getattr_static(owner, name, None)
         if found is None:
@@ -67,7 +67,7 @@ class Patches:
         self._layers.append(layer)
 
     def put(self, owner: type, name: str, function: Function) -> None:
-        """Replace an attribute of a class, not the function that it is: other references to that stay."""
+        """Replace an attribute of a class, but not the function itself: other references are unaffected."""
         layer = _Attribute(vars(owner)[name], function, ((owner, name),))
         layer.lasting = self._lasting
         self._layers.append(layer)
@@ -79,23 +79,23 @@ class Patches:
 
 
 def installed() -> list[tuple[Any, str]]:
-    """Return owner and name of everything that is replaced now, including aliases."""
+    """Return the owner and name of everything currently replaced, including aliases."""
     stacks: list[list[Any]] = [*_Code._installed.values(), *_Attribute._installed.values()]
     return list(dict.fromkeys(place for layers in stacks for layer in layers for place in layer.places))
 
 
 _pausing = threading.Lock()
 _pauses: list[None] = []
-"""One for each block of `paused` that some thread is in."""
+"""One entry for each `paused` block that a thread is in."""
 
 
 @contextmanager
 def paused(but: Callable[[Function], bool] = lambda _: False) -> Iterator[None]:
-    """Context: Python finds PyTorch's own functions again, in all threads.
+    """Context: restore PyTorch's own functions temporarily, in all threads.
 
-    For PyTorch's compiler, which looks into what a program calls, and should see what it sees without us.
+    For PyTorch's compiler, which inspects what a program calls and should see the same as without us.
 
-    but: whether a function written in Python, given as it is without us, stays replaced.
+    but: called with a Python function's original; returns whether the function stays replaced.
     """
     with _pausing:
         _pauses.append(None)
@@ -187,7 +187,7 @@ class _Code:
 
 
 def _copy(function: FunctionType) -> FunctionType:
-    """Return a copy of the function with its present code."""
+    """Return a copy of the function with its current code."""
     twin = FunctionType(
         function.__code__,
         function.__globals__,
@@ -249,7 +249,7 @@ class StandIn:
         self._owner = owner
         self._name = name
         self.call = call = hiding(make(original))
-        _dress(call, original)  # tensors' methods are made from it
+        _dress(call, original)  # tensors' bound methods are made from `call`
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -281,7 +281,7 @@ class StandIn:
         return self.__wrapped__.__reduce_ex__(protocol)  # its name, by which pickle finds this object
 
     @property  # type: ignore[misc]
-    def __class__(self) -> type:  # as `inspect` asks for it
+    def __class__(self) -> type:  # `inspect` asks for it
         return type(self.__wrapped__)
 
     @property
@@ -297,7 +297,7 @@ class StandIn:
 
 class MethodStandIn(StandIn):
     __slots__ = ()
-    __doc__ = vars(StandIn)["__doc__"]  # a class would get its own
+    __doc__ = vars(StandIn)["__doc__"]  # otherwise the class would get its own
     __module__ = vars(StandIn)["__module__"]
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -374,7 +374,7 @@ class _Attribute:
 
 
 _CACHES: list[Any] = [found for found in vars(overrides).values() if hasattr(found, "cache_clear")]
-"""Caches of `torch.overrides`, filled on demand with what is then found under each name."""
+"""Caches of `torch.overrides`, filled on demand with whatever is then found under each name."""
 
 
 def _fills() -> list[int]:
@@ -389,7 +389,7 @@ def _forget(fills: list[int]) -> None:
 
 
 def _enter_builtin(original: Any, stand_in: Any) -> None:
-    """TorchScript finds builtin functions by identity."""
+    """Add the stand-in to TorchScript's table, which finds builtin functions by identity."""
     table = _builtins._builtin_table
     if table is not None and id(original) in table:
         table[id(stand_in)] = table[id(original)]

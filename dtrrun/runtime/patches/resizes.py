@@ -1,7 +1,7 @@
 """Follows `UntypedStorage.resize_`, which is not an operator: FSDP empties and fills its storages with it.
 
-The accounts are updated, and room is made before a storage grows. A program that resizes a storage manages
-its memory itself, so it is not evicted any more. Needed as long as PyTorch has no hook for a storage's size.
+The ledger is updated, and room is made before a storage grows. A program that resizes a storage manages its
+memory itself, so it is no longer evicted. Needed as long as PyTorch has no hook for a storage's size.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Resizes:
         return resize_
 
     def _taken_over(self, version: Version) -> Version:
-        """Bring it back, and leave it to the program. Returns its version from now on."""
+        """Bring it back, and leave it to the program. Returns its new version."""
         with self._slow_path.telling():
             with Locks() as locks:
                 self._dtr.rematerializer.lock([version], locks)

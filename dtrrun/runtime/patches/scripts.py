@@ -1,8 +1,8 @@
 """Brings back what TorchScript's `tolist` reads: it reads a tensor by address, without an operator.
 
-Everything else that a compiled function reads, it reads by operators. A function with a `tolist` is replaced
-by a copy whose graph has an operator before each one: a view, which brings the storage back. Function modes
-of the program see nothing of what compiled code does, and must not see how we inspect its tensors.
+Compiled functions read everything else through operators. A function with a `tolist` is replaced by a copy
+whose graph has an operator before each `tolist`: a view, which brings the storage back. The program's
+function modes see nothing of what compiled code does, and must not see how we inspect its tensors.
 
 The tracer names a tensor after the variable that holds it in the innermost frame, which may be one of ours.
 """
@@ -23,7 +23,7 @@ _OURS = "dtrrun.runtime."
 
 
 class Scripts:
-    """Patches the calls of compiled functions while installed."""
+    """Patches calls of compiled functions while installed."""
 
     def __init__(self) -> None:
         self._patches = Patches()
@@ -52,7 +52,7 @@ class Scripts:
         return call
 
     def _twin(self, script: Any) -> Any:
-        """Return the function to call instead of a compiled one; None for itself."""
+        """Return the function to call instead of a compiled one; None to call the original."""
         try:
             return self._twins[script]
         except KeyError:

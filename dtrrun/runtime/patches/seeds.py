@@ -1,8 +1,8 @@
-"""Makes seeds of the default generators wait while another thread runs a random operator again.
+"""Makes seeding of the default generators wait while another thread replays a random operator.
 
-A replay puts the generator into the state that its operator saw, and the program's state back afterwards
-(`runtime.rng`). Random operators of other threads wait for their turn meanwhile, but to seed a generator, or
-to ask for its state, is not an operator.
+A replay sets the generator to the state that its operator saw, and restores the program's state afterwards
+(`runtime.rng`). Meanwhile, random operators of other threads wait for their turn, but seeding a generator or
+reading its state is not an operator.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ NAMES = ("get_rng_state", "initial_seed", "manual_seed", "seed", "set_rng_state"
 
 
 class Seeds:
-    """Patches them while installed."""
+    """Patches these functions while installed."""
 
     def __init__(self, lock: AbstractContextManager[Any]) -> None:
-        """lock: of the slow path, in which replays run."""
+        """lock: the slow path's, under which replays run."""
         self._lock = lock
         self._patches = Patches()
 

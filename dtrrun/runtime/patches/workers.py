@@ -2,7 +2,7 @@
 
 On a CPU it is shared memory, which they hardly ever write to again. So results may be recomputed from it
 while its content has not changed (`core/foreign.py`). Memory that the program itself shares with its workers
-comes back from them, too, and may be there for them to write to.
+also comes back from them, and may be meant for them to write to.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dtrrun.runtime.patches.registry import Function, Patches
 
 
 class Workers:
-    """Patches what receives their batches, while installed."""
+    """Patches the functions that receive the workers' batches while installed."""
 
     def __init__(self) -> None:
         self._patches = Patches()
@@ -72,7 +72,7 @@ class Workers:
 
 
 class _Opened(NamedTuple):
-    """Stands for what has been received as a file descriptor."""
+    """Stands in for an object that was received as a file descriptor."""
 
     number: int
 
