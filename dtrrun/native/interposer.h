@@ -185,7 +185,7 @@ class Interposer {
     if (versions_.observers.any()) return false;
     if (inside_ != 0) return false;  // a kernel has started its own backward pass
     Turn turn(lock_, shared_);
-    if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // one may have come up while this thread waited
+    if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // which came while it waited
     FastPathScope inside(*this);
     ledger.collect_dead();
     Version* found = versions_.of(gradient);
@@ -256,7 +256,7 @@ class Interposer {
     Turn turn(lock_, shared_);
     watch.leave_out(turn.waited_ns);
     FastPathScope inside(*this);
-    if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // one may have come up while this thread waited
+    if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // which came while it waited
     bool done;
     try {
       done = natively(info, arrival, gil, watch, missed, turn);

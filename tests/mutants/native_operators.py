@@ -84,7 +84,7 @@ native(
      "version = enter(output.storage, operation); where = «output.where»;", "int64_t{0}",
      "hazards_values::several_outputs_of_which_some_are_dropped"),
     ("what has grown counts as before",
-     "call.resized(write.hole, version.get())) «ledger_.backend.resized(version.get(), *nbytes);» // The memory",
+     "call.resized(write.hole, version.get())) «ledger_.backend.resized(version.get(), *nbytes);» // The",
      "", "hazards_sizes::an_operator_in_place_enlarges_what_it_writes_to"),
 )
 native(
@@ -168,7 +168,8 @@ native(
 native(
     "threads", "interposer.h",
     ("who has waited does not look again",
-     "if («turn.shared() && any_reason_.is_true(reasons_.get())») return false; // one may have come up while this thread waited bool done",
+     "if («turn.shared() && any_reason_.is_true(reasons_.get())») return false; // which came while it waited"
+     " bool done",
      "false", "hazards_threads::who_has_waited_for_a_turn_looks_again_whether_it_may_be_native"),
     ("every thread takes the fast path from its first operator",
      "&& («shared_ || is_home()»); if (!(device", "true",
